@@ -1,0 +1,121 @@
+"""The command line: `nblib list`, `run`, `report`, `refresh`.
+
+Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
+codes: 0 everything done, 1 a run failed, 130 interrupted.
+
+Footgun: an import at the top of this file is paid by every `--help`; heavy ones belong into the commands.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from nblib.workbook.flat_yaml import ParameterError
+from nblib.workbook.records import Unwritable
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except (ParameterError, Unwritable) as error:
+        for sentence in str(error).splitlines():
+            print(f"nblib: {sentence}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _list(options: argparse.Namespace) -> int:
+    from nblib.workbook import jobs, parameters, places, runs
+
+    for name in jobs.names():
+        folders = sorted(path.parent for path in (places.outputs() / name).glob("*/run.json"))
+        state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
+        print(f"{name}  {parameters.title(places.notebooks() / f'{name}.ipynb')}")
+        print(f"    profiles: {', '.join(jobs.profiles_of(name)) or 'none'};  last run: {state}")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from nblib.workbook import jobs, places, report, runner
+
+    if options.all == bool(options.notebooks):
+        raise ParameterError("run takes either names of notebooks or --all; `nblib list` shows them.")
+    names = jobs.names() if options.all else options.notebooks
+    if not names:
+        raise ParameterError(f"There are no notebooks in {places.notebooks()}.")
+    planned = jobs.plan(
+        names,
+        profile=options.profile,
+        overrides=options.parameters,
+        files=options.files,
+        profile_optional=options.all,
+    )
+    outcomes = runner.run(
+        planned,
+        jobs_at_once=options.jobs,
+        force=options.force,
+        keep_going=options.keep_going,
+        timeout=options.timeout,
+    )
+    print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
+    return runner.exit_code(outcomes)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from nblib.workbook import report
+
+    print(report.write())
+    return 0
+
+
+def _refresh(options: argparse.Namespace) -> int:
+    from nblib.workbook import jobs, refresh, runner
+
+    outcomes = refresh.refresh(options.notebooks or jobs.names())
+    print(f"\n{runner.summary(outcomes)}")
+    return runner.exit_code(outcomes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("list", help="the notebooks, their profiles and their last runs")
+    command.set_defaults(command=_list)
+
+    command = commands.add_parser("run", help="execute notebooks headlessly; skips what is done, resumes what is not")
+    command.set_defaults(command=_run)
+    command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
+    command.add_argument("--all", action="store_true", help="every notebook, in order")
+    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
+    command.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
+    command.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
+    command.add_argument("--jobs", type=_positive, default=1, metavar="N", help="so many at once (default 1)")
+    command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
+    command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
+    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+
+    command = commands.add_parser("report", help="write outputs/index.html and print its path")
+    command.set_defaults(command=_report)
+
+    command = commands.add_parser("refresh", help="execute notebooks on their defaults and store the outputs in them")
+    command.set_defaults(command=_refresh)
+    command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="all of them when none is named")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"nblib: {message}\n")  # one sentence, without the usage that --help shows
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
