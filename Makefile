@@ -1,0 +1,61 @@
+# Everything a person or CI needs, one word each. `make help` lists it.
+# Nothing outside .venv and outputs/ is written; deleting both gives a fresh machine back.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= $(shell for v in 3.11 3.12 3.13; do command -v python$$v >/dev/null && python$$v -c 'import venv, ensurepip' 2>/dev/null && { echo python$$v; break; }; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-12)
+PROFILE ?=
+PORT ?= 8888
+JOBS ?= 1
+export JUPYTER_PREFER_ENV_PATH := 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+
+.PHONY: help env run lab test nbval refresh lint lock bench clean clean-env
+
+help:  ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(STAMP)  ## set up .venv from requirements.lock (once per lock)
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "make env: needs Python 3.11 to 3.13 with venv (Debian: apt-get install python3 python3-venv)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@rm -f $(VENV)/.stamp-*; touch $@
+
+run: env  ## run the whole sequence headlessly; PROFILE=full or gpu, JOBS=2
+	$(BIN)/nblib run --all $(if $(PROFILE),--profile $(PROFILE)) --jobs $(JOBS)
+
+lab: env  ## open JupyterLab on 127.0.0.1 with its token; PORT=8888
+	@$(BIN)/python -c "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); e=s.connect_ex(('127.0.0.1',$(PORT))); sys.exit('make lab: port $(PORT) is in use on 127.0.0.1; choose another, e.g. make lab PORT=8899' if e==0 else 0)" || exit 2
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) --ServerApp.port_retries=0 --ServerApp.root_dir=$(CURDIR) --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb
+
+test: env  ## every test: units, properties, runner, notebooks, browser
+	$(BIN)/python -m pytest tests
+	$(MAKE) --no-print-directory nbval
+
+nbval: env  ## re-execute every notebook and compare the tagged cells
+	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 400 notebooks
+
+refresh: env  ## re-execute every notebook on its defaults and store the outputs
+	$(BIN)/nblib refresh
+
+lint: env  ## ruff over code and notebooks
+	$(BIN)/ruff check .
+
+lock:  ## write requirements.lock again from pyproject.toml (needs uv)
+	@# torch's own wheel pins its CUDA packages; listing them here would install gigabytes beside a CPU build
+	uv pip compile --universal --no-header --no-annotate --python-version 3.11 --extra test pyproject.toml -q \
+	  --constraint <(echo torch==2.13.0) | grep -vE '^(nvidia-|cuda-|triton)' > requirements.lock
+
+bench: env  ## throughput and memory against the HF Trainer and a bare loop (minutes)
+	$(BIN)/python tests/benchmarks.py
+
+clean:  ## delete runs (not the base model, not published results)
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name published ! -name base -exec rm -rf {} +
+
+clean-env:  ## delete .venv, caches and the stored base model
+	rm -rf $(VENV) outputs/base .pytest_cache .ruff_cache *.egg-info

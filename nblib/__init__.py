@@ -1,0 +1,3 @@
+"""nblib: the mechanisms behind the notebooks, one idea per file. Read the files in the order of the README's map."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,220 @@
+"""Save all that a run is, atomically, and prove on reading that it is still what was written.
+
+A run continues bit for bit only if everything that moves is kept: trainable weights and buffers, every optimizer's
+state and base rates, the loss scaler, the random generators of every process, the data position, the step and what
+the guards remember. Leave out one and the loss curves part, some at once and some an epoch later (notebook 04).
+
+On disk a checkpoint is a folder `step-00000120` with `model.safetensors`, `training.pt` and `manifest.json`, the
+last holding the SHA-256 of the others. It is written under a temporary name, flushed to the device, and renamed: at
+any instant the folder is either whole or not there. Reading checks the hashes and falls back to the one before.
+
+Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a fingerprint notices another one.
+
+Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep the ones it is given. A snapshot
+held in memory must be cloned both ways, or training goes on writing into it.
+"""
+
+import copy
+import errno
+import hashlib
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nblib import runtime
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or does not fit this run; the message says what to do."""
+
+
+def capture(
+    model: nn.Module, optimizers: list[Optimizer], *, progress: dict, batches=None, scaler=None, clone: bool = False
+) -> dict:
+    """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones."""
+    weights = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
+    weights |= {n: b for n, b in _saved_buffers(model)}
+    state = {
+        "weights": weights,
+        "training": {
+            "optimizers": [o.state_dict() for o in optimizers],
+            "scaler": scaler.state_dict() if scaler is not None else {},
+            "generators": _every_rank(generators()),
+            "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
+            "progress": progress,
+            "frozen": _frozen_fingerprint(model),
+        },
+    }
+    return copy.deepcopy(state) if clone else state
+
+
+def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None) -> dict:
+    """Put a captured state back in place and return its progress. The state itself stays untouched."""
+    training = copy.deepcopy(state["training"])  # load_state_dict keeps what it is given
+    here = {n: p for n, p in model.named_parameters() if p.requires_grad} | dict(_saved_buffers(model))
+    if here.keys() != state["weights"].keys():
+        differ = sorted(here.keys() ^ state["weights"].keys())
+        raise CheckpointError(
+            f"checkpoint and model train different parameters, {len(differ)} differ: {differ[:3]} ..."
+        )
+    if training["frozen"] != _frozen_fingerprint(model):
+        raise CheckpointError(
+            "the frozen base under this checkpoint is not the one it was trained on; rebuild that base"
+        )
+    with torch.no_grad():
+        for name, tensor in here.items():
+            if tensor.shape != state["weights"][name].shape:
+                raise CheckpointError(
+                    f"{name}: checkpoint {tuple(state['weights'][name].shape)}, model {tuple(tensor.shape)}"
+                )
+            tensor.copy_(state["weights"][name])
+    for optimizer, saved in zip(optimizers, training["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    if scaler is not None and training["scaler"]:
+        scaler.load_state_dict(training["scaler"])
+    if training["batches"] is not None and batches is not None:
+        batches.load_state_dict(training["batches"])
+    generators = training["generators"]
+    set_generators(generators[runtime.rank() if len(generators) > runtime.rank() else 0])
+    return training["progress"]
+
+
+def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
+    """Write a captured state as `folder/step-N`; keep the newest `keep`. Every process may call it, rank 0 writes."""
+    final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
+    if runtime.rank() != 0:
+        return final
+    partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / "model.safetensors")
+        torch.save(state["training"], partial / "training.pt")
+        hashes = {f.name: _sha256(f) for f in sorted(partial.iterdir())}
+        (partial / "manifest.json").write_text(json.dumps({"sha256": hashes}))
+        for path in [*partial.iterdir(), partial]:
+            _flush(path)
+        if final.exists():  # this step was written before (resumed from an older one)
+            shutil.rmtree(final)
+        os.replace(partial, final)
+        _flush(final.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
+        shutil.rmtree(partial, ignore_errors=True)
+        free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
+        reason = (
+            f"no space left on the device ({free / 2**20:.0f} MiB free, {_bytes(state) / 2**20:.0f} needed)"
+            if full
+            else error
+        )
+        left = [p.name for p in found(folder)]
+        raise CheckpointError(
+            f"checkpoint {final} not written: {reason}. Intact: {', '.join(left) or 'none'}"
+        ) from error
+    _forget(folder, keep)
+    return final
+
+
+def found(folder: Path) -> list[Path]:
+    """Checkpoints of a run, newest first. Partial ones have another name and never appear."""
+    return sorted(Path(folder).glob("step-*"), reverse=True)
+
+
+def read(path: Path) -> dict:
+    """One checkpoint, its hashes verified. Nothing is unpickled that could run code."""
+    try:
+        hashes = json.loads((path / "manifest.json").read_text())["sha256"]
+        wrong = [name for name, expected in hashes.items() if _sha256(path / name) != expected]
+        if wrong:
+            raise CheckpointError(f"{path.name} is damaged: {', '.join(wrong)} changed since it was written")
+        training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+        return {"weights": load_file(path / "model.safetensors"), "training": training}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}") from error
+
+
+def newest(folder: Path, *, say=print) -> dict | None:
+    """The newest checkpoint that is whole, or None. Damaged ones are passed over, and named."""
+    for path in found(folder):
+        try:
+            return read(path)
+        except CheckpointError as error:
+            say(f"checkpoint {error}; trying the one before")
+    return None
+
+
+def _saved_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Persistent buffers; those left out of the state dict (rotary tables) are recomputed when the model is built."""
+    skip = {
+        f"{prefix}.{name}".lstrip(".") for prefix, m in model.named_modules() for name in m._non_persistent_buffers_set
+    }
+    return [(n, b) for n, b in model.named_buffers() if n not in skip]
+
+
+def _frozen_fingerprint(model: nn.Module) -> str:
+    """Cheap on purpose: names, shapes and the first values of what does not train."""
+    digest = hashlib.sha256()
+    for name, p in model.named_parameters():
+        if not p.requires_grad:
+            head = p.detach().flatten()[:16].cpu().tolist()
+            digest.update(f"{name}{tuple(p.shape)}{p.dtype}{head}".encode())
+    return digest.hexdigest()[:16]
+
+
+def generators() -> dict:
+    """State of every random generator of this process, in types that load without pickle's powers."""
+    version, internal, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    kind, keys, *rest = numpy.random.get_state()
+    numpys = [kind, keys.tolist(), *rest]
+    return {"python": [version, list(internal), gauss], "numpy": numpys, "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_generators(state: dict) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    numpy.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _every_rank(mine: dict) -> list[dict]:
+    if runtime.world() == 1 or not torch.distributed.is_initialized():
+        return [mine]
+    gathered: list[dict] = [{}] * runtime.world()
+    torch.distributed.all_gather_object(gathered, mine)
+    return gathered
+
+
+def _bytes(state: dict) -> int:
+    return 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # weights and two moments
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # a rename is durable only once the folder that holds the name is, too
+    finally:
+        os.close(descriptor)
+
+
+def _forget(folder: Path, keep: int) -> None:
+    for path in found(folder)[keep:]:
+        shutil.rmtree(path)
+    for path in Path(folder).glob(".step-*.partial"):  # left by a process that was killed while writing
+        if not Path(f"/proc/{path.name.split('.')[-2]}").exists():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,55 @@
+"""Trade time for memory, or start-up for speed: activation checkpointing and regional compile.
+
+Activation checkpointing keeps only the input of each decoder block and computes the rest again in backward: about
+one more forward pass, for activations that no longer grow with what happens inside a block. Always the non-reentrant
+kind: the old reentrant one needs an input that requires grad, and with a frozen embedding its gradients are gone,
+silently if anything after the blocks still trains (notebook 01).
+
+Compile works block by block. A model is one block repeated, so compiling the block once and reusing it starts in a
+fraction of the time, and a graph break stays inside its block.
+
+Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mod.` before every name;
+`module.compile()` works in place and leaves the names alone.
+"""
+
+import torch
+from torch import nn
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a transformer: the longest ModuleList in it."""
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of layers to work on block by block")
+    return list(max(lists, key=lambda m: sum(p.numel() for p in m.parameters())))
+
+
+def checkpoint_blocks(model: nn.Module) -> nn.Module:
+    """Recompute every block's activations in backward, non-reentrant, without the cache that would corrupt it."""
+    model.config.use_cache = False
+    # transformers 5.23 renamed the switch and warns on the old name; earlier releases know only the old one.
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def compile_blocks(model: nn.Module, *, backend: str = "inductor", **options) -> nn.Module:
+    """Compile each block in place. The first call of a shape is slow; later blocks reuse the first one's code."""
+    for block in blocks(model):
+        block.compile(backend=backend, **options)
+    return model
+
+
+def breaks(function, *args, **kwargs) -> dict:
+    """Where tracing falls out of the graph: number of graphs, of breaks, and the reason with its line for each."""
+    torch._dynamo.reset()
+    found = torch._dynamo.explain(function)(*args, **kwargs)
+    where = []
+    for reason in found.break_reasons:
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        place = f"{frame.filename}:{frame.lineno}" if frame else "unknown"
+        where.append({"reason": reason.reason.splitlines()[0], "line": place})
+    torch._dynamo.reset()
+    return {"graphs": found.graph_count, "breaks": found.graph_break_count, "where": where}

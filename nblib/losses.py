@@ -1,0 +1,180 @@
+"""Cross-entropy and its soft-target relatives without ever holding tokens x vocabulary.
+
+The logits are the memory of a small model with a real vocabulary: N tokens x V entries, and the plain loss keeps
+about three fp32 copies of them. But each row's loss needs only that row. So the head is applied to a chunk of rows
+at a time, and because the gradient of a row is known as soon as its loss is,
+
+    d loss_i / d logits_i = softmax(logits_i) - onehot(target_i),      dH = dlogits W,      dW += dlogits^T H,
+
+both gradients are finished in the forward pass and the logits are thrown away. Backward only multiplies by the
+incoming scalar. Same idea as Liger's fused linear cross-entropy and Apple's cut cross-entropy (arXiv:2411.09009).
+
+`chunked_loss` takes any row loss. `cross_entropy_rows` gives its gradient in closed form; `rows_by_autograd` turns
+an ordinary differentiable function of logits into one. torch 2.13 ships `F.linear_cross_entropy`, whose default
+options save nothing; tests/benchmarks.py compares the two. Ours is used because it also takes soft targets, sums in
+fp32 and runs on torch 2.11.
+
+Every loss here is a *sum* over supervised tokens; the loop divides once by their total, over all micro-batches and
+processes. A mean of means is a different loss on ragged batches.
+
+Footgun: the gradients are computed for the weights as they are in the forward pass, and the buffers are handed out
+once. Calling backward twice on the same loss raises.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+IGNORED = -100
+CHUNK_BYTES = 2**26  # fp32 logits of one chunk: large enough to keep the matrix product busy, small next to the model
+RowLoss = Callable[
+    ..., tuple[Tensor, Tensor]
+]  # (logits (n, V), *per_row) -> losses (n,), d sum(losses) / d logits (n, V)
+
+
+def cross_entropy_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """-log softmax(logits)[target] and its gradient. Overwrites the logits, so that one copy is all there is."""
+    picked = logits.gather(1, targets[:, None]).squeeze(1)  # (n,)
+    top = logits.amax(dim=1, keepdim=True)
+    grad = logits.sub_(top).exp_()  # (n, V), in place
+    total = grad.sum(dim=1, keepdim=True)
+    losses = (total.log() + top).squeeze(1) - picked
+    grad.div_(total).scatter_add_(1, targets[:, None], torch.full_like(total, -1.0))
+    return losses, grad
+
+
+def rows_by_autograd(function: Callable[..., Tensor]) -> RowLoss:
+    """A row loss from any differentiable function of the logits that returns one loss per row."""
+
+    def rows(logits: Tensor, *per_row: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            leaf = logits.detach().requires_grad_()
+            losses = function(leaf, *per_row)
+            return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+    return rows
+
+
+def chunked_loss(
+    hidden: Tensor, weight: Tensor, *per_row: Tensor, rows: RowLoss = cross_entropy_rows, chunk: int | None = None
+) -> Tensor:
+    """Sum over rows of a loss of `hidden @ weight.T`: hidden (N, D), weight (V, D), per_row tensors (N, ...)."""
+    chunk = chunk or max(16, CHUNK_BYTES // (4 * weight.shape[0]))
+    return _Chunked.apply(hidden, weight, rows, chunk, torch.is_grad_enabled(), *per_row)
+
+
+class _Chunked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, rows, chunk, wanted, *per_row):
+        # Under autocast the products run in its dtype, as nn.Linear would; losses and sums stay fp32.
+        kind = hidden.device.type
+        low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        want_h, want_w = (wanted and need for need in ctx.needs_input_grad[:2])
+        exact = torch.promote_types(hidden.dtype, torch.float32)  # float64 stays float64
+        with torch.autocast(kind, enabled=False):
+            w = weight.detach().to(low)  # (V, D)
+            d_hidden = torch.empty_like(hidden) if want_h else None
+            d_weight = torch.zeros_like(weight, dtype=exact) if want_w else None
+            total = hidden.new_zeros((), dtype=exact)
+            for at in range(0, hidden.shape[0], chunk):
+                part = slice(at, at + chunk)
+                h = hidden.detach()[part].to(low)  # (n, D)
+                losses, grad = rows((h @ w.T).to(exact), *(x[part] for x in per_row))  # (n,), (n, V)
+                total += losses.sum()
+                grad = grad.to(low)
+                if want_h:
+                    d_hidden[part] = grad @ w
+                if want_w and low == exact:
+                    d_weight.addmm_(grad.T, h)
+                elif want_w:
+                    d_weight += grad.T @ h
+        ctx.grads = (d_hidden, d_weight.to(weight.dtype) if want_w else None)
+        return total
+
+    @staticmethod
+    def backward(ctx, scale):
+        if ctx.grads is None:
+            raise RuntimeError("backward called twice on a chunked loss: its gradients are handed out once")
+        (d_hidden, d_weight), ctx.grads = ctx.grads, None
+        d_hidden = d_hidden.mul_(scale) if d_hidden is not None else None
+        d_weight = d_weight.mul_(scale) if d_weight is not None else None
+        return d_hidden, d_weight, *[None] * (len(ctx.needs_input_grad) - 2)
+
+
+def supervised(labels: Tensor) -> int | Tensor:
+    """How many tokens a batch supervises after the shift by one."""
+    return (labels[:, 1:] != IGNORED).sum()
+
+
+def shifted_rows(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Position t predicts label t + 1; ignored rows are dropped before the head sees them. (n, D), (n,)."""
+    hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # (B, T, D) -> (B*(T-1), D)
+    keep = labels != IGNORED
+    # Without a mask the selection is skipped: boolean indexing copies, and on CUDA it waits for the device.
+    return (hidden, labels) if bool(keep.all()) else (hidden[keep], labels[keep])
+
+
+def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:
+    """The module that gives last hidden states and the (V, D) weight that scores them.
+
+    None when the head is more than one matrix product (adapter, bias, soft cap, scaling): then the logits are needed.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft injects into the same modules
+    head = inner.get_output_embeddings()
+    scaled = any(
+        getattr(inner.config, name, None) for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
+    )
+    backbone = getattr(inner, inner.base_model_prefix, None)
+    if type(head) is not nn.Linear or head.bias is not None or scaled or backbone is None or backbone is inner:
+        return None
+    return backbone, head.weight
+
+
+def hidden_states(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Last hidden states (B, T, D) and the head's weight (V, D), or None where only the model can give logits."""
+    parts = backbone_and_head(model)
+    if parts is None:
+        return None
+    backbone, weight = parts
+    inputs = {k: v for k, v in batch.items() if k != "labels"}
+    return backbone(**inputs, use_cache=False).last_hidden_state, weight
+
+
+def causal_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Next-token cross-entropy, summed over the supervised tokens of the batch: the default loss of the loop."""
+    found = hidden_states(model, batch)
+    if found is not None:
+        hidden, targets = shifted_rows(found[0], batch["labels"])
+        return {"ce": chunked_loss(hidden, found[1], targets)}
+    inputs = {k: v for k, v in batch.items() if k != "labels"}
+    logits, targets = shifted_rows(model(**inputs, use_cache=False).logits, batch["labels"])
+    return {"ce": F.cross_entropy(logits.float(), targets, reduction="sum")}
+
+
+def distill_rows(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """T^2 KL(teacher || student) on softened logits, and its gradient T (q - p) with respect to the student's."""
+    p = F.softmax(teacher / temperature, dim=1)
+    log_q = F.log_softmax(student / temperature, dim=1)
+    losses = temperature**2 * (torch.xlogy(p, p) - p * log_q).sum(dim=1)  # (n,)
+    return losses, log_q.exp_().sub_(p).mul_(temperature)
+
+
+def soft_targets(
+    hidden: Tensor,
+    weight: Tensor,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    *,
+    temperature: float = 1.0,
+    rows: Callable[..., tuple[Tensor, Tensor]] = distill_rows,
+    chunk: int | None = None,
+) -> Tensor:
+    """Sum over rows of a loss against the teacher's logits, which exist one chunk at a time like the student's."""
+    teacher_weight = teacher_weight.detach()
+
+    def against_teacher(logits: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        return rows(logits, (h @ teacher_weight.to(h.dtype).T).to(logits.dtype), temperature)
+
+    return chunked_loss(hidden, weight, teacher_hidden.detach(), rows=against_teacher, chunk=chunk)

@@ -1,0 +1,95 @@
+"""Measure bytes: the peak of a block of code, over what was there before it.
+
+CUDA counts every allocation, so its peak is exact. A CPU process has only its resident set: the kernel keeps the
+high-water mark, and writing 5 to /proc/self/clear_refs sets it back. Large tensors are mapped and unmapped one by
+one, so for blocks of megabytes the mark is good to a few percent; small tensors come from the allocator's pool and
+may not show at all.
+
+Footgun: `ru_maxrss`, the usual answer, never goes down. Measured after a large step it reports the large step for
+ever; here the mark is reset, and where it cannot be (macOS) a thread samples instead.
+"""
+
+import ctypes
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+
+class Peak:
+    """Filled when the block ends: bytes over the start, and where the figure comes from."""
+
+    bytes: int = 0
+    source: str = ""
+
+    @property
+    def gib(self) -> float:
+        return self.bytes / 2**30
+
+
+@contextmanager
+def peak(device: torch.device | str = "cpu") -> Iterator[Peak]:
+    """`with memory.peak() as p: ...` then `p.gib`: the most memory the block held beyond what was there before."""
+    result = Peak()
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        start = torch.cuda.memory_allocated(device)
+        yield result
+        torch.cuda.synchronize(device)
+        result.bytes, result.source = torch.cuda.max_memory_allocated(device) - start, "CUDA allocator"
+        return
+    _give_back_free_pages()
+    start = resident()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+        yield result
+        result.bytes, result.source = _status("VmHWM") - start, "kernel high-water mark"
+    except (FileNotFoundError, PermissionError):
+        with _sampled() as read:
+            yield result
+        result.bytes, result.source = read() - start, "sampled every millisecond"
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    return _status("VmRSS") if os.path.exists("/proc/self/status") else 0
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
+
+
+def _give_back_free_pages() -> None:
+    try:  # glibc keeps freed memory; without this, a block could reuse it unseen
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except OSError:
+        pass
+
+
+@contextmanager
+def _sampled() -> Iterator[Callable[[], int]]:
+    import psutil
+
+    process, most, done = psutil.Process(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.001):
+            most = max(most, process.memory_info().rss)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield lambda: most
+    finally:
+        done.set()
+        thread.join()

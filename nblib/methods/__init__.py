@@ -1,0 +1,1 @@
+"""One training method per file; none imports another unless it openly builds on it."""

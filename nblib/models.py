@@ -1,0 +1,114 @@
+"""Models are always transformers models: tiny ones built from a config, real ones by hub name or local path.
+
+The default is a Qwen3 of about four million parameters, small enough to train in minutes on two CPU cores and the
+same code as its large relatives. The other tiny families differ where training code tends to break: GPT-2 has
+dropout on and biases, Llama has neither, the mixture models keep their experts in stacked 3-D parameters.
+
+Footgun: since transformers 5 `from_pretrained` keeps the dtype of the file. A bf16 checkpoint then trains in bf16
+parameters, where small updates round to nothing (notebook 03). So `load` asks for fp32 unless told otherwise, and
+leaves lower precision to autocast.
+"""
+
+from pathlib import Path
+
+import torch
+import transformers as tf
+from torch import nn
+
+tf.utils.logging.disable_progress_bar()  # its bars go to stderr and, saved in a notebook, stay at 0 % for ever
+
+FAMILIES = ("qwen3", "llama", "gpt2", "qwen3_moe", "mixtral")
+
+
+def tiny(
+    vocab_size: int,
+    *,
+    family: str = "qwen3",
+    hidden: int = 256,
+    layers: int = 4,
+    heads: int = 4,
+    length: int = 1024,
+    seed: int = 0,
+    **config,
+) -> nn.Module:
+    """A small causal language model with random weights. `config` goes to the transformers config as it is."""
+    shape = dict(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=length
+    )
+    llama = shape | dict(intermediate_size=3 * hidden, num_key_value_heads=max(1, heads // 2))
+    moe = dict(num_experts_per_tok=2)
+    made = {
+        "qwen3": lambda: tf.Qwen3Config(**(base | llama | dict(head_dim=hidden // heads) | config)),
+        "llama": lambda: tf.LlamaConfig(**(base | llama | config)),
+        "gpt2": lambda: tf.GPT2Config(
+            **(base | dict(n_embd=hidden, n_layer=layers, n_head=heads, n_positions=length) | config)
+        ),
+        "qwen3_moe": lambda: tf.Qwen3MoeConfig(
+            **(
+                base
+                | llama
+                | moe
+                | dict(num_experts=8, moe_intermediate_size=hidden, head_dim=hidden // heads)
+                | config
+            )
+        ),
+        "mixtral": lambda: tf.MixtralConfig(**(base | llama | moe | dict(num_local_experts=8) | config)),
+    }
+    if family not in made:
+        raise ValueError(f"family = {family!r}: allowed are {', '.join(FAMILIES)}")
+    base = dict(vocab_size=vocab_size, tie_word_embeddings=True, use_cache=False, bos_token_id=None, eos_token_id=None)
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)  # the weights depend on this seed alone, and the caller's generator is left as it was
+    model = tf.AutoModelForCausalLM.from_config(made[family](), dtype=torch.float32)
+    torch.set_rng_state(state)
+    return model.train()
+
+
+def load(
+    name: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    four_bit: bool = False,
+    device: str | torch.device = "cpu",
+    trust_remote_code: bool = False,
+) -> nn.Module:
+    """A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4 (bitsandbytes)."""
+    options = dict(dtype=dtype, trust_remote_code=trust_remote_code, device_map=str(device))
+    if four_bit:
+        options["quantization_config"] = tf.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        )
+    return _reach(tf.AutoModelForCausalLM.from_pretrained, name, **options)
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False):
+    return _reach(tf.AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
+
+
+def _reach(from_pretrained, name: str, **options):
+    """One sentence instead of a stack of connection errors."""
+    if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
+        raise FileNotFoundError(f"model {name!r}: no such folder")
+    try:
+        return from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"model {name!r} could not be loaded: not a local folder with a model, and not reachable on the hub "
+            f"from here (offline, misspelt, or gated). First reason given: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def as_teacher(model: nn.Module) -> nn.Module:
+    """Frozen and in evaluation mode. Keep it out of the student's module tree: `student.train()` would flip it."""
+    return model.requires_grad_(False).eval()
+
+
+def count(model: nn.Module) -> dict[str, int]:
+    """Parameters, each shared tensor once: all of them, those that train, and those outside the embeddings."""
+    tied = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m for p in m.parameters()}
+    every = list(model.parameters())
+    return {
+        "all": sum(p.numel() for p in every),
+        "trainable": sum(p.numel() for p in every if p.requires_grad),
+        "outside_embeddings": sum(p.numel() for p in every if id(p) not in tied),
+    }

@@ -1,0 +1,172 @@
+"""Where we are and what we run on: root folder, seeds, device and precision with the reason, environment snapshot.
+
+A run is only worth keeping if it can be placed. So every choice made for you is returned together with the
+sentence that explains it, and `environment()` records what a reader needs to reproduce a number or to doubt it.
+
+Precision here means the dtype of *autocast*; parameters stay fp32 (the master weights). bf16 is chosen where the
+chip multiplies it natively, fp16 on older CUDA cards (it needs a loss scaler), fp32 otherwise: bf16 on a CPU
+without the instructions is emulated and several times slower than fp32.
+
+Footgun: a seed fixes the random numbers, not the order of additions. Bit-equality holds on one machine with one
+thread count; across machines expect the last digits to differ.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "ipykernel", "papermill")
+
+
+def root() -> Path:
+    """The project folder, found from this file, so that no cell ever depends on the working directory."""
+    return Path(__file__).resolve().parent.parent
+
+
+def outputs() -> Path:
+    """Where runs go: `outputs/`, or the folder named by NBLIB_OUTPUTS."""
+    return Path(os.environ.get("NBLIB_OUTPUTS") or root() / "outputs").resolve()
+
+
+def store() -> Path:
+    """What is made once and reused by every run (corpora, base models): `outputs/base/`, or NBLIB_BASE."""
+    return Path(os.environ.get("NBLIB_BASE") or outputs() / "base").resolve()
+
+
+class Machine(NamedTuple):
+    """The device and autocast precision of a run, and why."""
+
+    device: torch.device
+    precision: str
+    reason: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return PRECISIONS[self.precision]
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision != "fp32")
+
+
+def pick(device: str = "auto", precision: str = "auto") -> Machine:
+    """Choose what was left to 'auto'; refuse what this machine cannot do."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        why_device = "CUDA is available" if device == "cuda" else "no CUDA device"
+    else:
+        why_device = "device asked for"
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device = {device!r}: allowed are auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device = 'cuda', but torch sees no CUDA device here; use auto or cpu")
+    if precision == "auto":
+        precision, why_precision = _native_precision(device)
+    elif precision in PRECISIONS:
+        why_precision = "precision asked for"
+    else:
+        raise ValueError(f"precision = {precision!r}: allowed are auto, {', '.join(PRECISIONS)}")
+    if device == "cuda":  # one process drives one card: torchrun's rank, or the first one visible
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+    return Machine(torch.device(device), precision, f"{device}: {why_device}; {precision}: {why_precision}")
+
+
+def _native_precision(device: str) -> tuple[str, str]:
+    if device == "cuda":
+        if torch.cuda.get_device_capability() >= (8, 0):
+            return "bf16", "this card multiplies bf16 natively"
+        return "fp16", "this card has no native bf16; fp16 with a loss scaler"
+    probe = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # private, hence the fallback to fp32
+    avx = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    if probe() or avx():
+        return "bf16", "this CPU multiplies bf16 natively (" + ("AMX" if probe() else "AVX-512 BF16") + ")"
+    return "fp32", "this CPU has no bf16 instructions, emulation would be slower than fp32"
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator a training run draws from."""
+    random.seed(seed)
+    torch.manual_seed(seed)  # all devices
+    numpy.random.seed(seed % 2**32)
+
+
+def interactive() -> bool:
+    """A person sits at this kernel (JupyterLab, VS Code, Colab), so controls make sense and Stop goes on below."""
+    if os.environ.get("NBLIB_HEADLESS") or "IPython" not in sys.modules:
+        return False
+    shell = sys.modules["IPython"].get_ipython()
+    lab = "JPY_SESSION_NAME" in os.environ and hasattr(shell, "kernel")
+    return lab or "google.colab" in sys.modules or "__vsc_ipynb_file__" in getattr(shell, "user_ns", {})
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def world() -> int:
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def join_world(machine: Machine) -> None:
+    """Join the process group when torchrun launched us; a no-op in a notebook or a plain script."""
+    if world() > 1 and not torch.distributed.is_initialized():
+        if machine.device.type == "cuda":
+            torch.cuda.set_device(machine.device)
+        torch.distributed.init_process_group("nccl" if machine.device.type == "cuda" else "gloo")
+
+
+def environment(machine: Machine | None = None) -> dict:
+    """What a reader needs to place a number: code, versions, hardware, choices. Plain JSON types only."""
+    facts = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cpu_threads": torch.get_num_threads(),
+        "memory_gib": round(_memory_bytes() / 2**30, 1),
+        "cuda": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        "cuda_runtime": torch.version.cuda,
+        "commit": commit(),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
+    if machine is not None:
+        facts |= {"device": str(machine.device), "precision": machine.precision, "reason": machine.reason}
+    return json.loads(json.dumps(facts))
+
+
+def version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def commit() -> str | None:
+    """The git commit, marked '+' when the tree has changes; None outside a checkout."""
+    try:
+        git = ["git", "-C", str(root())]
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") if head.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,249 @@
+"""Text in, packed token batches out, with a position that can be saved.
+
+Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation (the language
+topics and every docstring of the standard library); *code* is the standard library's source with docstrings and
+comments removed. Two domains give a real shift to adapt to. Your own text comes in by path (`.txt`, `.md`, `.py`,
+`.jsonl` with a "text" field, or a folder of them) or as `hf:<dataset>` where `datasets` is installed.
+
+Splits are by document, decided by the hash of its text, so the same document can never stand in two of them.
+A training row is `length` tokens cut from all documents laid end to end, each closed by the end-of-text token.
+Every epoch shuffles the rows and shifts where they are cut; seed, epoch and row say exactly where a run stands.
+
+Batches follow the transformers convention: `labels` equal `input_ids`, -100 is not supervised, and the shift by
+one happens inside the loss. Footgun: shift them here as well and the model learns to predict two tokens ahead,
+with a loss that looks healthy.
+"""
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nblib import runtime
+
+SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}  # of hash % 100
+SKIPPED = {
+    "test",
+    "tests",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "encodings",
+    "pydoc_data",
+}
+PAD, EOS, MASK = "<|pad|>", "<|eos|>", "<|mask|>"  # three different tokens: a pad that is also eos never gets learned
+
+
+def documents(source: str = "prose", split: str = "train") -> list[str]:
+    """The documents of one split of a corpus: 'prose', 'code', a path, or 'hf:<dataset>'."""
+    if split not in SPLITS:
+        raise ValueError(f"split = {split!r}: allowed are {', '.join(SPLITS)}")
+    kept = [d for d in _all_documents(source) if int(hashlib.sha256(d.encode()).hexdigest(), 16) % 100 in SPLITS[split]]
+    if not kept:
+        raise ValueError(f"corpus {source!r} has no document in its {split} split: it needs more or longer documents")
+    return kept
+
+
+def fingerprint(documents: list[str]) -> str:
+    """A hash of the text itself, part of the name of everything made from it."""
+    return hashlib.sha256("\0".join(documents).encode()).hexdigest()[:16]
+
+
+def _all_documents(source: str) -> list[str]:
+    if source in ("prose", "code"):
+        return _embedded(source)
+    found = _from_hub(source.removeprefix("hf:")) if source.startswith("hf:") else _from_path(Path(source).expanduser())
+    return list(dict.fromkeys(d for d in found if d.strip()))  # exact copies once: they would cross the splits
+
+
+def _embedded(source: str) -> list[str]:
+    """Reading the standard library takes seconds, so the result is kept per Python version."""
+    name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
+    kept = runtime.store() / "text" / name
+    try:
+        return json.loads(kept.read_text())
+    except (OSError, ValueError):
+        found = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_suffix(f".{os.getpid()}.tmp")
+    partial.write_text(json.dumps(found))
+    os.replace(partial, kept)  # two notebooks may start together
+    return found
+
+
+def _library() -> Iterator[tuple[str, ast.Module]]:
+    folder = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(folder.rglob("*.py")):
+        if not SKIPPED & set(path.relative_to(folder).parts):
+            try:
+                yield path.stem, ast.parse(path.read_text("utf-8"))
+            except (SyntaxError, UnicodeDecodeError):
+                continue  # a template or a file in an old encoding: not ours to mend
+
+
+def _documented(tree: ast.Module) -> Iterator[ast.AST]:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return (node for node in ast.walk(tree) if isinstance(node, kinds) and ast.get_docstring(node) is not None)
+
+
+def _python_prose() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    yield from topics.values()
+    seen: set[str] = set()
+    for name, tree in _library():
+        parts = []
+        for node in _documented(tree):
+            text = ast.get_docstring(node)
+            if text not in seen:  # posixpath and ntpath share theirs
+                seen.add(text)
+                parts.append(f"{getattr(node, 'name', name)}\n{text}")
+        if parts:
+            yield "\n\n".join(parts)
+
+
+def _python_code() -> Iterator[str]:
+    return (strip_code(tree) for _, tree in _library())
+
+
+def strip_code(tree: ast.Module) -> str:
+    """Source without docstrings and comments: what the code does, not what it says."""
+    for node in list(_documented(tree)):
+        node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def _from_path(path: Path) -> Iterator[str]:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"corpus {str(path)!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
+        )
+    files = (
+        [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in (".txt", ".md", ".py", ".jsonl"))
+    )
+    for file in files:
+        text = file.read_text("utf-8", errors="replace")
+        if file.suffix != ".jsonl":
+            yield from _pieces(text)
+            continue
+        for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+            try:
+                yield json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(f"{file} line {number}: expected a JSON object with a 'text' field") from None
+
+
+def _pieces(text: str, size: int = 8192) -> Iterator[str]:
+    """One long file would fall into one split whole, so it is cut at blank lines."""
+    piece = ""
+    for paragraph in text.split("\n\n"):
+        piece = f"{piece}\n\n{paragraph}" if piece else paragraph
+        if len(piece) >= size:
+            yield piece
+            piece = ""
+    yield piece
+
+
+def _from_hub(name: str) -> list[str]:
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ImportError(f"corpus 'hf:{name}' needs the package datasets: pip install datasets") from None
+    return load_dataset(name, split="train")["text"]
+
+
+def train_tokenizer(documents: list[str], *, vocab_size: int = 4096):
+    """A byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(documents, vocab_size=vocab_size, special_tokens=[PAD, EOS, MASK], show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, pad_token=PAD, eos_token=EOS, mask_token=MASK)
+
+
+def token_bytes(tokenizer) -> Tensor:
+    """UTF-8 bytes each token stands for, (V,). Special tokens stand for none: they cost bits and explain no text."""
+    special = set(tokenizer.all_special_ids)
+    if getattr(tokenizer, "is_fast", False) and "ByteLevel" in str(tokenizer.backend_tokenizer.decoder):
+        lengths = [
+            len(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        ]  # 1 char = 1 byte
+    else:  # other families mark spaces in their own way; decoding alone is right but for leading spaces
+        lengths = [len(tokenizer.decode([i]).encode()) for i in range(len(tokenizer))]
+    return torch.tensor([0 if i in special else n for i, n in enumerate(lengths)])
+
+
+def encode(documents: list[str], tokenizer) -> Tensor:
+    """All documents end to end, each closed by the end-of-text token, (N,)."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no eos_token: documents could not be told apart")
+    ids: list[int] = []
+    for encoded in tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]:
+        ids += encoded + [tokenizer.eos_token_id]
+    return torch.tensor(ids)
+
+
+def fixed_rows(stream: Tensor, *, length: int, limit: int | None = None) -> Tensor:
+    """The stream cut into rows in order, (R, length), for evaluation: the same rows every time."""
+    rows = stream[: len(stream) // length * length].view(-1, length)
+    if len(rows) == 0:
+        raise ValueError(f"length = {length}: longer than the whole split of {len(stream)} tokens")
+    return rows[:limit]
+
+
+class Batches:
+    """Endless shuffled batches of packed rows; two integers say where it stands.
+
+    `rows` is the micro-batch of one process. With `world` processes every global batch of rows * world is dealt out
+    by rank, so the data seen does not depend on how many processes share it.
+    """
+
+    def __init__(self, stream: Tensor, *, rows: int, length: int, seed: int = 0, rank: int = 0, world: int = 1):
+        self.stream, self.rows, self.length, self.seed, self.rank, self.world = stream, rows, length, seed, rank, world
+        self.per_epoch = (len(stream) - length) // length // (rows * world)  # one length kept back for the shift
+        if self.per_epoch < 1:
+            raise ValueError(
+                f"{len(stream)} tokens are too few for {rows * world} rows of {length}: lower rows or length"
+            )
+        self.epoch = self.position = 0
+        self._order: tuple[int, int, Tensor] | None = None
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> dict[str, Tensor]:
+        if self.position >= self.per_epoch:
+            self.epoch, self.position = self.epoch + 1, 0
+        shift, order = self._shuffled()
+        start = (self.position * self.world + self.rank) * self.rows
+        at = shift + order[start : start + self.rows, None] * self.length + torch.arange(self.length)  # (B, T)
+        self.position += 1
+        ids = self.stream[at]
+        return {"input_ids": ids, "labels": ids}
+
+    def _shuffled(self) -> tuple[int, Tensor]:
+        if self._order is None or self._order[0] != self.epoch:  # a pure function of seed and epoch
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+            shift = int(torch.randint(self.length, (1,), generator=draw))
+            self._order = (
+                self.epoch,
+                shift,
+                torch.randperm((len(self.stream) - self.length) // self.length, generator=draw),
+            )
+        return self._order[1:]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seed, self.epoch, self.position, self._order = state["seed"], state["epoch"], state["position"], None

@@ -1,0 +1,366 @@
+"""THE loop: one optimizer step, flat, the same for every method.
+
+    loss  = sum over micro-batches and processes of the summed losses / sum of the supervised tokens
+    step  = autocast forward, scaled backward, add up gradients over processes, unscale, clip, guard, update
+
+Parameters stay fp32 and autocast lowers the products. Dividing by the *total* of supervised tokens makes 1 x 8,
+2 x 4 and 8 x 1 rows the same step; a mean per micro-batch does not. Gradients are added over processes once per step,
+after the last micro-batch, so there is no `no_sync` to get wrong (and no overlap with backward: the price).
+
+`steps()` is a generator that yields a record per step: iterate to watch, `async for` over `live()` in a notebook cell
+with controls, or call `fit()` for the list. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
+SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
+
+Footgun: the loss of every step is read back to the host (one synchronisation per step), because a guard that looks
+every hundredth step has let ninety-nine poisoned updates through.
+"""
+
+import asyncio
+import copy
+import math
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from nblib import checkpoint, guards, losses, runtime
+
+Batch = dict[str, Tensor]
+Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
+MAX_ROLLBACKS = 3
+
+
+def steps(
+    model: nn.Module,
+    batches: Iterator[Batch],
+    optimizers: Optimizer | list[Optimizer],
+    *,
+    total: int,
+    schedule: Callable[[int], float] = lambda step: 1.0,
+    loss: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
+    accumulate: int = 1,
+    machine: runtime.Machine | None = None,
+    clip: float = 1.0,
+    evaluate: Callable[[], dict] | None = None,
+    eval_every: int = 0,
+    log: Callable[[dict], None] | None = None,
+    log_every: int = 10,
+    checkpoints: Path | None = None,
+    checkpoint_every: int = 0,
+    keep: int = 2,
+    spike: float = 0.0,
+    snapshot_every: int = 20,
+    controls=None,
+) -> Iterator[dict]:
+    """Train for `total` optimizer steps, yielding what happened in each. See `fit` for the options."""
+    machine = machine or runtime.pick()
+    optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
+    _check(model, params, total=total, accumulate=accumulate, log_every=log_every)
+    scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
+    for group in (g for o in optimizers for g in o.param_groups):
+        group.setdefault("base_lr", group["lr"])
+    everything = dict(batches=batches, scaler=scaler)
+    progress = {"step": 0, "tokens": 0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
+    if checkpoints and (state := checkpoint.newest(checkpoints)):
+        progress = checkpoint.restore(state, model, optimizers, **everything)
+        _say(f"resumed at step {progress['step']} of {total}")
+    recent, clipped = deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
+    snapshot, noted, clock = None, set(), _Clock()
+    model.train()
+
+    def capture(clone: bool = False) -> dict:
+        now = progress | {"recent": list(recent), "clipped": list(clipped)}
+        return checkpoint.capture(model, optimizers, progress=now, clone=clone, **everything)
+
+    with _stop_signals() as stop:
+        while progress["step"] < total:
+            step = progress["step"]
+            if spike and (snapshot is None or step % snapshot_every == 0):
+                snapshot = capture(clone=True)
+            rate = schedule(step) * progress["cut"] * (controls.lr_scale if controls else 1.0)
+            for group in (g for o in optimizers for g in o.param_groups):
+                group["lr"] = group["base_lr"] * rate
+
+            # ------------------------------------------------------------------ the step
+            micro = [_to(next(batches), machine.device) for _ in range(accumulate)]
+            clock.data_ready()
+            generators = checkpoint.generators()
+            tokens = _all_sum(sum(losses.supervised(b["labels"]) for b in micro))  # over all processes
+            sums: Terms = {}
+            for batch in micro:
+                with machine.autocast():
+                    terms = loss(model, batch)
+                scaler.scale(sum(terms.values()) / tokens).backward()
+                sums = {name: sums.get(name, 0) + term.detach() for name, term in terms.items()}
+            _add_gradients(params)
+            for optimizer in optimizers:
+                scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
+            norm = nn.utils.clip_grad_norm_(params, clip if clip else math.inf)
+            *terms, norm, count = _read([*sums.values(), norm, tokens])  # the one synchronisation
+            terms = {name: value / count for name, value in zip(sums, terms)}
+            value = sum(terms.values())
+            note = guards.spiked(value, recent, factor=spike) if spike and guards.is_finite(value) else None
+            broken = not guards.is_finite(value) or (not guards.is_finite(norm) and not scaler.is_enabled())
+            if broken and not spike:
+                where = _explain(model, optimizers, generators, micro, loss, machine)
+                raise guards.NonFinite(f"step {step}: loss {value}, gradient norm {norm}. Source: {where}")
+            if not (note or broken):
+                for optimizer in optimizers:
+                    scaler.step(optimizer)  # skipped by the scaler itself when a gradient overflowed
+                scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=True)
+            # ------------------------------------------------------------------
+
+            record = {"step": step + 1, "of": total, "loss": value, **terms, "lr": rate * _first_lr(optimizers)}
+            if note or broken:
+                _roll_back(snapshot, model, optimizers, batches, scaler, progress, note or f"loss {value}, norm {norm}")
+                recent, clipped = deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
+                yield record | {"event": "rollback", "back_to": progress["step"]}
+                continue
+            progress["step"], progress["tokens"] = step + 1, progress["tokens"] + int(count)
+            recent.append(value)
+            clipped.append(bool(clip) and norm > clip)
+            record |= {"grad_norm": norm, "tokens": progress["tokens"], **clock.step(count, total - step - 1)}
+            if scaler.is_enabled():
+                record["loss_scale"] = scaler.get_scale()
+            if machine.device.type == "cuda":
+                record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
+            reason = stop.name or ("Stop" if controls and controls.stop else None)
+            last = step + 1 == total or reason is not None
+            if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
+                with clock.paused():
+                    record |= {f"eval_{k}": v for k, v in evaluate().items()}
+                    model.train()
+            if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
+                log(record)
+            habits = {"clip": guards.clipped_too_often(clipped), "data": guards.starved(clock.waited, clock.spent)}
+            for kind, warning in habits.items():
+                if warning and kind not in noted:  # once per run
+                    noted.add(kind)
+                    _say(f"step {step + 1}: {warning}")
+            if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
+                with clock.paused():
+                    checkpoint.save(checkpoints, capture(), keep=keep)
+            if reason:
+                record["stopped"] = reason
+                _say(
+                    f"stopped by {reason} after step {step + 1} of {total}"
+                    + (", checkpoint saved" if checkpoints else "")
+                )
+            yield record
+            if reason:
+                break
+    if stop.name and not runtime.interactive():  # a script or a batch was asked to end, so it ends
+        raise KeyboardInterrupt if stop.name == "SIGINT" else SystemExit(128 + signal.SIGTERM)
+
+
+def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list[dict]:
+    """Train and return one record per step.
+
+    total        optimizer steps                    schedule      step -> factor on every group's base rate
+    loss         (model, batch) -> summed terms     accumulate    micro-batches per optimizer step
+    machine      device and autocast precision      clip          largest gradient norm, 0 for none
+    evaluate     () -> facts, every eval_every      log           called with a record every log_every
+    checkpoints  folder; resumes from it            keep          checkpoints kept
+    spike        factor over the median loss that triggers a rollback to the last snapshot, 0 for never; with it
+                 non-finite losses roll back too instead of ending the run
+    controls     an object with .stop and .lr_scale, read once per step
+    """
+    records = []
+    for record in steps(*args, **options):
+        records.append(record)
+        if on_step:
+            on_step(record)
+    return records
+
+
+async def live(records: Iterator[dict]) -> AsyncIterator[dict]:
+    """The same steps for a notebook cell: hand control to the kernel once per step, so that widgets are heard."""
+    for record in records:
+        yield record
+        await asyncio.sleep(0)
+
+
+def cosine(total: int, *, warmup: int = 0, floor: float = 0.0) -> Callable[[int], float]:
+    """Linear warm-up whose first step already moves, then a cosine to `floor` that stays there afterwards."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(1.0, (step - warmup) / max(1, total - warmup))
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return factor
+
+
+def adamw(model: nn.Module, *, lr: float, weight_decay: float = 0.1, betas=(0.9, 0.95)) -> AdamW:
+    """Fused AdamW over what trains; matrices decay, norms and biases do not."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise ValueError("nothing to train: no parameter of the model requires a gradient")
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return AdamW([g for g in groups if g["params"]], lr=lr, betas=betas, fused=True)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, rows: Tensor, *, machine: runtime.Machine, token_bytes: Tensor | None = None, batch: int = 16
+) -> dict:
+    """Cross-entropy on fixed rows (R, T), with the tokens it was measured on and, given their sizes, bits per byte."""
+    was_training = model.training
+    model.eval()
+    nats = 0.0
+    for part in rows.split(batch):
+        part = part.to(machine.device)
+        with machine.autocast():
+            nats += float(losses.causal_lm(model, {"input_ids": part, "labels": part})["ce"])
+    model.train(was_training)
+    predicted = rows[:, 1:]
+    facts = {"loss": nats / predicted.numel(), "tokens": predicted.numel()}
+    if token_bytes is not None:
+        facts["bytes"] = int(token_bytes[predicted].sum())
+        facts["bits_per_byte"] = nats / math.log(2) / facts["bytes"]
+    return facts
+
+
+def _check(model: nn.Module, params: list[Tensor], **positive: int) -> None:
+    for name, value in positive.items():
+        if value < 1:
+            raise ValueError(f"{name} = {value}: must be at least 1")
+    held, trains = {id(p) for p in params}, {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
+    left_out = [name for name, key in trains.items() if key not in held]
+    if left_out:
+        raise ValueError(f"{len(left_out)} trainable parameters are in no optimizer, the first is {left_out[0]}")
+    if held - set(trains.values()):
+        raise ValueError(
+            f"{len(held - set(trains.values()))} parameters in the optimizer are frozen or not of this model"
+        )
+
+
+def _to(batch: Batch, device: torch.device) -> Batch:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _all_sum(tensor: Tensor) -> Tensor:
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(tensor)
+    return tensor
+
+
+def _add_gradients(params: list[Tensor]) -> None:
+    """One all-reduce over all gradients laid end to end. They are sums over tokens already divided by the global
+    count, so adding them is exact; averaging over processes would not be."""
+    if not torch.distributed.is_initialized():
+        return
+    for p in params:  # a rank may not have reached every expert
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+    flat = _all_sum(torch.cat([p.grad.flatten() for p in params]))
+    for p, part in zip(params, flat.split([p.numel() for p in params])):
+        p.grad.copy_(part.view_as(p))
+
+
+def _read(values: list[Tensor]) -> list[float]:
+    """Every number of the step in one transfer; the loss terms are added up over the processes."""
+    numbers = torch.stack([v.detach().double() for v in values])
+    if torch.distributed.is_initialized():
+        torch.distributed.all_reduce(numbers[:-2])  # norm and token count are the same everywhere
+    return numbers.tolist()
+
+
+def _first_lr(optimizers: list[Optimizer]) -> float:
+    return optimizers[0].param_groups[0]["base_lr"]
+
+
+def _explain(model, optimizers, generators: dict, micro: list[Batch], loss, machine) -> str:
+    """Run the step again under hooks: same batches, same dropout masks."""
+    for optimizer in optimizers:
+        optimizer.zero_grad(set_to_none=True)
+    checkpoint.set_generators(generators)
+
+    def again() -> None:
+        for batch in micro:
+            with machine.autocast():
+                terms = loss(model, batch)
+            sum(terms.values()).backward()
+
+    return guards.source_of_nonfinite(model, again)
+
+
+def _roll_back(snapshot, model, optimizers, batches, scaler, progress: dict, why: str) -> None:
+    """Everything back to the snapshot; then half the rate, for good, and on past the data that did it."""
+    count, at = progress["rollbacks"] + 1, progress["step"]
+    if count > MAX_ROLLBACKS:
+        raise guards.NonFinite(
+            f"step {at}: {why}, after {MAX_ROLLBACKS} rollbacks: lower the learning rate or look at the data"
+        )
+    past = batches.state_dict() if hasattr(batches, "state_dict") else None
+    progress |= copy.deepcopy(checkpoint.restore(snapshot, model, optimizers, batches=batches, scaler=scaler))
+    progress |= {"rollbacks": count, "cut": 0.5**count}  # the schedule multiplies by this, so it cannot undo it
+    if past is not None:
+        batches.load_state_dict(past)
+    _say(f"step {at + 1}: {why}. Rolled back to step {progress['step']}, rate cut to {progress['cut']:g}, data skipped")
+
+
+def _say(sentence: str) -> None:
+    if runtime.rank() == 0:
+        print(sentence, flush=True)
+
+
+class _Clock:
+    """Where the time goes, without what is not training."""
+
+    def __init__(self):
+        self.last = time.perf_counter()
+        self.waited = self.spent = self.tokens = 0.0
+        self.steps = 0
+
+    def data_ready(self) -> None:
+        self.waited += time.perf_counter() - self.last
+
+    def step(self, tokens: float, left: int) -> dict:
+        now = time.perf_counter()
+        self.spent, self.last = self.spent + now - self.last, now
+        self.tokens, self.steps = self.tokens + tokens, self.steps + 1
+        return {"tokens_per_s": self.tokens / self.spent, "eta_s": left * self.spent / self.steps}
+
+    @contextmanager
+    def paused(self):
+        yield
+        self.last = time.perf_counter()
+
+
+class _Stop:
+    name: str | None = None
+
+
+@contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Turn the first Ctrl-C or SIGTERM into a wish; the loop grants it when its state is whole."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop  # signals reach the main thread only
+        return
+
+    def wish(number, frame):
+        if stop.name:
+            raise KeyboardInterrupt
+        stop.name = signal.Signals(number).name
+
+    before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,46 @@
+"""Fixtures: nothing a test writes lands in the repository, except the base model, which is made once for all."""
+
+import os
+import tempfile
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach out
+os.environ.setdefault("NBLIB_BASE", os.path.join(os.path.dirname(os.path.dirname(__file__)), "outputs", "base"))
+os.environ["NBLIB_OUTPUTS"] = tempfile.mkdtemp(prefix="nblib-tests-")
+os.environ["NBLIB_HEADLESS"] = "1"
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from nblib import models, runtime, text  # noqa: E402
+
+FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    runtime.seed_all(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def machine() -> runtime.Machine:
+    return FP32
+
+
+@pytest.fixture
+def tiny():
+    """A two-layer Qwen3 with 256 tokens: milliseconds per step."""
+    return models.tiny(256, hidden=32, layers=2, heads=2)
+
+
+@pytest.fixture
+def stream() -> torch.Tensor:
+    """A learnable token stream: noisy counting."""
+    steps = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1))
+    return steps.cumsum(0) % 256
+
+
+@pytest.fixture
+def batches(stream) -> text.Batches:
+    return text.Batches(stream, rows=4, length=32)

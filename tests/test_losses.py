@@ -1,0 +1,136 @@
+"""Chunked losses against plain ones, in float64 where equality is meant, and their memory."""
+
+import pytest
+import torch
+from conftest import FP32
+from torch.nn import functional as F
+
+from nblib import losses, memory, models
+
+
+def _leaves(n=37, d=16, v=53, dtype=torch.float64):
+    h = torch.randn(n, d, dtype=dtype, requires_grad=True)
+    w = torch.randn(v, d, dtype=dtype, requires_grad=True)
+    return h, w, torch.randint(v, (n,))
+
+
+def _grads(value, *leaves):
+    return torch.autograd.grad(value * 0.37, leaves)  # a scale other than one, as accumulation has
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64])
+def test_cross_entropy_equals_the_plain_one(chunk):
+    h, w, y = _leaves()
+    plain = F.cross_entropy(h @ w.T, y, reduction="sum")
+    ours = losses.chunked_loss(h, w, y, chunk=chunk)
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
+    for a, b in zip(_grads(ours, h, w), _grads(plain, h, w)):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_distillation_equals_the_definition(temperature):
+    h, w, _ = _leaves()
+    th, tw, _ = _leaves(d=9)
+    p = F.softmax(th.detach() @ tw.detach().T / temperature, dim=1)
+    plain = temperature**2 * F.kl_div(F.log_softmax(h @ w.T / temperature, dim=1), p, reduction="sum")
+    ours = losses.soft_targets(h, w, th, tw, temperature=temperature, chunk=10)
+    torch.testing.assert_close(ours, plain)
+    for a, b in zip(_grads(ours, h, w), _grads(plain, h, w)):
+        torch.testing.assert_close(a, b)
+    same = losses.soft_targets(h, w, h, w, temperature=temperature, chunk=10)
+    assert abs(float(same.detach())) < 1e-10 and float(ours.detach()) > 0.1
+
+
+def test_any_row_loss_by_autograd():
+    h, w, y = _leaves()
+
+    def focal(logits, targets):
+        nll = F.cross_entropy(logits, targets, reduction="none")
+        return (1 - torch.exp(-nll)) ** 2 * nll
+
+    plain = focal(h @ w.T, y).sum()
+    ours = losses.chunked_loss(h, w, y, rows=losses.rows_by_autograd(focal), chunk=8)
+    torch.testing.assert_close(ours, plain)
+    for a, b in zip(_grads(ours, h, w), _grads(plain, h, w)):
+        torch.testing.assert_close(a, b)
+
+
+def test_frozen_sides_get_no_gradient_and_no_buffer():
+    h, w, y = _leaves()
+    losses.chunked_loss(h, w.detach(), y).backward()
+    assert h.grad is not None and w.grad is None
+    with torch.no_grad():
+        assert not losses.chunked_loss(h, w, y).requires_grad
+
+
+def test_second_backward_raises():
+    h, w, y = _leaves()
+    value = losses.chunked_loss(h, w, y)
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward called twice"):
+        value.backward()
+
+
+def test_autocast_keeps_the_loss_in_fp32():
+    h, w, y = _leaves(n=256, d=64, v=512, dtype=torch.float32)
+    plain = F.cross_entropy(h @ w.T, y, reduction="sum")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours = losses.chunked_loss(h, w, y, chunk=50)
+    assert ours.dtype == torch.float32
+    assert abs(float((ours - plain).detach()) / float(plain.detach())) < 5e-3
+    for a, b in zip(_grads(ours, h, w), _grads(plain, h, w)):
+        assert F.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.999
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_the_model_loss_equals_transformers_own(family):
+    """Every family, tied head, ragged labels: loss and gradients as `model(labels=...)` gives them."""
+    model = models.tiny(128, family=family, hidden=32, layers=2, heads=2).eval()  # GPT-2 has dropout
+    ids = torch.randint(128, (3, 20))
+    labels = ids.masked_fill(torch.rand(3, 20) < 0.4, losses.IGNORED)
+    assert losses.backbone_and_head(model) is not None
+    n = int(losses.supervised(labels))
+    with FP32.autocast():
+        ours = losses.causal_lm(model, {"input_ids": ids, "labels": labels})["ce"] / n
+    theirs = model(input_ids=ids, labels=labels).loss
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    a = torch.autograd.grad(ours, list(model.parameters()), allow_unused=True)
+    b = torch.autograd.grad(theirs, list(model.parameters()), allow_unused=True)
+    for x, y in zip(a, b):
+        assert (x is None) == (y is None)
+        if x is not None:
+            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-6)
+
+
+def test_a_wrapped_head_falls_back_to_the_logits():
+    model = models.tiny(64, hidden=32, layers=1, heads=2, tie_word_embeddings=False)
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    assert losses.backbone_and_head(model) is None
+    ids = torch.randint(64, (2, 8))
+    ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / 14
+    torch.testing.assert_close(ours, model(input_ids=ids, labels=ids).loss)
+
+
+@pytest.mark.slow
+def test_memory_at_a_real_vocabulary():
+    """151,936 entries, 4,096 tokens, hidden 256, fp32: at most 0.4 GiB over the inputs, and not slower."""
+    import time
+
+    h = torch.randn(4096, 256, requires_grad=True)
+    w = (0.02 * torch.randn(151_936, 256)).requires_grad_()
+    y = torch.randint(151_936, (4096,))
+    figures = {}
+    for name, loss in {
+        "plain": lambda: F.cross_entropy(h @ w.T, y, reduction="sum"),
+        "chunked": lambda: losses.chunked_loss(h, w, y),
+    }.items():
+        h.grad = w.grad = None
+        started = time.perf_counter()
+        with memory.peak() as peak:
+            loss().backward()
+        figures[name] = (peak.gib, time.perf_counter() - started)
+        print(f"{name}: peak {peak.gib:.2f} GiB over the inputs ({peak.source}), {figures[name][1]:.1f} s")
+    assert figures["chunked"][0] < 0.4
+    assert figures["plain"][0] > 5  # the measurement sees what it should
+    assert figures["chunked"][1] < figures["plain"][1]

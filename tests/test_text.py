@@ -1,0 +1,93 @@
+"""The corpora, their splits, the tokenizer and the position of a batch."""
+
+import pytest
+import torch
+
+from nblib import text
+
+
+@pytest.mark.parametrize("source", ["prose", "code"])
+def test_splits_share_no_document_and_cover_everything(source):
+    splits = {name: text.documents(source, name) for name in text.SPLITS}
+    sets = {name: set(found) for name, found in splits.items()}
+    assert all(len(sets[n]) == len(splits[n]) > 5 for n in splits)
+    assert not (
+        sets["train"] & sets["validation"] or sets["train"] & sets["held_out"] or sets["validation"] & sets["held_out"]
+    )
+    assert set().union(*sets.values()) == set(text._all_documents(source))
+
+
+def test_code_has_no_docstrings_and_no_comments():
+    import ast
+    import io
+    import tokenize
+
+    for document in text.documents("code")[:40]:
+        assert not list(text._documented(ast.parse(document)))
+        assert not [t for t in tokenize.generate_tokens(io.StringIO(document).readline) if t.type == tokenize.COMMENT]
+
+
+def test_tokenizer_is_lossless_deterministic_and_counts_bytes():
+    prose = text.documents("prose")[:80]
+    one, two = (text.train_tokenizer(prose, vocab_size=1000) for _ in range(2))
+    assert one.get_vocab() == two.get_vocab() and len(one) == 1000
+    sample = "naïve café, 漢字 and \x00\x7f bytes"
+    assert one.decode(one(sample)["input_ids"]) == sample
+    ids = text.encode(prose, one)
+    assert int(text.token_bytes(one)[ids].sum()) == sum(len(d.encode()) for d in prose)
+    assert int((ids == one.eos_token_id).sum()) == len(prose)
+    assert len({one.pad_token_id, one.eos_token_id, one.mask_token_id}) == 3
+
+
+def test_batches_see_every_row_once_per_epoch():
+    stream = torch.arange(1000)
+    batches = text.Batches(stream, rows=3, length=10, seed=5)
+    seen = torch.cat([next(batches)["input_ids"] for _ in range(batches.per_epoch)])
+    assert batches.epoch == 0 and len(set(seen[:, 0].tolist())) == len(seen) == 99
+    assert torch.equal(seen, seen[:, :1] + torch.arange(10))  # contiguous cuts
+    again = torch.cat([next(batches)["input_ids"] for _ in range(batches.per_epoch)])
+    assert batches.epoch == 1 and not torch.equal(seen, again)
+
+
+def test_position_resumes_across_epochs_and_world_sizes(stream):
+    one = text.Batches(stream, rows=4, length=64, seed=3)
+    for _ in range(one.per_epoch + 5):
+        next(one)
+    state = one.state_dict()
+    expected = [next(one)["input_ids"] for _ in range(6)]
+    two = text.Batches(stream, rows=4, length=64)
+    two.load_state_dict(state)
+    assert all(torch.equal(next(two)["input_ids"], e) for e in expected)
+
+    whole = next(text.Batches(stream, rows=4, length=64, seed=3))["input_ids"]
+    parts = [next(text.Batches(stream, rows=2, length=64, seed=3, rank=r, world=2))["input_ids"] for r in (0, 1)]
+    assert torch.equal(whole, torch.cat(parts))  # two processes see what one would
+
+
+def test_own_files(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {i} " + "words " * 40 for i in range(3000)))
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
+    assert len(text._all_documents(str(tmp_path))) > 50
+    assert text.documents(str(tmp_path), "held_out")
+
+
+@pytest.mark.parametrize(
+    "source, says",
+    [
+        ("/nowhere/at/all", "does not exist"),
+        ("hf:some/set", "datasets"),
+        ("bad.jsonl", "line 1"),
+        ("short.txt", "split"),
+    ],
+)
+def test_bad_corpora_are_one_clear_sentence(source, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
+    (tmp_path / "short.txt").write_text("one short text")
+    with pytest.raises((OSError, ValueError, ImportError), match=says):
+        [text.documents(source, split) for split in text.SPLITS]
+
+
+def test_too_little_text_names_the_numbers():
+    with pytest.raises(ValueError, match="100 tokens are too few for 8 rows of 64"):
+        text.Batches(torch.arange(100), rows=8, length=64)
