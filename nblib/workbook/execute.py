@@ -13,6 +13,7 @@ inherits the lock on the run folder: whoever can take that lock knows that nothi
 Footgun: a stopped training cell ends *without* an error, so "the cell succeeded" does not mean that it was completed.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -79,7 +80,7 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
     from jupyter_core.utils import run_sync
 
     began, name, folder = time.monotonic(), job["notebook"], Path(job["folder"])
-    sockets = _socket_folder()
+    sockets, in_use = socket_folder()
     kernel = AsyncKernelManager(
         kernel_name="python3", transport="ipc", ip=str(sockets / "k"), connection_file=str(sockets / "kernel.json")
     )
@@ -96,6 +97,7 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
             run_sync(kernel.shutdown_kernel)(now=not clean)
         stop.kernel = None
         shutil.rmtree(sockets, ignore_errors=True)
+        os.close(in_use)
     if (partial := folder / "notebook.partial.ipynb").exists():
         os.replace(partial, folder / "notebook.ipynb")
     seconds = round(time.monotonic() - began, 2)
@@ -187,24 +189,16 @@ def _environment(folder: Path) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key != "JPY_SESSION_NAME"} | ours
 
 
-def _socket_folder() -> Path:
-    """A short path (a socket's may have about 100 characters); also sweeps those whose process was killed."""
+def socket_folder() -> tuple[Path, int]:
+    """A short path (a socket's may have about 100 characters) and the lock that says it is in use."""
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
-    for old in Path(base).glob("nblib-kernel-*-*"):
-        pid = old.name.split("-")[2]
-        if old.stat().st_uid == os.getuid() and pid.isdigit() and not alive(int(pid)):
-            shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"nblib-kernel-{os.getpid()}-", dir=base))
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    for old in Path(base).glob("nblib-kernel-*"):  # left behind by a kill; the minute is for one not locked yet
+        with contextlib.suppress(OSError):  # somebody else's, or swept by another run just now
+            if time.time() - old.stat().st_mtime > 60 and (lock := runs.claim(old)) is not None:
+                shutil.rmtree(old, ignore_errors=True)
+                os.close(lock)
+    folder = Path(tempfile.mkdtemp(prefix="nblib-kernel-", dir=base))
+    return folder, runs.claim(folder)
 
 
 def _stop_when_stdin_ends() -> None:

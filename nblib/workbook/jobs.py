@@ -65,6 +65,9 @@ def plan(
                 jobs.append(_job(notebook, profile, overrides, files, profile_optional, code))
         except ParameterError as error:
             problems += [line for line in str(error).splitlines() if line not in problems]
+    known = {each for job in jobs for each in profiles_of(job.notebook)}
+    if profile is not None and profile_optional and profile not in known:
+        problems.append(parameters.unknown("profile", profile, known))
     if problems:
         raise ParameterError("\n".join(problems))
     return jobs
@@ -98,7 +101,10 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     if profile is not None:
         if (file := profile_file(name, profile)).exists():
             sources.insert(0, file)
-        elif not profile_optional:
+        elif profile_optional:
+            print(f"[{name}] has no profile '{profile}' and runs on its defaults", flush=True)
+            profile = None
+        else:
             raise ParameterError(f"{name}: {parameters.unknown('profile', profile, profiles_of(name))}")
     for source in sources:
         values |= parameters.check(known, parameters.load_yaml(source), places.short(source))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nblib.workbook import parameters, places, runs
-from nblib.workbook.execute import GRACE, OUTCOME, PROGRESS, alive
+from nblib.workbook.execute import GRACE, OUTCOME, PROGRESS
 from nblib.workbook.jobs import Job, gpus
 from nblib.workbook.jobs import plan as plan
 from nblib.workbook.records import make_folder, merge, read_json, write_atomic
@@ -124,7 +124,7 @@ def _take_folder(job: Job, force: bool) -> tuple[Path, int]:
     """The unfinished folder to continue, or a new one; with the lock on it."""
     for folder in [] if force else _same(job):
         lock, deadline = runs.claim(folder), time.monotonic() + GRACE + 5
-        orphaned = not alive(read_json(folder / "run.json").get("runner", 0) or os.getpid())
+        orphaned = not _alive(read_json(folder / "run.json").get("runner", 0) or os.getpid())
         while lock is None and orphaned and time.monotonic() < deadline:  # its kernel is still saving
             time.sleep(0.2)
             lock = runs.claim(folder)
@@ -134,6 +134,17 @@ def _take_folder(job: Job, force: bool) -> tuple[Path, int]:
     lock = runs.claim(folder)
     assert lock is not None, f"{folder} was created by us just now"
     return folder, lock
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        # a killed process stays listed until its parent, in a container perhaps a careless one, has asked for it
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours to signal, or no /proc here
+        return True
 
 
 def _one(job: Job, slot: int, slots: int, force: bool, timeout: int | None, live: dict, stopping: Any) -> Outcome:

@@ -1,0 +1,107 @@
+"""Bad input of any kind: one sentence each, exit code 2, no traceback, nothing written and nothing lost."""
+
+import subprocess
+import sys
+
+import pytest
+import small_notebooks
+from small_notebooks import nblib, write
+
+
+@pytest.fixture
+def workbook(tmp_path, monkeypatch):
+    folder = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    write("00_setup", "1")
+    write("10_lrc", "1", parameters="rank: int = 2  # rank [1 .. 8]")
+    (folder / "parameters" / "00_setup.gpu.yaml").write_text("steps: 9\n")
+    (folder / "broken.yaml").write_text("steps: [\n")
+    (folder / "wrong.yaml").write_text("stepz: 3\nlr: 2\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ("run 00 -p stepps=3", "did you mean 'steps'"),
+        ("run 00 -p steps=3.5", "'steps' is '3.5', but it must be of type int"),
+        ("run 00 -p steps=1000", "-p steps=1000: 'steps' is 1000, allowed: 1 .. 100"),
+        ("run 00 -p steps", "expected name=value"),
+        ("run 00 -f broken.yaml", "broken.yaml, line 2"),
+        ("run 00 -f none.yaml", "Cannot read the parameter file none.yaml"),
+        ("run 00 -f wrong.yaml", "unknown parameter 'stepz'; did you mean 'steps'?|'lr' is 2, allowed: 0 .. 1"),
+        ("run 00_situp", "Unknown notebook '00_situp'; did you mean '00_setup'?"),
+        ("run 99", "Unknown notebook '99'"),
+        ("run /etc/00_setup.ipynb", "is not in"),
+        ("run 00 10 --profile gpu", "10_lrc: unknown profile 'gpu'"),
+        ("run --all --profile gqu", "unknown profile 'gqu'; did you mean 'gpu'?"),
+        ("run 00 10 -p steps=3", "unknown parameter 'steps'"),
+        ("run", "either names of notebooks or --all"),
+        ("run 00 --all", "either names of notebooks or --all"),
+        ("run 00 --jobs 0", "'0' is not a whole number above 0"),
+        ("run 00 --jobz 2", "unrecognized arguments: --jobz 2"),
+        ("rum", "invalid choice: 'rum'"),
+        ("refresh 99", "Unknown notebook '99'"),
+    ],
+)
+def test_bad_input(workbook, monkeypatch, capsys, arguments, said):
+    monkeypatch.chdir(workbook)
+    before = small_notebooks.files(workbook)
+    code, err = _main(arguments.split(), capsys)
+    assert code == 2 and "Traceback" not in err
+    expected = said.split("|")
+    assert len(err.splitlines()) == len(expected)
+    for line, part in zip(err.splitlines(), expected):
+        assert line.startswith("nblib: ") and part in line
+    assert small_notebooks.files(workbook) == before and not (workbook / "outputs").exists()
+
+
+@pytest.mark.parametrize("outputs", ["a_file", "a_file/below", "/proc/nblib"])
+@pytest.mark.parametrize("command", ["run 00", "report", "refresh"])
+def test_no_place_to_write(workbook, monkeypatch, capsys, outputs, command):
+    (workbook / "a_file").write_text("earlier results")
+    monkeypatch.setenv("NBLIB_OUTPUTS", str(workbook / outputs))
+    before = small_notebooks.files(workbook)
+    code, err = _main(command.split(), capsys)
+    assert code == 2 and err.startswith("nblib: Cannot ") and len(err.splitlines()) == 1 and outputs in err
+    assert small_notebooks.files(workbook) == before
+
+
+def test_a_profile_with_all_leaves_the_others_on_their_defaults_and_says_so(workbook, capsys):
+    from nblib.workbook import jobs
+
+    planned = jobs.plan(["00", "10"], profile="gpu", profile_optional=True)
+    assert [job.values for job in planned] == [{"steps": 9}, {}]
+    assert "[10_lrc] has no profile 'gpu'" in capsys.readouterr().out
+    assert planned[0].resume == "nblib run 00_setup --profile gpu" and planned[1].resume == "nblib run 10_lrc"
+
+
+def test_list_and_an_empty_report(workbook, capsys):
+    assert _main(["list"], capsys, out=True) == (
+        0,
+        "00_setup  About 00_setup & <more>\n    profiles: gpu;  last run: never run\n"
+        "10_lrc  About 10_lrc & <more>\n    profiles: none;  last run: never run\n",
+    )
+    code, out = _main(["report"], capsys, out=True)
+    assert code == 0 and "No runs yet" in (workbook / "outputs" / "index.html").read_text()
+    assert out.strip() == str(workbook / "outputs" / "index.html")
+
+
+def test_list_is_light_and_the_whole_command_works(workbook):
+    code = "import sys, nblib.cli; nblib.cli.main(['list']); print(sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not [name for name in ("torch", "papermill", "nbformat", "nbclient") if f"'{name}'" in loaded]
+    code, out, err = nblib("run", "--all", "--jobs", "2")
+    assert (code, err) == (0, "") and out.rstrip().endswith(str(workbook / "outputs" / "index.html"))
+    assert "00_setup  done" in out and "10_lrc    done" in out
+    assert (workbook / "outputs" / "index.html").exists()
+
+
+def _main(arguments, capsys, out=False):
+    from nblib import cli
+
+    try:
+        code = cli.main(arguments)
+    except SystemExit as leaving:
+        code = leaving.code
+    captured = capsys.readouterr()
+    return code, captured.out if out else captured.err
