@@ -41,7 +41,8 @@ def move_workbook(folder: Path, monkeypatch) -> Path:
 def start(*arguments: str) -> subprocess.Popen:
     """`nblib` as a process of its own."""
     command = [sys.executable, "-u", "-m", "nblib.cli", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, **pipes, text=True, start_new_session=True)
 
 
 def nblib(*arguments: str) -> tuple[int, str, str]:

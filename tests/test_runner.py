@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -33,7 +34,10 @@ try:
         state.write_text(str(step + 1)) if step % 2 else None
         print("step", step, flush=True)
 except KeyboardInterrupt:
+    print("saving", flush=True)
+    time.sleep(0.7)
     state.write_text(str(step))
+    (here / "checkpoints" / "asked").touch()
     print("checkpoint written")"""
 
 
@@ -151,7 +155,8 @@ def test_every_other_ending_is_one_sentence_too(workbook, source, options, said)
 def test_the_kernel_named_in_the_file_need_not_exist(workbook):
     write("00_a", "1", kernelspec={"name": "of_another_machine", "display_name": "x"})
     write("01_b", "1", kernelspec={})
-    assert [outcome.status for outcome in runner.run(jobs.plan(["00", "01"]))] == ["done", "done"]
+    planned = jobs.plan(["00", "01"], overrides=["steps=2"])
+    assert [outcome.status for outcome in runner.run(planned)] == ["done", "done"]
 
 
 def test_no_kernel_at_all_is_said(workbook, monkeypatch, tmp_path):
@@ -177,7 +182,8 @@ def test_asked_to_stop_the_cell_saves_and_a_second_run_continues(workbook, numbe
     write("00_train", TRAINING, "print('after')")
     process = small_notebooks.start("run", "00_train")
     _wait_for(process, "step 4")
-    process.send_signal(number)
+    # as a terminal does it: Ctrl-C goes to the whole process group
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in err
     assert "checkpoint written" in out and "after" not in out and "00_train was stopped in cell 2 (`import os" in err
@@ -191,11 +197,16 @@ def test_killed_at_any_moment_a_second_run_continues(workbook):
     process = small_notebooks.start("run", "00_train")
     _wait_for(process, "step 4")
     (folder,) = (workbook / "outputs" / "00_train").iterdir()
-    others = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
     assert runs.status(folder) == "running"
-    for pid in (process.pid, *map(int, others)):
-        os.kill(pid, signal.SIGKILL)  # the kernel lives on for a moment, and holds the lock as long as it does
+    (worker,) = _children(process.pid)
+    (kernel,) = _children(worker)
+    os.kill(kernel, signal.SIGSTOP)  # it would notice within a second that it is an orphan
+    for pid in (process.pid, worker):
+        os.kill(pid, signal.SIGKILL)
+    time.sleep(0.2)
+    assert runs.status(folder) == "running", "the kernel is alive and could still write"
     process.wait()
+    threading.Timer(1.5, os.kill, [kernel, signal.SIGCONT]).start()
     _second_run_continues(workbook, folder)
 
 
@@ -206,6 +217,12 @@ def test_the_runner_alone_killed_its_process_stops_with_a_checkpoint(workbook):
     process.kill()
     process.wait()
     (folder,) = (workbook / "outputs" / "00_train").iterdir()
+    deadline = time.monotonic() + 15
+    while runs.status(folder) == "running" and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert runs.status(folder) == "stopped" and (folder / "checkpoints" / "asked").exists()
+    cells = json.loads((folder / "notebook.ipynb").read_text())["cells"]
+    assert "checkpoint written" in str(cells[2]["outputs"])
     _second_run_continues(workbook, folder)
 
 
@@ -279,7 +296,7 @@ def test_by_hand_a_run_gets_its_own_folder_and_resume_drops_a_torn_line(workbook
 
 def test_refresh_stores_outputs_and_touches_nothing_else(workbook):
     shows = "from IPython.display import HTML\nHTML('<b>x</b>')"
-    good = write("00_a", "import sys\nprint('one', steps)\nprint('two')", shows)
+    good = write("00_a", "import time\nprint('one', steps, flush=True)\ntime.sleep(0.4)\nprint('two')", shows)
     bad = write("01_b", "1 / 0")
     before, broken = json.loads(good.read_text()), bad.read_bytes()
     assert [outcome.status for outcome in refresh.refresh(["00", "01"])] == ["done", "failed"]
@@ -336,6 +353,11 @@ def _wait_for(process, text):
         if text in line:
             return
     pytest.fail(f"ended without printing {text!r}: {process.stderr.read()}")
+
+
+def _children(pid):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return list(map(int, found.split()))
 
 
 def _second_run_continues(workbook, folder: Path):
