@@ -111,7 +111,7 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
         free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
         reason = (
-            f"no space left on the device ({free / 2**20:.0f} MiB free, {_bytes(state) / 2**20:.0f} needed)"
+            f"no space left on the device ({free / 2**20:.1f} MiB free, about {_bytes(state) / 2**20:.1f} needed)"
             if full
             else error
         )

@@ -12,6 +12,8 @@ Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mo
 `module.compile()` works in place and leaves the names alone.
 """
 
+import logging
+
 import torch
 from torch import nn
 
@@ -45,7 +47,12 @@ def compile_blocks(model: nn.Module, *, backend: str = "inductor", **options) ->
 def breaks(function, *args, **kwargs) -> dict:
     """Where tracing falls out of the graph: number of graphs, of breaks, and the reason with its line for each."""
     torch._dynamo.reset()
-    found = torch._dynamo.explain(function)(*args, **kwargs)
+    logger = logging.getLogger("torch._dynamo")
+    level, _ = logger.level, logger.setLevel(logging.ERROR)  # it would also print each break, with its stack
+    try:
+        found = torch._dynamo.explain(function)(*args, **kwargs)
+    finally:
+        logger.setLevel(level)
     where = []
     for reason in found.break_reasons:
         frame = reason.user_stack[-1] if reason.user_stack else None

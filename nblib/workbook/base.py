@@ -80,7 +80,7 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     model.to(machine.device)
     batches = text.Batches(text.encode(documents, tokenizer), rows=r["rows"], length=r["length"])
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     records = train.fit(
         model,
         batches,
@@ -91,10 +91,10 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
         machine=machine,
         on_step=on_step,
     )
-    seconds = time.perf_counter() - started
+    took = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
     held_out = text.fixed_rows(text.encode(text.documents("prose", "held_out"), tokenizer), length=r["length"])
     result = train.evaluate(model, held_out, machine=machine, token_bytes=text.token_bytes(tokenizer))
-    facts = {"recipe": recipe, **r, "hash": folder.name, "seconds": seconds, "train_loss": records[-1]["loss"]}
+    facts = {"recipe": recipe, **r, "hash": folder.name, **took, "train_loss": records[-1]["loss"]}
     facts |= {f"held_out_{k}": v for k, v in result.items()} | {"environment": runtime.environment(machine)}
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     model.save_pretrained(partial)

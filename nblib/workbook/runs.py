@@ -56,11 +56,11 @@ class Run:
             merge(self.dir / "result.json", facts)
 
     def figure(self, name: str, fig: Any) -> Any:
-        """Keep a matplotlib Figure as figures/<name>.png; returns it, for the cell to show."""
+        """Keep a matplotlib Figure, or a `show.Picture`, as figures/<name>.png; returns it, for the cell to show."""
         if self.writes:
             folder = make_folder(self.dir / "figures")
             partial = folder / f".{name}.partial"
-            fig.savefig(partial, format="png", dpi=80, bbox_inches="tight")
+            fig.figure.savefig(partial, format="png", dpi=80, bbox_inches="tight")
             os.replace(partial, folder / f"{name}.png")
         return fig
 

@@ -66,7 +66,8 @@ def _spark(points: list[tuple[float, float]], width: int = 420, height: int = 60
     label = f"loss {hi:.2f} to {lo:.2f}"
     return (
         f'<svg width="{width}" height="{height + 4}" role="img" aria-label="{label}">'
-        f'<polyline points="{xy}" fill="none" stroke="#4878cf" stroke-width="1.5"/></svg> <small>{label}, steps {first} to {last}</small>'
+        f'<polyline points="{xy}" fill="none" stroke="#4878cf" stroke-width="1.5"/></svg> '
+        f"<small>{label}, steps {first} to {last}</small>"
     )
 
 

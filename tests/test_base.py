@@ -1,0 +1,98 @@
+"""The base model: made in time, better than an n-gram, found again, made once by two at the same time."""
+
+import json
+import multiprocessing
+import os
+import time
+
+import ngram
+import pytest
+import torch
+
+from nblib import runtime, text
+from nblib.workbook import base
+
+
+@pytest.fixture(scope="module")
+def stored() -> base.Base:
+    return base.load()
+
+
+@pytest.mark.slow
+def test_it_beats_a_byte_ngram_in_time(stored):
+    """The bars: at most 150 s on two cores, fewer bits per byte than a Witten-Bell model of order 3."""
+    facts = stored.facts
+    train, held_out = text.documents("prose"), text.documents("prose", "held_out")
+    orders = {n: ngram.bits_per_byte(train, held_out, n) for n in (3, 5)}
+    threads = facts["environment"]["cpu_threads"]
+    seconds = min(facts["seconds"], facts["cpu_seconds"] / threads)  # less what other processes took of the machine
+    print(f"base: {facts['held_out_bits_per_byte']:.3f} bits per byte in {facts['seconds']:.0f} s; n-grams {orders}")
+    assert facts["held_out_bits_per_byte"] < orders[3]
+    assert seconds < 150
+    assert orders[5] < orders[3] < 4  # the baseline itself is sane
+
+
+def test_the_ngram_is_a_distribution():
+    """Summed over every byte, the smoothed probabilities after a context are one."""
+    probabilities = [2 ** -(ngram.bits_per_byte(["abracadabra"], ["abr" + chr(c)], 2) * 4) for c in range(128)]
+    prefix = 2 ** -(ngram.bits_per_byte(["abracadabra"], ["abr"], 2) * 3)
+    unseen = 2 ** -(ngram.bits_per_byte(["abracadabra"], ["abr\x01"], 2) * 4)
+    assert sum(probabilities) + 128 * unseen == pytest.approx(prefix)  # the upper 128 bytes are unseen ones
+
+
+def test_it_is_a_plain_transformers_folder(stored):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    again = AutoModelForCausalLM.from_pretrained(stored.folder)
+    tokenizer = AutoTokenizer.from_pretrained(stored.folder)
+    ids = torch.tensor([tokenizer("Return the number of")["input_ids"]])
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(ids).logits, stored.model.eval()(ids).logits)
+
+
+def test_its_name_depends_on_all_that_made_it(monkeypatch):
+    machine = runtime.pick("cpu", "fp32")
+    names = {base.key("default", machine), base.key("full", machine), base.key("default", runtime.pick("cpu", "bf16"))}
+    monkeypatch.setitem(base.RECIPES, "default", base.RECIPES["default"] | {"muon_lr": 0.03})
+    names.add(base.key("default", machine))
+    monkeypatch.setattr(text, "fingerprint", lambda documents: "other text")
+    names.add(base.key("default", machine))
+    assert len(names) == 5
+
+
+SMALL = dict(steps=2, rows=2, length=32, vocab=512, hidden=32, layers=1, muon_lr=0.02, adamw_lr=3e-3)
+
+
+def _make(store: str, queue) -> None:
+    os.environ["NBLIB_BASE"] = store
+    torch.set_num_threads(1)
+    base.RECIPES["default"] = SMALL
+    started = time.time()
+    base.load(machine=runtime.pick("cpu", "fp32"), on_step=lambda r: time.sleep(0.5))
+    queue.put((started, time.time()))
+
+
+def test_two_that_start_together_make_it_once(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    both = [context.Process(target=_make, args=(str(tmp_path), queue)) for _ in range(2)]
+    [p.start() for p in both]
+    [p.join(120) for p in both]
+    assert [p.exitcode for p in both] == [0, 0]
+    made = [d for d in tmp_path.iterdir() if (d / "base.json").exists()]
+    assert len(made) == 1 and not list(tmp_path.glob(".*partial"))
+    assert json.loads((made[0] / "base.json").read_text())["steps"] == 2
+
+
+def test_making_it_leaves_the_callers_generator_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
+    monkeypatch.setitem(base.RECIPES, "default", SMALL)
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    base.load(machine=runtime.pick("cpu", "fp32"))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_an_unknown_recipe_lists_the_known():
+    with pytest.raises(ValueError, match="recipe = 'big': allowed are default, full"):
+        base.load("big")
