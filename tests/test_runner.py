@@ -24,6 +24,9 @@ TRAINING = """import os, time, pathlib
 here = pathlib.Path(os.environ["NBLIB_RUN_DIR"])
 state = here / "checkpoints" / "step.txt"
 state.parent.mkdir(exist_ok=True)
+def save(step):  # as real checkpoints do: a kill can fall between the truncation and the write
+    state.with_suffix(".new").write_text(str(step))
+    os.replace(state.with_suffix(".new"), state)
 first = int(state.read_text()) if state.exists() else 0
 lines = (here / "metrics.jsonl").open("a")
 try:
@@ -31,12 +34,12 @@ try:
         if first == 0 or step > first:
             time.sleep(0.3 if first == 0 else 0)
         lines.write('{"step": %d}\\n' % step); lines.flush()
-        state.write_text(str(step + 1)) if step % 2 else None
+        save(step + 1) if step % 2 else None
         print("step", step, flush=True)
 except KeyboardInterrupt:
     print("saving", flush=True)
     time.sleep(0.7)
-    state.write_text(str(step))
+    save(step)
     (here / "checkpoints" / "asked").touch()
     print("checkpoint written")"""
 
