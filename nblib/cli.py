@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from nblib.workbook import jobs, parameters, places, runs
+    from nblib import places
+    from nblib.workbook import jobs, parameters, runs
 
     for name in jobs.names():
         folders = sorted(path.parent for path in (places.outputs() / name).glob("*/run.json"))
@@ -39,7 +40,8 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from nblib.workbook import jobs, places, report, runner
+    from nblib import places
+    from nblib.workbook import jobs, report, runner
 
     if options.all == bool(options.notebooks):
         raise ParameterError("run takes either names of notebooks or --all; `nblib list` shows them.")

@@ -112,7 +112,7 @@ def shifted_rows(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Position t predicts label t + 1; ignored rows are dropped before the head sees them. (n, D), (n,)."""
     hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # (B, T, D) -> (B*(T-1), D)
     keep = labels != IGNORED
-    # Without a mask the selection is skipped: boolean indexing copies, and on CUDA it waits for the device.
+    # Asking waits for the device on CUDA; it saves the copy, and on masked rows the whole head.
     return (hidden, labels) if bool(keep.all()) else (hidden[keep], labels[keep])
 
 

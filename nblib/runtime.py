@@ -1,4 +1,4 @@
-"""Where we are and what we run on: root folder, seeds, device and precision with the reason, environment snapshot.
+"""What we run on: seeds, device and precision with the reason, environment snapshot.
 
 A run is only worth keeping if it can be placed. So every choice made for you is returned together with the
 sentence that explains it, and `environment()` records what a reader needs to reproduce a number or to doubt it.
@@ -24,23 +24,10 @@ from typing import NamedTuple
 import numpy
 import torch
 
+from nblib import places
+
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "ipykernel", "papermill")
-
-
-def root() -> Path:
-    """The project folder, found from this file, so that no cell ever depends on the working directory."""
-    return Path(__file__).resolve().parent.parent
-
-
-def outputs() -> Path:
-    """Where runs go: `outputs/`, or the folder named by NBLIB_OUTPUTS."""
-    return Path(os.environ.get("NBLIB_OUTPUTS") or root() / "outputs").resolve()
-
-
-def store() -> Path:
-    """What is made once and reused by every run (corpora, base models): `outputs/base/`, or NBLIB_BASE."""
-    return Path(os.environ.get("NBLIB_BASE") or outputs() / "base").resolve()
 
 
 class Machine(NamedTuple):
@@ -152,7 +139,7 @@ def version(package: str) -> str | None:
 def commit() -> str | None:
     """The git commit, marked '+' when the tree has changes; None outside a checkout."""
     try:
-        git = ["git", "-C", str(root())]
+        git = ["git", "-C", str(places.root())]
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
         dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -11,8 +11,8 @@ after the last micro-batch, so there is no `no_sync` to get wrong (and no overla
 with controls, or call `fit()` for the list. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
 SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
-Footgun: the loss of every step is read back to the host (one synchronisation per step), because a guard that looks
-every hundredth step has let ninety-nine poisoned updates through.
+Footgun: the loss of every step is read back to the host (a synchronisation per step, and one per micro-batch for the
+label mask), because a guard that looks every hundredth step has let ninety-nine poisoned updates through.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ def steps(
     machine = machine or runtime.pick()
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
     params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
-    _check(model, params, total=total, accumulate=accumulate, log_every=log_every)
+    _check(model, params, machine, total=total, accumulate=accumulate, log_every=log_every)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     for group in (g for o in optimizers for g in o.param_groups):
         group.setdefault("base_lr", group["lr"])
@@ -104,7 +104,9 @@ def steps(
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
             norm = nn.utils.clip_grad_norm_(params, clip if clip else math.inf)
-            *terms, norm, count = _read([*sums.values(), norm, tokens])  # the one synchronisation
+            *terms, norm, count = _read([*sums.values(), norm, tokens])  # here the host waits for the device
+            if count == 0:
+                raise ValueError(f"step {step}: no label is supervised (all are {losses.IGNORED}), so there is no loss")
             terms = {name: value / count for name, value in zip(sums, terms)}
             value = sum(terms.values())
             note = guards.spiked(value, recent, factor=spike) if spike and guards.is_finite(value) else None
@@ -235,10 +237,12 @@ def evaluate(
     return facts
 
 
-def _check(model: nn.Module, params: list[Tensor], **positive: int) -> None:
+def _check(model: nn.Module, params: list[Tensor], machine: runtime.Machine, **positive: int) -> None:
     for name, value in positive.items():
         if value < 1:
             raise ValueError(f"{name} = {value}: must be at least 1")
+    if params and params[0].device.type != machine.device.type:
+        raise ValueError(f"the model is on {params[0].device}, the run on {machine.device}; move the model first")
     held, trains = {id(p) for p in params}, {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
     left_out = [name for name, key in trains.items() if key not in held]
     if left_out:

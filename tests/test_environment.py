@@ -5,7 +5,7 @@ import tomllib
 
 import yaml
 
-from nblib.workbook import places
+from nblib import places
 
 ROOT = places.root()
 
@@ -31,14 +31,6 @@ def test_the_lock_pins_everything_the_project_asks_for():
     assert not [line for line in lines if "@" in line or "/" in line], "a path or address works on one machine only"
     wanted = [*_project()["dependencies"], *_project()["optional-dependencies"]["test"]]
     assert [name for name in map(_name, wanted) if name not in pins] == []
-
-
-def test_folders_agree_with_the_runtime(monkeypatch):
-    from nblib import runtime
-
-    for value in (None, "somewhere"):
-        monkeypatch.setenv("NBLIB_OUTPUTS", value) if value else monkeypatch.delenv("NBLIB_OUTPUTS", raising=False)
-        assert places.outputs() == runtime.outputs() and places.root() == runtime.root()
 
 
 def _project() -> dict:

@@ -106,6 +106,20 @@ def test_a_good_run_its_folder_the_skip_and_the_report(workbook, capsys):
     assert (folder / "notebook.html").stat().st_mtime_ns == stamp, "converted again although nothing changed"
 
 
+def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capfd):
+    """A display with an id leaves no line in any log, so the runner passes on what the progress says of itself."""
+    write(
+        "00_long",
+        "import time\nfrom nblib.workbook import show\nprogress = show.Progress('long')\n"
+        "for step in range(1, 41):\n    progress({'step': step, 'of': 40, 'loss': 1.0})\n    time.sleep(0.02)",
+        "print('after')",
+    )
+    assert run_one("00_long").status == "done"
+    said = capfd.readouterr().out
+    assert "[00_long] long: step 40 of 40, loss 1.0000" in said
+    assert said.index("[00_long] long: step 1 of 40") < said.index("after")  # while the cell was running
+
+
 def test_force_makes_a_fresh_folder_and_changed_inputs_a_new_key(workbook, tmp_path):
     write("00_a", "1 + 1", parameters=f'data: str = "{tmp_path}/corpus.txt"  # a text file')
     first = run_one("00_a")

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from nblib import checkpoint, losses, models, runtime, text, train
+from nblib import checkpoint, losses, models, places, runtime, text, train
 from nblib.methods import muon
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
@@ -52,7 +52,7 @@ def load(
     if recipe not in RECIPES:
         raise ValueError(f"recipe = {recipe!r}: allowed are {', '.join(RECIPES)}")
     machine = machine or runtime.pick()
-    folder = runtime.store() / key(recipe, machine)
+    folder = places.store() / key(recipe, machine)
     with _lock(folder):
         if not (folder / "base.json").exists():
             _make(recipe, folder, machine, on_step)

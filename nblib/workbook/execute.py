@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nblib.workbook import parameters, places, runs
+from nblib import places
+from nblib.workbook import parameters, runs
 from nblib.workbook.records import merge
 
 PROGRESS, OUTCOME = "\x1f", "\x1e"
@@ -84,7 +85,9 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
     kernel = AsyncKernelManager(
         kernel_name="python3", transport="ipc", ip=str(sockets / "k"), connection_file=str(sockets / "kernel.json")
     )
-    at, clean = _Position(), False
+    at, clean, ended = _Position(), False, threading.Event()
+    follower = threading.Thread(target=_follow, args=(folder / runs.PROGRESS, ended), daemon=True)
+    follower.start()
     try:
         run_sync(kernel.start_kernel)(cwd=str(places.notebooks()), env=_environment(folder), pass_fds=(job["lock"],))
         stop.kernel = kernel.provisioner.process.pid
@@ -96,6 +99,8 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
         if kernel.has_kernel:
             run_sync(kernel.shutdown_kernel)(now=not clean)
         stop.kernel = None
+        ended.set()
+        follower.join()
         shutil.rmtree(sockets, ignore_errors=True)
         os.close(in_use)
     if (partial := folder / "notebook.partial.ipynb").exists():
@@ -207,6 +212,21 @@ def _stop_when_stdin_ends() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1), os.dup2(nowhere, 2)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _follow(path: Path, ended: threading.Event) -> None:
+    """Pass on what long cells say of their progress: displays that update in place reach no log."""
+    at = path.stat().st_size if path.exists() else 0
+    while True:
+        last = ended.wait(0.5)
+        if path.exists() and path.stat().st_size > at:
+            with path.open(encoding="utf-8") as lines:
+                lines.seek(at)
+                for line in lines.read().splitlines():
+                    _tell(PROGRESS, line)
+                at = lines.tell()
+        if last:
+            return
 
 
 def _tell(mark: str, text: str) -> None:

@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib.workbook import parameters, places
+from nblib import places
+from nblib.workbook import parameters
 from nblib.workbook.parameters import ParameterError
 
 

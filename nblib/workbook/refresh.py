@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from nblib.workbook import jobs, places, runner
+from nblib import places
+from nblib.workbook import jobs, runner
 from nblib.workbook.records import make_folder, write_atomic
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-NOISE = ("papermill", "execution", "ExecuteTime", "collapsed", "trusted", "scrolled")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
@@ -50,7 +50,7 @@ def with_outputs(source: dict[str, Any], executed: dict[str, Any]) -> dict[str, 
     notebook["nbformat"], notebook["nbformat_minor"] = 4, max(5, notebook.get("nbformat_minor", 5))
     for number, (cell, ran) in enumerate(zip(notebook["cells"], executed["cells"], strict=True)):
         cell.setdefault("id", f"cell-{number:02d}")
-        cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key not in NOISE}
+        cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
         cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
         if cell["cell_type"] == "code":
             cell["execution_count"] = ran["execution_count"]

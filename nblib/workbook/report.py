@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nblib.workbook import parameters, places, runs
+from nblib import places
+from nblib.workbook import parameters, runs
 from nblib.workbook.records import make_folder, read_json, write_atomic
 from nblib.workbook.runner import key_results
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib.workbook import parameters, places, runs
+from nblib import places
+from nblib.workbook import parameters, runs
 from nblib.workbook.execute import GRACE, OUTCOME, PROGRESS
 from nblib.workbook.jobs import Job, gpus
 from nblib.workbook.jobs import plan as plan

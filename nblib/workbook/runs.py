@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nblib import places
 from nblib.workbook import parameters as declarations
-from nblib.workbook import places
 from nblib.workbook.records import make_folder, merge, read_json, to_json, write_atomic
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
+PROGRESS = "progress.txt"  # what long work says of itself, line by line, for the runner to print
 
 
 @dataclass

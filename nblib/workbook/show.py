@@ -12,18 +12,22 @@ import html
 import inspect
 import io
 import math
+import os
 import time
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from nblib import runtime
+from nblib.workbook.runs import PROGRESS, RUN_DIR
 
 
 class Progress:
     """Step, loss, tokens per second, time left and, on CUDA, memory: call it with each record of the loop."""
 
     def __init__(self, title: str = "training"):
-        self.title, self.record, self.handle, self.drawn, self.losses = title, {}, None, 0.0, []
+        self.title, self.record, self.handle, self.losses = title, {}, None, []
+        self.drawn = self.told = 0.0
 
     def __call__(self, record: dict) -> None:
         self.record = record
@@ -33,6 +37,10 @@ class Progress:
         if self.handle is None or done or time.monotonic() - self.drawn > 0.25:
             self.drawn = time.monotonic()
             self.handle = _display(self, self.handle)
+        if RUN_DIR in os.environ and (done or time.monotonic() - self.told > 5):  # the runner passes these lines on
+            self.told = time.monotonic()
+            with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
+                lines.write(f"{self}\n")
 
     def __str__(self) -> str:
         r = self.record

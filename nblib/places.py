@@ -9,7 +9,7 @@ from pathlib import Path
 
 def root() -> Path:
     """The project folder, found from this file and not from the working directory."""
-    return Path(__file__).resolve().parents[2]
+    return Path(__file__).resolve().parents[1]
 
 
 def notebooks() -> Path:
@@ -23,6 +23,11 @@ def profiles() -> Path:
 
 def outputs() -> Path:
     return _folder("NBLIB_OUTPUTS", "outputs")
+
+
+def store() -> Path:
+    """What is made once and reused by every run: corpora and base models."""
+    return Path(os.environ.get("NBLIB_BASE") or outputs() / "base").resolve()
 
 
 def short(path: Path) -> str:

@@ -1,0 +1,103 @@
+"""Hygiene of what is committed: a notebook must be readable without running it and runnable without reading it.
+
+nbval re-executes every notebook but compares only tagged cells, passes a stripped notebook, and knows nothing of
+size, order or parameters. What it lets through is caught here.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from nblib import places
+from nblib.workbook import parameters
+
+NOTEBOOKS = sorted(places.notebooks().glob("*.ipynb"))
+PROFILES = sorted(places.profiles().glob("*.yaml"))
+HEADINGS = ("## Parameters", "## Set-up", "## What to remember", "## Exercises")
+
+
+def test_there_are_notebooks_and_profiles():
+    assert NOTEBOOKS and PROFILES
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda p: p.stem)
+def notebook(request):
+    return nbformat.read(request.param, as_version=4)
+
+
+def _code(notebook):
+    return [c for c in notebook.cells if c.cell_type == "code"]
+
+
+def test_executed_in_order_without_errors_or_stderr(notebook):
+    assert [c.execution_count for c in _code(notebook)] == list(range(1, len(_code(notebook)) + 1))
+    outputs = [o for c in _code(notebook) for o in c.outputs]
+    assert len(outputs) > len(_code(notebook)) // 2  # stripped notebooks teach nothing
+    for output in outputs:
+        assert output.output_type != "error" and output.get("name") != "stderr", str(output)[:300]
+
+
+def test_no_widgets_no_run_metadata_no_paths(notebook):
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec.name == "python3"
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"tags"}, cell.metadata
+    text = json.dumps(notebook)
+    assert "widget-view" not in text
+    assert not re.search(r"(/root/|/home/\w|/tmp/|/Users/)", text)
+
+
+def test_small_enough_to_read_on_a_forge(request, notebook):
+    path = next(p for p in NOTEBOOKS if p.stem in request.node.name)
+    assert path.stat().st_size < 300_000
+    for cell in _code(notebook):
+        assert len(cell.source.splitlines()) <= 32, cell.source[:80]
+
+
+def test_skeleton(notebook):
+    text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    places = [text.index(heading) for heading in HEADINGS]
+    assert places == sorted(places) and text.startswith("# ")
+    assert "What you will see" in text[: places[0]] and "Time and hardware" in text[: places[0]]
+    remembered = text[places[2] : places[3]].count("\n- ")
+    exercises = len(re.findall(r"^\d\. ", text[places[3] :], re.M))
+    assert 3 <= remembered <= 5 and 3 <= exercises <= 5
+    assert text[places[3] :].count("nblib.check(") == 2
+
+
+def test_first_code_cell_holds_the_parameters_and_nothing_hides(notebook):
+    assert "parameters" in _code(notebook)[0].metadata.tags
+    tags = [tag for c in _code(notebook) for tag in c.metadata.get("tags", [])]
+    assert set(tags) <= {"parameters", "nbval-check-output"} and tags.count("nbval-check-output") == 1
+    for cell in _code(notebook):
+        assert not re.search(r"^\s*[!%]|if False|NBLIB_|tqdm", cell.source, re.M), cell.source[:80]
+
+
+def test_the_checked_cell_has_something_to_compare(notebook):
+    cell = next(c for c in _code(notebook) if "nbval-check-output" in c.metadata.get("tags", []))
+    text = "".join(o.get("text", "") for o in cell.outputs)
+    assert len(text.splitlines()) >= 3
+    assert not re.search(r"\d\.\d{2,}", text)  # no measured floats
+
+
+def test_prose_repeats_no_measured_number(notebook):
+    """A number with two decimals or more belongs to a cell's output, where it is measured."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            assert not re.search(r"\b\d+\.\d{2,}\b(?!\d*\.)", re.sub(r"arXiv:[\d.]+", "", cell.source)), cell.source[
+                :200
+            ]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
+def test_every_profile_fits_its_notebook(profile: Path):
+    name = profile.name.split(".")[0]
+    declared = parameters.declared(places.notebooks() / f"{name}.ipynb")
+    values = parameters.load_yaml(profile)
+    assert values and parameters.check(declared, values, str(profile))
+    assert yaml.safe_load(profile.read_text()) == values  # so plain papermill -f reads the same
+    assert "nblib run" in profile.read_text().split("\n\n")[0]  # the header says how
