@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 IGNORED = -100
-CHUNK_BYTES = 2**26  # fp32 logits of one chunk: large enough to keep the matrix product busy, small next to the model
+CHUNK_BYTES = 2**27  # logits of one chunk: large enough to keep the matrix products busy, small next to the model
+BLOCK_BYTES = 2**23  # on a CPU the row loss works on blocks that stay in its cache; it reads each row several times
 RowLoss = Callable[
     ..., tuple[Tensor, Tensor]
 ]  # (logits (n, V), *per_row) -> losses (n,), d sum(losses) / d logits (n, V)
@@ -61,7 +62,6 @@ def chunked_loss(
     hidden: Tensor, weight: Tensor, *per_row: Tensor, rows: RowLoss = cross_entropy_rows, chunk: int | None = None
 ) -> Tensor:
     """Sum over rows of a loss of `hidden @ weight.T`: hidden (N, D), weight (V, D), per_row tensors (N, ...)."""
-    chunk = chunk or max(16, CHUNK_BYTES // (4 * weight.shape[0]))
     return _Chunked.apply(hidden, weight, rows, chunk, torch.is_grad_enabled(), *per_row)
 
 
@@ -73,6 +73,9 @@ class _Chunked(torch.autograd.Function):
         low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         want_h, want_w = (wanted and need for need in ctx.needs_input_grad[:2])
         exact = torch.promote_types(hidden.dtype, torch.float32)  # float64 stays float64
+        vocabulary = weight.shape[0]
+        chunk = chunk or max(16, CHUNK_BYTES // (low.itemsize * vocabulary))
+        block = max(1, BLOCK_BYTES // (exact.itemsize * vocabulary)) if kind == "cpu" else chunk
         with torch.autocast(kind, enabled=False):
             w = weight.detach().to(low)  # (V, D)
             d_hidden = torch.empty_like(hidden) if want_h else None
@@ -81,15 +84,20 @@ class _Chunked(torch.autograd.Function):
             for at in range(0, hidden.shape[0], chunk):
                 part = slice(at, at + chunk)
                 h = hidden.detach()[part].to(low)  # (n, D)
-                losses, grad = rows((h @ w.T).to(exact), *(x[part] for x in per_row))  # (n,), (n, V)
-                total += losses.sum()
-                grad = grad.to(low)
+                logits = h @ w.T  # (n, V), in the low dtype; turns into its own gradient block by block
+                for start in range(0, len(logits), block):
+                    few = logits[start : start + block]
+                    few_rows = (x[at + start : at + start + len(few)] for x in per_row)
+                    losses, grad = rows(few.to(exact), *few_rows)  # (b,), (b, V)
+                    total += losses.sum()
+                    few.copy_(grad)
                 if want_h:
-                    d_hidden[part] = grad @ w
+                    d_hidden[part] = logits @ w
                 if want_w and low == exact:
-                    d_weight.addmm_(grad.T, h)
+                    d_weight.addmm_(logits.T, h)
                 elif want_w:
-                    d_weight += grad.T @ h
+                    d_weight += logits.T @ h
+                del logits, few, grad  # or the next chunk is made while this one is still held
         ctx.grads = (d_hidden, d_weight.to(weight.dtype) if want_w else None)
         return total
 

@@ -218,12 +218,12 @@ def test_killed_at_any_moment_a_second_run_continues(workbook):
     (worker,) = _children(process.pid)
     (kernel,) = _children(worker)
     os.kill(kernel, signal.SIGSTOP)  # it would notice within a second that it is an orphan
+    threading.Timer(2.5, os.kill, [kernel, signal.SIGCONT]).start()  # now, so that a failure below leaves none behind
     for pid in (process.pid, worker):
         os.kill(pid, signal.SIGKILL)
     time.sleep(0.2)
     assert runs.status(folder) == "running", "the kernel is alive and could still write"
     process.wait()
-    threading.Timer(1.5, os.kill, [kernel, signal.SIGCONT]).start()
     _second_run_continues(workbook, folder)
 
 

@@ -47,6 +47,8 @@ class Progress:
         if not r:
             return f"{self.title}: not started"
         parts = [f"{self.title}: step {r['step']} of {r['of']}", f"loss {r['loss']:.4f}"]
+        if "lr" in r:
+            parts.append(f"rate {r['lr']:.1e}")
         if "tokens_per_s" in r:
             parts += [f"{r['tokens_per_s']:,.0f} tokens/s", f"{_clock(r['eta_s'])} left"]
         if "memory_gib" in r:
@@ -85,6 +87,7 @@ class Table:
     def __init__(self, rows: list[dict], *, caption: str = ""):
         self.rows, self.caption = [{k: _cell(v) for k, v in row.items()} for row in rows], caption
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
+        self.numeric = {c for c in self.columns if all(isinstance(row.get(c, 0), (int, float)) for row in rows)}
 
     def __str__(self) -> str:
         lines = [self.columns, *([row.get(c, "") for c in self.columns] for row in self.rows)]
@@ -93,11 +96,12 @@ class Table:
         return "\n".join(([self.caption] if self.caption else []) + [text[0], "-" * len(text[0]), *text[1:]])
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        head = "".join(f"<th>{html.escape(c)}</th>" for c in self.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(row.get(c, ''))}</td>" for c in self.columns) + "</tr>"
-            for row in self.rows
-        )
+        def row(tag: str, cells: dict) -> str:  # JupyterLab aligns everything right unless told
+            left = {c: "" if c in self.numeric else " style='text-align:left'" for c in self.columns}
+            return "".join(f"<{tag}{left[c]}>{html.escape(cells.get(c, ''))}</{tag}>" for c in self.columns)
+
+        head = row("th", {c: c for c in self.columns})
+        body = "".join(f"<tr>{row('td', cells)}</tr>" for cells in self.rows)
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
         return {"text/plain": str(self), "text/html": f"<table>{caption}<tr>{head}</tr>{body}</table>"}
 
@@ -136,6 +140,9 @@ def bars(values: dict[str, float], *, x: str, summary: str) -> Picture:
     return Picture(figure, summary)
 
 
+NO_WRAP = "white-space: pre; overflow-x: auto"  # a long line scrolls; JupyterLab would break it anywhere
+
+
 class source:
     """The source of a function or module, as the library has it: shown, never pasted."""
 
@@ -147,7 +154,7 @@ class source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        page = highlight(self.text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True))
+        page = highlight(self.text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True, prestyles=NO_WRAP))
         return {"text/plain": self.text, "text/html": page}
 
 
@@ -158,10 +165,9 @@ class Controls:
     """
 
     def __init__(self):
-        self.stop, self.lr_scale, self.view = False, 1.0, None
+        self.stop, self.lr_scale, self.handle = False, 1.0, None
         if runtime.interactive():
-            self.view = self._widgets()
-            _display(self.view)
+            self.handle = _display(self._widgets())
 
     def _widgets(self):
         from ipywidgets import Button, FloatLogSlider, HBox
@@ -177,12 +183,32 @@ class Controls:
 
         button.on_click(pressed)
         slider.observe(moved, "value")
+        _answer(slider)
         return HBox([slider, button])
 
     def close(self) -> None:
-        """Take the widgets off the page: saved, they would be an empty box."""
-        if self.view is not None:
-            self.view.close()
+        """Put a sentence in the place of the widgets: saved, they would be an empty box."""
+        if self.handle is not None:
+            ended = "stopped by hand" if self.stop else "ran to its end"
+            self.handle.update(_Said(f"controls: {ended}, rate x {self.lr_scale:.2f}"))
+
+
+class _Said(str):
+    __repr__ = str.__str__
+
+
+def _answer(widget) -> None:
+    """Tell the page that each message of a widget was handled. While a cell runs ipykernel 7.4 does not, and the page
+    holds back every change of a slider after the first until it hears so."""
+    from IPython import get_ipython
+
+    kernel = get_ipython().kernel
+
+    def heard(message) -> None:
+        widget._handle_msg(message)
+        kernel.session.send(kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=message)
+
+    widget.comm.on_msg(heard)
 
 
 def _display(thing, handle=None):
@@ -200,6 +226,8 @@ def _display(thing, handle=None):
 
 
 def _cell(value) -> str:
+    if value is None or value == []:
+        return "none"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
