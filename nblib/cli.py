@@ -28,6 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
+    if options.pitfalls:
+        from nblib import pitfalls
+
+        for p in pitfalls.catalogue():
+            print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
+        return 0
     from nblib import places
     from nblib.workbook import jobs, parameters, runs
 
@@ -86,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("list", help="the notebooks, their profiles and their last runs")
     command.set_defaults(command=_list)
+    command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
 
     command = commands.add_parser("run", help="execute notebooks headlessly; skips what is done, resumes what is not")
     command.set_defaults(command=_run)

@@ -35,6 +35,7 @@ from nblib import checkpoint, guards, losses, runtime
 Batch = dict[str, Tensor]
 Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
 MAX_ROLLBACKS = 3
+SIGNALS = ("SIGINT", "SIGTERM")
 
 
 def steps(
@@ -73,7 +74,7 @@ def steps(
         progress = checkpoint.restore(state, model, optimizers, **everything)
         _say(f"resumed at step {progress['step']} of {total}")
     recent, clipped = deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
-    snapshot, noted, clock = None, set(), _Clock()
+    snapshot, reason, noted, clock = None, None, set(), _Clock()
     model.train()
 
     def capture(clone: bool = False) -> dict:
@@ -110,7 +111,9 @@ def steps(
             terms = {name: value / count for name, value in zip(sums, terms)}
             value = sum(terms.values())
             note = guards.spiked(value, recent, factor=spike) if spike and guards.is_finite(value) else None
-            broken = not guards.is_finite(value) or (not guards.is_finite(norm) and not scaler.is_enabled())
+            # With a scaler an overflowing gradient is ordinary, until the scale has come down and it still overflows.
+            skips = scaler.is_enabled() and scaler.get_scale() >= 1
+            broken = not guards.is_finite(value) or not (guards.is_finite(norm) or skips)
             if broken and not spike:
                 where = _explain(model, optimizers, generators, micro, loss, machine)
                 raise guards.NonFinite(f"step {step}: loss {value}, gradient norm {norm}. Source: {where}")
@@ -136,7 +139,7 @@ def steps(
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
                 record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
-            reason = stop.name or ("Stop" if controls and controls.stop else None)
+            reason = _agreed(stop.name or ("Stop" if controls and controls.stop else None), machine.device)
             last = step + 1 == total or reason is not None
             if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
                 with clock.paused():
@@ -161,8 +164,8 @@ def steps(
             yield record
             if reason:
                 break
-    if stop.name and not runtime.interactive():  # a script or a batch was asked to end, so it ends
-        raise KeyboardInterrupt if stop.name == "SIGINT" else SystemExit(128 + signal.SIGTERM)
+    if reason in SIGNALS and not runtime.interactive():  # a script or a batch was asked to end, so it ends
+        raise KeyboardInterrupt if reason == "SIGINT" else SystemExit(128 + signal.SIGTERM)
 
 
 def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list[dict]:
@@ -281,6 +284,16 @@ def _read(values: list[Tensor]) -> list[float]:
     if torch.distributed.is_initialized():
         torch.distributed.all_reduce(numbers[:-2])  # norm and token count are the same everywhere
     return numbers.tolist()
+
+
+def _agreed(reason: str | None, device: torch.device) -> str | None:
+    """One process that ends alone leaves the others waiting in an all-reduce, so they end together."""
+    if not torch.distributed.is_initialized():
+        return reason
+    reasons = (None, "Stop", *SIGNALS)
+    code = torch.tensor(reasons.index(reason), device=device)
+    torch.distributed.all_reduce(code, op=torch.distributed.ReduceOp.MAX)
+    return reasons[int(code)]
 
 
 def _first_lr(optimizers: list[Optimizer]) -> float:

@@ -176,17 +176,18 @@ def test_nan_in_the_forward_pass_names_the_first_module(tiny, batches):
         train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=3, machine=FP32)
 
 
+class _InfiniteGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * float("inf")
+
+
 def test_nan_in_the_backward_pass_names_the_gradient(tiny, batches):
-    class Bad(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * float("inf")
-
-    tiny.model.layers[1].mlp.register_forward_hook(lambda m, i, o: Bad.apply(o))
+    tiny.model.layers[1].mlp.register_forward_hook(lambda m, i, o: _InfiniteGradient.apply(o))
     with pytest.raises(
         guards.NonFinite, match="gradient of model.layers.1.mlp.down_proj.weight, the first in the backward"
     ):
@@ -303,6 +304,18 @@ def test_clipping_and_starvation_are_said_once(tiny, batches, capsys, monkeypatc
     assert capsys.readouterr().out == ""  # a healthy run says nothing
 
 
+def test_an_overflow_that_no_scale_cures_is_an_error(tiny, batches):
+    tiny.model.layers[1].mlp.register_forward_hook(lambda m, i, o: _InfiniteGradient.apply(o))
+    with pytest.raises(guards.NonFinite, match="gradient of model.layers.1.mlp.down_proj.weight"):
+        train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=60, machine=runtime.pick("cpu", "fp16"))
+
+
+def test_a_step_without_labels_says_so(tiny, batches):
+    empty = iter(lambda: {"input_ids": next(batches)["input_ids"], "labels": torch.full((4, 32), losses.IGNORED)}, None)
+    with pytest.raises(ValueError, match="step 0: no label is supervised"):
+        train.fit(tiny, empty, train.adamw(tiny, lr=1e-3), total=2, machine=FP32)
+
+
 def test_what_trains_and_what_the_optimizer_holds_must_agree(tiny, batches):
     half = torch.optim.SGD(list(tiny.parameters())[:3], lr=0.1)
     with pytest.raises(ValueError, match="trainable parameters are in no optimizer, the first is"):
@@ -379,7 +392,7 @@ def test_live_hands_control_to_the_event_loop(tiny, batches):
 # ------------------------------------------------------------------ several processes
 
 TWO = """
-import json, os, sys, torch
+import json, os, signal, sys, torch
 sys.path[:0] = [{tests!r}]
 from conftest import FP32
 from nblib import losses, models, runtime, text, train
@@ -394,14 +407,25 @@ class Ragged(text.Batches):
     def __next__(self): return ragged(super().__next__())
 model = models.tiny(256, hidden=32, layers=2, heads=2)
 rows = 4 // runtime.world()
+def on_step(record):  # one of the processes is asked to end
+    if record["step"] == {ask_at} and runtime.rank() == 1: os.kill(os.getpid(), signal.SIGTERM)
 batches = Ragged(steps.cumsum(0) % 256, rows=rows, length=32, rank=runtime.rank(), world=runtime.world())
 records = train.fit(model, batches, train.adamw(model, lr=1e-2), total=12, accumulate=2, machine=FP32,
-                    checkpoints={folder!r}, checkpoint_every=4)
+                    checkpoints={folder!r}, checkpoint_every=4, on_step=on_step)
 if runtime.rank() == 0:
     weights = [float(p.detach().double().abs().sum()) for p in model.parameters()]
     print(json.dumps({{"losses": [r["loss"] for r in records], "weights": weights}}))
 if runtime.world() > 1: torch.distributed.destroy_process_group()
 """
+
+
+def _torchrun(tmp_path, world: int, ask_at: int = 0):
+    script = tmp_path / f"two{world}.py"
+    script.write_text(TWO.format(tests=str(Path(__file__).parent), folder=str(tmp_path / f"ck{world}"), ask_at=ask_at))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}", str(script)]
+    return subprocess.run(
+        launch, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
 
 
 @pytest.mark.slow
@@ -410,19 +434,7 @@ def test_two_processes_take_the_same_steps_as_one(tmp_path):
 
     results = []
     for world in (1, 2):
-        script = tmp_path / f"two{world}.py"
-        script.write_text(TWO.format(tests=str(Path(__file__).parent), folder=str(tmp_path / f"ck{world}")))
-        launch = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={world}",
-            str(script),
-        ]
-        out = subprocess.run(
-            launch, capture_output=True, text=True, timeout=240, env=os.environ | {"OMP_NUM_THREADS": "1"}
-        )
+        out = _torchrun(tmp_path, world)
         assert out.returncode == 0, out.stderr[-2000:]
         results.append(json.loads(out.stdout.strip().splitlines()[-1]))
         assert len(list((tmp_path / f"ck{world}").glob("step-*"))) == 2
@@ -430,3 +442,11 @@ def test_two_processes_take_the_same_steps_as_one(tmp_path):
     print(f"one process against two over 12 steps: largest loss difference {worst:.1e}")
     assert worst < 1e-5
     assert results[0]["weights"] == pytest.approx(results[1]["weights"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_one_process_asked_to_end_ends_both_with_one_checkpoint(tmp_path):
+    out = _torchrun(tmp_path, 2, ask_at=5)
+    assert out.returncode != 0  # each ended as the signal asks
+    assert "stopped by SIGTERM after step 6 of 12, checkpoint saved" in out.stdout + out.stderr
+    assert [p.name for p in sorted((tmp_path / "ck2").iterdir())] == ["step-00000004", "step-00000006"]

@@ -32,7 +32,7 @@ from nblib.methods import muon
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
     "default": dict(steps=240, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
-    "full": dict(steps=1200, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
+    "full": dict(steps=720, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
 }
 
 

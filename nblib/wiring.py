@@ -1,0 +1,143 @@
+"""Who gets a gradient, and how to be sure: freeze, select layers, swap modules, list what trains, and the canary.
+
+`requires_grad` says what *may* train. Whether it does depends on the graph, the optimizer and the numbers, and most
+ways of getting that wrong raise nothing: the loss falls because something else learns. So the check is an experiment,
+not an inspection. The canary takes two small real steps and asks of every trainable tensor: did you get a gradient,
+was it finite, did you move? Then it puts everything back, bit for bit.
+
+Two steps, because one is too few to judge: LoRA starts with B = 0, so the first gradient of A is exactly zero in a
+healthy adapter, and alive at the second step. With both factors zero it stays zero for ever.
+
+Footgun: the canary sees gradients that are missing or zero. A gradient that is wrong but not zero (a KV cache under
+hand-written checkpointing, rounding without a straight-through estimator) passes; compare with a reference once.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nblib import checkpoint
+
+
+def freeze(model: nn.Module, *, train: Iterable[nn.Module | nn.Parameter] = ()) -> nn.Module:
+    """Nothing trains but what is named, by identity and not by pattern."""
+    model.requires_grad_(False)
+    for part in train:
+        for p in [part] if isinstance(part, nn.Parameter) else part.parameters():
+            if not p.is_floating_point():
+                raise ValueError(f"a parameter of dtype {p.dtype} cannot train: it is the packed base, not the adapter")
+            p.requires_grad_(True)
+    return model
+
+
+def select(
+    model: nn.Module, kind: type | tuple[type, ...] = nn.Linear, *, inside: nn.Module | None = None
+) -> dict[str, nn.Module]:
+    """Modules of a type by name, the output head left out."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    allowed = set(map(id, inside.modules())) if inside is not None else None
+    return {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, kind) and m is not head and (allowed is None or id(m) in allowed)
+    }
+
+
+def swap(
+    model: nn.Module, replace: Callable[[str, nn.Module], nn.Module | None], modules: dict[str, nn.Module]
+) -> list[str]:
+    """Put `replace(name, module)` in the place of each module; None leaves it. Returns the names that changed."""
+    changed = []
+    for name, module in modules.items():
+        new = replace(name, module)
+        if new is not None:
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, new)
+            changed.append(name)
+    return changed
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+class Verdict(NamedTuple):
+    """What the canary saw of one trainable tensor."""
+
+    name: str
+    gradient: str  # flows, none, zero, not finite
+    moved: bool
+    norm: float
+
+
+class Canary(NamedTuple):
+    alive: bool
+    sentence: str
+    tensors: list[Verdict]
+
+    def dead(self) -> list[str]:
+        return [t.name for t in self.tensors if t.gradient != "flows" or not t.moved]
+
+
+def canary(
+    model: nn.Module, loss: Callable[[], Tensor], *, step: float = 1e-2, expect: set[str] | None = None
+) -> Canary:
+    """Two gradient steps of length `step` per tensor, judged after the second, everything restored exactly.
+
+    `loss()` runs the forward pass as training would. `expect` are the names that should train, if you know them.
+    """
+    params = trainable(model)
+    if expect is not None and (wrong := sorted(expect ^ set(params))):
+        return Canary(False, f"{len(wrong)} tensors should train and do not, or the reverse: {wrong[0]} first", [])
+    if not params:
+        return Canary(False, "nothing trains: no parameter requires a gradient", [])
+    before = {name: p.detach().clone() for name, p in params.items()}
+    kept = {name: p.grad for name, p in params.items()}
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    generators, mode = checkpoint.generators(), model.training
+    model.train()
+    try:
+        for _ in range(2):
+            for p in params.values():
+                p.grad = None
+            value = loss()
+            if not value.requires_grad:
+                return Canary(False, "the loss has no graph: it does not depend on anything that trains", [])
+            try:
+                value.backward()
+            except RuntimeError as error:
+                return Canary(False, f"backward raised: {str(error).splitlines()[0]}", [])
+            seen = [_judge(name, p) for name, p in params.items()]
+            with torch.no_grad():
+                for p in params.values():
+                    if p.grad is not None and torch.isfinite(p.grad).all() and (norm := p.grad.norm()) > 0:
+                        p.sub_(p.grad * (step * max(1.0, float(p.norm())) / norm).to(p.dtype))
+        tensors = [v._replace(moved=not torch.equal(params[v.name], before[v.name])) for v in seen]
+    finally:
+        with torch.no_grad():
+            for name, p in params.items():
+                p.copy_(before[name])
+                p.grad = kept[name]
+            for name, b in model.named_buffers():
+                b.copy_(buffers[name])
+        checkpoint.set_generators(generators)
+        model.train(mode)
+    dead = [t for t in tensors if t.gradient != "flows" or not t.moved]
+    if dead:
+        return Canary(
+            False,
+            f"{len(dead)} of {len(tensors)} trainable tensors are dead: {dead[0].name} ({dead[0].gradient})",
+            tensors,
+        )
+    return Canary(True, f"all {len(tensors)} trainable tensors get a gradient and move", tensors)
+
+
+def _judge(name: str, p: nn.Parameter) -> Verdict:
+    if p.grad is None:
+        return Verdict(name, "none", False, 0.0)
+    if not torch.isfinite(p.grad).all():
+        return Verdict(name, "not finite", False, float("nan"))
+    norm = float(p.grad.norm())
+    return Verdict(name, "flows" if norm > 0 else "zero", False, norm)
