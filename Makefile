@@ -31,7 +31,7 @@ run: env  ## run the whole sequence headlessly; PROFILE=full or gpu, JOBS=2
 
 lab: env  ## open JupyterLab on 127.0.0.1 with its token; PORT=8888
 	@$(BIN)/python -c "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); e=s.connect_ex(('127.0.0.1',$(PORT))); sys.exit('make lab: port $(PORT) is in use on 127.0.0.1; choose another, e.g. make lab PORT=8899' if e==0 else 0)" || exit 2
-	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) --ServerApp.port_retries=0 --ServerApp.root_dir=$(CURDIR) --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb
+	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) --ServerApp.port_retries=0 --ServerApp.root_dir=$(CURDIR) --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: env  ## every test: units, properties, runner, notebooks, browser
 	$(BIN)/python -m pytest tests

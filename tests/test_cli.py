@@ -7,12 +7,16 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
+TEN = """rank: int = 2  # rank [1 .. 8]
+corpus: str = "prose"  # text to adapt to [a corpus]
+model: str = ""  # nothing for the base model [a model]"""
+
 
 @pytest.fixture
 def workbook(tmp_path, monkeypatch):
     folder = small_notebooks.move_workbook(tmp_path, monkeypatch)
     write("00_setup", "1")
-    write("10_lrc", "1", parameters="rank: int = 2  # rank [1 .. 8]")
+    write("10_lrc", "1", parameters=TEN)
     (folder / "parameters" / "00_setup.gpu.yaml").write_text("steps: 9\n")
     (folder / "broken.yaml").write_text("steps: [\n")
     (folder / "wrong.yaml").write_text("stepz: 3\nlr: 2\n")
@@ -35,6 +39,16 @@ def workbook(tmp_path, monkeypatch):
         ("run 00 10 --profile gpu", "10_lrc: unknown profile 'gpu'"),
         ("run --all --profile gqu", "unknown profile 'gqu'; did you mean 'gpu'?"),
         ("run 00 10 -p steps=3", "unknown parameter 'steps'"),
+        (
+            "run 10 -p corpus=poetry",
+            "'corpus' is 'poetry', allowed is a corpus: it is neither prose, code, hf:<dataset>",
+        ),
+        (
+            "run 10 -p corpus=hf:some/set",
+            "'corpus' is 'hf:some/set', allowed is a corpus: it needs the package datasets",
+        ),
+        ("run 10 -p model=/no/such", "'model' is '/no/such', allowed is a model: it is neither a folder with a model"),
+        ("run 10 -p model=nobody/nothing", "it is not in the local cache, and the hub is switched off"),
         ("run", "either names of notebooks or --all"),
         ("run 00 --all", "either names of notebooks or --all"),
         ("run 00 --jobs 0", "'0' is not a whole number above 0"),

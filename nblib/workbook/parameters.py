@@ -6,8 +6,9 @@ The first code cell of a notebook is tagged `parameters` and holds one declarati
     precision: str = "auto"  # autocast dtype [auto, fp32, bf16, fp16]
 
 Type, default, meaning and what is allowed stand in one place that a reader sees first, papermill understands, and
-this file reads with `ast` (nothing is executed). Brackets at the end of the comment are a choice or a range with
-either end open; without them every value of the type is allowed. For a list they speak about each element.
+this file reads with `ast` (nothing is executed). Brackets at the end of the comment are a choice, a range with
+either end open, or `[a corpus]` and `[a model]`, which must be there to be found; without them every value of the
+type is allowed. For a list they speak about each element.
 
 Footgun: a default computed from another parameter would keep its old value when that other one is set from outside,
 since the injected cell comes after this one. So defaults are literals, and everything derived is computed later.
@@ -18,9 +19,11 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nblib import places
 from nblib.workbook.flat_yaml import ParameterError as ParameterError
 from nblib.workbook.flat_yaml import dump_yaml as dump_yaml
 from nblib.workbook.flat_yaml import load_yaml as load_yaml
@@ -28,6 +31,29 @@ from nblib.workbook.flat_yaml import load_yaml as load_yaml
 SCALARS = {"int": int, "float": float, "str": str, "bool": bool}
 TYPES = (*SCALARS, "list[int]", "list[float]", "list[str]")
 WORDS = {"true": True, "false": False}
+
+
+def _corpus(value: str) -> str | None:
+    """What keeps a corpus from being read, or None."""
+    if value.startswith("hf:"):
+        return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
+    found = value in ("prose", "code") or (places.notebooks() / Path(value).expanduser()).exists()
+    return None if found else "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+
+
+def _model(value: str) -> str | None:
+    """What keeps a model from being loaded, as far as it can be told without the network, or None."""
+    if (places.notebooks() / Path(value).expanduser() / "config.json").exists():
+        return None
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", value):
+        return "is neither a folder with a model nor a hub name like Qwen/Qwen3-0.6B"
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    offline = constants.HF_HUB_OFFLINE and not isinstance(try_to_load_from_cache(value, "config.json"), str)
+    return "is not in the local cache, and the hub is switched off (HF_HUB_OFFLINE)" if offline else None
+
+
+FOUND = {"a corpus": _corpus, "a model": _model}
 
 
 class Range(NamedTuple):
@@ -43,7 +69,7 @@ class Parameter(NamedTuple):
     type: str
     default: Any
     comment: str
-    allowed: Range | tuple | None  # a tuple of choices
+    allowed: Range | tuple | str | None  # a tuple of choices, or a name in FOUND
 
 
 def declared(notebook: Path) -> dict[str, Parameter]:
@@ -155,6 +181,8 @@ def _parse_allowed(comment: str, kind: str) -> Range | tuple | None:
     if not found:
         return None
     inner = kind[5:-1] if kind.startswith("list") else kind
+    if found[1] in FOUND and inner == "str":
+        return found[1]
     low, dots, high = found[1].partition("..")
     if not dots:
         return tuple(_from_text(item.strip(), inner) for item in found[1].split(","))
@@ -174,6 +202,10 @@ def _judge(parameter: Parameter, value: Any) -> tuple[Any, str | None]:
         example = {"bool": " (true or false)", "float": " (a finite number)"}.get(kind, "")
         return value, f"'{name}' is {value!r}, but it must be of type {kind}{example}"
     for item in fit if isinstance(fit, list) else [fit]:
+        if isinstance(allowed, str):
+            if item and (wrong := FOUND[allowed](item)):
+                return value, f"'{name}' is {value!r}, allowed is {allowed}: it {wrong}"
+            continue
         if isinstance(allowed, Range):
             inside = (allowed.low is None or item >= allowed.low) and (allowed.high is None or item <= allowed.high)
         else:
