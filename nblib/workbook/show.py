@@ -140,7 +140,7 @@ def bars(values: dict[str, float], *, x: str, summary: str) -> Picture:
     return Picture(figure, summary)
 
 
-NO_WRAP = "white-space: pre; overflow-x: auto"  # a long line scrolls; JupyterLab would break it anywhere
+NO_WRAP = "white-space: pre; overflow-x: auto; font-family: monospace"  # a long line scrolls; JupyterLab would break it anywhere
 
 
 class source:
