@@ -140,7 +140,8 @@ def bars(values: dict[str, float], *, x: str, summary: str) -> Picture:
     return Picture(figure, summary)
 
 
-NO_WRAP = "white-space: pre; overflow-x: auto; font-family: monospace"  # a long line scrolls; JupyterLab would break it anywhere
+# A long line scrolls, where JupyterLab would break it anywhere.
+NO_WRAP = "white-space: pre; overflow-x: auto; font-family: monospace"
 
 
 class source:
@@ -154,7 +155,8 @@ class source:
         from pygments.formatters import HtmlFormatter
         from pygments.lexers import PythonLexer
 
-        page = highlight(self.text, PythonLexer(), HtmlFormatter(noclasses=True, nobackground=True, prestyles=NO_WRAP))
+        formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=NO_WRAP)
+        page = highlight(self.text, PythonLexer(), formatter)
         return {"text/plain": self.text, "text/html": page}
 
 
