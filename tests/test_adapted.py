@@ -5,7 +5,7 @@ import math
 import torch
 
 from nblib import wiring
-from nblib.pitfalls import adapted, gradient_flow, handover
+from nblib.pitfalls import adapted, gradient_flow, handover, quantised
 
 
 def test_the_matrix_raises_where_reentrant_meets_no_hook_and_nowhere_else():
@@ -50,3 +50,10 @@ def test_missed_by_goes_by_identity():
     assert handover.missed_by(model, torch.optim.SGD(held[:40], lr=1), torch.optim.SGD(held[40:], lr=1)) == []
     twins = [torch.nn.Parameter(p.detach().clone()) for p in held]
     assert len(handover.missed_by(model, torch.optim.SGD(twins, lr=1))) == len(held)
+
+
+def test_one_evaluation_spoils_4_bit_gradients_where_bitsandbytes_repacks_and_is_kept_from_it():
+    as_it_comes, kept = quantised.one_evaluation(keep=False), quantised.one_evaluation(keep=True)
+    assert kept["tensors with the right gradient"] == kept["of"]
+    right = as_it_comes["tensors with the right gradient"] == as_it_comes["of"]
+    assert right != as_it_comes["this machine repacks"], as_it_comes

@@ -55,6 +55,11 @@ def quiet(call: Callable, *args, **kwargs):
     return result, [str(w.message).splitlines()[0] for w in said]
 
 
+def blocks_owner(model: nn.Module) -> nn.Module:
+    """The decoder inside the causal model, adapted or not: blocks, and the final norm above them."""
+    return (model.get_base_model() if isinstance(model, peft.PeftModel) else model).model
+
+
 def base(family: str = "qwen3", hidden: int = 32) -> nn.Module:
     return models.tiny(VOCABULARY, family=family, hidden=hidden, layers=LAYERS, length=64).requires_grad_(False)
 

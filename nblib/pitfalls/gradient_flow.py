@@ -66,7 +66,7 @@ def _learns_without_its_adapters(facts: dict) -> bool:
 # P03: the order that is argued about, and the one that counts
 
 
-def _order(order: str) -> dict:
+def order_of(order: str) -> dict:
     """Reentrant, the hook as the library sets it: the only wiring in which order could count at all."""
     return compare(wired("reentrant", order=order), flow(wired()))
 
@@ -87,7 +87,7 @@ def _new_embedding(first: bool) -> dict:
 # P04: both factors zero
 
 
-def _zeroed(both: bool, lr: float = 1e-2) -> dict:
+def zeroed(both: bool, lr: float = 1e-2) -> dict:
     model = attach(base(), ADAPTER[1])
     for layer in model.modules():
         if isinstance(layer, LowRank) and both:
@@ -234,7 +234,7 @@ PITFALLS = [
         broken=lambda: _new_embedding(first=False),
         fixed=lambda: _new_embedding(first=True),
         seen=_gradients_missing,
-        claimed=lambda: _order(ORDER[1]),
+        claimed=lambda: order_of(ORDER[1]),
         check="S10",
     ),
     Pitfall(
@@ -245,10 +245,10 @@ PITFALLS = [
         verdict="Each factor's gradient is a product with the other. One zero is healthy; with two nothing can ever "
         f"move, at any rate. Seen on {SEEN_ON}.",
         fix="Set one factor to zero and the other to random values, or both from an SVD.",
-        broken=lambda: _zeroed(both=True),
-        fixed=lambda: _zeroed(both=False),
+        broken=lambda: zeroed(both=True),
+        fixed=lambda: zeroed(both=False),
         seen=_nothing_moves,
-        claimed=lambda: _zeroed(both=False, lr=1e-5),
+        claimed=lambda: zeroed(both=False, lr=1e-5),
     ),
     Pitfall(
         id="P05",

@@ -57,7 +57,7 @@ def missed_by(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[str]
     return [name for name, p in wiring.trainable(model).items() if id(p) not in held]
 
 
-def _optimizer(when: str, lr: float = 1e-2) -> dict:
+def optimizer_on(when: str, lr: float = 1e-2) -> dict:
     model = base().requires_grad_(True)
     early = list(model.parameters())
     model = attach(model)
@@ -136,10 +136,10 @@ PITFALLS = [
         verdict=f"A tiny rate still moves every tensor. An optimizer made before the adapters, or on a copy, holds "
         f"tensors that this model does not train; the canary cannot see it. Seen on {SEEN_ON}.",
         fix="Make the optimizer last, and compare identities: every trainable tensor must be in some optimizer.",
-        broken=lambda: _optimizer("before the adapters"),
-        fixed=lambda: _optimizer("after"),
+        broken=lambda: optimizer_on("before the adapters"),
+        fixed=lambda: optimizer_on("after"),
         seen=_trains_on_nothing,
-        claimed=lambda: _optimizer("after", lr=1e-5),
+        claimed=lambda: optimizer_on("after", lr=1e-5),
         check="S3",
     ),
     Pitfall(

@@ -29,6 +29,36 @@ def nf4() -> nn.Module:
         return quiet(models.load, folder, four_bit=True)[0].train()
 
 
+def keep_differentiable(model: nn.Module) -> nn.Module:
+    """Forbid bitsandbytes to repack the weights for inference. On a CPU with AVX-512 BF16 it does so in the first
+    forward pass in evaluation mode, for a product that has no backward; returning to train() does not undo it."""
+    for m in model.modules():
+        if isinstance(m, bnb.nn.Linear4bit):
+            m.support_avx512bf16_for_cpu = False
+    return model
+
+
+def one_evaluation(keep: bool) -> dict:
+    """The gradients of a 4-bit LoRA model before and after one evaluation, on this very machine."""
+    model = wake(attach(nf4()))
+    repacks = any(getattr(m, "support_avx512bf16_for_cpu", False) for m in model.modules())
+    if keep:
+        keep_differentiable(model)
+    before = flow(model)["gradients"]
+    with torch.no_grad():
+        loss_of(model.eval())
+    after = flow(model.train())["gradients"]
+    alike = [float(torch.cosine_similarity(after[n].flatten(), g.flatten(), dim=0)) for n, g in before.items()]
+    return {
+        "this machine repacks": repacks,
+        "kept differentiable": keep,
+        "tensors with the right gradient": sum(c > 0.99 for c in alike),
+        "of": len(alike),
+        "lowest cosine": min(alike),
+        "canary": quiet(wiring.canary, model, lambda: loss_of(model))[0].sentence,
+    }
+
+
 # P06: prepare after attach
 
 
@@ -54,7 +84,7 @@ def _silent_and_still(facts: dict) -> bool:
 # P09: gradients on packed weights
 
 
-def _by_shape(name: str, p: nn.Parameter) -> bool:
+def by_shape(name: str, p: nn.Parameter) -> bool:
     return p.ndim == 2 and min(p.shape) <= 64
 
 
@@ -62,7 +92,7 @@ def _factor(name: str, p: nn.Parameter) -> bool:
     return "lora_A" in name or "lora_B" in name
 
 
-def _ask(select) -> dict:
+def ask(select) -> dict:
     """Freeze a 4-bit LoRA model and ask for gradients on what `select` takes for adapters."""
     model = attach(nf4())
     model.requires_grad_(False)
@@ -233,10 +263,10 @@ PITFALLS = [
         verdict="No factor was quantised, and asking the factors alone is accepted. The search by shape met a packed "
         f"base weight, a column of bytes, and took it for a factor. Seen on {SEEN_ON}.",
         fix="Find the factors by the module that holds them, not by name or shape.",
-        broken=lambda: _ask(_by_shape),
+        broken=lambda: ask(by_shape),
         fixed=_by_module,
         seen=lambda facts: facts["raised"] is not None,
-        claimed=lambda: _ask(_factor),
+        claimed=lambda: ask(_factor),
     ),
     Pitfall(
         id="P10",
