@@ -57,3 +57,10 @@ def test_one_evaluation_spoils_4_bit_gradients_where_bitsandbytes_repacks_and_is
     assert kept["tensors with the right gradient"] == kept["of"]
     right = as_it_comes["tensors with the right gradient"] == as_it_comes["of"]
     assert right != as_it_comes["this machine repacks"], as_it_comes
+
+
+def test_what_trains_above_the_blocks_makes_the_fault_silent():
+    for above, counts in (("norm", 1), ("head", 1)):
+        facts = adapted.flow(adapted.wired("reentrant", "removed", above=above))
+        alive = [name for name, g in facts["gradients"].items() if g is not None]
+        assert facts["raised"] is None and len(alive) == counts and "lora" not in alive[0]

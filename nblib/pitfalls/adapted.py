@@ -26,6 +26,7 @@ VOCABULARY, LAYERS = 256, 3
 CHECKPOINTING = ("none", "non-reentrant", "reentrant", "default")
 HOOK = ("left to the library", "asked for", "removed")
 ORDER = ("adapter, then checkpointing", "checkpointing, then adapter")
+ABOVE = ("nothing", "norm", "head")
 ADAPTER = ("LoRA (peft)", "low rank (own)")
 
 
@@ -55,13 +56,14 @@ def quiet(call: Callable, *args, **kwargs):
     return result, [str(w.message).splitlines()[0] for w in said]
 
 
-def blocks_owner(model: nn.Module) -> nn.Module:
-    """The decoder inside the causal model, adapted or not: blocks, and the final norm above them."""
-    return (model.get_base_model() if isinstance(model, peft.PeftModel) else model).model
+def inside(model: nn.Module) -> nn.Module:
+    """The causal model itself, without what peft wraps around it."""
+    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 
-def base(family: str = "qwen3", hidden: int = 32) -> nn.Module:
-    return models.tiny(VOCABULARY, family=family, hidden=hidden, layers=LAYERS, length=64).requires_grad_(False)
+def base(family: str = "qwen3", hidden: int = 32, **config) -> nn.Module:
+    model = models.tiny(VOCABULARY, family=family, hidden=hidden, layers=LAYERS, length=64, **config)
+    return model.requires_grad_(False)
 
 
 def attach(model: nn.Module, adapter: str = ADAPTER[0], *, seed: int = 0) -> nn.Module:
@@ -87,14 +89,13 @@ def wake(model: nn.Module, *, seed: int = 1) -> nn.Module:
 def checkpointed(model: nn.Module, mode: str) -> nn.Module:
     """Switch activation checkpointing on as `mode` says; "default" leaves the kind to transformers."""
     if mode != "none":
-        inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
-        inner.activation_checkpointing_enable(*[{"use_reentrant": mode == "reentrant"}][: mode != "default"])
+        inside(model).activation_checkpointing_enable(*[{"use_reentrant": mode == "reentrant"}][: mode != "default"])
     return model
 
 
 def hooked(model: nn.Module, hook: str) -> nn.Module:
     """The hook that makes the embedding's output require a gradient: as the library left it, asked for, or removed."""
-    inner = model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    inner = inside(model)
     if hook == "asked for":
         inner.enable_input_require_grads()
     elif hook == "removed" and getattr(inner, "_require_grads_hooks", None):
@@ -108,14 +109,22 @@ def wired(
     order: str = ORDER[0],
     adapter: str = ADAPTER[0],
     family: str = "qwen3",
+    above: str = ABOVE[0],
 ) -> nn.Module:
-    """A frozen tiny model with adapters that have something to learn, put together in the given order."""
-    model = base(family)
+    """A frozen tiny model with adapters that have something to learn, put together in the given order.
+
+    `above` names what else trains, above the blocks: the final norm, or a head of its own, not tied to the embedding.
+    """
+    model = base(family, tie_word_embeddings=above != "head")
     if order == ORDER[0]:
         model = checkpointed(attach(model, adapter), checkpointing)
     else:
         model = attach(checkpointed(model, checkpointing), adapter)
-    return wake(hooked(model, hook)).train()
+    wake(hooked(model, hook))
+    top = {"nothing": None, "norm": inside(model).model.norm, "head": inside(model).lm_head}[above]
+    if top is not None:
+        top.requires_grad_(True)
+    return model.train()
 
 
 def loss_of(model: nn.Module, ids: Tensor | None = None) -> Tensor:
@@ -150,6 +159,11 @@ def compare(model: nn.Module, reference: dict) -> dict:
         "of": len(seen["gradients"]),
         "largest difference": max(apart) if apart else None,
     }
+
+
+def sentence(model: nn.Module, loss: Callable[[], Tensor] | None = None) -> dict:
+    """What the canary says, as a fact."""
+    return {"canary": quiet(wiring.canary, model, loss or (lambda: loss_of(model)))[0].sentence}
 
 
 def matrix() -> list[dict]:

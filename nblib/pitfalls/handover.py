@@ -17,7 +17,7 @@ from torch import nn
 
 from nblib import text, wiring
 from nblib.pitfalls import Pitfall
-from nblib.pitfalls.adapted import attach, base, fit, loss_of, peft, quiet, rows, wake
+from nblib.pitfalls.adapted import attach, base, fit, peft, quiet, rows, sentence, wake
 
 SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21"
 
@@ -40,8 +40,7 @@ def _train_on(model: nn.Module) -> dict:
     kept = {name: p.detach().clone() for name, p in model.named_parameters()}
     facts = fit(model, steps=5, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0))
     moved = sum(not torch.equal(p, kept[name]) for name, p in model.named_parameters())
-    canary = wiring.canary(model, lambda: loss_of(model)).sentence
-    return facts | {"tensors that moved": moved, "of": len(wiring.trainable(model)), "canary": canary}
+    return facts | {"tensors that moved": moved} | sentence(model)
 
 
 def _trains_on_nothing(facts: dict) -> bool:
@@ -66,8 +65,8 @@ def optimizer_on(when: str, lr: float = 1e-2) -> dict:
     params = {"before the adapters": early, "on a copy": twin, "after": trains}[when]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
     missed = len(missed_by(model, optimizer))
-    canary = wiring.canary(model, lambda: loss_of(model)).sentence
-    return {"optimizer made": when} | fit(model, optimizer=optimizer) | {"not in optimizer": missed, "canary": canary}
+    facts = {"optimizer made": when} | fit(model, optimizer=optimizer)
+    return facts | {"not in optimizer": missed} | sentence(model)
 
 
 # P14: the callback's tokenizer

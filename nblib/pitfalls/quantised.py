@@ -17,7 +17,21 @@ from torch import Tensor, nn
 
 from nblib import models, wiring
 from nblib.pitfalls import Pitfall
-from nblib.pitfalls.adapted import ADAPTER, LAYERS, LowRank, attach, base, bnb, fit, flow, loss_of, peft, quiet, wake
+from nblib.pitfalls.adapted import (
+    ADAPTER,
+    LAYERS,
+    LowRank,
+    attach,
+    base,
+    bnb,
+    fit,
+    flow,
+    loss_of,
+    peft,
+    quiet,
+    sentence,
+    wake,
+)
 
 SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21, bitsandbytes 0.50"
 
@@ -55,7 +69,7 @@ def one_evaluation(keep: bool) -> dict:
         "tensors with the right gradient": sum(c > 0.99 for c in alike),
         "of": len(alike),
         "lowest cosine": min(alike),
-        "canary": quiet(wiring.canary, model, lambda: loss_of(model))[0].sentence,
+        **sentence(model),
     }
 
 
@@ -73,8 +87,7 @@ def _prepared(order: str) -> dict:
     kept = {name: p.detach().clone() for name, p in model.named_parameters()}
     facts = fit(model, steps=5, optimizer=optimizer)
     moved = sum(not torch.equal(p, kept[name]) for name, p in model.named_parameters())
-    canary = quiet(wiring.canary, model, lambda: loss_of(model))[0].sentence
-    return {"order": order} | facts | {"tensors that moved": moved, "canary": canary}
+    return {"order": order} | facts | {"tensors that moved": moved} | sentence(model)
 
 
 def _silent_and_still(facts: dict) -> bool:
@@ -235,7 +248,7 @@ def _rounded(straight_through: bool, bits: int = 8) -> dict:
         "straight through": straight_through,
         "lowest cosine by layer": ", ".join(f"{c:.3f}" for c in by_layer),
         "lowest cosine": min(by_layer),
-        "canary": wiring.canary(model, lambda: loss_of(model)).sentence,
+        **sentence(model),
         **fit(model, steps=40),
     }
 
