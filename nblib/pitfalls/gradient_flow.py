@@ -278,7 +278,7 @@ PITFALLS = [
         fixed=lambda: _anchored("non-reentrant", "removed", anchor=False),
         seen=_passes_and_trains_nothing,
         claimed=lambda: _anchored("reentrant", "asked for", anchor=False),
-        check="B1",
+        check="B3",
     ),
     Pitfall(
         id="P13",
