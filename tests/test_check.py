@@ -3,14 +3,20 @@
 import math
 
 import pytest
+import torch
 
 import nblib
 from nblib import train
+from nblib.pitfalls import gradient_flow, handover
 from nblib.workbook.check import EXERCISES
 
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
+    "01.dead_terms": lambda terms, params: [
+        n for n, g in gradient_flow.term_gradients(terms, params).items() if g == 0
+    ],
+    "01.missed": handover.missed_by,
 }
 WRONG = {
     "00.schedule": [
@@ -24,7 +30,32 @@ WRONG = {
         lambda loss, tokens, size: loss / math.log(2) * size / tokens,
         lambda loss, tokens, size: loss / math.log(2),
     ],
+    "01.dead_terms": [
+        lambda terms, params: [],
+        lambda terms, params: [n for n, t in terms.items() if not t.requires_grad],  # a graph to elsewhere passes
+        lambda terms, params: [n for n, t in terms.items() if torch.autograd.grad(t, params)[0] is None],
+        lambda terms, params: [n for n, t in terms.items() if _backward(t, params)],  # leaves .grad behind
+    ],
+    "01.missed": [
+        lambda model, *optimizers: [n for n, p in model.named_parameters() if p.requires_grad],
+        lambda model, *optimizers: _not_held(model, optimizers[:1]),  # the first optimizer only
+        lambda model, *optimizers: _not_held(model, optimizers, frozen=True),
+        lambda model, *optimizers: [],
+    ],
 }
+
+
+def _backward(term, params):
+    for p in params:
+        p.grad = None
+    if term.requires_grad:
+        term.backward(retain_graph=True)
+    return not any(p.grad is not None and p.grad.any() for p in params)
+
+
+def _not_held(model, optimizers, frozen=False):
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    return [n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

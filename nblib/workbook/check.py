@@ -49,4 +49,50 @@ EXERCISES = {
             lambda f: math.isclose(f(1.5, 20, 50), 2 * f(1.5, 10, 50)),
         ),
     ],
+    "01.dead_terms": [  # (terms by name, parameters) -> names of the terms that give none of them a gradient
+        ("A live term is not dead.", lambda f: list(f(*_terms("live"))) == []),
+        ("A detached term has no graph to ask.", lambda f: set(f(*_terms("live", "detached"))) == {"detached"}),
+        ("A term may have a graph and still miss these parameters.", lambda f: "other" in f(*_terms("live", "other"))),
+        ("A gradient of exact zeros trains nothing.", lambda f: set(f(*_terms("anchor", "live"))) == {"anchor"}),
+        ("Terms share a graph: ask all of them.", lambda f: set(f(*_terms("live", "twin", "other"))) == {"other"}),
+        ("Asking should leave `.grad` alone.", lambda f: _leaves_grad_alone(f)),
+    ],
+    "01.missed": [  # (model, *optimizers) -> names of trainable tensors that no optimizer holds
+        ("An optimizer over everything misses nothing.", lambda f: _missed(f, "all") == set()),
+        (
+            "An optimizer over a copy holds other tensors of the same shape.",
+            lambda f: _missed(f, "copy") == {"0.weight"},
+        ),
+        ("Two optimizers may share the work.", lambda f: _missed(f, "two") == set()),
+        ("Frozen tensors need no optimizer.", lambda f: _missed(f, "none") == {"0.weight", "1.weight"}),
+    ],
 }
+
+
+def _terms(*names: str):
+    import torch
+
+    w, elsewhere = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    shared = (w * w).sum()
+    made = {"live": shared, "twin": 2 * shared, "detached": w.detach().sum(), "other": elsewhere.sum()}
+    made["anchor"] = 0 * w.sum()
+    return {name: made[name] for name in names}, [w]
+
+
+def _leaves_grad_alone(answer: Callable) -> bool:
+    terms, params = _terms("other", "live")
+    answer(terms, params)
+    return params[0].grad is None
+
+
+def _missed(answer: Callable, case: str) -> set[str]:
+    import copy
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[2].requires_grad_(False)
+    first, second, twin = model[0].weight, model[1].weight, copy.deepcopy(model[0]).weight
+    held = {"all": [[first, second]], "copy": [[twin, second]], "two": [[first], [second]], "none": []}[case]
+    return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in held)))

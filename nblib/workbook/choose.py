@@ -1,0 +1,36 @@
+"""Menus over a figure: choose, and it is drawn again.
+
+`choose(draw, kind=("a", "b"), size=(1, 2))` calls `draw(kind=..., size=...)` and shows what it returns, with one menu
+per keyword where a person sits at the kernel. Headless there is no menu: the first choices are drawn, once.
+
+Footgun: a menu's callback runs in the kernel between cells. What `draw` prints or warns is lost to the page; return
+everything in the object it makes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from nblib import runtime
+
+
+def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
+    """The first choice of each drawn at once; menus for the rest only in an interactive session."""
+    for name, options in choices.items():
+        if not options:
+            raise ValueError(f"{name} = {options!r}: allowed is a sequence with at least one choice")
+    first = draw(**{name: options[0] for name, options in choices.items()})
+    if not runtime.interactive():
+        return first
+    from IPython.display import display
+    from ipywidgets import Dropdown, VBox
+
+    wide = {"description_width": "9em"}
+    menus = {name: Dropdown(options=list(o), description=name, style=wide) for name, o in choices.items()}
+    display(VBox(list(menus.values())))
+    shown = display(first, display_id=True)
+
+    def changed(_) -> None:
+        shown.update(draw(**{name: menu.value for name, menu in menus.items()}))
+
+    for menu in menus.values():
+        menu.observe(changed, "value")
