@@ -1,0 +1,83 @@
+"""What one verdict per run cannot say about P36 to P48: every fault of the mixed ones, each alone."""
+
+import math
+
+import pytest
+import torch
+
+from nblib import hf, models
+from nblib.pitfalls import data, hf_trainer, loop, recovery, rollback
+
+
+def test_each_label_fault_shows_and_none_with_the_fix():
+    assert data.label_faults(data.wrong_labels()) == ["twice", "never", "pad_is_eos"]
+    assert data.label_faults(data.right_labels()) == []
+
+
+def test_each_habit_of_the_stock_trainer_shows():
+    assert len(hf_trainer.trainer_faults(hf_trainer.stock_trainer())) == 4
+
+
+def test_the_stock_trainer_resumes_a_dense_model_and_logs_the_same_line():
+    dense = hf_trainer.resume_mixture(hf_trainer.tf.Trainer, family="qwen3")
+    assert dense["bit_equal"] and dense["missing_keys_logged"]
+
+
+def test_the_corrected_trainer_refuses_an_optimizer_that_forgets():
+    with pytest.raises(ValueError, match="trainable parameters are in no optimizer, the first is"):
+        hf_trainer.optimizer_error(
+            hf.Trainer, make_optimizer=lambda model: torch.optim.AdamW(model.model.layers.parameters(), lr=1e-3)
+        )
+
+
+def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_path):
+    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2, output_router_logits=True)
+    rows = hf_trainer._Rows(4)
+    options = dict(per_device_eval_batch_size=4)
+    with hf_trainer._quiet():
+        trainer = hf.Trainer(model=model, args=hf_trainer.arguments(str(tmp_path), **options), eval_dataset=rows)
+        measured = trainer.evaluate()["eval_loss"]
+        model.config.router_aux_loss_coef = 10.0
+        assert trainer.evaluate()["eval_loss"] == measured
+    with torch.no_grad():
+        out = model(rows.ids, labels=rows.labels)
+    assert math.isclose(measured, float(out.loss - model.router_aux_loss_coef * out.aux_loss), rel_tol=1e-5)
+
+
+def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
+    seen = []
+    for kind in (hf_trainer.tf.Trainer, hf.Trainer):
+        model = models.tiny(256, hidden=32, layers=2)
+        hf_trainer._train(
+            kind, model, hf_trainer._Rows(), max_steps=3, gradient_accumulation_steps=4, per_device_train_batch_size=1
+        )
+        seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*seen, atol=1e-6)
+
+
+@pytest.mark.parametrize("piece", loop.PIECES)
+def test_every_piece_of_the_state_is_needed(piece):
+    assert loop.resumed_without(piece)["largest_gap"] > 1e-3
+
+
+def test_each_fault_of_the_rollback_alone():
+    right = dict(clone=True, moments=True, rate="base")
+    faults = {
+        "weights not restored": dict(clone=False),
+        "moments still poisoned": dict(moments=False),
+        "rate cut undone": dict(rate="group"),
+    }
+    for name, change in faults.items():
+        facts = rollback.spike_and_return(**(right | change)) | {"nan_noticed": True}
+        assert name in rollback.rollback_faults(facts)
+    assert len(rollback.rollback_faults(rollback.rollback_as_written())) == 4
+
+
+def test_hooks_by_position_by_name_and_after_compilation():
+    shown = [(row["called"], row["gradients_shown"]) for row in rollback.blind_spots()]
+    assert shown == [(1, 1), (1, 0), (0, 0)]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before():
+    facts = recovery.damaged_folder()
+    assert facts["step_left"] == 1 and "step-00000002 is damaged" in facts["said"]
