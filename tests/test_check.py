@@ -1,6 +1,7 @@
 """Every exercise accepts a solution and refuses plausible wrong answers."""
 
 import math
+from statistics import median
 
 import pytest
 
@@ -11,6 +12,8 @@ from nblib.workbook.check import EXERCISES
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
+    "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
+    "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
 }
 WRONG = {
     "00.schedule": [
@@ -23,6 +26,18 @@ WRONG = {
         lambda loss, tokens, size: loss * tokens / size,  # nats
         lambda loss, tokens, size: loss / math.log(2) * size / tokens,
         lambda loss, tokens, size: loss / math.log(2),
+    ],
+    "04.step_loss": [
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)) / len(sums),  # mean of means
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)),  # undivided
+        lambda sums, counts: sum(s / max(c, 1) for s, c in zip(sums, counts)) / len(sums),
+        lambda sums, counts: sum(sums) / len(sums),
+    ],
+    "04.trouble": [
+        lambda loss, recent: loss > 3 * median(recent or [math.inf]),  # nan is not greater than anything
+        lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
+        lambda loss, recent: not math.isfinite(loss),
+        lambda loss, recent: True,
     ],
 }
 

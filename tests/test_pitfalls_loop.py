@@ -44,6 +44,18 @@ def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_p
     assert math.isclose(measured, float(out.loss - model.router_aux_loss_coef * out.aux_loss), rel_tol=1e-5)
 
 
+def test_the_corrected_trainer_loads_the_best_mixture(tmp_path):
+    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2)
+    every = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
+    made = hf_trainer.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
+    with hf_trainer._quiet():
+        trainer = hf.Trainer(model=model, args=made, train_dataset=hf_trainer._Rows(), eval_dataset=hf_trainer._Rows(4))
+        trainer.train()
+    assert not trainer.state.best_model_checkpoint.endswith("checkpoint-3")  # or there is nothing to go back to
+    best = models.load(trainer.state.best_model_checkpoint)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), best.parameters(), strict=True))
+
+
 def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
     seen = []
     for kind in (hf_trainer.tf.Trainer, hf.Trainer):

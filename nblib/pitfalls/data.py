@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling
 
-from nblib import models, text
+from nblib import guards, models, text
 from nblib.pitfalls import Pitfall
 
 BYTES = 256
@@ -195,6 +195,22 @@ def load_epoch(*, workers: int, seconds_per_item: float = 0.0) -> float:
         for _ in DataLoader(data, batch_size=16, num_workers=workers):
             pass
     return time.perf_counter() - started
+
+
+def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
+    """A loop whose step takes five milliseconds: how much of its time goes into waiting for the next batch?"""
+    waited, started = 0.0, time.perf_counter()
+    batches = iter(DataLoader(_Slow(byte_rows(256, 64), seconds_per_item), batch_size=16))
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        waited += time.perf_counter() - asked
+        if batch is None:
+            break
+        time.sleep(seconds_per_step)  # a device that is busy with the step
+    total = time.perf_counter() - started
+    warning = guards.starved(waited, total, at_least=0.0)
+    return {"ms_per_item": 1e3 * seconds_per_item, "share_waiting": waited / total, "guard": warning or "quiet"}
 
 
 def workers_for_nothing() -> dict:

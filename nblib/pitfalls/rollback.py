@@ -38,12 +38,12 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
         optimizer.zero_grad()
         return float(loss.detach())
 
-    before = [step() for _ in range(15)][-1]
+    curve = [step() for _ in range(15)]
+    before = curve[-1]
     good = copy.deepcopy(model.state_dict())
     kept = good if clone else model.state_dict()
     kept_moments = copy.deepcopy(optimizer.state_dict())
-    step(scale=1e4)
-    step()
+    curve += [step(scale=1e4), step()]
     model.load_state_dict(kept)
     if moments:
         optimizer.load_state_dict(kept_moments)
@@ -52,13 +52,14 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
     else:
         scheduler.base_lrs = [0.5 * r for r in scheduler.base_lrs]
     drift = max(float((p - good[name]).abs().max()) for name, p in model.state_dict().items())
-    after = [step() for _ in range(15)][-1]
+    curve += [step() for _ in range(15)]
     return {
         "weights_off_by": drift,
         "loss_before_spike": before,
-        "loss_15_steps_later": after,
+        "loss_15_steps_later": curve[-1],
         "rate_wanted": 1.5e-3,
         "rate_in_use": optimizer.param_groups[0]["lr"],
+        "curve": curve,
     }
 
 
