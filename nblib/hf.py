@@ -49,6 +49,7 @@ class Trainer(tf.Trainer):
             raise ValueError(f"n_gpu = {self.args.n_gpu}: one device per process; start with torchrun")
         self.loss_sums, self.make_optimizer = loss_sums, make_optimizer
         self.args.logging_nan_inf_filter = False
+        self.args.average_tokens_across_devices = True  # the item count is that of all processes
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.make_optimizer is not None:
@@ -65,7 +66,7 @@ class Trainer(tf.Trainer):
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         tokens = losses.supervised(labels) if num_items_in_batch is None else num_items_in_batch
         loss = sum(self.loss_sums(outputs, labels).values()) / tokens
-        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+        if num_items_in_batch is not None:
             loss = loss * self.accelerator.num_processes  # the tokens are everybody's, the gradients will be averaged
         auxiliary = outputs.get("aux_loss")
         if model.training and auxiliary is not None:

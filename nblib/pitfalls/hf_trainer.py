@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import transformers as tf
+from safetensors import safe_open
 from torch.nn import functional as F
 
 from nblib import hf, models, runtime
@@ -71,7 +72,7 @@ def arguments(folder: str, **options) -> tf.TrainingArguments:
 
 def _train(kind: type, model, data, *, resume: str | None = None, folder: str | None = None, **options):
     """Train and return the trainer and its log lines, one per optimizer step."""
-    trainer_options = {k: options.pop(k) for k in ("make_optimizer",) if k in options}
+    trainer_options = {k: options.pop(k) for k in ("make_optimizer", "callbacks") if k in options}
     with tempfile.TemporaryDirectory() as temporary, _quiet() as heard:
         made = arguments(folder or temporary, **options)
         trainer = kind(model=model, args=made, train_dataset=data, **trainer_options)
@@ -115,6 +116,25 @@ def checkpointing_before_adapters() -> dict:
         model.gradient_checkpointing_enable()
         model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"]))
     return _first_line(tf.Trainer, model, _Rows())
+
+
+class _Poison(tf.TrainerCallback):
+    """Breaks a weight after a step, as an overflow would."""
+
+    def __init__(self, after: int):
+        self.after = after
+
+    def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
+        if state.global_step == self.after:
+            with torch.no_grad():
+                model.model.norm.weight[0] = math.nan
+
+
+def nan_in_mid_run(kind: type) -> list[float]:
+    """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are logged."""
+    options = dict(max_steps=8, logging_steps=4, callbacks=[_Poison(5)])
+    _, log = _train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+    return [line["loss"] for line in log]
 
 
 def _a_number_for_nan(facts: dict) -> bool:
@@ -206,6 +226,18 @@ def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
         "experts_share": sum(p.numel() for p in experts) / sum(p.numel() for p in straight.parameters()),
         "missing_keys_logged": "missing keys" in resumed.heard,
     }
+
+
+def experts_on_disk() -> dict:
+    """How many tensors hold the experts of a mixture in memory, and in the file that is saved of it."""
+    model = models.tiny(VOCAB, family="qwen3_moe", **FAMILY)
+    with tempfile.TemporaryDirectory() as folder:
+        with _quiet():
+            model.save_pretrained(folder)
+        with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
+            saved = [name for name in file.keys() if ".experts." in name]
+    memory = [name for name in model.state_dict() if ".experts." in name]
+    return {"in_memory": len(memory), "on_disk": len(saved), "e.g. memory": memory[0], "e.g. disk": sorted(saved)[0]}
 
 
 def stock_trainer() -> dict:

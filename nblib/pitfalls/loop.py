@@ -53,6 +53,21 @@ def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
     }
 
 
+def trained(how: str, optimizer: str, steps: int = 25) -> float:
+    """The loss after some steps on four equal micro-batches whose losses are divided or not."""
+    model = models.tiny(BYTES, **TINY)
+    make = {"SGD": lambda p: torch.optim.SGD(p, lr=0.5), "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=True)}
+    step, rows = make[optimizer](model.parameters()), byte_rows(4, 49)
+    for _ in range(steps):
+        for row in rows:
+            loss = model(row[None], labels=row[None]).loss
+            (loss if how == "undivided" else loss / len(rows)).backward()
+        step.step()
+        step.zero_grad()
+    with torch.no_grad():
+        return float(model(rows, labels=rows).loss)
+
+
 # ---------------------------------------------------------------------------------------------------- P38 resume
 PIECES = ("optimizer", "scheduler", "generators", "order", "position")
 
