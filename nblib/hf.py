@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with four of its habits corrected, for people who prefer it to `train.steps`.
+"""The Hugging Face Trainer with five of its habits corrected, for people who prefer it to `train.steps`.
 
     loss       summed over the micro-batch, divided by the supervised tokens of the whole step (`num_items_in_batch`)
     auxiliary  a mixture's balancing loss counts once per step, not once per micro-batch, and never in evaluation

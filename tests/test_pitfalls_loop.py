@@ -1,6 +1,8 @@
 """What one verdict per run cannot say about P36 to P48: every fault of the mixed ones, each alone."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -65,6 +67,31 @@ def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
         )
         seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(*seen, atol=1e-6)
+
+
+TWO_PROCESSES = """
+import os, sys, torch
+from nblib import hf, models
+from nblib.pitfalls import hf_trainer as stock
+model = models.tiny(256, hidden=32, layers=2)
+options = dict(max_steps=2, gradient_accumulation_steps=2, optim="sgd", max_grad_norm=0.0)
+rows = 4 // int(os.environ.get("WORLD_SIZE", 1))
+stock._train(hf.Trainer, model, stock._Rows(), per_device_train_batch_size=rows, **options)
+if os.environ.get("RANK", "0") == "0":
+    torch.save(torch.cat([p.detach().flatten() for p in model.parameters()]), sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_the_corrected_trainer_is_the_same_on_two_processes(tmp_path):
+    script, weights = tmp_path / "script.py", []
+    script.write_text(TWO_PROCESSES)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for launcher in ([sys.executable], torchrun):
+        target = tmp_path / f"{len(launcher)}.pt"
+        subprocess.run([*launcher, script, target], check=True, capture_output=True, timeout=120)
+        weights.append(torch.load(target, weights_only=True))
+    assert torch.allclose(*weights, atol=1e-7)
 
 
 @pytest.mark.parametrize("piece", loop.PIECES)
