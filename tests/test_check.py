@@ -1,6 +1,7 @@
 """Every exercise accepts a solution and refuses plausible wrong answers."""
 
 import math
+from statistics import median
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ RIGHT = {
         n for n, g in gradient_flow.term_gradients(terms, params).items() if g == 0
     ],
     "01.missed": handover.missed_by,
+    "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
+    "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
 }
 WRONG = {
     "00.schedule": [
@@ -41,6 +44,17 @@ WRONG = {
         lambda model, *optimizers: _not_held(model, optimizers[:1]),  # the first optimizer only
         lambda model, *optimizers: _not_held(model, optimizers, frozen=True),
         lambda model, *optimizers: [],
+    "04.step_loss": [
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)) / len(sums),  # mean of means
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)),  # undivided
+        lambda sums, counts: sum(s / max(c, 1) for s, c in zip(sums, counts)) / len(sums),
+        lambda sums, counts: sum(sums) / len(sums),
+    ],
+    "04.trouble": [
+        lambda loss, recent: loss > 3 * median(recent or [math.inf]),  # nan is not greater than anything
+        lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
+        lambda loss, recent: not math.isfinite(loss),
+        lambda loss, recent: True,
     ],
 }
 

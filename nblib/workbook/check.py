@@ -65,6 +65,28 @@ EXERCISES = {
         ),
         ("Two optimizers may share the work.", lambda f: _missed(f, "two") == set()),
         ("Frozen tensors need no optimizer.", lambda f: _missed(f, "none") == {"0.weight", "1.weight"}),
+    "04.step_loss": [  # (summed losses, supervised tokens) of each micro-batch -> loss of the optimizer step
+        ("Two equal micro-batches have the mean of either.", lambda f: math.isclose(f([20.0, 20.0], [10, 10]), 2.0)),
+        (
+            "A token counts the same wherever it stands: try 90 tokens in one micro-batch and 10 in the other.",
+            lambda f: math.isclose(f([90.0, 50.0], [90, 10]), 1.4),
+        ),
+        (
+            "Cutting a micro-batch in two must change nothing.",
+            lambda f: math.isclose(f([6.0, 2.0, 4.0], [3, 1, 4]), f([8.0, 4.0], [4, 4])),
+        ),
+        (
+            "A micro-batch without a supervised token adds nothing, and no nan.",
+            lambda f: math.isclose(f([12.0, 0.0], [6, 0]), 2.0),
+        ),
+    ],
+    "04.trouble": [  # (loss, recent losses) -> whether to roll back, at three times the usual loss
+        ("An ordinary loss is no trouble.", lambda f: not f(2.1, [2.0] * 10)),
+        ("Three and a half times the usual loss is.", lambda f: f(7.0, [2.0] * 10)),
+        ("What does `nan > 3 * 2.0` say in Python?", lambda f: f(math.nan, [2.0] * 10)),
+        ("Infinity is trouble even when there is nothing to compare with.", lambda f: f(math.inf, [])),
+        ("One earlier spike must not raise the bar for the next.", lambda f: f(7.0, [2.0] * 9 + [200.0])),
+        ("The first step has no recent losses and is no trouble.", lambda f: not f(9.0, [])),
     ],
 }
 
