@@ -3,14 +3,18 @@
 import math
 
 import pytest
+import torch
 
 import nblib
 from nblib import train
+from nblib.pitfalls import rounding
 from nblib.workbook.check import EXERCISES
 
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
+    "03.survives": rounding.survives,
+    "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
 }
 WRONG = {
     "00.schedule": [
@@ -23,6 +27,17 @@ WRONG = {
         lambda loss, tokens, size: loss * tokens / size,  # nats
         lambda loss, tokens, size: loss / math.log(2) * size / tokens,
         lambda loss, tokens, size: loss / math.log(2),
+    ],
+    "03.survives": [
+        lambda weight, update: abs(update) > 2**-8,  # an absolute threshold
+        lambda weight, update: abs(update) > abs(weight) * 2**-8,  # blind to the closer numbers below a power of two
+        lambda weight, update: bool(torch.tensor(weight) + update != weight),  # fp32
+    ],
+    "03.muon_rate": [
+        lambda lr, rows, columns: lr,
+        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
+        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
+        lambda lr, rows, columns: lr * 20,
     ],
 }
 
