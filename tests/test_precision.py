@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from nblib.pitfalls import precision, rounding, schedules_and_optimizers
+from nblib.pitfalls import (
+    autocast_and_inference,
+    byte_model,
+    loss_scaling,
+    precision,
+    rounding,
+    schedules_and_optimizers,
+)
 
 
 @pytest.mark.parametrize("value", [1.0, 1.5, -0.02, 300.0])
@@ -62,20 +69,21 @@ def test_fp32_moments_alone_do_not_save_bf16_weights():
 
 def test_a_scaler_left_out_of_the_checkpoint_skips_its_first_steps_again():
     assert (
-        precision.resumed_scaler(saved=False)["steps skipped after"]
-        > precision.resumed_scaler(saved=True)["steps skipped after"]
+        loss_scaling.resumed_scaler(saved=False)["steps skipped after"]
+        > loss_scaling.resumed_scaler(saved=True)["steps skipped after"]
     )
 
 
 def test_the_number_of_labels_is_told_apart_from_a_norm_that_is_nan():
-    line = precision.trainer_logs(precision.byte_model.untrained(), supervised=False)[0]
+    line = precision.trainer_logs(byte_model.untrained(), supervised=False)[0]
     assert line["loss"] == 0.0 and line["grad_norm"] == 0.0
 
 
 def test_inference_mode_fails_where_autograd_saves_and_nowhere_else():
-    fine = [use for use in precision.DOWNSTREAM if precision.teacher_use(use)["raised"] is None]
+    use, every = autocast_and_inference.teacher_use, autocast_and_inference.DOWNSTREAM
+    fine = [name for name in every if use(name)["raised"] is None]
     assert fine == ["kl(s, softmax(t / 2))", "t + T", "t.clone() / T", "t.bfloat16() / T"]
-    assert all(precision.teacher_use(use, mode=torch.no_grad)["raised"] is None for use in precision.DOWNSTREAM)
+    assert all(use(name, mode=torch.no_grad)["raised"] is None for name in every)
 
 
 def test_the_original_convention_shrinks_with_width_and_the_other_does_not():
