@@ -231,8 +231,8 @@ PITFALLS = [
         claim="the rate is too small for Muon",
         verdict="ndim == 2 also picks embeddings, an untied head and routers, and leaves out experts stacked in three "
         "dimensions, which Muon refuses. Split by name, a rate ten times smaller does well; split by shape, "
-        "the rate of AdamW does not. At a much larger one (0.02 'original') the wrong split comes close: seen at that "
-        f"rate only, it looks harmless. {VERSIONS}",
+        "the rate of AdamW does not. At a much larger one (0.02 'original') the wrong split trains too, if less well, "
+        f"which is why it passes unnoticed. {VERSIONS}",
         fix="nblib.methods.muon.hidden_matrices: by name, inside the blocks, no router",
         broken=lambda: split_run("ndim == 2"),
         claimed=lambda: split_run("by name", lr=3e-4),
