@@ -9,6 +9,7 @@ import torch
 import nblib
 from nblib import train
 from nblib.pitfalls import gradient_flow, handover
+from nblib.pitfalls import rounding
 from nblib.workbook.check import EXERCISES
 
 RIGHT = {
@@ -20,6 +21,8 @@ RIGHT = {
     "01.missed": handover.missed_by,
     "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
     "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
+    "03.survives": rounding.survives,
+    "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
 }
 WRONG = {
     "00.schedule": [
@@ -55,6 +58,16 @@ WRONG = {
         lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
         lambda loss, recent: not math.isfinite(loss),
         lambda loss, recent: True,
+    "03.survives": [
+        lambda weight, update: abs(update) > 2**-8,  # an absolute threshold
+        lambda weight, update: abs(update) > abs(weight) * 2**-8,  # blind to the closer numbers below a power of two
+        lambda weight, update: bool(torch.tensor(weight) + update != weight),  # fp32
+    ],
+    "03.muon_rate": [
+        lambda lr, rows, columns: lr,
+        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
+        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
+        lambda lr, rows, columns: lr * 20,
     ],
 }
 

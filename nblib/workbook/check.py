@@ -88,6 +88,28 @@ EXERCISES = {
         ("One earlier spike must not raise the bar for the next.", lambda f: f(7.0, [2.0] * 9 + [200.0])),
         ("The first step has no recent losses and is no trouble.", lambda f: not f(9.0, [])),
     ],
+    "03.survives": [  # (weight, update) -> does the sum differ from the weight once both are kept in bf16
+        ("A weight of 1 feels an update of a hundredth.", lambda f: f(1.0, 0.01)),
+        ("bf16 has 8 significant bits: between 1 and 2 it knows 128 numbers.", lambda f: not f(1.0, 0.003)),
+        ("Small weights feel small updates: the distance grows with the weight.", lambda f: f(0.01, 1e-4)),
+        ("And large ones do not: try 1000 and 1.", lambda f: not f(1000.0, 1.0)),
+        ("Just below a power of two the numbers stand closer: try 1 and -0.003.", lambda f: f(1.0, -0.003)),
+    ],
+    "03.muon_rate": [  # (AdamW-like rate, rows, columns) -> the rate in the "original" convention for the same step
+        ("It is proportional to the rate.", lambda f: math.isclose(f(2e-3, 64, 64), 2 * f(1e-3, 64, 64))),
+        (
+            "Square matrices: 'match_rms_adamw' multiplies by 0.2 sqrt(max(rows, columns)), 'original' by 1.",
+            lambda f: math.isclose(f(1e-3, 100, 100), 2e-3),
+        ),
+        (
+            "Taller than wide: 'original' multiplies by sqrt(rows / columns), so its rate must be smaller.",
+            lambda f: math.isclose(f(1e-3, 400, 100), 2e-3),
+        ),
+        (
+            "Wider than tall: 'original' multiplies by 1, never by less.",
+            lambda f: math.isclose(f(1e-3, 100, 400), 4e-3),
+        ),
+    ],
 }
 
 
