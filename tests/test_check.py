@@ -11,6 +11,8 @@ from nblib.workbook.check import EXERCISES
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
+    "02.chunk": lambda vocabulary, size: max(1, size // (4 * vocabulary)),
+    "02.segment": lambda layers, inside: min(range(1, layers + 1), key=lambda n: layers / n + n * inside),
 }
 WRONG = {
     "00.schedule": [
@@ -23,6 +25,17 @@ WRONG = {
         lambda loss, tokens, size: loss * tokens / size,  # nats
         lambda loss, tokens, size: loss / math.log(2) * size / tokens,
         lambda loss, tokens, size: loss / math.log(2),
+    ],
+    "02.chunk": [
+        lambda vocabulary, size: size // vocabulary,  # counts numbers, not bytes
+        lambda vocabulary, size: size // (4 * vocabulary),  # no row at all for a large vocabulary
+        lambda vocabulary, size: max(1, math.ceil(size / (4 * vocabulary))),  # one too many
+        lambda vocabulary, size: max(1.0, size / (4 * vocabulary)),
+    ],
+    "02.segment": [
+        lambda layers, inside: round(layers**0.5),  # forgets what is inside
+        lambda layers, inside: 1,
+        lambda layers, inside: layers,
     ],
 }
 

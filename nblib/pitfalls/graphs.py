@@ -146,7 +146,7 @@ def saved_and_loaded(*, in_place: bool) -> dict:
 
 def recompiles(changes: dict[str, object]) -> list[dict]:
     """How many graphs are compiled at each change: a length, or a function of the model."""
-    model, rows, before = models.tiny(64, hidden=32, layers=2), [], 0
+    model, rows, before = models.tiny(64, hidden=32, layers=1), [], 0
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     with fresh_dynamo():
         step = torch.compile(whole_logits, backend=counter)

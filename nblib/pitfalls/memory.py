@@ -72,14 +72,22 @@ def torch_linear(model: nn.Module, ids: Tensor, *, chunk: int | None = None) -> 
     return nn.functional.linear_cross_entropy(hidden, weight, targets, options=options)
 
 
-def step_memory(loss=whole_logits, *, rank: int = 16, checkpointing: bool = False, vocab: int = 32_768) -> dict:
+def step_memory(
+    loss=whole_logits,
+    *,
+    rank: int = 16,
+    checkpointing: bool = False,
+    vocab: int = 32_768,
+    length: int = 256,
+    device: torch.device | str = "cpu",
+) -> dict:
     """Peak of one forward and backward over what was there before, beside the size of one fp32 copy of the logits."""
-    ids = tokens(2, 256, vocab)
-    model = lora(rank, vocab=vocab, layers=2)
+    ids = tokens(2, length, vocab).to(device)
+    model = lora(rank, vocab=vocab, layers=2, length=max(1024, length)).to(device)
     if checkpointing:
         compiling.checkpoint_blocks(model)
     whole_logits(model, ids[:, :8]).backward()  # buffers and gradients of a first step belong to the start
-    with memory.peak() as peak:
+    with memory.peak(device) as peak:
         value = loss(model, ids)
         value.backward()
     one = ids[:, 1:].numel() * vocab * 4
