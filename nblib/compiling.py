@@ -82,7 +82,10 @@ def damaged(folder: Path | None = None) -> list[Path]:
 
 
 def repair(folder: Path | None = None) -> list[Path]:
-    """Delete the damaged libraries, and nothing else: the next run builds just those again."""
+    """Delete the damaged libraries, and nothing else: the next run builds just those again.
+
+    Not while another run compiles: a library that is being linked looks the same.
+    """
     found = damaged(folder)
     for path in found:
         path.unlink(missing_ok=True)
@@ -91,7 +94,8 @@ def repair(folder: Path | None = None) -> list[Path]:
 
 def _whole(path: Path) -> bool:
     """The table of sections stands at the end of an ELF file, so a file without its end lacks part of it."""
-    header = path.open("rb").read(64)
+    with path.open("rb") as file:
+        header = file.read(64)
     if len(header) < 64:
         return False
     if header[:6] != b"\x7fELF\x02\x01":  # another system's format: no verdict

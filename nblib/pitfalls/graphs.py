@@ -51,7 +51,7 @@ def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float
 
 def compiled_gradients(*, hook: bool, checkpointing: bool = False) -> dict:
     """One step of a frozen model with adapters as a single graph, against the same step in eager mode."""
-    model, ids = lora(layers=2), tokens()
+    model, ids = lora(layers=1), tokens()
     right = gradients(model, whole_logits(model, ids))
     if checkpointing:
         library_checkpointing(model, use_reentrant=False)
@@ -211,8 +211,8 @@ P18 = Pitfall(
     title="A number read inside the model breaks the graph",
     symptom="compiled, and hardly faster; TORCH_LOGS shows many small graphs",
     claim="adapters cannot be compiled (said when compile disappoints after adding LoRA)",
-    verdict=f"Seen on {VERSIONS}: the adapters add no break. Each .item() in the forward pass ends a graph, and a "
-    "monitor does it once per block",
+    verdict=f"Seen on {VERSIONS}: the adapters add no break. An .item() in the forward pass ends the graph, and "
+    "every frame around it is cut with it, so one number per block makes several graphs per block",
     fix="keep the number a tensor and read it after the step; compiling.breaks names the line",
     broken=lambda: graph_breaks(read_norm),
     fixed=lambda: graph_breaks(keep_norm),
@@ -248,7 +248,7 @@ def _warm_cache() -> tempfile.TemporaryDirectory:
 
 
 def cut_cache(what: str, *, repaired: bool = False, share: float = 0.0) -> dict:
-    """Cut one kind of file in a warm cache to a share of its length, then run twice."""
+    """Cut one kind of file in a warm cache to a share of its length, then run; again, if that failed."""
     with tempfile.TemporaryDirectory() as place:
         cache = Path(place) / "cache"
         shutil.copytree(_warm_cache().name, cache)
@@ -256,8 +256,9 @@ def cut_cache(what: str, *, repaired: bool = False, share: float = 0.0) -> dict:
         for path in files:
             os.truncate(path, int(path.stat().st_size * share))
         deleted = compiling.repair(cache) if repaired else []
-        runs = [run_with(cache) for _ in range(2)]
-        return {"cut": len(files), "deleted": len(deleted), "next run": runs[0], "run after it": runs[1]}
+        first = run_with(cache)
+        second = "not needed" if first == "ok" else run_with(cache)
+        return {"cut": len(files), "deleted": len(deleted), "next run": first, "run after it": second}
 
 
 P23 = Pitfall(
@@ -272,7 +273,7 @@ P23 = Pitfall(
     broken=lambda: cut_cache("*.main.so"),
     fixed=lambda: cut_cache("*.main.so", repaired=True),
     claimed=lambda: cut_cache("fxgraph/*/*/*"),
-    seen=lambda facts: facts["next run"] != "ok" and facts["run after it"] != "ok",
+    seen=lambda facts: facts["run after it"] not in ("ok", "not needed"),
     slow=True,
 )
 

@@ -185,8 +185,8 @@ P20 = Pitfall(
     "(said of gradient checkpointing at large, after arXiv:1604.06174)",
     verdict=f"Seen on {VERSIONS}: the switch of the library keeps one input per block, so what is kept grows in "
     "proportion to the depth. Segments of sqrt(depth) blocks keep the square root, but all blocks of a segment are "
-    "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is almost a "
-    "forward pass: a third more when weights train, half more when they are frozen",
+    "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is at "
+    "most a forward pass: up to a third more when weights train, up to half more when they are frozen",
     fix="count on one input per block and leave it so; segments pay only at depths of hundreds of blocks",
     broken=lambda: growth("blocks"),
     fixed=lambda: growth("segments"),
