@@ -1,4 +1,4 @@
-"""The command line: `nblib list`, `run`, `report`, `refresh`.
+"""The command line: `nblib list`, `run`, `report`, `refresh`, `estimate`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 130 interrupted.
@@ -87,6 +87,21 @@ def _refresh(options: argparse.Namespace) -> int:
     return runner.exit_code(outcomes)
 
 
+def _estimate(options: argparse.Namespace) -> int:
+    from nblib import memory
+
+    names = ("rows", "length", "rank", "precision", "optimizer", "checkpointing", "logits")
+    try:
+        config = memory.config_of(options.model)
+        kinds = memory.estimate(config, **{name: getattr(options, name) for name in names})
+    except (ValueError, OSError) as error:
+        raise ParameterError(str(error).splitlines()[0]) from error
+    for kind, size in kinds.items():
+        print(f"{kind:12s} {size / 2**20:12,.1f} MiB")
+    print("Kinds at their largest; the peak, at one instant, is less than their sum. Leave a tenth of a card free.")
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -112,6 +127,19 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("refresh", help="execute notebooks on their defaults and store the outputs in them")
     command.set_defaults(command=_refresh)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="all of them when none is named")
+
+    command = commands.add_parser("estimate", help="bytes of a training step by kind, without running it")
+    command.set_defaults(command=_estimate)
+    command.add_argument("--model", default="tiny", metavar="NAME", help="hub name or folder (default: our tiny Qwen3)")
+    command.add_argument("--rows", type=_positive, default=16, metavar="N", help="rows per micro-batch (default 16)")
+    command.add_argument("--length", type=_positive, default=256, metavar="N", help="tokens per row (default 256)")
+    command.add_argument(
+        "--rank", type=_positive, default=0, metavar="N", help="adapters of this rank; else all trains"
+    )
+    command.add_argument("--checkpointing", action="store_true", help="recompute every block in backward")
+    command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
+    command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
+    command.add_argument("--logits", default="chunked", help="chunked, or full for the plain loss")
     return parser
 
 

@@ -13,6 +13,9 @@ Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mo
 """
 
 import logging
+import os
+import struct
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -60,3 +63,43 @@ def breaks(function, *args, **kwargs) -> dict:
         where.append({"reason": reason.reason.splitlines()[0], "line": place})
     torch._dynamo.reset()
     return {"graphs": found.graph_count, "breaks": found.graph_break_count, "where": where}
+
+
+def cache_folder() -> Path:
+    """Where inductor keeps what it compiled, for all runs of this user."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir())
+
+
+def damaged(folder: Path | None = None) -> list[Path]:
+    """Compiled libraries in a cache that are shorter than their own header says.
+
+    Inductor renames its Python files and pickles into place, but the linker writes the library under its final name
+    and later runs only ask whether it exists. So one killed while linking stays, and every later run fails on it.
+    """
+    return [path for path in sorted((folder or cache_folder()).rglob("*.so")) if not _whole(path)]
+
+
+def repair(folder: Path | None = None) -> list[Path]:
+    """Delete the damaged libraries, and nothing else: the next run builds just those again.
+
+    Not while another run compiles: a library that is being linked looks the same.
+    """
+    found = damaged(folder)
+    for path in found:
+        path.unlink(missing_ok=True)
+    return found
+
+
+def _whole(path: Path) -> bool:
+    """The table of sections stands at the end of an ELF file, so a file without its end lacks part of it."""
+    with path.open("rb") as file:
+        header = file.read(64)
+    if len(header) < 64:
+        return False
+    if header[:6] != b"\x7fELF\x02\x01":  # another system's format: no verdict
+        return True
+    (table,) = struct.unpack_from("<Q", header, 0x28)
+    size, count = struct.unpack_from("<HH", header, 0x3A)
+    return path.stat().st_size >= table + size * count

@@ -23,6 +23,8 @@ RIGHT = {
     "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
     "03.survives": rounding.survives,
     "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
+    "02.chunk": lambda vocabulary, size: max(1, size // (4 * vocabulary)),
+    "02.segment": lambda layers, inside: min(range(1, layers + 1), key=lambda n: layers / n + n * inside),
 }
 WRONG = {
     "00.schedule": [
@@ -68,6 +70,16 @@ WRONG = {
         lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
         lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
         lambda lr, rows, columns: lr * 20,
+    "02.chunk": [
+        lambda vocabulary, size: size // vocabulary,  # counts numbers, not bytes
+        lambda vocabulary, size: size // (4 * vocabulary),  # no row at all for a large vocabulary
+        lambda vocabulary, size: max(1, math.ceil(size / (4 * vocabulary))),  # one too many
+        lambda vocabulary, size: max(1.0, size / (4 * vocabulary)),
+    ],
+    "02.segment": [
+        lambda layers, inside: round(layers**0.5),  # forgets what is inside
+        lambda layers, inside: 1,
+        lambda layers, inside: layers,
     ],
 }
 

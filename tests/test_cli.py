@@ -55,6 +55,12 @@ def workbook(tmp_path, monkeypatch):
         ("run 00 --jobz 2", "unrecognized arguments: --jobz 2"),
         ("rum", "invalid choice: 'rum'"),
         ("refresh 99", "Unknown notebook '99'"),
+        ("estimate --model ./none", "model './none': no such folder"),
+        ("estimate --model nobody/nothing", "model 'nobody/nothing': no folder with a model's config"),
+        ("estimate --rows 0", "'0' is not a whole number above 0"),
+        ("estimate --length 1", "length = 1: must be at least 2"),
+        ("estimate --optimizer adam", "optimizer = 'adam': allowed are adamw, momentum, sgd"),
+        ("estimate --precision int8", "precision = 'int8': allowed are fp32, bf16"),
     ],
 )
 def test_bad_input(workbook, monkeypatch, capsys, arguments, said):

@@ -108,6 +108,24 @@ EXERCISES = {
         (
             "Wider than tall: 'original' multiplies by 1, never by less.",
             lambda f: math.isclose(f(1e-3, 100, 400), 4e-3),
+    "02.chunk": [  # (vocabulary, bytes) -> rows of fp32 logits that fit
+        ("An fp32 number takes four bytes: how many rows of 1,000 fit 40,000 bytes?", lambda f: f(1000, 40_000) == 10),
+        ("A part of a row is no row: 40,001 bytes still hold ten.", lambda f: f(1000, 43_999) == 10),
+        ("At least one row must be scored, whatever the budget.", lambda f: f(150_000, 1000) == 1),
+        ("Whole rows come as an int.", lambda f: isinstance(f(1000, 40_000), int)),
+    ],
+    "02.segment": [  # (layers, inside) -> blocks per checkpointed segment
+        ("With 16 blocks that each hold 20 inputs inside, try the peak of every size.", lambda f: f(16, 20) == 1),
+        ("With one input inside, it is the square root of the depth.", lambda f: f(64, 1) == 8),
+        ("How does the best size change when a block holds four times as much?", lambda f: f(64, 4) == 4),
+        (
+            "No size may have a lower peak.",
+            lambda f: all(
+                layers / (n := f(layers, inside)) + n * inside
+                <= min(layers / m + m * inside for m in range(1, layers + 1)) + 1e-9
+                for layers in (8, 30, 100)
+                for inside in (1, 2, 9)
+            ),
         ),
     ],
 }

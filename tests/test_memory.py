@@ -1,0 +1,132 @@
+"""Predicted bytes against measured ones, peaks against known sizes, and a cut compile cache against its repair."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers as tf
+
+from nblib import cli, compiling, memory, models
+from nblib.pitfalls import graphs
+from nblib.pitfalls.memory import kept_and_flops, step_memory, torch_linear
+
+VOCABULARY = 32_768
+
+
+@pytest.fixture(scope="module")
+def config():
+    config = models.tiny(64, hidden=512, layers=4).config
+    config.vocab_size = VOCABULARY
+    return config
+
+
+def measured(config, *, rank=0, checkpointing=False, optimizer="adamw", **options) -> int:
+    """The kernel's word on two steps of a real model, adapters by peft."""
+    import peft
+
+    with memory.peak() as peak:
+        model = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        if rank:
+            model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear"))
+        if checkpointing:
+            compiling.checkpoint_blocks(model)
+        updater = memory.OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
+        ids = torch.randint(VOCABULARY, (4, 256))
+        for _ in range(2):
+            memory.training_step(model, updater, ids, **options)
+    return peak.bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(logits="full"),
+        dict(checkpointing=True),
+        dict(rank=8),
+        dict(rank=8, checkpointing=True, logits="full"),
+        dict(precision="bf16", optimizer="momentum"),
+        dict(precision="bf16", optimizer="sgd", logits="full"),
+    ],
+    ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "plain",
+)
+def test_the_prediction_is_within_15_percent_of_the_measured_peak(config, options):
+    kinds = memory.estimate(config, rows=4, length=256, **options)
+    assert abs(kinds["peak"] / measured(config, **options) - 1) < 0.15
+    assert kinds["peak"] < sum(kinds.values()) - kinds["peak"]
+
+
+def test_kinds_are_what_can_be_counted_by_hand(config):
+    kinds = memory.estimate(config, rows=2, length=64)
+    count = models.count(models.tiny(VOCABULARY, hidden=512, layers=4))["all"]
+    assert kinds["gradients"] == 4 * count and kinds["weights"] >= 4 * count
+    assert 8 * count <= kinds["optimizer"] < 8 * count + 1000
+    assert memory.estimate(config, rows=2, length=64, optimizer="sgd")["optimizer"] == 0
+    assert memory.estimate(config, rows=2, length=64, checkpointing=True)["activations"] < kinds["activations"] / 4
+
+
+def test_an_estimate_leaves_the_random_state_alone(config):
+    before = torch.get_rng_state()
+    memory.estimate(config, rows=1, length=8, rank=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_command_prints_every_kind(capsys):
+    assert cli.main(["estimate", "--rows", "2", "--rank", "4", "--checkpointing"]) == 0
+    out = capsys.readouterr().out
+    assert all(kind in out for kind in ("weights", "optimizer", "gradients", "activations", "logits", "peak"))
+
+
+def test_a_peak_counts_what_is_freed_again_and_many_middling_tensors():
+    with memory.peak() as peak:
+        for _ in range(4):  # freed and made again: once, not four times
+            held = [torch.ones(2**18) for _ in range(64)]
+            del held
+    assert 0.95 < peak.bytes / 2**26 < 1.1
+
+
+def test_an_account_counts_storages_and_not_views():
+    old = torch.ones(1000)
+    with memory.Account([old]) as account:
+        new = torch.ones(1000)
+        views = [new[:10], new.view(10, 100), old[5:]]
+        assert account.live == 4000
+        del new, views
+    assert account.live == 0 and account.most == 4000
+
+
+def test_frozen_weights_make_checkpointing_dearer():
+    def price(frozen):
+        with_it, without = (kept_and_flops(4, how, frozen=frozen)["work over forward"] for how in ("blocks", "nothing"))
+        return with_it / without - 1
+
+    assert 0.2 < price(False) < 1 / 3 < price(True) < 0.5
+
+
+def test_torchs_fused_loss_saves_nothing_unless_told():
+    assert step_memory(torch_linear)["copies"] > 2
+    assert step_memory(lambda model, ids: torch_linear(model, ids, chunk=128))["copies"] < 1
+
+
+def test_a_graph_break_brings_the_masked_fault_back():
+    facts = graphs.eager_and_compiled(reentrant=True, graph_break=True)
+    assert facts["compiled"] == facts["eager"] and facts["compiled"].startswith("1 of")
+
+
+def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
+    rows = graphs.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
+    assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("share", [0, 0.25, 0.9])
+def test_a_library_without_its_end_is_found_and_only_it(tmp_path, share):
+    real = next((Path(torch.__file__).parent / "lib").glob("libshm.so"))
+    for name in ("whole.so", "cut.so"):
+        shutil.copy(real, tmp_path / name)
+    (tmp_path / "other.so").write_bytes(b"!<arch>" + bytes(100))  # not ours to judge
+    cut = tmp_path / "cut.so"
+    with open(cut, "rb+") as file:
+        file.truncate(int(cut.stat().st_size * share))
+    assert compiling.repair(tmp_path) == [cut] and not cut.exists()
+    assert (tmp_path / "whole.so").exists() and compiling.damaged(tmp_path) == []
