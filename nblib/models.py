@@ -78,7 +78,20 @@ def load(
         options["quantization_config"] = tf.BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
-    return _reach(tf.AutoModelForCausalLM.from_pretrained, name, **options)
+    model = _reach(tf.AutoModelForCausalLM.from_pretrained, name, **options)
+    return keep_differentiable(model) if four_bit else model
+
+
+def keep_differentiable(model: nn.Module) -> nn.Module:
+    """Forbid bitsandbytes to repack 4-bit weights for inference. On a CPU with AVX-512 BF16 it does so in the first
+    forward pass in evaluation mode, for a product that has no backward; returning to train() does not undo it, and
+    the gradients are wrong from then on without a word (notebook 01)."""
+    from bitsandbytes.nn import Linear4bit
+
+    for m in model.modules():
+        if isinstance(m, Linear4bit):
+            m.support_avx512bf16_for_cpu = False
+    return model
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False):

@@ -8,9 +8,22 @@ import torch
 
 import nblib
 from nblib import train
-from nblib.pitfalls import gradient_flow, handover
-from nblib.pitfalls import rounding
+from nblib.pitfalls import gradient_flow, handover, rounding
 from nblib.workbook.check import EXERCISES
+
+
+def _backward(term, params):
+    for p in params:
+        p.grad = None
+    if term.requires_grad:
+        term.backward(retain_graph=True)
+    return not any(p.grad is not None and p.grad.any() for p in params)
+
+
+def _not_held(model, optimizers, frozen=False):
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    return [n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)]
+
 
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
@@ -19,12 +32,12 @@ RIGHT = {
         n for n, g in gradient_flow.term_gradients(terms, params).items() if g == 0
     ],
     "01.missed": handover.missed_by,
-    "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
-    "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
-    "03.survives": rounding.survives,
-    "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
     "02.chunk": lambda vocabulary, size: max(1, size // (4 * vocabulary)),
     "02.segment": lambda layers, inside: min(range(1, layers + 1), key=lambda n: layers / n + n * inside),
+    "03.survives": rounding.survives,
+    "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
+    "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
+    "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
 }
 WRONG = {
     "00.schedule": [
@@ -49,27 +62,7 @@ WRONG = {
         lambda model, *optimizers: _not_held(model, optimizers[:1]),  # the first optimizer only
         lambda model, *optimizers: _not_held(model, optimizers, frozen=True),
         lambda model, *optimizers: [],
-    "04.step_loss": [
-        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)) / len(sums),  # mean of means
-        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)),  # undivided
-        lambda sums, counts: sum(s / max(c, 1) for s, c in zip(sums, counts)) / len(sums),
-        lambda sums, counts: sum(sums) / len(sums),
     ],
-    "04.trouble": [
-        lambda loss, recent: loss > 3 * median(recent or [math.inf]),  # nan is not greater than anything
-        lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
-        lambda loss, recent: not math.isfinite(loss),
-        lambda loss, recent: True,
-    "03.survives": [
-        lambda weight, update: abs(update) > 2**-8,  # an absolute threshold
-        lambda weight, update: abs(update) > abs(weight) * 2**-8,  # blind to the closer numbers below a power of two
-        lambda weight, update: bool(torch.tensor(weight) + update != weight),  # fp32
-    ],
-    "03.muon_rate": [
-        lambda lr, rows, columns: lr,
-        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
-        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
-        lambda lr, rows, columns: lr * 20,
     "02.chunk": [
         lambda vocabulary, size: size // vocabulary,  # counts numbers, not bytes
         lambda vocabulary, size: size // (4 * vocabulary),  # no row at all for a large vocabulary
@@ -81,20 +74,30 @@ WRONG = {
         lambda layers, inside: 1,
         lambda layers, inside: layers,
     ],
+    "03.survives": [
+        lambda weight, update: abs(update) > 2**-8,  # an absolute threshold
+        lambda weight, update: abs(update) > abs(weight) * 2**-8,  # blind to the closer numbers below a power of two
+        lambda weight, update: bool(torch.tensor(weight) + update != weight),  # fp32
+    ],
+    "03.muon_rate": [
+        lambda lr, rows, columns: lr,
+        lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5,  # forgets the factor of 'original'
+        lambda lr, rows, columns: lr * 0.2 * (max(rows, columns) * columns / rows) ** 0.5,  # without its floor of 1
+        lambda lr, rows, columns: lr * 20,
+    ],
+    "04.step_loss": [
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)) / len(sums),  # mean of means
+        lambda sums, counts: sum(s / c for s, c in zip(sums, counts)),  # undivided
+        lambda sums, counts: sum(s / max(c, 1) for s, c in zip(sums, counts)) / len(sums),
+        lambda sums, counts: sum(sums) / len(sums),
+    ],
+    "04.trouble": [
+        lambda loss, recent: loss > 3 * median(recent or [math.inf]),  # nan is not greater than anything
+        lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
+        lambda loss, recent: not math.isfinite(loss),
+        lambda loss, recent: True,
+    ],
 }
-
-
-def _backward(term, params):
-    for p in params:
-        p.grad = None
-    if term.requires_grad:
-        term.backward(retain_graph=True)
-    return not any(p.grad is not None and p.grad.any() for p in params)
-
-
-def _not_held(model, optimizers, frozen=False):
-    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-    return [n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)]
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)

@@ -45,7 +45,13 @@ def test_four_bit_base_trains_adapters(tiny, tmp_path):
     model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     ids = torch.randint(128, (2, 16))
     losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
-    assert all(p.grad is not None for n, p in model.named_parameters() if "lora_B" in n)
+    before = {n: p.grad.clone() for n, p in model.named_parameters() if "lora_B" in n}
+    with torch.no_grad():
+        losses.causal_lm(model.eval(), {"input_ids": ids, "labels": ids})
+    model.train().zero_grad()
+    losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
+    for name, grad in before.items():  # an evaluation in between changes nothing
+        torch.testing.assert_close(model.get_parameter(name).grad, grad)
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "nobody/has-this-model"])

@@ -3,8 +3,18 @@
 import re
 
 import pytest
+import torch
 
 from nblib import pitfalls
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The models are so small that two threads spend their time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
 
 CATALOGUE = list(pitfalls.catalogue())
 

@@ -13,9 +13,11 @@ import tempfile
 
 import torch
 import transformers as tf
+from bitsandbytes.functional import has_avx512bf16
 from torch import Tensor, nn
 
 from nblib import models, wiring
+from nblib.models import keep_differentiable
 from nblib.pitfalls import Pitfall
 from nblib.pitfalls.adapted import (
     ADAPTER,
@@ -40,15 +42,10 @@ def nf4() -> nn.Module:
     """The tiny model with its linear layers in 4 bits, by the way every QLoRA takes: saved, and loaded quantised."""
     with tempfile.TemporaryDirectory() as folder:
         base(hidden=64).save_pretrained(folder)  # bitsandbytes packs blocks of 64
-        return quiet(models.load, folder, four_bit=True)[0].train()
-
-
-def keep_differentiable(model: nn.Module) -> nn.Module:
-    """Forbid bitsandbytes to repack the weights for inference. On a CPU with AVX-512 BF16 it does so in the first
-    forward pass in evaluation mode, for a product that has no backward; returning to train() does not undo it."""
+        model = quiet(models.load, folder, four_bit=True)[0].train()
     for m in model.modules():
-        if isinstance(m, bnb.nn.Linear4bit):
-            m.support_avx512bf16_for_cpu = False
+        if isinstance(m, bnb.nn.Linear4bit):  # as it comes without our loader, which forbids the repacking
+            m.support_avx512bf16_for_cpu = has_avx512bf16()
     return model
 
 

@@ -25,6 +25,35 @@ def check(exercise: str, answer: Callable) -> bool:
     return True
 
 
+def _terms(*names: str):
+    import torch
+
+    w, elsewhere = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    shared = (w * w).sum()
+    made = {"live": shared, "twin": 2 * shared, "detached": w.detach().sum(), "other": elsewhere.sum()}
+    made["anchor"] = 0 * w.sum()
+    return {name: made[name] for name in names}, [w]
+
+
+def _leaves_grad_alone(answer: Callable) -> bool:
+    terms, params = _terms("other", "live")
+    answer(terms, params)
+    return params[0].grad is None
+
+
+def _missed(answer: Callable, case: str) -> set[str]:
+    import copy
+
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    model[2].requires_grad_(False)
+    first, second, twin = model[0].weight, model[1].weight, copy.deepcopy(model[0]).weight
+    held = {"all": [[first, second]], "copy": [[twin, second]], "two": [[first], [second]], "none": []}[case]
+    return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in held)))
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -65,6 +94,49 @@ EXERCISES = {
         ),
         ("Two optimizers may share the work.", lambda f: _missed(f, "two") == set()),
         ("Frozen tensors need no optimizer.", lambda f: _missed(f, "none") == {"0.weight", "1.weight"}),
+    ],
+    "02.chunk": [  # (vocabulary, bytes) -> rows of fp32 logits that fit
+        ("An fp32 number takes four bytes: how many rows of 1,000 fit 40,000 bytes?", lambda f: f(1000, 40_000) == 10),
+        ("A part of a row is no row: 40,001 bytes still hold ten.", lambda f: f(1000, 43_999) == 10),
+        ("At least one row must be scored, whatever the budget.", lambda f: f(150_000, 1000) == 1),
+        ("Whole rows come as an int.", lambda f: isinstance(f(1000, 40_000), int)),
+    ],
+    "02.segment": [  # (layers, inside) -> blocks per checkpointed segment
+        ("With 16 blocks that each hold 20 inputs inside, try the peak of every size.", lambda f: f(16, 20) == 1),
+        ("With one input inside, it is the square root of the depth.", lambda f: f(64, 1) == 8),
+        ("How does the best size change when a block holds four times as much?", lambda f: f(64, 4) == 4),
+        (
+            "No size may have a lower peak.",
+            lambda f: all(
+                layers / (n := f(layers, inside)) + n * inside
+                <= min(layers / m + m * inside for m in range(1, layers + 1)) + 1e-9
+                for layers in (8, 30, 100)
+                for inside in (1, 2, 9)
+            ),
+        ),
+    ],
+    "03.survives": [  # (weight, update) -> does the sum differ from the weight once both are kept in bf16
+        ("A weight of 1 feels an update of a hundredth.", lambda f: f(1.0, 0.01)),
+        ("bf16 has 8 significant bits: between 1 and 2 it knows 128 numbers.", lambda f: not f(1.0, 0.003)),
+        ("Small weights feel small updates: the distance grows with the weight.", lambda f: f(0.01, 1e-4)),
+        ("And large ones do not: try 1000 and 1.", lambda f: not f(1000.0, 1.0)),
+        ("Just below a power of two the numbers stand closer: try 1 and -0.003.", lambda f: f(1.0, -0.003)),
+    ],
+    "03.muon_rate": [  # (AdamW-like rate, rows, columns) -> the rate in the "original" convention for the same step
+        ("It is proportional to the rate.", lambda f: math.isclose(f(2e-3, 64, 64), 2 * f(1e-3, 64, 64))),
+        (
+            "Square matrices: 'match_rms_adamw' multiplies by 0.2 sqrt(max(rows, columns)), 'original' by 1.",
+            lambda f: math.isclose(f(1e-3, 100, 100), 2e-3),
+        ),
+        (
+            "Taller than wide: 'original' multiplies by sqrt(rows / columns), so its rate must be smaller.",
+            lambda f: math.isclose(f(1e-3, 400, 100), 2e-3),
+        ),
+        (
+            "Wider than tall: 'original' multiplies by 1, never by less.",
+            lambda f: math.isclose(f(1e-3, 100, 400), 4e-3),
+        ),
+    ],
     "04.step_loss": [  # (summed losses, supervised tokens) of each micro-batch -> loss of the optimizer step
         ("Two equal micro-batches have the mean of either.", lambda f: math.isclose(f([20.0, 20.0], [10, 10]), 2.0)),
         (
@@ -88,73 +160,4 @@ EXERCISES = {
         ("One earlier spike must not raise the bar for the next.", lambda f: f(7.0, [2.0] * 9 + [200.0])),
         ("The first step has no recent losses and is no trouble.", lambda f: not f(9.0, [])),
     ],
-    "03.survives": [  # (weight, update) -> does the sum differ from the weight once both are kept in bf16
-        ("A weight of 1 feels an update of a hundredth.", lambda f: f(1.0, 0.01)),
-        ("bf16 has 8 significant bits: between 1 and 2 it knows 128 numbers.", lambda f: not f(1.0, 0.003)),
-        ("Small weights feel small updates: the distance grows with the weight.", lambda f: f(0.01, 1e-4)),
-        ("And large ones do not: try 1000 and 1.", lambda f: not f(1000.0, 1.0)),
-        ("Just below a power of two the numbers stand closer: try 1 and -0.003.", lambda f: f(1.0, -0.003)),
-    ],
-    "03.muon_rate": [  # (AdamW-like rate, rows, columns) -> the rate in the "original" convention for the same step
-        ("It is proportional to the rate.", lambda f: math.isclose(f(2e-3, 64, 64), 2 * f(1e-3, 64, 64))),
-        (
-            "Square matrices: 'match_rms_adamw' multiplies by 0.2 sqrt(max(rows, columns)), 'original' by 1.",
-            lambda f: math.isclose(f(1e-3, 100, 100), 2e-3),
-        ),
-        (
-            "Taller than wide: 'original' multiplies by sqrt(rows / columns), so its rate must be smaller.",
-            lambda f: math.isclose(f(1e-3, 400, 100), 2e-3),
-        ),
-        (
-            "Wider than tall: 'original' multiplies by 1, never by less.",
-            lambda f: math.isclose(f(1e-3, 100, 400), 4e-3),
-    "02.chunk": [  # (vocabulary, bytes) -> rows of fp32 logits that fit
-        ("An fp32 number takes four bytes: how many rows of 1,000 fit 40,000 bytes?", lambda f: f(1000, 40_000) == 10),
-        ("A part of a row is no row: 40,001 bytes still hold ten.", lambda f: f(1000, 43_999) == 10),
-        ("At least one row must be scored, whatever the budget.", lambda f: f(150_000, 1000) == 1),
-        ("Whole rows come as an int.", lambda f: isinstance(f(1000, 40_000), int)),
-    ],
-    "02.segment": [  # (layers, inside) -> blocks per checkpointed segment
-        ("With 16 blocks that each hold 20 inputs inside, try the peak of every size.", lambda f: f(16, 20) == 1),
-        ("With one input inside, it is the square root of the depth.", lambda f: f(64, 1) == 8),
-        ("How does the best size change when a block holds four times as much?", lambda f: f(64, 4) == 4),
-        (
-            "No size may have a lower peak.",
-            lambda f: all(
-                layers / (n := f(layers, inside)) + n * inside
-                <= min(layers / m + m * inside for m in range(1, layers + 1)) + 1e-9
-                for layers in (8, 30, 100)
-                for inside in (1, 2, 9)
-            ),
-        ),
-    ],
 }
-
-
-def _terms(*names: str):
-    import torch
-
-    w, elsewhere = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    shared = (w * w).sum()
-    made = {"live": shared, "twin": 2 * shared, "detached": w.detach().sum(), "other": elsewhere.sum()}
-    made["anchor"] = 0 * w.sum()
-    return {name: made[name] for name in names}, [w]
-
-
-def _leaves_grad_alone(answer: Callable) -> bool:
-    terms, params = _terms("other", "live")
-    answer(terms, params)
-    return params[0].grad is None
-
-
-def _missed(answer: Callable, case: str) -> set[str]:
-    import copy
-
-    import torch
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
-    model[2].requires_grad_(False)
-    first, second, twin = model[0].weight, model[1].weight, copy.deepcopy(model[0]).weight
-    held = {"all": [[first, second]], "copy": [[twin, second]], "two": [[first], [second]], "none": []}[case]
-    return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in held)))
