@@ -98,7 +98,7 @@ def _estimate(options: argparse.Namespace) -> int:
         raise ParameterError(str(error).splitlines()[0]) from error
     for kind, size in kinds.items():
         print(f"{kind:12s} {size / 2**20:12,.1f} MiB")
-    print("Kinds at their largest; the peak, at one instant, is less than their sum. Leave a tenth of a card free.")
+    print("Kinds at their largest, the peak at one instant (no sum of them). Leave a tenth of a card free.")
     return 0
 
 

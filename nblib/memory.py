@@ -176,8 +176,9 @@ def estimate(
     `rank` 0 trains all weights; above that, LoRA of this rank on every linear layer of the blocks. `precision` is
     autocast's, the weights are fp32. `logits` full is the plain loss of transformers, chunked is `losses.causal_lm`.
 
-    Each kind is counted where it is largest. Not all are alive at once (gradients grow while activations shrink), so
-    `peak`, the number to compare with a card, is less than their sum.
+    Each kind is counted where it is largest, and not all are alive at once: gradients grow while activations shrink.
+    With checkpointing the peak also holds the inside of the block that is being recomputed, which is no kind of its
+    own. So `peak`, the number to compare with a card, is counted and not added up.
     """
     config = getattr(config, "config", config)
     for name, value, allowed in (

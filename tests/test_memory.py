@@ -54,7 +54,8 @@ def measured(config, *, rank=0, checkpointing=False, optimizer="adamw", **option
 def test_the_prediction_is_within_15_percent_of_the_measured_peak(config, options):
     kinds = memory.estimate(config, rows=4, length=256, **options)
     assert abs(kinds["peak"] / measured(config, **options) - 1) < 0.15
-    assert kinds["peak"] < sum(kinds.values()) - kinds["peak"]
+    if not options.get("checkpointing"):  # else the peak also holds the block that is recomputed
+        assert kinds["peak"] < sum(kinds.values()) - kinds["peak"]
 
 
 def test_kinds_are_what_can_be_counted_by_hand(config):
