@@ -7,6 +7,7 @@ import torch
 
 from nblib import pitfalls
 
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """The models are so small that two threads spend their time waiting for each other."""
@@ -23,7 +24,7 @@ def _marked(p):
     return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.slow else [])
 
 
-@pytest.mark.parametrize("pitfall", map(_marked, CATALOGUE))
+@pytest.mark.parametrize("pitfall", [_marked(p) for p in CATALOGUE])
 def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall):
     broken, fixed = pitfall.broken(), pitfall.fixed()
     assert pitfall.seen(broken), f"{pitfall.id} no longer shows its symptom: {broken}"
