@@ -59,4 +59,6 @@ def test_peak_sees_what_was_freed_and_not_what_was_there():
     assert 0.95 * 256 < peak.bytes / 2**20 < 1.1 * 256
     with memory.peak() as small:
         pass
+    with pytest.raises(FileNotFoundError, match="nowhere"), memory.peak():
+        open("/nowhere")
     assert small.bytes < 2**23 and there.numel()
