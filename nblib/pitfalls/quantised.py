@@ -11,6 +11,8 @@ finds the packed base first.
 import copy
 import tempfile
 
+import bitsandbytes as bnb
+import peft
 import torch
 import transformers as tf
 from bitsandbytes.functional import has_avx512bf16
@@ -25,15 +27,13 @@ from nblib.pitfalls.adapted import (
     LowRank,
     attach,
     base,
-    bnb,
     fit,
     flow,
     loss_of,
-    peft,
-    quiet,
     sentence,
     wake,
 )
+from nblib.pitfalls.bench import quiet
 
 SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21, bitsandbytes 0.50"
 
@@ -149,12 +149,12 @@ def messages() -> list[dict]:
         "Params4bit(w, requires_grad=True)": lambda: bnb.nn.Params4bit(torch.randn(64, 64), True).to("cpu"),
         "nn.Parameter(float8)": lambda: nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn)),
     }
-    return [{"asked": name, "answer": _answer(ask)} for name, ask in ways.items()]
+    return [{"asked": name, "answer": _answer(way)} for name, way in ways.items()]
 
 
-def _answer(ask) -> str:
+def _answer(way) -> str:
     try:
-        ask()
+        way()
         return "accepted"
     except RuntimeError as error:
         return str(error).splitlines()[0]
