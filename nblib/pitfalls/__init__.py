@@ -23,6 +23,10 @@ from pkgutil import iter_modules
 from typing import NamedTuple
 
 
+class Unavailable(RuntimeError):
+    """This machine lacks what a run needs; the message says what. Nothing was shown, either way."""
+
+
 class Pitfall(NamedTuple):
     id: str  # P01
     title: str
@@ -40,9 +44,13 @@ class Pitfall(NamedTuple):
 
 
 def catalogue() -> Iterator[Pitfall]:
-    """Every pitfall, in order."""
+    """Every pitfall, in order. Each run draws from seed 0 and leaves the caller's generators as they were."""
+    from nblib.pitfalls.bench import seeded
+
     families = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    yield from sorted((p for family in families for p in getattr(family, "PITFALLS", ())), key=lambda p: p.id)
+    for p in sorted((p for family in families for p in getattr(family, "PITFALLS", ())), key=lambda p: p.id):
+        runs = {name: getattr(p, name) for name in ("broken", "claimed", "fixed")}
+        yield p._replace(**{name: seeded()(run) for name, run in runs.items() if run})
 
 
 def pitfall(number: str) -> Pitfall:

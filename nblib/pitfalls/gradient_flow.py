@@ -40,8 +40,10 @@ SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21"
 
 
 def _wire(mode: str, hook: str) -> dict:
-    model = wired(mode, hook)
-    return compare(model, flow(wired())) | sentence(model)
+    """Frozen embeddings, against the same adapters over embeddings that train."""
+    model, reference = wired(mode, hook), wired()
+    reference.get_input_embeddings().requires_grad_(True)
+    return compare(model, flow(reference)) | sentence(model)
 
 
 def _gradients_missing(facts: dict) -> bool:

@@ -9,11 +9,10 @@ breaks that in silence, and `eval()` switches the whole mechanism off, so that a
 Footgun: gradients compared with a run on the same broken path are equal. The reference must not checkpoint at all.
 """
 
-import logging
-import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
+import peft
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as recompute
@@ -21,9 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nblib import compiling, losses, memory, models
 from nblib.pitfalls import Pitfall
-
-# peft imports bitsandbytes, which may report an optional kernel that is not installed, on stderr.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+from nblib.pitfalls.bench import quiet, seeded
 
 MIB = 2**20
 VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
@@ -33,13 +30,9 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 def lora(rank: int = 8, *, vocab: int = 512, **shape) -> nn.Module:
     """A tiny Qwen3 with LoRA on every projection; B starts away from zero, so that no gradient is zero by design."""
     model = models.tiny(vocab, **({"hidden": 32, "layers": 3} | shape))
-    torch.manual_seed(0)
-    import peft  # here, after the line above that keeps bitsandbytes quiet
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has renamed
-        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False))
-    return model.train()
+    config = peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False)
+    with seeded():  # peft reads a property that transformers has renamed, and is warned
+        return quiet(peft.get_peft_model, model, config)[0].train()
 
 
 def tokens(rows: int = 2, length: int = 16, vocab: int = 512) -> Tensor:
@@ -115,7 +108,6 @@ P19 = Pitfall(
     fixed=lambda: step_memory(in_chunks, rank=1, checkpointing=True),
     claimed=lambda: step_memory(in_chunks, rank=16, checkpointing=False),
     seen=lambda facts: facts["copies"] > 2,
-    check="",
 )
 
 
@@ -191,7 +183,6 @@ P20 = Pitfall(
     broken=lambda: growth("blocks"),
     fixed=lambda: growth("segments"),
     seen=lambda facts: facts["kept x"] > 3,
-    check="",
 )
 
 
@@ -224,12 +215,8 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
     model.enable_input_require_grads()  # the reentrant kind needs it; this pitfall is another one
     right = gradients(model, whole_logits(model, ids))
     right = {name: grad.clone() for name, grad in right.items()}
-    if checkpointing:
-        with by_hand(model, use_reentrant=use_reentrant), warnings.catch_warnings(record=True) as caught:
-            got = gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
-    else:
-        with warnings.catch_warnings(record=True) as caught:
-            got = gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
+    with by_hand(model, use_reentrant=use_reentrant) if checkpointing else nullcontext():
+        got, warned = quiet(lambda: gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss))
     off = {n: float((got[n] - g).norm() / g.norm()) if got[n] is not None else 1.0 for n, g in right.items()}
     zero = [n for n, g in got.items() if g is None or not g.any()]
     return {
@@ -238,7 +225,7 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
         "wrong gradients": sum(v > 1e-3 for v in off.values()),
         "largest relative error": max(off.values()),
         "zero in": sorted({n.split(".")[-4] for n in zero}),
-        "warnings": len(caught),
+        "warnings": len(warned),
     }
 
 
@@ -255,7 +242,6 @@ P21 = Pitfall(
     fixed=lambda: cached_gradients(use_cache=False),
     claimed=lambda: cached_gradients(use_cache=True, checkpointing=False),
     seen=lambda facts: facts["wrong gradients"] > 0,
-    check="",
 )
 
 
@@ -281,10 +267,8 @@ def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
 
 def outcome(model: nn.Module, ids: Tensor) -> str:
     """'42 of 42 gradients', or the first line of what was raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 'None of the inputs have requires_grad=True', the only hint there is
-            got = gradients(model, whole_logits(model, ids))
+    try:  # 'None of the inputs have requires_grad=True' is warned, the only hint there is
+        got, _ = quiet(lambda: gradients(model, whole_logits(model, ids)))
     except RuntimeError as error:
         return f"raised: {str(error).splitlines()[0]}"
     return f"{sum(g is not None and bool(g.any()) for g in got.values())} of {len(got)} gradients"
@@ -302,7 +286,6 @@ P22 = Pitfall(
     fixed=lambda: check_then_train(check_in="train"),
     claimed=lambda: check_then_train(check_in="eval", reentrant=False),
     seen=lambda facts: facts["the check"] != facts["training"],
-    check="",
 )
 
 PITFALLS = [P19, P20, P21, P22]
