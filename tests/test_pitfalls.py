@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from nblib import pitfalls
+from nblib import pitfalls, places
 from nblib.pitfalls import bench, graphs
 
 
@@ -71,6 +71,14 @@ def test_the_catalogue_is_complete_in_itself():
         assert re.fullmatch(r"P\d\d", p.id) and re.fullmatch(r"([A-Z]\d{1,2})?", p.check)
         assert p.title and p.symptom and p.verdict and p.fix
         assert (p.claimed is None) or p.claim
+
+
+def test_a_verdict_names_the_versions_it_was_seen_on_and_they_are_those_of_the_lock():
+    locked = dict(re.findall(r"^([a-z]+)==(\d+\.\d+)", (places.root() / "requirements.lock").read_text(), re.M))
+    for p in CATALOGUE:
+        named = re.findall(r"(torch|transformers|peft|bitsandbytes|Python) (\d+\.\d+)", p.verdict)
+        assert named, p.id
+        assert all(locked.get(package, version) == version for package, version in named), p.id
 
 
 def test_an_unknown_pitfall_lists_the_known():

@@ -22,6 +22,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
+VERSIONS = "torch 2.13, transformers 5.23"  # what the verdicts were seen on; a test holds them to requirements.lock
+WITH_PEFT = f"{VERSIONS}, peft 0.21"
+WITH_BNB = f"{WITH_PEFT}, bitsandbytes 0.50"
+
 
 class Unavailable(RuntimeError):
     """This machine lacks what a run needs; the message says what. Nothing was shown, either way."""

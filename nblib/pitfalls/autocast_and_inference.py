@@ -13,7 +13,7 @@ import time
 import torch
 from torch.nn import functional as F
 
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, byte_model
 
 # ---------------------------------------------------------------- P32
 
@@ -123,7 +123,6 @@ def _raised(facts: dict) -> bool:
     return facts["raised"] is not None
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P32",

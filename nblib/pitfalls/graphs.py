@@ -21,11 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from nblib import compiling, models
-from nblib.pitfalls import Pitfall, Unavailable
+from nblib.pitfalls import WITH_PEFT, Pitfall, Unavailable
 from nblib.pitfalls.bench import fresh_dynamo
 from nblib.pitfalls.memory import gradients, library_checkpointing, lora, outcome, tokens, whole_logits
-
-VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 
 
 def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float:
@@ -61,7 +59,7 @@ P15 = Pitfall(
     symptom="torch.compile with fullgraph=True refuses the model: returning intermediate with requires_grad_()",
     claim="with frozen embeddings torch.compile works only after enable_input_require_grads() (a lesson noted after "
     "a long run on a large card)",
-    verdict=f"Seen on {VERSIONS}: without the hook the frozen model is one graph with the eager gradients, with and "
+    verdict=f"Seen on {WITH_PEFT}: without the hook the frozen model is one graph with the eager gradients, with and "
     "without checkpointing. The hook switches requires_grad on inside the graph, and that cannot be captured",
     fix="no hook; if the checkpointing switch has put one there, disable_input_require_grads() and use_reentrant=False",
     broken=lambda: compiled_gradients(hook=True),
@@ -95,8 +93,8 @@ P16 = Pitfall(
     title="Compile masks the reentrant fault",
     symptom="the compiled model trains; the same script in eager mode, or after one graph break, trains its head only",
     claim="the adapters are wired wrongly, or eager mode is at fault (what comparing the two runs suggests)",
-    verdict=f"Seen on {VERSIONS}: a reentrant checkpoint whose input needs no gradient leaves the adapters without one "
-    "in eager mode. Dynamo replaces the checkpoint by its own and the fault is gone, until a graph break inside a "
+    verdict=f"Seen on {WITH_PEFT}: a reentrant checkpoint whose input needs no gradient leaves the adapters without "
+    "one in eager mode. Dynamo replaces the checkpoint by its own and the fault is gone, until a graph break inside a "
     "block hands that block back to the eager code",
     fix="use_reentrant=False, and judge gradients in eager mode",
     broken=lambda: eager_and_compiled(reentrant=True),
@@ -160,7 +158,7 @@ P17 = Pitfall(
     title="The wrapper's prefix",
     symptom="weights saved from a compiled run load without an error, and the model talks nonsense",
     claim="compile trained a wrong model (what a good loss and a bad evaluation suggest)",
-    verdict=f"Seen on {VERSIONS}: torch.compile(model) returns a wrapper whose state dict has _orig_mod. before every "
+    verdict=f"Seen on {WITH_PEFT}: torch.compile(model) returns a wrapper whose state dict has _orig_mod. before every "
     "name, and strict=False forgives that nothing matches. What was trained is fine",
     fix="model.compile() or compiling.compile_blocks, which change the model in place; and strict=True",
     broken=lambda: saved_and_loaded(in_place=False),
@@ -205,7 +203,7 @@ P18 = Pitfall(
     title="A number read inside the model breaks the graph",
     symptom="compiled, and hardly faster; TORCH_LOGS shows many small graphs",
     claim="adapters cannot be compiled (said when compile disappoints after adding LoRA)",
-    verdict=f"Seen on {VERSIONS}: the adapters add no break. An .item() in the forward pass ends the graph, and "
+    verdict=f"Seen on {WITH_PEFT}: the adapters add no break. An .item() in the forward pass ends the graph, and "
     "every frame around it is cut with it, so one number per block makes several graphs per block",
     fix="keep the number a tensor and read it after the step; compiling.breaks names the line",
     broken=lambda: graph_breaks(read_norm),
@@ -265,7 +263,7 @@ P23 = Pitfall(
     title="A compile cache cut off by a killed run",
     symptom="since a run was killed, every run on this machine fails at its first compiled step: file too short",
     claim="the installation is broken, or any file of the cache that a kill cuts short (what the message suggests)",
-    verdict=f"Seen on {VERSIONS}: Python files and pickles of the cache are renamed into place, and a damaged pickle "
+    verdict=f"Seen on {WITH_PEFT}: Python files and pickles of the cache are renamed into place, and a damaged pickle "
     "is noticed and made again. The library is written by the linker under its final name and later only looked for, "
     "so a partial one stays",
     fix="compiling.repair() deletes the libraries that are shorter than their header says; nothing else is lost",

@@ -16,11 +16,9 @@ import transformers as tf
 from torch import nn
 
 from nblib import text, wiring
-from nblib.pitfalls import Pitfall, trainer_bench
+from nblib.pitfalls import WITH_PEFT, Pitfall, trainer_bench
 from nblib.pitfalls.adapted import attach, base, fit, rows, sentence, wake
 from nblib.pitfalls.bench import quiet, seeded
-
-SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21"
 
 # P07: loaded for inference
 
@@ -124,7 +122,7 @@ PITFALLS = [
         symptom="I went on from a saved adapter. Nothing failed, and after a day it is what it was.",
         claim="the adapter was not in the file (folklore)",
         verdict=f"The weights came back exactly. Loading freezes them unless it is told otherwise; with the hook that "
-        f"checkpointing brings, the loss still has a graph and nothing is raised. Seen on {SEEN_ON}.",
+        f"checkpointing brings, the loss still has a graph and nothing is raised. Seen on {WITH_PEFT}.",
         fix="PeftModel.from_pretrained(base, folder, is_trainable=True), and assert that something trains.",
         broken=_reload,
         fixed=lambda: _reload(is_trainable=True),
@@ -138,7 +136,7 @@ PITFALLS = [
         symptom="Every adapter gets a gradient, and the loss is flat to the last digit.",
         claim="the learning rate is too small (folklore)",
         verdict=f"A tiny rate still moves every tensor. An optimizer made before the adapters, or on a copy, holds "
-        f"tensors that this model does not train; the canary cannot see it. Seen on {SEEN_ON}.",
+        f"tensors that this model does not train; the canary cannot see it. Seen on {WITH_PEFT}.",
         fix="Make the optimizer last, and compare identities: every trainable tensor must be in some optimizer.",
         broken=lambda: optimizer_on("before the adapters"),
         fixed=lambda: optimizer_on("after"),
@@ -152,7 +150,7 @@ PITFALLS = [
         symptom="My callback stops with: 'NoneType' object has no attribute 'pad'.",
         claim="",
         verdict=f"Callbacks are handed `processing_class`; `tokenizer` is gone from their arguments, from the "
-        f"trainer's attributes and from its constructor, so the usual fallback finds nothing. Seen on {SEEN_ON}.",
+        f"trainer's attributes and from its constructor, so the usual fallback finds nothing. Seen on {WITH_PEFT}.",
         fix='Take kwargs["processing_class"], with brackets: a missing key should fail by its name.',
         broken=lambda: _callback("tokenizer"),
         fixed=lambda: _callback("processing_class"),

@@ -19,11 +19,10 @@ from torch.utils import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
 from nblib import compiling, losses, memory, models
-from nblib.pitfalls import Pitfall
+from nblib.pitfalls import WITH_PEFT, Pitfall
 from nblib.pitfalls.bench import quiet, seeded
 
 MIB = 2**20
-VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
@@ -100,7 +99,7 @@ P19 = Pitfall(
     symptom="CUDA out of memory as soon as the adapters are on; a lower rank and checkpointing change next to nothing",
     claim="the rank of the low-rank factors is too high, take a smaller one and switch on checkpointing "
     "(lore about adapters at a quarter of the model's width)",
-    verdict=f"Seen on {VERSIONS}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
+    verdict=f"Seen on {WITH_PEFT}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
     "rank nor checkpointing touches. With the logits in chunks the high rank without checkpointing fits",
     fix="score the vocabulary in chunks (losses.causal_lm, Liger, cut cross-entropy); F.linear_cross_entropy needs a "
     "batch_chunk_size, its default saves nothing",
@@ -175,7 +174,7 @@ P20 = Pitfall(
     symptom="checkpointing is on, and what it keeps still grows with every layer that is added",
     claim="checkpointing costs a third more and needs memory of the order of the square root of the depth "
     "(said of gradient checkpointing at large, after arXiv:1604.06174)",
-    verdict=f"Seen on {VERSIONS}: the switch of the library keeps one input per block, so what is kept grows in "
+    verdict=f"Seen on {WITH_PEFT}: the switch of the library keeps one input per block, so what is kept grows in "
     "proportion to the depth. Segments of sqrt(depth) blocks keep the square root, but all blocks of a segment are "
     "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is at "
     "most a forward pass: up to a third more when weights train, up to half more when they are frozen",
@@ -234,7 +233,7 @@ P21 = Pitfall(
     title="A KV cache under hand-written checkpointing",
     symptom="the loss falls a little; keys and values of the adapters never learn; nothing is printed",
     claim="a model left with use_cache=True trains wrongly (advice in fine-tuning recipes, with no reason given)",
-    verdict=f"Seen on {VERSIONS}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
+    verdict=f"Seen on {WITH_PEFT}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
     "the second forward pass appends to the cache that the first has filled, and the gradients are wrong without a "
     "message. The library's own switch notices and turns the cache off",
     fix="use_cache=False, passed in the call; checkpoint with the library's switch or with use_reentrant=False",
@@ -279,7 +278,7 @@ P22 = Pitfall(
     title="A check made in evaluation mode",
     symptom="the gradient check passes, the first training step raises (or trains almost nothing)",
     claim="training mode itself is at fault, dropout or the like (what the difference between the two runs suggests)",
-    verdict=f"Seen on {VERSIONS}: checkpointing acts only in training mode, and from_pretrained returns a model in "
+    verdict=f"Seen on {WITH_PEFT}: checkpointing acts only in training mode, and from_pretrained returns a model in "
     "evaluation mode, so the check ran without the mechanism it was to check. Training mode without it is fine",
     fix="model.train() before any check of gradients; wiring.canary does so",
     broken=lambda: check_then_train(check_in="eval"),

@@ -18,7 +18,7 @@ import transformers as tf
 from safetensors.torch import load_file
 from torch import nn
 
-from nblib.pitfalls import Pitfall, bench, byte_model, trainer_bench
+from nblib.pitfalls import VERSIONS, Pitfall, bench, byte_model, trainer_bench
 from nblib.pitfalls.hf_trainer import checkpointed_then_adapted
 from nblib.pitfalls.rounding import BF16AdamW
 
@@ -143,7 +143,6 @@ def _p26_seen(facts: dict) -> bool:
     return facts["loss"] == 0.0 and facts["grad_norm"] != facts["grad_norm"] and facts["learning_rate"] == 0.0
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P24",

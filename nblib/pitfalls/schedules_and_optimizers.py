@@ -22,7 +22,7 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from nblib import train
 from nblib.methods import muon
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, byte_model
 from nblib.pitfalls.bench import seeded
 
 STEPS = 60
@@ -209,7 +209,6 @@ def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> lis
     ]
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P30",
