@@ -101,6 +101,15 @@ def wired(
 
     `above` names what else trains, above the blocks: the final norm, or a head of its own, not tied to the embedding.
     """
+    for name, value, allowed in (
+        ("checkpointing", checkpointing, CHECKPOINTING),
+        ("hook", hook, HOOK),
+        ("order", order, ORDER),
+        ("adapter", adapter, ADAPTER),
+        ("above", above, ABOVE),
+    ):
+        if value not in allowed:  # or a misspelt wiring would be shown as another one
+            raise ValueError(f"{name} = {value!r}: allowed are {'; '.join(allowed)}")
     model = base(family, tie_word_embeddings=above != "head")
     if order == ORDER[0]:
         model = checkpointed(attach(model, adapter), checkpointing)

@@ -122,7 +122,7 @@ def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = Tru
     blocks = compiling.blocks(model)
     hidden = torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0)).requires_grad_()
     rotary = model.model.rotary_emb(hidden, torch.arange(64)[None])
-    size = {"blocks": 1, "segments": round(layers**0.5)}.get(how, layers)
+    size = {"nothing": layers, "blocks": 1, "segments": round(layers**0.5)}[how]
 
     def run(part: list[nn.Module], x: Tensor) -> Tensor:
         for block in part:

@@ -32,6 +32,8 @@ MODES = ("fp32", "bf16", "fp32 + autocast", "bf16, stochastic", "bf16, kahan", "
 @cache  # deterministic, and asked for the same thing by several cells; callers must not write into the answer
 def fine_tune(mode: str, lr: float = RATE) -> dict:
     """The prose model on code for a few small steps; what differs is only how weights are kept."""
+    if mode not in MODES:
+        raise ValueError(f"mode = {mode!r}: allowed are {'; '.join(MODES)}")
     model = byte_model.trained().to(torch.bfloat16 if mode.startswith("bf16") else torch.float32)
     if mode == "fp32, norms frozen":
         for p in model.parameters():
