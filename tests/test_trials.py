@@ -21,10 +21,12 @@ def made(monkeypatch):
         return lambda: calls.append(name) or facts
 
     words = dict(
-        title="a title", symptom="s", claim="c", verdict=VERDICT.strip(), fix="mend it", seen=lambda f: f["bad"]
+        title="a title", symptom="s", claim="c", verdict=VERDICT.strip(), fix="`mend` it", seen=lambda f: f["bad"]
     )
     curve = [0.5] * 40
-    broken = run("broken", bad=True, loss=math.nan, said="", gone=[], curve=curve, parts={"one": {"x": 0.123456}})
+    broken = run(
+        "broken", bad=True, loss=math.nan, scale=65536.0, said="", gone=[], curve=curve, parts={"one": {"x": 0.123456}}
+    )
     fixed = run("fixed", bad=False, loss=2 / 3, said="word " * 99, gone=["k", "v"], curve=curve, only="here")
     claimed = run("claimed", bad=False, loss=1234567, shape=(3, 4))
     book = {
@@ -55,10 +57,11 @@ def test_two_notebooks_share_nothing(made):
 
 def test_facts_are_rows_runs_are_columns_the_symptom_is_last(made):
     shown = trials.Trials()("P01", "broken", "fixed")
-    assert shown.table.columns == ["fact", "broken", "fixed"] and shown.table.caption == "P01 a title"
+    assert shown.table.columns == ["fact", "broken", "fixed"] and str(shown).startswith("P01 a title\n")
     assert shown.table.rows[-1] == {"fact": "THE SYMPTOM", "broken": "shows", "fixed": "absent"}
     rows = _rows(shown)
     assert rows["loss"] == {"fact": "loss", "broken": "nan", "fixed": "0.6667"}
+    assert rows["scale"] == {"fact": "scale", "broken": "65,536"}
     assert rows["gone"] == {"fact": "gone", "broken": "none", "fixed": "k, v"}
     assert rows["only"] == {"fact": "only", "fixed": "here"}  # not measured is not the same as none
     assert rows["parts"]["broken"] == "one x 0.1235"
@@ -74,12 +77,12 @@ def test_what_is_too_long_is_cut_or_left_out(made):
 def test_verdict_and_fix_stand_below_once_the_fixed_run_is_seen(made):
     trial = trials.Trials()
     before, after = (trial("P01", *runs)._repr_mimebundle_() for runs in (("broken",), ("broken", "fixed")))
-    assert "what the runs say" not in str(before) and "mend it" not in str(before)
+    assert "what the runs say" not in str(before) and "mend" not in str(before)
     below = after["text/plain"].split("\n")[-4:]
-    assert below[0].startswith("Verdict: what the runs say") and below[-1] == "Fix: mend it"
+    assert below[0].startswith("Verdict: what the runs say") and below[-1] == "Fix: `mend` it."
     assert max(map(len, below)) <= 110
     assert "</table><p><b>Verdict:</b> what the runs say, &lt;in more words&gt; than" in after["text/html"]
-    assert after["text/html"].endswith("<p><b>Fix:</b> mend it</p>")
+    assert after["text/html"].endswith("<p><b>Fix:</b> <code>mend</code> it.</p>")
 
 
 def test_without_names_every_run_there_is(made):

@@ -233,7 +233,8 @@ def cell(value) -> str:
         return "none"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    whole = isinstance(value, int) or 1e4 <= abs(value) < 1e9  # 65,536 and not 6.554e+04
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

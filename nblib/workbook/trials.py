@@ -8,6 +8,7 @@ Footgun: the table leaves out what is too long to read, a loss curve above all. 
 """
 
 import html
+import re
 import textwrap
 from typing import Any
 
@@ -50,16 +51,26 @@ class SideBySide:
         kept = [(name, row) for name, row in zip(names, rows) if not any(map(_is_series, row.values()))]
         body = [{"fact": name} | {run: _brief(value) for run, value in row.items()} for name, row in kept]
         last = {"fact": "THE SYMPTOM"} | {run: "shows" if seen else "absent" for run, seen in shows.items()}
-        self.table = show.Table([*body, last], caption=f"{p.id} {p.title}")
-        self.said = {"Verdict": p.verdict, "Fix": p.fix} if "fixed" in shows else {}
+        self.title, self.table = f"{p.id} {p.title}", show.Table([*body, last])
+        self.said = {"Verdict": _sentence(p.verdict), "Fix": _sentence(p.fix)} if "fixed" in shows else {}
 
     def __str__(self) -> str:
         said = [textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False) for name, words in self.said.items()]
-        return "\n".join([str(self.table), *said])
+        return "\n".join([self.title, str(self.table), *said])
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
-        said = "".join(f"<p><b>{name}:</b> {html.escape(words)}</p>" for name, words in self.said.items())
-        return {"text/plain": str(self), "text/html": self.table._repr_mimebundle_()["text/html"] + said}
+        table = self.table._repr_mimebundle_()["text/html"]
+        said = "".join(f"<p><b>{name}:</b> {_marked(words)}</p>" for name, words in self.said.items())
+        return {"text/plain": str(self), "text/html": f"<p><b>{html.escape(self.title)}</b></p>{table}{said}"}
+
+
+def _sentence(words: str) -> str:
+    return words if words.endswith(".") else f"{words}."
+
+
+def _marked(words: str) -> str:
+    """As HTML, with what stands in backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(words))
 
 
 def _is_series(value: Any) -> bool:
