@@ -169,7 +169,7 @@ PITFALLS = [
         title="no_sync around backward only",
         symptom="accumulation over several processes sends as many all-reduces as there are micro-batches",
         claim="",
-        verdict="DistributedDataParallel decides in the *forward* pass whether the backward will send. With the "
+        verdict="DistributedDataParallel decides in the forward pass whether the backward will send. With the "
         "forward outside, no_sync saves nothing, and as the gradients are the same nobody notices (torch 2.13, gloo).",
         fix="forward and backward inside no_sync, or add up gradients once per step as nblib.train does",
         broken=lambda: reductions("around_backward")[0],
