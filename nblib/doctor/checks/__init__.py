@@ -1,0 +1,32 @@
+"""The checks: plain functions from what was seen to a finding or a verdict, one module per family.
+
+Each module ends in its list CHECKS of (id, function). A function takes the Evidence and returns a Finding when it
+fires, else a Verdict: OK, not_applicable(why) or unknown(why). The docstring of a function is its page: the symptom
+as a person meets it, what is looked at, what could be mistaken for it and why it is not.
+
+Footgun: a check that cannot see must say `unknown`. Falling through to OK is how peers miss half of what they list.
+"""
+
+import traceback
+
+from nblib.doctor.checks import backward, forward, labels, loss, modes, precision, static, steps
+from nblib.doctor.evidence import Evidence
+from nblib.doctor.finding import Finding, Verdict, unknown
+
+MODULES = (static, modes, forward, labels, loss, backward, steps, precision)
+ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
+
+
+def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:
+    """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at."""
+    findings, verdicts = [], {}
+    for name, check in ALL:
+        try:
+            outcome = check(e)
+        except Exception:
+            outcome = unknown(f"the check itself failed: {traceback.format_exc(limit=-3)}")
+        if isinstance(outcome, Finding):
+            findings.append(outcome)
+        else:
+            verdicts[name] = outcome
+    return findings, verdicts

@@ -1,0 +1,301 @@
+"""What was seen of a training run: a list of events in the order they happened, and a few questions about it.
+
+A *round* is what a person calls a training step: from the first backward after an optimizer step to the last
+optimizer step before the next backward. It may hold several forwards, backwards (accumulation) and steps (several
+optimizers). Events carry the number of their round and small facts, never a tensor that would outlive the round.
+
+Footgun: a check may only conclude from what was seen. A compiled or sharded step hides its inside; then the fact is
+None, the check says UNKNOWN, and nothing may read that as OK.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Event:
+    round: int
+
+
+@dataclass
+class Call(Event):
+    """One call of a whole model. The tensors are live until the end of the round's first optimizer step."""
+
+    role: str  # "model", "teacher" or "other"
+    grad: bool  # gradients were enabled
+    inference: bool  # under torch.inference_mode
+    training: bool  # the flag of the module called
+    autocast: torch.dtype | None
+    args: tuple = ()  # as passed; only of the first calls, dropped after the probes
+    kwargs: dict = field(default_factory=dict)
+    ids: Tensor | None = None  # (B, T) on the CPU
+    mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
+    positions: Tensor | None = None  # (B, T) on the CPU
+    labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
+    logits: Tensor | None = None  # (B, T, V), live until the round's first optimizer step, then None
+    vocabulary: int | None = None  # V
+    loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
+    requires_grad: bool = False  # some output does
+    cached: bool = False  # returned a key-value cache
+    finite: bool | None = None  # of the logits
+    raised: str = ""
+
+
+@dataclass
+class Entropy(Event):
+    """One call of a loss function of torch.nn.functional. Tensors are live until the next backward is over."""
+
+    name: str  # "cross_entropy", "kl_div", "nll_loss", "mse_loss"
+    input: Tensor | None
+    target: Tensor | None
+    value: Tensor | None
+    reduction: str
+    ignored: int | None
+    grad: bool  # gradients were enabled
+    connected: bool  # its value requires a gradient
+
+
+@dataclass
+class Backward(Event):
+    """One call of loss.backward(), the outermost one."""
+
+    value: float | None  # as passed, divided by the scaler's scale; None when not a scalar
+    requires_grad: bool
+    leaf: bool  # requires a gradient but has no history
+    scale: float | None  # of the enabled scaler that scaled it
+    stale: bool  # gradients of parameters stepped before were still there (not cleared)
+    calls: list[Call] = field(default_factory=list)  # of models, since the last backward
+    entropies: list[Entropy] = field(default_factory=list)  # since the last backward
+    reading: Any = None  # fingerprint.Reading or None
+    norm: float | None = None  # of the sampled gradients after it
+    declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
+    dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    raised: str = ""
+
+
+@dataclass
+class ZeroGrad(Event):
+    had: bool  # some gradient was there
+
+
+@dataclass
+class Clip(Event):
+    limit: float
+    total: float | None  # the norm that it saw
+    nothing: bool  # every gradient was None
+    scaled: bool  # under an enabled scaler, before unscale_
+
+
+@dataclass
+class Unscale(Event):
+    pass
+
+
+@dataclass
+class ScalerStep(Event):
+    enabled: bool
+    stepped: bool
+    scale: float
+
+
+@dataclass
+class Schedule(Event):
+    optimizer: int  # index in Evidence.optimizers, -1 when unknown
+    epochal: bool  # ReduceLROnPlateau and the like, meant to be called once per epoch
+
+
+@dataclass
+class Update:
+    """What one step did to one sampled tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    lr: float
+    rms: float  # of the change
+    relative: float  # norm of the change over norm of the tensor
+    changed: float  # share of elements that changed
+    gradient: float | None  # norm
+
+
+@dataclass
+class Step(Event):
+    optimizer: int
+    rates: list[float]  # of each group
+    backwards: int  # since this optimizer's previous step
+    norm: float | None  # of the sampled gradients before it
+    updates: list[Update] = field(default_factory=list)
+
+
+@dataclass
+class Gradients(Event):
+    """Norm of every trainable parameter's gradient before the round's first step; None where there is none."""
+
+    norms: dict[str, float | None]
+
+
+E = TypeVar("E", bound=Event)
+
+
+@dataclass
+class Optimizer:
+    kind: type
+    ids: set[int]  # of all its parameters
+    low: bool  # holds tensors below 32 bits
+    object: torch.optim.Optimizer | None  # dropped when the watch ends
+
+
+class Evidence:
+    """Everything seen, the objects it was seen on, and what the user declared."""
+
+    def __init__(self, **declared):
+        self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
+        self.events: list[Event] = []
+        self.models: list[nn.Module] = []  # trained roots, wrappers taken off
+        self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
+        self.teachers: list[nn.Module] = []
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[Any] = []
+        self.called: dict[int, int] = {}  # id(module) -> times called
+        self.called_with_grad: dict[int, int] = {}
+        self.dropouts: dict[int, tuple[str, bool, float]] = {}  # id -> name, training when last called, p
+        self.cut_regions = 0  # reentrant checkpoints, gradients on, none of whose inputs requires one
+        self.regions = 0  # reentrant checkpoints entered with gradients on
+        self.warned: list[str] = []  # texts of Python warnings, some from before the watch
+        self.loaded: list[tuple[str, list[str], list[str]]] = []  # load_state_dict: module, missing, unexpected
+        self.probes: dict[str, Any] = {}  # results of replays, see probes.py
+        self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
+        self.shadow: dict[str, float] = {}  # see shadow.py
+        self.tied_at_start: bool | None = None
+        self.exception: BaseException | None = None  # what left the block
+        self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
+        self.faults: list[str] = []  # what went wrong in watching itself
+        self.rounds = 0  # complete ones
+
+    # ---------------------------------------------------------------- events
+    def of(self, kind: type[E], **where) -> list[E]:
+        """Events of a kind, in order, that have these attributes."""
+        found = (event for event in self.events if isinstance(event, kind))
+        return [event for event in found if all(getattr(event, k) == v for k, v in where.items())]
+
+    def by_round(self, kind: type[E]) -> dict[int, list[E]]:
+        rounds: dict[int, list[E]] = {}
+        for event in self.of(kind):
+            rounds.setdefault(event.round, []).append(event)
+        return rounds
+
+    @property
+    def forwards(self) -> list[Call]:
+        """Calls of the trained model with gradients on: the training forwards."""
+        return [call for call in self.of(Call) if call.role == "model" and call.grad and not call.raised]
+
+    @property
+    def stepped(self) -> bool:
+        return bool(self.of(Step))
+
+    @property
+    def complaint(self) -> str:
+        """Text of the exception that ended the block, with that of a backward or call inside it."""
+        texts = [str(self.exception)] if self.exception is not None else []
+        return "\n".join(texts + [b.raised for b in self.of(Backward) if b.raised])
+
+    # ---------------------------------------------------------------- the model
+    @property
+    def model(self) -> nn.Module | None:
+        return self.models[0] if self.models else None
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters of the trained models by name, each once."""
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for number, model in enumerate(self.models):
+            for name, p in model.named_parameters():
+                found.setdefault(id(p), (f"model{number}.{name}" if len(self.models) > 1 else name, p))
+        return dict(found.values())
+
+    def trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.parameters().items() if p.requires_grad}
+
+    def owners(self) -> dict[str, nn.Module]:
+        """The module that holds each parameter."""
+        holds = {id(p): m for model in self.models for m in model.modules() for p in m.parameters(recurse=False)}
+        return {name: holds[id(p)] for name, p in self.parameters().items()}
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for model in self.models:
+            yield from model.named_modules()
+
+    @property
+    def config(self) -> Any:
+        """The transformers config of the model, its text part where it has several; None for other modules."""
+        config = getattr(self.model, "config", None)
+        return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+    def optimized(self) -> set[int]:
+        """Ids of all parameters in any optimizer seen."""
+        return set().union(*(o.ids for o in self.optimizers)) if self.optimizers else set()
+
+    def embedding(self) -> Tensor | None:
+        """Weight of the token embedding."""
+        return _weight(_ends(self.model)[0])
+
+    def head(self) -> Tensor | None:
+        """Weight of the output layer over the vocabulary."""
+        return _weight(_ends(self.model)[1])
+
+    def token(self, which: str) -> int | None:
+        """Id of "eos", "bos" or "pad": of the tokenizer given, else of the config."""
+        for holder in (self.declared.get("tokenizer"), getattr(self.model, "generation_config", None), self.config):
+            found = getattr(holder, f"{which}_token_id", None)
+            if isinstance(found, (list, tuple)):
+                found = found[0] if found else None
+            if found is not None:
+                return int(found)
+        return None
+
+
+ADAPTERS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "vera_", "boft_")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter belongs to a low-rank adapter, by the names that peft and others give them."""
+    return any(part.startswith(ADAPTERS) for part in name.split("."))
+
+
+def _ends(model: nn.Module | None) -> tuple[nn.Module | None, nn.Module | None]:
+    """Input embedding and output layer: by transformers' methods, else the first embedding and the linear layer that
+    is as wide as its table."""
+    if model is None:
+        return None, None
+    try:
+        ends = model.get_input_embeddings(), model.get_output_embeddings()
+        if ends[0] is not None:
+            return ends
+    except (AttributeError, NotImplementedError, TypeError):
+        pass
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables.sort(key=lambda m: -m.num_embeddings)
+    for table in tables:
+        heads = [
+            m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == table.weight.shape
+        ]  # an output layer over the table's vocabulary
+        if heads:
+            return table, heads[-1]
+    return (tables[0] if tables else None), None
+
+
+def _weight(module: nn.Module | None) -> Tensor | None:
+    """The weight in use: peft keeps a trained copy beside the original."""
+    if module is None:
+        return None
+    copies = getattr(module, "modules_to_save", None)
+    active = getattr(module, "active_adapters", None) or getattr(module, "active_adapter", None)
+    if copies is not None and active:
+        name = active[0] if isinstance(active, (list, tuple)) else active
+        if name in copies:
+            return _weight(copies[name])
+    base = getattr(module, "base_layer", None) or getattr(module, "original_module", None)
+    return getattr(base if base is not None else module, "weight", None)

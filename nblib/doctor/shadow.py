@@ -1,0 +1,102 @@
+"""The fp32 shadow: how much of each update arrives in parameters of 16 bits?
+
+A bf16 number has 8 bits. An update smaller than half the gap to the next number is rounded away, and a weight of 1
+does not move at all for steps below 0.004. Counting elements that did not change is no measure: stochastic rounding
+leaves most of them where they are and is right on average. So a few tensors are cloned to fp32 and given the very
+same gradients through an optimizer of the same class; after some steps
+
+    c = <moved, shadow moved> / <shadow moved, shadow moved>
+
+is the share of the shadow's way that the real tensor went: 1 for fp32 and for stochastic rounding, near 0 when the
+updates are lost.
+
+Footgun: an optimizer that keeps the lost part itself (Kahan sums, master weights) is late, not lost; it is recognised
+by its state and left out.
+"""
+
+import copy
+
+import torch
+from torch import Tensor
+
+TENSORS, ELEMENTS = 8, 2**20
+KEEPERS = ("kahan", "comp", "master", "shift", "residual")  # what such optimizers call their compensation
+
+
+class Shadow:
+    """Follows up to eight low-precision tensors of each optimizer. `before` and `after` stand around its step."""
+
+    def __init__(self):
+        self.pairs: dict[int, dict] = {}  # id(optimizer) -> its shadow, or {} where there can be none
+        self.why = ""  # why there is none, "" where there is one or none is needed
+
+    def before(self, optimizer: torch.optim.Optimizer) -> None:
+        if id(optimizer) not in self.pairs:
+            self.pairs[id(optimizer)] = self._make(optimizer)
+        pair = self.pairs[id(optimizer)]
+        if not pair:
+            return
+        for theirs, mine in pair["groups"]:  # rates change from step to step
+            group = optimizer.param_groups[theirs]
+            pair["optimizer"].param_groups[mine].update({k: v for k, v in group.items() if k != "params"})
+        for p, double in pair["tensors"]:
+            double.grad = None if p.grad is None else p.grad.float()
+        pair["optimizer"].step()
+
+    def after(self, optimizer: torch.optim.Optimizer) -> None:
+        pair = self.pairs.get(id(optimizer))
+        if pair and any(key for p, _ in pair["tensors"] for key in optimizer.state.get(p, {}) if _keeps(key)):
+            self.pairs[id(optimizer)] = {}
+            self.why = "the optimizer keeps what rounding takes (compensation or master weights)"
+
+    def coefficients(self) -> dict[str, float]:
+        """Of each optimizer's tensors together, by index, and over all of them as "all"; empty where nothing moved."""
+        moved = wanted = 0.0
+        for pair in self.pairs.values():
+            for (p, double), start in zip(pair.get("tensors", ()), pair.get("starts", ())):
+                way = double.detach() - start
+                moved += float(((p.detach().float() - start) * way).sum())
+                wanted += float((way * way).sum())
+        return {"all": moved / wanted} if wanted > 0 else {}
+
+    def _make(self, optimizer: torch.optim.Optimizer) -> dict:
+        chosen: list[tuple[int, Tensor]] = []
+        for index, group in enumerate(optimizer.param_groups):
+            low = [p for p in group["params"] if p.is_floating_point() and p.dtype.itemsize < 4 and p.requires_grad]
+            low = [p for p in low if p.numel() <= ELEMENTS]
+            step = max(1, len(low) // TENSORS)
+            chosen += [(index, p) for p in low[::step][:TENSORS]]
+        if not chosen:
+            return {}
+        doubles = [p.detach().float().clone().requires_grad_() for _, p in chosen]
+        groups, order = [], sorted({index for index, _ in chosen})
+        for index in order:
+            options = {k: v for k, v in optimizer.param_groups[index].items() if k not in ("params", "initial_lr")}
+            groups.append({"params": [d for (i, _), d in zip(chosen, doubles) if i == index]} | options)
+        try:
+            twin = type(optimizer)(groups)
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+            try:
+                twin = type(optimizer)(groups, lr=float(groups[0].get("lr", 1e-3)))
+            except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
+                self.why = f"no second {type(optimizer).__name__} could be made: {error}"
+                return {}
+        for (_, p), double in zip(chosen, doubles):  # a run under way has moments already
+            if optimizer.state.get(p):
+                twin.state[double] = {k: _wide(v, p) for k, v in optimizer.state[p].items()}
+        return {
+            "optimizer": twin,
+            "groups": [(theirs, mine) for mine, theirs in enumerate(order)],
+            "tensors": [(p, d) for (_, p), d in zip(chosen, doubles)],
+            "starts": [d.detach().clone() for d in doubles],
+        }
+
+
+def _wide(value, like: Tensor):
+    if isinstance(value, Tensor):
+        return value.float().clone() if value.shape == like.shape else value.clone()
+    return copy.deepcopy(value)
+
+
+def _keeps(key) -> bool:
+    return isinstance(key, str) and any(word in key.lower() for word in KEEPERS)
