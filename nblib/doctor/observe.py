@@ -130,6 +130,7 @@ class Observer:
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
         self.on = False
+        owners.promote(self.e, self.given)
         while self.undo:
             self.undo.pop()()
 
@@ -443,6 +444,7 @@ class Observer:
         e = self.e
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if not e.first:
+            owners.promote(e, self.given)
             whole = owners.merge(e)
             if whole is not None:
                 self._root(whole)

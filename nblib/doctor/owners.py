@@ -2,7 +2,8 @@
 
 `watch()` without a model takes every module that no other module called for a model. Two mistakes follow. A loop may
 call `model.forward(x)`, or the parts of a model one by one; then the parts look like models, and the real one is the
-object that holds them. And a teacher without `no_grad` looks like a second student, until an optimizer steps without it.
+object that holds them. And a teacher without `no_grad` looks like a second student, until an optimizer steps
+without it.
 
 Footgun: a container may hold actor and critic, or student and teacher. Only the smallest owner is taken, and only of
 modules that train.
@@ -34,6 +35,21 @@ def merge(e: Evidence) -> nn.Module | None:
     return whole
 
 
+def promote(e: Evidence, given: list[nn.Module]) -> None:
+    """No model was found, because all that was called is frozen: what was called with gradients was meant to learn."""
+    if e.models:
+        return
+    called = [c.module() for c in e.of(Call) if c.grad and c.module is not None]
+    called = [m for m in called if m is not None and not _among(m, given)]
+    chosen = [m for m in called if m.training] or called
+    if chosen:
+        e.models.append(chosen[-1])
+        e.teachers[:] = [m for m in e.teachers if m is not chosen[-1]]
+        for call in e.of(Call):
+            if call.module is not None and call.module() is chosen[-1]:
+                call.role = "model"
+
+
 def settle(e: Evidence) -> None:
     """A model found by itself that no optimizer holds, beside one that some does, is a teacher."""
     if e.declared["model"] is not None:
@@ -53,6 +69,10 @@ def settle(e: Evidence) -> None:
     for call in e.of(Call):
         if call.module is not None and id(call.module()) in names:
             call.role = names[id(call.module())]
+
+
+def _among(module: nn.Module, modules: list[nn.Module]) -> bool:
+    return any(m is module for m in modules)
 
 
 def _is(call: Call, ids: set[int]) -> bool:

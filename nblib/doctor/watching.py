@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nblib.doctor import causes, checks
-from nblib.doctor.evidence import Backward, Step
+from nblib.doctor.evidence import Backward, Call, Step
 from nblib.doctor.finding import NOTE, Report
 from nblib.doctor.observe import Observer
 from nblib.doctor.probes import generators, restore
@@ -78,7 +78,7 @@ def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool,
         optimizers,
         teachers,
         steps,
-        full=lambda: end(report, made[0], None, say=say),
+        full=lambda: (end(report, made[0], None, say=say), report.when_done()),
         terms=lambda: _taken(report),
         **declared,
     )
@@ -105,6 +105,7 @@ def end(report: Report, observer: Observer, error: BaseException | None, *, say:
         e.exception = None
     report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "itself failed" in v.why]
     report.findings, report.rounds, report.done = causes.order(found), e.rounds, True
+    report.calls, report.stepped = len(e.of(Call)), e.stepped
     if say and any(f.severity != NOTE for f in report.findings):
         print(report, file=sys.stderr, flush=True)
 
