@@ -43,6 +43,7 @@ class Call(Event):
     cached: bool = False  # returned a key-value cache
     finite: bool | None = None  # of the logits
     raised: str = ""
+    module: Any = None  # weak reference to what was called
 
 
 @dataclass
