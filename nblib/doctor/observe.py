@@ -102,6 +102,7 @@ class Observer:
         self.discovering = False
         for m in teachers:
             self.e.teachers.append(unwrap(m, []))
+        self.named_teachers = list(self.e.teachers)
         if model is not None:
             self.e.models.append(unwrap(model, self.e.wrappers))
         for optimizer in optimizers:
@@ -132,7 +133,7 @@ class Observer:
     def release(self) -> None:
         """Let go of the user's objects."""
         self.shadow = Shadow()
-        self.before, self.ends, self.calls, self.entropies = {}, {}, [], []
+        self.before, self.ends, self.calls, self.entropies, self.named_teachers = {}, {}, [], [], []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -250,7 +251,7 @@ class Observer:
         if module in e.models or module in e.wrappers:
             return "model"
         if module in e.teachers:
-            return "teacher"
+            return "model" if self._learns_after_all(module) else "teacher"
         mine = {id(p) for p in module.parameters()}
         known = {id(p) for m in e.models for p in m.parameters()}
         if mine & known:  # a wrapper around a model we know, or a part of it called by itself
@@ -267,6 +268,21 @@ class Observer:
             return "model"
         e.teachers.append(module)
         return "teacher"
+
+    def _learns_after_all(self, module: nn.Module) -> bool:
+        """A model whose first call was made without gradients (as its own reference, in an evaluation) is no teacher
+        once it is called with them; unless it was named as one."""
+        e = self.e
+        if any(module is t for t in self.named_teachers) or e.declared["model"] is not None:
+            return False
+        if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
+            return False
+        e.teachers = [t for t in e.teachers if t is not module]
+        e.models.append(module)
+        for call in e.of(Call, role="teacher"):
+            if getattr(call, "module", lambda: None)() is module:
+                call.role = "model"
+        return True
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
