@@ -41,6 +41,7 @@ class Call(Event):
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
+    adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
     module: Any = None  # weak reference to what was called
@@ -148,6 +149,7 @@ class Optimizer:
     ids: set[int]  # of all its parameters
     low: bool  # holds tensors below 32 bits
     object: torch.optim.Optimizer | None  # dropped when the watch ends
+    live: set[int] = field(default_factory=set)  # of those that had a gradient at some step
 
 
 class Evidence:

@@ -278,6 +278,9 @@ class Observer:
         if self._learns(module):
             e.teachers[:] = [m for m in e.teachers if m is not module]  # evaluated before its first training call
             e.models.append(unwrap(module, e.wrappers))
+            for call in e.of(Call, role="teacher"):
+                if getattr(call, "module", lambda: None)() is module:
+                    call.role = "model"
             return "model"
         if mine & e.optimized():
             e.models.append(module)
@@ -325,6 +328,8 @@ class Observer:
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
+        switches = [getattr(m, "disable_adapters", 0) for m in module.modules() if hasattr(m, "lora_A")]
+        call.adapters_off = bool(switches) and all(s is True for s in switches)
         if output is None:
             call.raised = "the call raised"
         else:
@@ -550,6 +555,8 @@ class Observer:
         )
         self.backwards[index] = self.count
         self.e.events.append(event)
+        ps = (p for group in optimizer.param_groups for p in group["params"])
+        self.e.optimizers[index].live |= {id(p) for p in ps if p.grad is not None}
 
     @quietly
     def _after_step(self, optimizer, args, kwargs) -> None:
@@ -601,6 +608,9 @@ class Observer:
         chosen = _spread(matrices, SAMPLED - 2) + _spread(vectors, 2) + _spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), _strided(ps[n]).clone()) for n in chosen}
         self.e.tied_at_start = _tied(self.e)
+        into, out = self.e.embedding(), self.e.head()
+        if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
+            self.e.alike_at_start = bool(torch.equal(into, out))
 
     def _sampled(self, optimizer=None) -> dict[str, Tensor]:
         ps, mine = self.e.parameters(), None
