@@ -59,6 +59,7 @@ class Entropy(Event):
     ignored: int | None
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
+    width: int | None = None  # size of the input's last dimension
 
 
 @dataclass
@@ -76,6 +77,7 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
 
 

@@ -376,6 +376,7 @@ class Observer:
             ignored=ignored if name in ("cross_entropy", "nll_loss") else None,
             grad=grad,
             connected=isinstance(value, Tensor) and value.requires_grad,
+            width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
         )
         self.e.events.append(entropy)
         self.entropies.append(entropy)
@@ -472,8 +473,9 @@ class Observer:
         )
         e.events.append(event)
         if scalar:
-            event.reading = fingerprint.read(e, event)
+            event.reading = fingerprint.read(e, event, loss)
             event.dead_term = anatomy.constant_added(loss, event, self.scale)
+            event.dead_values = anatomy.unconnected(event)
         return event
 
     @quietly
@@ -596,6 +598,7 @@ class Observer:
         self.e.events.append(Gradients(self.round, {name: norms.get(name) for name in ps}))
         if self.round == 0:
             self._aside(probes.run, self.e)
+        self._aside(probes.fault, self.e)
         for call in self.e.of(Call, round=self.round):
             call.args, call.kwargs, call.logits, call.loss = (), {}, None, None
 
