@@ -277,12 +277,18 @@ class Observer:
             return False
         if not torch.is_grad_enabled() or not any(p.requires_grad for p in module.parameters()):
             return False
+        self._promote(module)
+        return True
+
+    def _promote(self, module: nn.Module) -> None:
+        """Take what was a teacher so far for a trained model."""
+        e = self.e
         e.teachers = [t for t in e.teachers if t is not module]
         e.models.append(module)
         for call in e.of(Call, role="teacher"):
             if getattr(call, "module", lambda: None)() is module:
                 call.role = "model"
-        return True
+        self._cover(module)
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
@@ -424,6 +430,9 @@ class Observer:
                 return None
         e = self.e
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        called = [m for c in self.calls if c.role == "teacher" and c.grad and (m := c.module()) is not None]
+        if not e.models and called and not any(called[-1] is t for t in self.named_teachers):
+            self._promote(called[-1])  # frozen all through: by mistake, or because a soft prompt trains
         if not e.first:
             self._sample()
         if not any(c.role == "model" and c.grad for c in self.calls):
