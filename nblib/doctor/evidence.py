@@ -172,6 +172,7 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.tied_at_start: bool | None = None
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)

@@ -570,6 +570,7 @@ class Observer:
         frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]
         chosen = _spread(matrices, SAMPLED - 2) + _spread(vectors, 2) + _spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), _strided(ps[n]).clone()) for n in chosen}
+        self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
         self.e.tied_at_start = _tied(self.e)
         into, out = self.e.embedding(), self.e.head()
         if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
