@@ -24,7 +24,7 @@ def nothing_trainable(e: Evidence) -> Finding | Verdict:
     if e.model is None:
         return unknown("no model was seen")
     every = e.parameters()
-    if e.trainable():
+    if e.trainable() or any(g.norms for g in e.of(Gradients)):  # what is frozen after the training is nothing
         return OK
     if e.optimized() - {id(p) for p in every.values()}:
         return not_applicable("the optimizer trains something outside the model")
