@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 
+def gone() -> None:
+    """A reference to nothing."""
+
+
 @dataclass
 class Event:
     round: int
@@ -44,7 +48,7 @@ class Call(Event):
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
-    module: Any = None  # weak reference to what was called
+    module: Any = gone  # weak reference to what was called
 
 
 @dataclass
@@ -175,6 +179,7 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.tied_at_start: bool | None = None
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)

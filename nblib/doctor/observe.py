@@ -42,6 +42,7 @@ from nblib.doctor.evidence import (
     Unscale,
     Update,
     ZeroGrad,
+    gone,
 )
 from nblib.doctor.shadow import Shadow
 
@@ -279,7 +280,7 @@ class Observer:
             e.teachers[:] = [m for m in e.teachers if m is not module]  # evaluated before its first training call
             e.models.append(unwrap(module, e.wrappers))
             for call in e.of(Call, role="teacher"):
-                if getattr(call, "module", lambda: None)() is module:
+                if call.module() is module:
                     call.role = "model"
             return "model"
         if mine & e.optimized():
@@ -509,7 +510,7 @@ class Observer:
         call = Call(self.round, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast"))
         if self.e.models:
             call.training = self.e.models[0].training
-        call.module = weakref.ref(self.e.models[0]) if self.e.models else None
+        call.module = weakref.ref(self.e.models[0]) if self.e.models else gone
         if logits is None:  # a head that was given chunks
             call.ids, call.requires_grad = _cpu(ids), True
         else:
@@ -610,6 +611,7 @@ class Observer:
         frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]
         chosen = _spread(matrices, SAMPLED - 2) + _spread(vectors, 2) + _spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), _strided(ps[n]).clone()) for n in chosen}
+        self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
         self.e.tied_at_start = _tied(self.e)
         into, out = self.e.embedding(), self.e.head()
         if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:

@@ -148,7 +148,7 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
                 "The teacher is being trained: its parameters are in an optimizer and its outputs are not detached.",
                 "Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().",
             )
-    called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad]
+    called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
     idle = in_graph_only(e)
     if not called and not idle:
         return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")
@@ -164,6 +164,12 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
         "The teacher is called with gradients on, so its activations (and gradients) are kept for nothing.",
         "Call it under torch.no_grad(), and teacher.requires_grad_(False).",
     )
+
+
+def _trainable(call: Call) -> bool:
+    """A frozen model whose input learns (a soft prompt) must be in the graph."""
+    module = getattr(call, "module", lambda: None)()
+    return module is not None and any(p.requires_grad for p in module.parameters())
 
 
 def inference_teacher(e: Evidence) -> Finding | Verdict:
