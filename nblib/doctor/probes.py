@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from nblib.doctor import replays
 from nblib.doctor.evidence import Backward, Call, Evidence
 
-TOKENS, WORK = 4096, 2e13  # at most so many tokens in a replay, and so many products of a token and a parameter
+TOKENS = 4096  # in a replay, at most
+WORK = {"cpu": 1e11, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
@@ -260,12 +261,13 @@ def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
     module = _module(call)
     if not (call.args or call.kwargs) or e.opaque or call.kwargs.get("past_key_values") is not None:
         raise Unfit
-    rows = max(1, TOKENS // ids.shape[1])
-    if sum(p.numel() for p in module.parameters()) * min(rows, len(ids)) * ids.shape[1] > WORK:
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    tokens = WORK.get(device, WORK["other"]) / max(1, sum(p.numel() for p in module.parameters()))
+    if tokens < ids.shape[1]:
         raise Unfit
+    rows = max(1, int(min(tokens, TOKENS)) // ids.shape[1])
     cut = _cutter(call.ids.shape, rows)
     args, kwargs = _with_ids(call, ids, cut)
-    device = next((p.device.type for p in module.parameters()), "cpu")
     cast = (
         torch.autocast(device, dtype=call.autocast)
         if call.autocast is not None

@@ -101,7 +101,8 @@ def future(e: Evidence) -> Finding | Verdict:
         "F11",
         "sees-the-future",
         ERROR,
-        f"changing later tokens moved earlier logits by {e.probes['ahead']:.2g} of their spread, {reach} positions ahead",
+        f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
+        "spread",
         "0",
         "The model sees the tokens it is asked to predict: the causal mask is missing, wrong or one too wide.",
         "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
