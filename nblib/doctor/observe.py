@@ -100,6 +100,9 @@ class Observer:
         self.scale: float | None = None
         self.unscaled = False
         self.closure = False  # inside an optimizer's step that was given one
+        self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
+        self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
+        self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
         self.before: dict[str, Tensor] = {}
         self.ends: dict[str, Tensor] = {}  # what went into the embedding and came out of the head
         self.shadow = Shadow()
@@ -138,7 +141,7 @@ class Observer:
     def release(self) -> None:
         """Let go of the user's objects."""
         self.shadow = Shadow()
-        self.before, self.ends, self.calls, self.entropies, self.given = {}, {}, [], [], []
+        self.before, self.ends, self.calls, self.entropies, self.given, self.old = {}, {}, [], [], [], {}
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -458,6 +461,7 @@ class Observer:
                 self._cover(whole)
                 self.calls = [c for c in self.calls if c.role != "model"]
             self._sample()
+        self._look_for_old()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
         scalar = isinstance(loss, Tensor) and loss.numel() == 1
@@ -486,6 +490,7 @@ class Observer:
             event.norm = self._sampled_norm()
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
+        self._added_to_old()
         for entropy in self.entropies:
             entropy.input = entropy.target = entropy.value = None
         self.calls, self.entropies, self.scale, self.ends = [], [], None, {}
@@ -556,6 +561,14 @@ class Observer:
             backwards=self.count - self.backwards.get(index, 0),
             norm=self._sampled_norm(),
         )
+        own = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        event.own = sum(n**2 for n in _norms([g for g in own if not g.is_sparse])) ** 0.5 if own else None
+        if own and any(g.is_sparse for g in own):
+            event.own = event.own or float(max(g.detach().coalesce().values().norm() for g in own if g.is_sparse))
+        event.stale = index in self.stale
+        self.stale.discard(index)
+        self.old.pop(index, None)
+        self.uncleared.add(index)
         self.backwards[index] = self.count
         self.e.events.append(event)
         ps = (p for group in optimizer.param_groups for p in group["params"])
@@ -575,7 +588,7 @@ class Observer:
                     steps[-1].updates.append(_update(name, p, self.before[name], rates[id(p)]))
         self.before = {}
         self._aside(self.shadow.after, optimizer)
-        self.e.shadow = self.shadow.coefficients()
+        self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
 
     def _aside(self, work: Callable, *args) -> None:
         """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
@@ -589,8 +602,8 @@ class Observer:
 
     def _note_gradients(self) -> None:
         """Once a round, before its first step: all gradients; in the first round the probes too."""
-        if self.e.of(Gradients, round=self.round):
-            return
+        if self.e.of(Gradients, round=self.round) or self.depth:
+            return  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
         if self.round == 0:
             owners.settle(self.e)
         ps = self.e.trainable()
@@ -633,17 +646,47 @@ class Observer:
         stepped = {s.optimizer for s in self.e.of(Step, round=self.round - 1)}
         mine = set().union(*(self.e.optimizers[i].ids for i in stepped)) if stepped else set()
         left = [p.grad for p in self._sampled().values() if id(p) in mine and p.grad is not None]
-        return any(norm > 0 for norm in _norms(left))
+        return any(norm > 0 for norm in _norms([g for g in left if not g.is_sparse]))
+
+    def _look_for_old(self) -> None:
+        """Before a backward: which optimizers' gradients are still those of their last step?"""
+        for index in list(self.uncleared):
+            groups = self.e.optimizers[index].object.param_groups
+            left = [p for g in groups for p in g["params"] if p.grad is not None and not p.grad.is_sparse]
+            left = left[:: max(1, len(left) // SAMPLED)]
+            norms = _norms([p.grad for p in left])
+            if any(norm != 0 for norm in norms):
+                self.old[index] = left, norms
+            self.uncleared.discard(index)
+
+    def _added_to_old(self) -> None:
+        """After it: to which of them has it added? Copies of the weights that are given gradients by hand are not."""
+        for index, (left, norms) in list(self.old.items()):
+            now = [p.grad for p in left]
+            if None not in now and _norms(now) != norms:
+                self.stale.add(index)
+                del self.old[index]
+
+    def _cleared(self, ids: frozenset[int]) -> None:
+        cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
+        self.uncleared -= cleared
+        self.stale -= cleared
+        for index in cleared:
+            self.old.pop(index, None)
 
     @quietly
     def _zero(self, optimizer, *args, **kwargs) -> None:
-        had = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        self.e.events.append(ZeroGrad(self.round, had))
+        ps = [p for group in optimizer.param_groups for p in group["params"]]
+        ids = frozenset(id(p) for p in ps)
+        self.e.events.append(ZeroGrad(self.round, any(p.grad is not None for p in ps), ids))
+        self._cleared(ids)
 
     @quietly
     def _zero_module(self, module, *args, **kwargs) -> None:
+        ids = frozenset(id(p) for p in module.parameters())
         if any(p.grad is not None for p in module.parameters()):
-            self.e.events.append(ZeroGrad(self.round, True))
+            self.e.events.append(ZeroGrad(self.round, True, ids))
+        self._cleared(ids)
 
     @quietly
     def _clip(self, parameters, max_norm, total_norm=None, *args, **kwargs) -> None:
@@ -651,7 +694,8 @@ class Observer:
         gradients = [p.grad for p in parameters if p.grad is not None]
         total = float(total_norm) if isinstance(total_norm, Tensor) and gradients else None
         scaled = self._scaling and not self.unscaled
-        self.e.events.append(Clip(self.round, float(max_norm), total, not gradients, scaled))
+        ids = frozenset(id(p) for p in parameters)
+        self.e.events.append(Clip(self.round, float(max_norm), total, not gradients, scaled, ids))
 
     # ---------------------------------------------------------------- scaler and scheduler
     _scaling = False  # an enabled scaler has scaled a loss
@@ -701,7 +745,7 @@ class Observer:
     def _scheduled(self, scheduler) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
-        self.e.events.append(Schedule(self.round, index, isinstance(scheduler, ReduceLROnPlateau)))
+        self.e.events.append(Schedule(self.round, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
 
     # ---------------------------------------------------------------- the rest
     def _watched_region(self, original: Callable) -> Callable:
@@ -823,6 +867,7 @@ def _update(name: str, p: Tensor, before: Tensor, lr: float) -> Update:
         relative=float(delta.norm()) / size if size > 0 else float("inf") if float(delta.norm()) > 0 else 0.0,
         changed=float((now != before).float().mean()),
         gradient=float(p.grad.float().norm()) if p.grad is not None and not p.grad.is_sparse else None,
+        silent=float((_strided(p.grad) == 0).float().mean()) if p.grad is not None and not p.grad.is_sparse else None,
     )
 
 

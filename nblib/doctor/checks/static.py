@@ -128,7 +128,7 @@ def in_graph_only(e: Evidence) -> list:
 
 
 def _called(call, models: list) -> bool:
-    module = getattr(call, "module", lambda: None)()
+    module = call.module()
     return any(module is m for m in models)
 
 

@@ -67,7 +67,7 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
     for number, teacher in enumerate(e.teachers):
         gap = tried.get(number, (None,))[0]
         live = [m for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
-        called = [c for c in e.of(Call, role="teacher") if getattr(c, "module", lambda: None)() is teacher]
+        called = [c for c in e.of(Call, role="teacher") if c.module() is teacher]
         if gap is None and live and called:
             return Finding(
                 "S12",
@@ -97,7 +97,7 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
     references = [t for t in e.teachers if t not in e.models]
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
     for c in e.of(Call):  # seen as a part of the model, because it shares its parameters
-        module = getattr(c, "module", lambda: None)()
+        module = c.module()
         if not c.grad and module is not None and not any(_related(module, m) for m in (*e.models, *references)):
             references.append(module)
     if not references and not same:
@@ -168,7 +168,7 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
 
 def _trainable(call: Call) -> bool:
     """A frozen model whose input learns (a soft prompt) must be in the graph."""
-    module = getattr(call, "module", lambda: None)()
+    module = call.module()
     return module is not None and any(p.requires_grad for p in module.parameters())
 
 
