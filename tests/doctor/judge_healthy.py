@@ -155,7 +155,7 @@ def frozen_tied_embeddings():
 
 
 def nanogpt_pretraining():
-    """Documents concatenated with a separator and no isolation, targets shifted by the loader, evaluation in between."""
+    """Documents concatenated with a separator and no isolation, targets shifted by the loader, evaluations between."""
     torch.manual_seed(107)
     stream = torch.cat([torch.cat([row, torch.tensor([0])]) for ids in batches(30) for row in ids])
     model = NanoGPT(dropout=0.1)
@@ -256,7 +256,7 @@ def bf16_with_stochastic_rounding():
     model = lm("llama", hidden=64).bfloat16()
     optimizer = RoundedAdam(model.parameters(), lr=5e-5)
     with doctor.watch(model, optimizer=optimizer, steps=12, say=False) as report:
-        for ids in batches(1) * 3 + batches(9):
+        for ids in batches(12):
             loss = model(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()
@@ -357,7 +357,7 @@ def packed_and_isolated():
 
 
 def ddp_with_no_sync():
-    """The wrapper is called, no_sync holds back the average until the last micro-batch, the save goes through .module."""
+    """The wrapper is called, no_sync holds the average back until the last micro-batch, only the save uses .module."""
     torch.manual_seed(115)
     with one_process_group():
         ddp = nn.parallel.DistributedDataParallel(lm("llama", hidden=48))
