@@ -796,7 +796,9 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     if logits is None:
         shape = call.ids.shape if call.ids is not None else None
         fits = [x for x in floats if x.dim() == 3 and (shape is None or x.shape[:2] == shape)]
-        logits = next((x for x in fits if call.ids is None or x.shape[-1] > int(call.ids.max())), None)
+        logits = next(
+            (x for x in fits if call.ids is None or not call.ids.numel() or x.shape[-1] > int(call.ids.max())), None
+        )
     if isinstance(logits, Tensor) and logits.dim() == 3:
         call.logits, call.vocabulary = logits, logits.shape[-1]
         call.finite = bool(torch.isfinite(logits.detach()).all())
