@@ -47,6 +47,7 @@ from nblib.doctor.evidence import (
 from nblib.doctor.shadow import Shadow
 
 SAMPLED, ELEMENTS = 8, 2**20  # tensors whose change is measured, and how much of each
+OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
@@ -88,6 +89,7 @@ class Observer:
         self.round = self.depth = self.calls_deep = 0
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.undo: list[Callable[[], None]] = []
+        self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
@@ -99,6 +101,7 @@ class Observer:
         self.entropies: list[Entropy] = []
         self.scale: float | None = None
         self.unscaled = False
+        self.settled = False  # who learns and who teaches is known, because an optimizer stepped
         self.closure = False  # inside an optimizer's step that was given one
         self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
@@ -174,9 +177,35 @@ class Observer:
             return
         self.roots.add(module)
         if is_compiled(module):
-            self.e.opaque = "the model is compiled: what happens inside its graph cannot be seen"
+            self.e.opaque = OPAQUE
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._in_place(module)
+            return
         hook = module.register_forward_hook(self._called, with_kwargs=True, always_call=True)
         self.undo.append(hook.remove)
+
+    def _in_place(self, module: nn.Module) -> None:
+        """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
+        holder = weakref.ref(module)
+
+        def make(original):
+            def seen(*args, **kwargs):
+                result = original(*args, **kwargs)
+                if holder() is not None:
+                    self._called(holder(), args, kwargs, result)
+                return result
+
+            return seen
+
+        self._swap(module, "_compiled_call_impl", make)
+        self.e.opaque = OPAQUE
+
+    def _see_compiled(self) -> None:
+        """Models that were compiled in place since the watch began."""
+        for m in self.e.models:
+            call = getattr(m, "_compiled_call_impl", None)
+            if call is not None and not hasattr(call, "instead_of"):
+                self._in_place(m)
 
     def _wrapper(self, module: nn.Module) -> None:
         """Note whether a wrapper (DDP, torch.compile) is called at all, or gone round."""
@@ -225,7 +254,12 @@ class Observer:
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
-            if m in self.covered or m in hidden or not (own or dropout):
+            if m in hidden or not (own or dropout):
+                continue
+            if isinstance(m, nn.Linear) and m not in self.heads and m.weight.shape[0] in tables:
+                self.heads.add(m)
+                self.undo.append(m.register_forward_hook(self._headed).remove)
+            if m in self.covered:
                 continue
             self.covered.add(m)
 
@@ -237,8 +271,6 @@ class Observer:
             self.undo.append(m.register_forward_pre_hook(count).remove)
             if isinstance(m, nn.Embedding):
                 self.undo.append(m.register_forward_hook(self._embedded).remove)
-            elif isinstance(m, nn.Linear) and m.weight.shape[0] in tables:
-                self.undo.append(m.register_forward_hook(self._headed).remove)
 
     def _count(self, module: nn.Module) -> None:
         if torch.compiler.is_compiling() or self.busy or not self.on:
@@ -273,7 +305,7 @@ class Observer:
         e = self.e
         if module in e.models or module in e.wrappers:
             return "model"
-        if module in e.teachers and not self._learns(module):
+        if module in e.teachers and (self.settled or not self._learns(module)):
             return "teacher"
         mine = {id(p) for p in module.parameters()}
         known = {id(p) for m in e.models for p in m.parameters()}
@@ -338,10 +370,17 @@ class Observer:
             call.raised = "the call raised"
         else:
             read_call(call, module, args, kwargs, output)
+            unread = call.vocabulary is None and call.loss is None
+            if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
+                return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model":
             self._cover(inner)
         self.e.events.append(call)
         self.calls.append(call)
+
+    def _narrow(self, width: int) -> bool:
+        tables = {m.num_embeddings for model in self.e.models for m in model.modules() if isinstance(m, nn.Embedding)}
+        return bool(tables) and width not in tables and width < max(tables)
 
     def _whole(self, module: nn.Module) -> bool:
         """Whether a module that shares parameters with a known model stands for all of it."""
@@ -459,8 +498,15 @@ class Observer:
             if whole is not None:
                 self._root(whole)
                 self._cover(whole)
+                widths = {m.num_embeddings for m in whole.modules() if isinstance(m, nn.Embedding)}
+                heads = [c.logits for c in self.calls if c.logits is not None and c.vocabulary in widths]
+                if heads:  # what the last of its parts gave
+                    self.ends.setdefault("logits", heads[-1])
                 self.calls = [c for c in self.calls if c.role != "model"]
             self._sample()
+            if self.closure:
+                self.before = {name: _strided(p).clone() for name, p in self._sampled().items()}
+        self._see_compiled()
         self._look_for_old()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
@@ -605,7 +651,11 @@ class Observer:
         if self.e.of(Gradients, round=self.round) or self.depth:
             return  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
         if self.round == 0:
+            before = list(self.e.models)
             owners.settle(self.e)
+            self.settled = True
+            if before != self.e.models:
+                self._sample()
         ps = self.e.trainable()
         have = {name: p.grad for name, p in ps.items() if p.grad is not None and not p.grad.is_sparse}
         norms = dict(zip(have, _norms(list(have.values()))))
@@ -804,7 +854,10 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     logits = named.get("logits") if hasattr(named, "get") else None
     if logits is None:
         shape = call.ids.shape if call.ids is not None else None
-        logits = next((x for x in floats if x.dim() == 3 and (shape is None or x.shape[:2] == shape)), None)
+        fits = [x for x in floats if x.dim() == 3 and (shape is None or x.shape[:2] == shape)]
+        logits = next(
+            (x for x in fits if call.ids is None or not call.ids.numel() or x.shape[-1] > int(call.ids.max())), None
+        )
     if isinstance(logits, Tensor) and logits.dim() == 3:
         call.logits, call.vocabulary = logits, logits.shape[-1]
         call.finite = bool(torch.isfinite(logits.detach()).all())
