@@ -9,11 +9,11 @@ Footgun: a check that cannot see must say `unknown`. Falling through to OK is ho
 
 import traceback
 
-from nblib.doctor.checks import backward, forward, labels, loss, modes, precision, static, steps
+from nblib.doctor.checks import backward, forward, labels, loss, modes, parallel, precision, schedules, static, steps
 from nblib.doctor.evidence import Evidence
 from nblib.doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, forward, labels, loss, backward, steps, precision)
+MODULES = (static, modes, forward, labels, loss, backward, steps, schedules, precision, parallel)
 ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
 
 
