@@ -9,7 +9,6 @@ from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.probes import resets
 
-
 CLEAR = 0.02  # smaller shifts may come of numbers scaled together over a batch (8-bit activations)
 
 
