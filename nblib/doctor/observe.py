@@ -567,7 +567,7 @@ class Observer:
         else:
             call.ids = _cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
             call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
-            call.finite = bool(torch.isfinite(logits.detach()).all())
+            call.finite = _finite(logits)
         self.e.events.append(call)
         self.calls.append(call)
 
@@ -860,11 +860,16 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
         )
     if isinstance(logits, Tensor) and logits.dim() == 3:
         call.logits, call.vocabulary = logits, logits.shape[-1]
-        call.finite = bool(torch.isfinite(logits.detach()).all())
+        call.finite = _finite(logits)
     loss = named.get("loss") if hasattr(named, "get") else None
     call.loss = loss if loss is not None else next((x for x in floats if x.dim() == 0 and x.requires_grad), None)
     cache = getattr(output, "past_key_values", None)
     call.cached = cache is not None
+
+
+def _finite(logits: Tensor) -> bool:
+    """In one pass, without a copy: the extremes are NaN where any value is."""
+    return bool(torch.isfinite(torch.stack(torch.aminmax(logits.detach()))).all()) if logits.numel() else True
 
 
 def unwrap(module: nn.Module, wrappers: list[nn.Module]) -> nn.Module:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from nblib.doctor import replays
 from nblib.doctor.evidence import Backward, Call, Evidence
 
-TOKENS = 4096  # in a replay, at most
-WORK = {"cpu": 1e11, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
+TOKENS = 512  # in a replay, at most
+WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
@@ -231,11 +231,12 @@ def _twice(e: Evidence, call: Call, changed: Tensor) -> tuple[Tensor, Tensor]:
 def _moved(a: Tensor, b: Tensor) -> Tensor:
     """How far each position's logits moved, in standard deviations of the logits."""
     a, b = a.float(), b.float()
-    finite = torch.isfinite(a) & torch.isfinite(b)
-    size = float(a[finite].std()) if int(finite.sum()) > 1 else 0.0
+    few = a[:1]
+    finite = few[torch.isfinite(few)]
+    size = float(finite.std()) if finite.numel() > 1 else 0.0
     if not size > 0:
         raise Unfit
-    return torch.where(finite, (a - b).abs(), 0.0).amax(-1).cpu() / size
+    return (a - b).abs_().nan_to_num_(0.0, 0.0, 0.0).amax(-1).cpu() / size  # inf on both sides is no move
 
 
 def _most(moved: Tensor, where: Tensor | None) -> float:
