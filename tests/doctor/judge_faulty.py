@@ -191,7 +191,7 @@ def loss_wrapped_again():
 
 
 def finetune_in_pure_bf16():
-    """All weights in bf16 with a fine-tuning rate of 1e-5: most of every update rounds to nothing."""
+    """All weights in bf16 with a fine-tuning rate of 5e-6: most of every update rounds to nothing."""
     torch.manual_seed(8)
     model = lm("llama", hidden=64).to(torch.bfloat16)
     decay = [p for p in model.parameters() if p.dim() >= 2]
