@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import transformers as tf
 from torch import nn
 
-from nblib import doctor
+from nblib import doctor, models
 
 from .bench import batches, lm
 from .judge_faulty import one_process_group
@@ -74,9 +74,12 @@ def experts_nobody_chose_yet():
 
 
 def dpo_with_adapter_switched_off():
-    """The reference is the same model with its adapter disabled, under no_grad and checkpointing (warns, is right)."""
+    """A 4-bit base; the reference is the model with its adapter disabled, under no_grad and checkpointing (warns)."""
     torch.manual_seed(103)
-    base = lm("llama", hidden=48)
+    with tempfile.TemporaryDirectory() as folder:
+        lm("llama", hidden=64).save_pretrained(folder)
+        base = models.load(folder, four_bit=True).train()
+    base.requires_grad_(False)
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = peft.get_peft_model(base, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-3)
@@ -95,7 +98,7 @@ def dpo_with_adapter_switched_off():
 
 
 def scaler_skips_its_first_steps():
-    """The first scale overflows fp16, so the scaler skips four steps and halves it: that is its job."""
+    """The first scale overflows fp16, so the scaler skips three steps and lowers it: that is its job."""
     torch.manual_seed(104)
     model = NanoGPT(vocab=128)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
@@ -257,7 +260,7 @@ def bf16_with_stochastic_rounding():
     optimizer = RoundedAdam(model.parameters(), lr=5e-5)
     with doctor.watch(model, optimizer=optimizer, steps=12, say=False) as report:
         for ids in batches(12):
-            loss = model(input_ids=ids, labels=ids).loss
+            loss = model.forward(input_ids=ids, labels=ids).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

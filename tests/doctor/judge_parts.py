@@ -36,6 +36,9 @@ class NanoGPT(nn.Module):
         for p in self.parameters():
             if p.dim() > 1:
                 nn.init.normal_(p, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
         if tie:
             self.lm_head.weight = self.wte.weight
 
