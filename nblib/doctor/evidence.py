@@ -226,11 +226,11 @@ class Evidence:
         return self.models[0] if self.models else None
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters of the trained models by name, each once."""
+        """All parameters of the trained models by name, each once. Names stay when a second model is met later on."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for number, model in enumerate(self.models):
             for name, p in model.named_parameters():
-                found.setdefault(id(p), (f"model{number}.{name}" if len(self.models) > 1 else name, p))
+                found.setdefault(id(p), (f"model{number}.{name}" if number else name, p))
         return dict(found.values())
 
     def trainable(self) -> dict[str, nn.Parameter]:
