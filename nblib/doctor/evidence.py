@@ -45,6 +45,9 @@ class Call(Event):
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
+    cache: Any = gone  # weak reference to it
+    kept: int = 0  # positions in it when the call was over
+    recached: int = 0  # and after the backward, where they have become more
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
@@ -64,6 +67,7 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
+    shape: tuple[int, ...] = ()  # of the input
 
 
 @dataclass

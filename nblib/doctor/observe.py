@@ -420,6 +420,7 @@ class Observer:
             grad=grad,
             connected=isinstance(value, Tensor) and value.requires_grad,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
+            shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
         )
         self.e.events.append(entropy)
         self.entropies.append(entropy)
@@ -534,6 +535,9 @@ class Observer:
         self.count += 1
         if event is not None:
             event.norm = self._sampled_norm()
+            for call in event.calls:
+                now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
+                call.recached = now if now > call.kept else 0
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
         self._added_to_old()
@@ -865,6 +869,8 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     call.loss = loss if loss is not None else next((x for x in floats if x.dim() == 0 and x.requires_grad), None)
     cache = getattr(output, "past_key_values", None)
     call.cached = cache is not None
+    if type(cache).__name__ == "DynamicCache":  # what transformers makes by itself; others count otherwise
+        call.cache, call.kept = weakref.ref(cache), int(cache.get_seq_length())
 
 
 def _finite(logits: Tensor) -> bool:
