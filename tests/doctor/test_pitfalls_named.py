@@ -284,6 +284,7 @@ HEALTHY = {
     "P03 claimed": partial(watched, CATALOGUE["P03"].claimed),
     "P05 a zero that is healthy": partial(watched, CATALOGUE["P05"].broken),
     "P12 claimed": partial(watched, CATALOGUE["P12"].claimed),
+    "P20 gradients of the input": partial(watched, lambda: memory.kept_and_flops(4, "blocks")),
     "P21 claimed": partial(watched, CATALOGUE["P21"].claimed),
     "P24 stochastic": partial(watched, lambda: precision.fine_tune.__wrapped__("bf16, stochastic")),
     "P24 kahan": partial(watched, lambda: precision.fine_tune.__wrapped__("bf16, kahan")),

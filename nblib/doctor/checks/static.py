@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nblib.doctor.evidence import Evidence, Gradients, Step, is_adapter
+from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
@@ -28,6 +28,9 @@ def nothing_trainable(e: Evidence) -> Finding | Verdict:
         return OK
     if e.optimized() - {id(p) for p in every.values()}:
         return not_applicable("the optimizer trains something outside the model")
+    hooked = any(getattr(m, "_require_grads_hooks", None) for _, m in e.modules())
+    if not e.optimizers and not hooked and any(b.requires_grad and not b.leaf for b in e.of(Backward)):
+        return not_applicable("no optimizer, and the loss hangs on something outside the model (its input)")
     adapters = sum(is_adapter(name) for name in every)
     why = (
         f"all {adapters} adapter tensors are frozen: the adapter was loaded with is_trainable=False (the default of "
