@@ -206,22 +206,24 @@ def update_size(e: Evidence) -> Finding | Verdict:
     """N5. The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
     Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
-    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out.
+    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
+    new is small, and a step is a large part of it.
     """
     rounds = sorted(e.by_round(Step))
     later = set(rounds[len(rounds) // 2 :])
+    new = {u.name for s in e.of(Step) for u in s.updates if u.relative == float("inf") or "trainable_tokens" in u.name}
     ups: list[Update] = [
         u
         for s in e.of(Step)
         if s.round in later
         for u in s.updates
-        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name)
+        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
     ]
     if not ups or len(rounds) < 3:
         return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
     share, rms = median(u.relative for u in ups), median(u.rms for u in ups)
-    first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if len(u.shape) >= 2 and u.lr > 0]
-    first = [x for x in first if x < float("inf")]
+    known = {u.name for u in ups}
+    first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if u.name in known and u.lr > 0]
     jump = median(first) if first else 0.0  # weights that grew a hundredfold at once change little afterwards
     large = 0.3 < share < float("inf") or jump > 2.0
     small = not large and rms / 0.2 < 1e-7 and not _rising(_by_round(e)) and share < 1e-6
