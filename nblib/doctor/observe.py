@@ -13,6 +13,7 @@ the attribute reaches. So the patches sit one level below, on names that torch i
 """
 
 import functools
+import threading
 import traceback
 import types
 import warnings
@@ -53,6 +54,9 @@ LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
 
 
+ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
+
+
 def quietly(method: Callable) -> Callable:
     """Observing must never end the run that is observed: a fault in it is noted and makes verdicts UNKNOWN."""
 
@@ -85,7 +89,7 @@ class Observer:
     ):
         self.e = Evidence(steps=steps, model=model, **declared)
         self.steps, self.full, self.terms = steps, full, terms
-        self.on = self.busy = False
+        self.on = False
         self.round = self.depth = self.calls_deep = 0
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.undo: list[Callable[[], None]] = []
@@ -117,6 +121,10 @@ class Observer:
             self.e.models.append(unwrap(model, self.e.wrappers))
         for optimizer in optimizers:
             self._optimizer(optimizer)
+
+    @property
+    def busy(self) -> bool:
+        return getattr(ASIDE, "busy", False)
 
     # ------------------------------------------------------------------------------------------- on and off
     def start(self) -> None:
@@ -638,13 +646,13 @@ class Observer:
 
     def _aside(self, work: Callable, *args) -> None:
         """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
-        self.busy = True
+        ASIDE.busy = True
         state = probes.generators()
         try:
             work(*args)
         finally:
             probes.restore(state)
-            self.busy = False
+            ASIDE.busy = False
 
     def _note_gradients(self) -> None:
         """Once a round, before its first step: all gradients; in the first round the probes too."""
