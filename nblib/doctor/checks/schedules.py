@@ -41,7 +41,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
     if rates[0] > 0:
         why = "the schedule has run out: it was built for fewer steps than are made"
     elif scheduled:
-        why = "the schedule gives zero (an integer division in the warm-up, or far too long a warm-up)"
+        why = "the schedule gives zero (an integer division in the warmup, or far too long a warmup)"
     elif any("initial_lr" in g for o in e.optimizers if o.object for g in o.object.param_groups):
         why = "a schedule that starts at zero was built but scheduler.step() is never called"
     else:
@@ -52,7 +52,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
         "a rate above zero, but for the first step of a warm-up and the very last one",
-        f"The learning rate is zero: {why}.",
+        f"The learning rate (lr) is zero: {why}.",
         "Look at the schedule's arguments (total steps, warm-up steps) and step it once per optimizer step.",
     )
 
@@ -94,7 +94,8 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         if many
         else "scheduler.step() came before the first optimizer.step()",
         "one scheduler step after each optimizer step",
-        "The scheduler is stepped per micro-batch, so the learning rate decays that many times too fast."
+        "The scheduler is stepped per micro-batch (inside gradient accumulation), so the learning rate decays that "
+        "many times too fast."
         if many
         else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         "Call scheduler.step() once, right after optimizer.step().",
@@ -236,7 +237,7 @@ def update_size(e: Evidence) -> Finding | Verdict:
         f"a step changes the matrices by {max(share, jump) if large else share:.2g} of their norm "
         f"(lr {max(_by_round(e)):.2g})",
         "roughly 1e-4 to 1e-1",
-        f"The learning rate is far too {'large' if large else 'small'} for these weights.",
+        f"The learning rate (lr) is far too {'large (too high)' if large else 'small (too low)'} for these weights.",
         f"{'Lower' if large else 'Raise'} the learning rate by a factor of ten or more.",
     )
 
@@ -259,7 +260,8 @@ def clip_saturated(e: Evidence) -> Finding | Verdict:
         f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median "
         f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",
         "norms near the limit after the first steps",
-        "Clipping sets the length of every step: the limit, not the learning rate or the loss, decides.",
+        "Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning rate or the "
+        "loss, decides.",
         "Raise max_norm, or find why the gradients are so large.",
     )
 

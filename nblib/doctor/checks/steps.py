@@ -190,7 +190,8 @@ def clipped_before_unscale(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"{len(wrong)} of {len(clips)} clips were made on gradients still multiplied by the loss scale{real}",
         "scaler.unscale_(optimizer) first, then the clip",
-        "Gradients are clipped while they carry the scaler's factor, so unscaling afterwards leaves next to nothing.",
+        "Gradients are clipped before unscale_, while they carry the GradScaler's factor, so unscaling afterwards "
+        "leaves next to nothing.",
         "Call scaler.unscale_(optimizer) before clip_grad_norm_.",
     )
 
@@ -228,7 +229,7 @@ def clipped_at_wrong_time(e: Evidence) -> Finding | Verdict:
             ERROR,
             f"{max(micro, early)} clips stood {where}, {good} directly before a step",
             "one clip per step, between the last backward and the step",
-            f"Gradients are clipped {where}, so what the step applies is not the clipped gradient.",
+            f"Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the clipped gradient.",
             "Clip once, after the last backward of the step and right before optimizer.step().",
         )
     return OK

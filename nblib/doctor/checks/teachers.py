@@ -75,7 +75,7 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
                 WARN,
                 f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}",
                 "0",
-                "The teacher (or reference model) is in train mode, so its dropout is live.",
+                "The teacher (or reference model) is in train mode, so its dropout is live at every call.",
                 "Call teacher.eval() before the loop.",
             )
     return OK
