@@ -75,7 +75,7 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
                 WARN,
                 f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}",
                 "0",
-                "The teacher (or reference model) is in train mode, so its dropout is live.",
+                "The teacher (or reference model) is in train mode, so its dropout is live at every call.",
                 "Call teacher.eval() before the loop.",
             )
     return OK
@@ -91,10 +91,13 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
 
     Fires when a reference or teacher shares storage with weights that train: it is the same object, a shallow copy, or
     was filled with load_state_dict(assign=True). Frozen weights may be shared, which is how the reference of a LoRA
-    policy is made.
+    policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
+    a warning only.
     """
-    ours = {s for m in e.models for s in _storages(m, trainable=True)}
-    references = [t for t in e.teachers if t not in e.models]
+    learning = {id(c.module()) for c in e.of(Call) if c.grad}
+    idle = [m for m in e.models if id(m) not in learning] if any(id(m) in learning for m in e.models) else []
+    ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
+    references = [t for t in e.teachers if t not in e.models] + idle  # a shallow copy seems to be in the optimizer
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
     for c in e.of(Call):  # seen as a part of the model, because it shares its parameters
         module = c.module()
@@ -110,7 +113,7 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
             return Finding(
                 "F7",
                 "reference-aliases-policy",
-                ERROR if most else WARN,
+                ERROR if most and (r in e.teachers or _asked_the_same(e, r)) else WARN,
                 f"{shared} of {len(ours)} trainable tensors of the model share storage with the "
                 f"{type(r).__name__} used as a reference",
                 "0",
@@ -121,6 +124,13 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
                 "Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.",
             )
     return OK
+
+
+def _asked_the_same(e: Evidence, reference: nn.Module) -> bool:
+    """Whether it was given a batch, without gradients, that the model was given with them."""
+    asked = [c.ids for c in e.of(Call) if not c.grad and c.module() is reference and c.ids is not None]
+    learnt = [c.ids for c in e.of(Call) if c.grad and c.ids is not None]
+    return any(a.shape == b.shape and bool(torch.equal(a, b)) for a in asked for b in learnt)
 
 
 def _related(a: nn.Module, b: nn.Module) -> bool:
