@@ -28,7 +28,6 @@ from nblib.doctor.probes import generators, restore
 from nblib.doctor.reading import unwrap
 from nblib.doctor.shadow import Shadow
 
-
 ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 
 
