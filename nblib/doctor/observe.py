@@ -56,6 +56,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         """Take everything off. Safe to call twice."""
         self.on = False
         owners.promote(self.e, self.given)
+        owners.settle(self.e)  # an optimizer may have come late, as a GAN's second one does
         while self.undo:
             self.undo.pop()()
 

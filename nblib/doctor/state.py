@@ -98,6 +98,7 @@ class State:
         self.scheduling = False  # inside a scheduler's step
         self.given = [unwrap(m, []) for m in teachers]
         self.e.teachers += self.given
+        self.e.named_teachers += self.given
         if model is not None:
             self.e.models.append(unwrap(model, self.e.wrappers))
         for optimizer in optimizers:

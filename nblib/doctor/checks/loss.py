@@ -111,7 +111,7 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
 def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
-    if not averaged or len(averaged) < len(seen):
+    if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width
     return _loss_finding(
