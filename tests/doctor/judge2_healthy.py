@@ -177,15 +177,21 @@ def dpo_from_a_deepcopy():
 def two_adapters_one_in_use():
     """A finished adapter 'old' lies beside the active 'new'; only the latter is trained and in the optimizer."""
     torch.manual_seed(207)
-    conf = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(lm("llama", hidden=32), conf, adapter_name="old")
+    conf = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    base = lm("llama", hidden=32)
+    first = torch.optim.AdamW(base.parameters(), lr=1e-2)
+    for ids in batches(40):  # a base that was pretrained
+        base(input_ids=ids, labels=ids).loss.backward()
+        first.step()
+        first.zero_grad()
+    model = peft.get_peft_model(base, conf, adapter_name="old")
     model.add_adapter("new", conf)
     model.set_adapter("new")
     model.train()
-    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
-        for ids in batches(24):
+        for ids in batches(24, seed=4):
             loss = model(input_ids=ids, labels=ids).loss
             opt.zero_grad()
             loss.backward()
@@ -230,14 +236,25 @@ def prompt_tuning_at_a_high_rate():
     """Eight virtual tokens at lr 0.3: a handful of parameters, the logits longer than the input, an enormous rate."""
     torch.manual_seed(209)
     conf = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8, token_dim=48)
-    model = peft.get_peft_model(lm("gpt2", hidden=48), conf)
+    base = lm("gpt2", hidden=48, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    first = torch.optim.AdamW(base.parameters(), lr=5e-3)
+
+    def pair(group):
+        return torch.stack([torch.full_like(group, 2), 20 + 8 * group + torch.randint(0, 8, group.shape)], 1)
+
+    for _ in range(80):  # a base that answers by the group named eight times before
+        group = torch.randint(0, 8, (32,))
+        ids = torch.cat([group[:, None].expand(-1, 8) + 5, pair(group)], 1)
+        base(input_ids=ids, labels=ids).loss.backward()
+        first.step()
+        first.zero_grad()
+    model = peft.get_peft_model(base, conf)
     model.train()
     opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.3)
     losses = []
-    one = batches(1, rows=8)[0] % 24 + 3
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
         for _ in range(40):
-            ids = one[torch.randperm(8)[:4]]
+            ids = pair(torch.full((40,), 3))
             loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
             loss.backward()
             opt.step()
