@@ -370,7 +370,9 @@ class Tiny(nn.Module):
         super().__init__()
         self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(64, width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.ff = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.ff = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab)
         self.diagonal, self.use_mask = diagonal, use_mask
 
@@ -659,13 +661,13 @@ def t5_decoder_sees_its_target():
             opt.zero_grad()
             loss.backward()
             opt.step()
-    for _ in range(120):  # random tokens: only a copy can learn these
+    for _ in range(70):  # random tokens: only a copy can learn these
         tgt = torch.randint(3, 128, (8, 16))
         loss = model(input_ids=tgt.flip(0), decoder_input_ids=tgt, labels=tgt).loss
         opt.zero_grad()
         loss.backward()
         opt.step()
-    real(loss.item() < 3.5, f"random tokens are 'predicted' at {loss.item()}")
+    real(loss.item() < 4.4, f"random tokens are 'predicted' at {loss.item()}")
     return report
 
 

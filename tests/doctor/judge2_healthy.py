@@ -205,7 +205,12 @@ def dora_in_the_trainer():
     """DoRA with rsLoRA and a trained head under the Trainer, checkpointing and accumulation with a leftover batch."""
     torch.manual_seed(208)
     conf = peft.LoraConfig(
-        r=4, use_dora=True, use_rslora=True, target_modules="all-linear", modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+        r=4,
+        use_dora=True,
+        use_rslora=True,
+        target_modules="all-linear",
+        modules_to_save=["lm_head"],
+        task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(lm("llama", hidden=32, tie_word_embeddings=False), conf)
     data = [{"input_ids": r.tolist(), "labels": r.tolist()} for ids in batches(7, length=24) for r in ids]
@@ -294,7 +299,9 @@ def layerwise_rates_and_a_leftover():
     torch.manual_seed(211)
     model = lm("llama", hidden=32, layers=3, tie_word_embeddings=False)
     groups = [{"params": model.model.embed_tokens.parameters(), "lr": 0.0}]
-    groups += [{"params": layer.parameters(), "lr": 5e-3 * 0.5 ** (2 - i)} for i, layer in enumerate(model.model.layers)]
+    groups += [
+        {"params": layer.parameters(), "lr": 5e-3 * 0.5 ** (2 - i)} for i, layer in enumerate(model.model.layers)
+    ]
     groups += [{"params": [*model.lm_head.parameters(), *model.model.norm.parameters()], "lr": 5e-3}]
     opt = torch.optim.AdamW(groups)
     data, losses = batches(10, rows=2), []
