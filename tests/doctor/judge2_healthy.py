@@ -47,7 +47,8 @@ def images_with_warm_restarts():
     torch.manual_seed(202)
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3),
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(32, 3),
     )  # fmt: skip
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     sched = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(opt, T_0=5, T_mult=2)
@@ -69,7 +70,7 @@ def images_with_warm_restarts():
 
 
 def t5_with_sequential_schedule():
-    """A small T5 with labels only (it shifts them itself), pads at -100, warm-up then cosine, Adafactor-like groups."""
+    """A small T5 with labels only (it shifts them itself), pads at -100, warm-up then cosine."""
     torch.manual_seed(203)
     config = tf.T5Config(
         vocab_size=128, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.1,
@@ -368,7 +369,7 @@ def sharpness_aware():
 
 
 def small_gan():
-    """Two optimizers in turn; the generator's loss also leaves gradients in the discriminator, zeroed before its turn."""
+    """Two optimizers in turn; the generator's loss also leaves gradients in the discriminator, zeroed later."""
     torch.manual_seed(214)
     gen = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
     disc = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
@@ -552,7 +553,7 @@ def recurrent_with_carried_state():
 
 
 def contrastive_two_towers():
-    """CLIP-like: two encoders, learnable temperature, labels are the positions in the batch; one tower's body frozen."""
+    """CLIP-like: two encoders, learnable temperature, soft labels by position; one tower's body frozen."""
     torch.manual_seed(220)
     one = tf.BertModel(
         tf.BertConfig(vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
