@@ -20,18 +20,18 @@ from .judge_parts import LoRALinear, NanoGPT, sequence_logp
 
 
 def vocabulary_grown_after_optimizer():
-    """resize_token_embeddings makes a new embedding; the optimizer goes on updating the one thrown away."""
+    """resize_token_embeddings makes a new output layer; the optimizer goes on updating the one thrown away."""
     torch.manual_seed(1)
-    model = lm("gpt2", hidden=32, vocab=120)
+    model = lm("gpt2", hidden=32, vocab=120, tie_word_embeddings=False)
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     model.resize_token_embeddings(128)
-    before = model.get_input_embeddings().weight.detach().clone()
+    before = model.lm_head.weight.detach().clone()
     with doctor.watch(model, optimizer=opt, steps=6, say=False) as report:
         for ids in batches(6, vocab=128):
             opt.zero_grad()
             model(input_ids=ids, labels=ids).loss.backward()
             opt.step()
-    real(torch.equal(before, model.get_input_embeddings().weight), "embedding never moved")
+    real(torch.equal(before, model.lm_head.weight), "the head never moved")
     return report
 
 
@@ -112,10 +112,10 @@ def kl_with_mean_reduction():
             s = F.log_softmax(out.logits / T, -1)
             p = F.softmax(t / T, -1)
             kd = kl(s.flatten(0, 1), p.flatten(0, 1)) * T * T
-            right = F.kl_div(s.flatten(0, 1), p.flatten(0, 1), reduction="batchmean") * T * T
-            assert abs(right / kd - 128) < 1
             loss = 0.5 * out.loss + 0.5 * kd
             opt.zero_grad(); loss.backward(); opt.step()
+        right = F.kl_div(s.flatten(0, 1), p.flatten(0, 1), reduction="batchmean") * T * T
+        assert abs(right / kd - 128) < 1
         """,
         steps=6,
     )
@@ -221,10 +221,15 @@ def both_factors_zero():
 
 
 def means_of_ragged_micro_batches():
-    """Four micro-batches with 4 to 60 supervised tokens each count the same: the mean of means."""
+    """Micro-batches with 4 ('yes, yes') to 60 supervised tokens each count the same: the mean of means."""
     torch.manual_seed(10)
     model = lm("llama", hidden=32)
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for ids in batches(10):  # trained a little before
+        opt.zero_grad()
+        model(input_ids=ids, labels=torch.where(torch.arange(32) < 28, -100, 7).expand(4, 32)).loss.backward()
+        opt.step()
+    opt.zero_grad()
     data = iter(batches(24, rows=2, length=32))
     sizes, off = (2, 30, 5, 20), []
     with doctor.watch(model, optimizer=opt, steps=6, say=False) as report:
@@ -233,6 +238,8 @@ def means_of_ragged_micro_batches():
             sums, means = [], []
             for n in sizes:
                 ids = next(data)
+                if n < 10:
+                    ids[:, -n:] = 7
                 labels = ids.clone()
                 labels[:, :-n] = -100
                 loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels).loss
@@ -275,7 +282,7 @@ def scaler_made_for_cuda():
         for ids in batches(6, vocab=128):
             opt.zero_grad()
             with torch.autocast("cpu", dtype=torch.float16):
-                loss = model(ids[:, :-1], ids[:, 1:])[1] * 1e-4
+                loss = model(ids[:, :-1], ids[:, 1:])[1] * 1e-5
             scaler.scale(loss).backward()
             w = [b.mlp[2].weight.grad for b in model.h]
             zeros = max(zeros, max((g == 0).float().mean().item() for g in w))
@@ -363,7 +370,9 @@ class Tiny(nn.Module):
         super().__init__()
         self.emb, self.pos = nn.Embedding(vocab, width), nn.Embedding(64, width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.ff = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width))
+        self.ff = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocab)
         self.diagonal, self.use_mask = diagonal, use_mask
 
@@ -652,13 +661,13 @@ def t5_decoder_sees_its_target():
             opt.zero_grad()
             loss.backward()
             opt.step()
-    for _ in range(120):  # random tokens: only a copy can learn these
+    for _ in range(70):  # random tokens: only a copy can learn these
         tgt = torch.randint(3, 128, (8, 16))
         loss = model(input_ids=tgt.flip(0), decoder_input_ids=tgt, labels=tgt).loss
         opt.zero_grad()
         loss.backward()
         opt.step()
-    real(loss.item() < 3.5, f"random tokens are 'predicted' at {loss.item()}")
+    real(loss.item() < 4.4, f"random tokens are 'predicted' at {loss.item()}")
     return report
 
 

@@ -47,7 +47,8 @@ def images_with_warm_restarts():
     torch.manual_seed(202)
     net = nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 3),
+        nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(), nn.Linear(32, 3),
     )  # fmt: skip
     opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
     sched = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(opt, T_0=5, T_mult=2)
@@ -69,7 +70,7 @@ def images_with_warm_restarts():
 
 
 def t5_with_sequential_schedule():
-    """A small T5 with labels only (it shifts them itself), pads at -100, warm-up then cosine, Adafactor-like groups."""
+    """A small T5 with labels only (it shifts them itself), pads at -100, warm-up then cosine."""
     torch.manual_seed(203)
     config = tf.T5Config(
         vocab_size=128, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.1,
@@ -177,15 +178,21 @@ def dpo_from_a_deepcopy():
 def two_adapters_one_in_use():
     """A finished adapter 'old' lies beside the active 'new'; only the latter is trained and in the optimizer."""
     torch.manual_seed(207)
-    conf = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(lm("llama", hidden=32), conf, adapter_name="old")
+    conf = peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    base = lm("llama", hidden=32)
+    first = torch.optim.AdamW(base.parameters(), lr=1e-2)
+    for ids in batches(40):  # a base that was pretrained
+        base(input_ids=ids, labels=ids).loss.backward()
+        first.step()
+        first.zero_grad()
+    model = peft.get_peft_model(base, conf, adapter_name="old")
     model.add_adapter("new", conf)
     model.set_adapter("new")
     model.train()
-    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
+    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
-        for ids in batches(24):
+        for ids in batches(24, seed=4):
             loss = model(input_ids=ids, labels=ids).loss
             opt.zero_grad()
             loss.backward()
@@ -199,7 +206,12 @@ def dora_in_the_trainer():
     """DoRA with rsLoRA and a trained head under the Trainer, checkpointing and accumulation with a leftover batch."""
     torch.manual_seed(208)
     conf = peft.LoraConfig(
-        r=4, use_dora=True, use_rslora=True, target_modules="all-linear", modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+        r=4,
+        use_dora=True,
+        use_rslora=True,
+        target_modules="all-linear",
+        modules_to_save=["lm_head"],
+        task_type="CAUSAL_LM",
     )
     model = peft.get_peft_model(lm("llama", hidden=32, tie_word_embeddings=False), conf)
     data = [{"input_ids": r.tolist(), "labels": r.tolist()} for ids in batches(7, length=24) for r in ids]
@@ -230,14 +242,25 @@ def prompt_tuning_at_a_high_rate():
     """Eight virtual tokens at lr 0.3: a handful of parameters, the logits longer than the input, an enormous rate."""
     torch.manual_seed(209)
     conf = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=8, token_dim=48)
-    model = peft.get_peft_model(lm("gpt2", hidden=48), conf)
+    base = lm("gpt2", hidden=48, attn_pdrop=0.0, resid_pdrop=0.0, embd_pdrop=0.0)
+    first = torch.optim.AdamW(base.parameters(), lr=5e-3)
+
+    def pair(group):
+        return torch.stack([torch.full_like(group, 2), 20 + 8 * group + torch.randint(0, 8, group.shape)], 1)
+
+    for _ in range(80):  # a base that answers by the group named eight times before
+        group = torch.randint(0, 8, (32,))
+        ids = torch.cat([group[:, None].expand(-1, 8) + 5, pair(group)], 1)
+        base(input_ids=ids, labels=ids).loss.backward()
+        first.step()
+        first.zero_grad()
+    model = peft.get_peft_model(base, conf)
     model.train()
     opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.3)
     losses = []
-    one = batches(1, rows=8)[0] % 24 + 3
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
         for _ in range(40):
-            ids = one[torch.randperm(8)[:4]]
+            ids = pair(torch.full((40,), 3))
             loss = model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss
             loss.backward()
             opt.step()
@@ -277,7 +300,9 @@ def layerwise_rates_and_a_leftover():
     torch.manual_seed(211)
     model = lm("llama", hidden=32, layers=3, tie_word_embeddings=False)
     groups = [{"params": model.model.embed_tokens.parameters(), "lr": 0.0}]
-    groups += [{"params": layer.parameters(), "lr": 5e-3 * 0.5 ** (2 - i)} for i, layer in enumerate(model.model.layers)]
+    groups += [
+        {"params": layer.parameters(), "lr": 5e-3 * 0.5 ** (2 - i)} for i, layer in enumerate(model.model.layers)
+    ]
     groups += [{"params": [*model.lm_head.parameters(), *model.model.norm.parameters()], "lr": 5e-3}]
     opt = torch.optim.AdamW(groups)
     data, losses = batches(10, rows=2), []
@@ -344,7 +369,7 @@ def sharpness_aware():
 
 
 def small_gan():
-    """Two optimizers in turn; the generator's loss also leaves gradients in the discriminator, zeroed before its turn."""
+    """Two optimizers in turn; the generator's loss also leaves gradients in the discriminator, zeroed later."""
     torch.manual_seed(214)
     gen = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
     disc = nn.Sequential(nn.Linear(2, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
@@ -528,7 +553,7 @@ def recurrent_with_carried_state():
 
 
 def contrastive_two_towers():
-    """CLIP-like: two encoders, learnable temperature, labels are the positions in the batch; one tower's body frozen."""
+    """CLIP-like: two encoders, learnable temperature, soft labels by position; one tower's body frozen."""
     torch.manual_seed(220)
     one = tf.BertModel(
         tf.BertConfig(vocab_size=128, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)

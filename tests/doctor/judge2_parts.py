@@ -21,7 +21,7 @@ def as_script(source: str, *, steps: int = 8):
     return report
 
 
-HEAD = '''
+HEAD = """
 import copy, os, tempfile, torch, torch.nn as nn, torch.nn.functional as F, transformers, peft
 torch.manual_seed(0)
 def data(n, rows=4, length=24, vocab=128, seed=0):
@@ -37,7 +37,7 @@ def llama(**more):
              num_key_value_heads=2, max_position_embeddings=512, use_cache=False,
              bos_token_id=None, eos_token_id=None, pad_token_id=None)
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**c, **more})).train()
-'''
+"""
 
 
 def real(fact, text):
