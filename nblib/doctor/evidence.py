@@ -40,6 +40,7 @@ class Call(Event):
     mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
     positions: Tensor | None = None  # (B, T) on the CPU
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
+    decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the round's first optimizer step, then None
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits

@@ -31,6 +31,8 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     call.ids = on_cpu(ids) if ids is not None and ids.dim() == 2 and not ids.is_floating_point() else None
     call.labels = on_cpu(labels) if labels is not None and labels.dim() == 2 else None
+    decoder = given.get("decoder_input_ids")
+    call.decoder = on_cpu(decoder) if decoder is not None and decoder.dim() == 2 else None
     call.mask = on_cpu(mask) if mask is not None and mask.dim() == 2 else None
     call.positions = on_cpu(positions) if positions is not None and positions.dim() == 2 else None
     found = list(_tensors(output))

@@ -22,7 +22,7 @@ def wrong_target(e: Evidence) -> Finding | Verdict:
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
-    for test in (_probabilities, _offset, _divergence, _summed):
+    for test in (_probabilities, _told, _offset, _divergence, _summed):
         if (found := test(e, backwards, readings)) is not None:
             return found
     if not any(r.offset is not None for r in readings):
@@ -84,6 +84,23 @@ def _causal(e: Evidence) -> bool:
     kinds = [type(m).__name__ for m in e.models]
     return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds) and not getattr(
         e.config, "is_encoder_decoder", False
+    )
+
+
+def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    """An encoder-decoder whose decoder reads at each position the very token it is asked for there."""
+    calls = [c for c in e.forwards if c.decoder is not None and c.labels is not None]
+    calls = [c for c in calls if c.decoder.shape == c.labels.shape]
+    asked = sum(int((c.labels != -100).sum()) for c in calls)
+    same = sum(int(((c.labels == c.decoder) & (c.labels != -100)).sum()) for c in calls)
+    if asked < 32 or same < 0.95 * asked:
+        return None
+    return _loss_finding(
+        ERROR,
+        f"{same} of {asked} supervised labels equal decoder_input_ids at their own position",
+        "decoder_input_ids are the labels shifted right by one, with the start token in front",
+        "The decoder is given the token it must predict: decoder_input_ids were not shifted right.",
+        "Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.",
     )
 
 

@@ -220,6 +220,8 @@ def update_size(e: Evidence) -> Finding | Verdict:
         for u in s.updates
         if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
     ]
+    if any(issubclass(o.kind, torch.optim.LBFGS) for o in e.optimizers):
+        return not_applicable("a line search chooses the size of a step")
     if not ups or len(rounds) < 3:
         return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
     share, rms = median(u.relative for u in ups), median(u.rms for u in ups)
