@@ -128,6 +128,17 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
 def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
+    longer = [n for n in seen if n.reduction == "batchmean" and len(n.shape) == 3 and min(n.shape[1:]) >= 16]
+    if longer and len(longer) == len(seen):
+        b, t, _ = longer[0].shape
+        return _loss_finding(
+            WARN,
+            f"kl_div(reduction='batchmean') on {tuple(longer[0].shape)}: the divergence is divided by {b}, not {b * t}",
+            "a divergence per token: reduction='batchmean' on (tokens, classes)",
+            f"batchmean divides by the first size only, so the distillation term is a sum over the {t} tokens of a "
+            "row and that many times too large.",
+            "Flatten to (tokens, classes) before kl_div.",
+        )
     if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width

@@ -182,7 +182,7 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
         return not_applicable("no Muon optimizer")
     for index, o in kinds:
         rates = [max(s.rates) for s in e.of(Step, optimizer=index) if s.rates]
-        if not rates or _rising(rates) or "adjust_lr_fn" not in o.object.param_groups[0]:
+        if not rates or _rising(rates[len(rates) // 2 :]) or "adjust_lr_fn" not in o.object.param_groups[0]:
             continue
         matched = o.object.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
         top = max(rates)

@@ -33,7 +33,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
     if not found:
         return unknown("the teacher's call could not be repeated")
     for number, (gap, deviation, before) in found.items():
-        if gap <= NOISE * deviation:
+        if not gap > NOISE * deviation:  # NaN is F5's
             continue
         teacher = e.teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
