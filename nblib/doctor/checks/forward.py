@@ -166,6 +166,8 @@ def padding_seen(e: Evidence) -> Finding | Verdict:
     What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
     model cannot be seen in any case.
     """
+    if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
+        return unknown("there is padding, but the batch could not be run again")
     if "pads" not in e.probes:
         return not_applicable("no padding was seen in a batch that could be run again")
     moved, limit, masked = e.probes["pads"]
