@@ -40,6 +40,7 @@ class Call(Event):
     mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
     positions: Tensor | None = None  # (B, T) on the CPU
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
+    decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the round's first optimizer step, then None
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
@@ -67,6 +68,7 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
+    number: float | None = None  # its value, of a divergence
     shape: tuple[int, ...] = ()  # of the input
 
 
@@ -177,6 +179,7 @@ class Evidence:
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
+        self.named_teachers: list[nn.Module] = []  # those of them that the user named
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.called: dict[int, int] = {}  # id(module) -> times called
@@ -192,6 +195,7 @@ class Evidence:
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
+        self.alike_at_start: bool | None = None  # two matrices of equal values
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself

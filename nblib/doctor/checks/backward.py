@@ -9,6 +9,7 @@ import re
 
 from torch import nn
 
+from nblib.doctor.checks.seen import hidden
 from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -29,6 +30,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
     none does. Fires when such regions were entered with gradients on and trainable tensors inside were only ever
     called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
     """
+    if not e.regions and hidden(e):
+        return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
     if not e.regions:
         return not_applicable("no reentrant checkpoint was entered with gradients on")
     if not e.cut_regions:
@@ -50,8 +53,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
         f"{len(e.trainable())} trainable tensors inside them got none ({lost[0]} ...)",
         "at least one input of each checkpointed region requires a gradient",
-        "Reentrant activation checkpointing behind frozen inputs cuts the graph: what is trainable inside the "
-        "checkpointed regions gets no gradient.",
+        "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
+        "trainable inside the checkpointed regions gets no gradient.",
         "Use use_reentrant=False, or call model.enable_input_require_grads().",
     )
 
@@ -74,8 +77,13 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
         return unknown("no optimizer step was seen, so no gradients were looked at")
     if not any(norm is not None for each in norms.values() for norm in each):
         return not_applicable("nothing has a gradient: that has another cause")
-    called = [n for n in ps if n in norms and e.called.get(id(owners[n])) and _leaf(owners[n])]
+    inside = hidden(e)
+    called = [
+        n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
+    ]
     cut = [n for n in called if all(norm is None for norm in norms[n])]
+    if not cut and any(id(owners[n]) in inside and norms[n][-1] is None for n in ps if n in norms):
+        return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
     if not cut:
         return OK if called else unknown("no module with trainable tensors was seen to be called")
     shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
@@ -156,8 +164,10 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     """
     rounds = [g for g in e.of(Gradients)]
     firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
-    if not firsts or len(rounds) < 3:
-        return not_applicable("no trainable low-rank adapter, or fewer than three steps")
+    if not firsts:
+        return not_applicable("no trainable low-rank adapter")
+    if len(rounds) < 3:
+        return unknown("fewer than three steps were seen")
     moved = next((s.round for s in e.of(Step) if any(s.rates) and s.own), None)
     later = [g for g in rounds if moved is not None and g.round > moved]
     ps = e.trainable()
@@ -176,7 +186,7 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
         f"{len(dead)} of {len(firsts)} lora_A tensors have gradients of exactly 0 in {len(later)} steps "
         "after lora_B moved",
         "gradients in both factors once lora_B is not zero",
-        "The path into the adapter is cut: lora_A gets no gradient although lora_B has left zero.",
+        "The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B has left zero.",
         "Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.",
     )
 
