@@ -49,7 +49,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N11",
         "learning-rate-zero",
-        ERROR,
+        ERROR if rates[-1] == 0 else WARN,  # a late start may be meant
         f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
         "a rate above zero, but for the first step of a warm-up and the very last one",
         f"The learning rate (lr) is zero: {why}.",
@@ -150,7 +150,9 @@ def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
     names = {id(p): n for n, p in e.parameters().items()}
     sorts = False
     for o in kinds:
+        keys = {key.lower() for group in (o.object.defaults, *o.object.param_groups) for key in group}
         sorts = sorts or any(word in o.kind.__name__.lower() for word in ("adam", "aux", "hybrid"))
+        sorts = sorts or any("adam" in key or "betas" in key for key in keys)  # arguments of the optimizer for the rest
         for group in o.object.param_groups:
             said = " ".join(v.lower() for v in group.values() if isinstance(v, str))
             if group.get("use_muon") is False or any(word in said for word in ("adamw", "lion", "sgd")):
@@ -167,7 +169,7 @@ def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
     return Finding(
         "S13",
         "embedding-in-muon",
-        ERROR,
+        ERROR if any(o.kind is getattr(torch.optim, "Muon", None) for o in kinds) else WARN,
         f"{len(found)} tensors in Muon that are no hidden matrices: {', '.join(found[:3])}",
         "hidden matrices in Muon; embeddings, head, norms and biases in AdamW",
         "Muon orthogonalises updates of tensors that are not maps between hidden layers (embedding, head or vectors).",
