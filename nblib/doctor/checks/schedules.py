@@ -62,7 +62,8 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
 
     Fires when one scheduler is stepped at least 1.5 times per step of its optimizer, or before the first step. Calls
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
-    are left out. A warning: a scheduler may be sized in micro-batches.
+    are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
+    half of the steps watched, and stays there, is named as well.
     """
     begun, calls, steps, early = False, {}, 0, False
     for event in e.events:
@@ -86,7 +87,7 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
-        return OK
+        return _ended_early(e) or OK
     backwards = len(e.of(Backward)) / max(1, len(e.of(Step)))
     return Finding(
         "N9",
@@ -101,6 +102,27 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         if many
         else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         "Call scheduler.step() once, right after optimizer.step().",
+    )
+
+
+def _ended_early(e: Evidence) -> Finding | None:
+    """The rate was above zero, and is zero in the last two steps of few: the schedule was built for fewer.
+
+    More zeros than two are N11.
+    """
+    rates = _by_round(e)
+    above = sum(rate > 0 for rate in rates)
+    if not rates or rates[0] <= 0 or len(rates) - above != 2 or 2 * above > len(rates) or any(rates[above:]):
+        return None
+    return Finding(
+        "N9",
+        "schedule-ends-early",
+        WARN,
+        f"the learning rate reached 0 after {above} of {len(rates)} steps",
+        "a rate above zero until the last step",
+        "The schedule reaches zero too early: it was built for fewer steps than are made (num_training_steps counts "
+        "optimizer steps).",
+        "Give the scheduler the number of optimizer steps of the whole run, and step it once per optimizer step.",
     )
 
 
