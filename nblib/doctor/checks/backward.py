@@ -43,6 +43,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         for n in e.trainable()
         if e.called.get(id(owners[n])) and not e.called_with_grad.get(id(owners[n])) and not any(norms.get(n, ()))
     ]
+    if not lost and e.cut_regions == e.regions and any(_without_graph(b) for b in e.of(Backward)):
+        lost = [n for n in e.trainable() if e.called.get(id(owners[n]))]  # seen with gradients in a check in eval mode
     if not lost:
         return OK
     return Finding(
@@ -56,6 +58,12 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         "trainable inside the checkpointed regions gets no gradient.",
         "Use use_reentrant=False, or call model.enable_input_require_grads().",
     )
+
+
+def _without_graph(event: Backward) -> bool:
+    """A loss without a gradient that was computed with gradients on, from an output that had none already."""
+    calls = [c for c in event.calls if c.role == "model"]
+    return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
 
 
 def called_but_no_gradient(e: Evidence) -> Finding | Verdict:

@@ -211,7 +211,7 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
     judged = False
     for index, o in kinds:
         rates = [max(s.rates) for s in e.of(Step, optimizer=index) if s.rates]
-        if not rates or _rising(rates) or "adjust_lr_fn" not in o.object.param_groups[0]:
+        if not rates or _rising(rates[len(rates) // 2 :]) or "adjust_lr_fn" not in o.object.param_groups[0]:
             continue
         judged = True
         matched = o.object.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
@@ -250,6 +250,8 @@ def update_size(e: Evidence) -> Finding | Verdict:
         for u in s.updates
         if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
     ]
+    if any(issubclass(o.kind, torch.optim.LBFGS) for o in e.optimizers):
+        return not_applicable("a line search chooses the size of a step")
     if not ups or len(rounds) < 3:
         return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
     share, rms = median(u.relative for u in ups), median(u.rms for u in ups)

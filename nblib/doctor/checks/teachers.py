@@ -33,7 +33,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
     if not found:
         return unknown("the teacher's call could not be repeated")
     for number, (gap, deviation, before) in found.items():
-        if gap <= NOISE * deviation:
+        if not gap > NOISE * deviation:  # NaN is F5's
             continue
         teacher = e.teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
@@ -147,7 +147,7 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
         return unknown("no backward was seen")
     mine = set().union(*(o.live for o in e.optimizers)) if e.optimizers else set()
     ours = {id(p) for m in e.models for p in m.parameters()}
-    for t in e.teachers:
+    for t in e.named_teachers:
         stepped = [p for p in t.parameters() if id(p) in mine and id(p) not in ours]
         if stepped:
             return Finding(
@@ -211,7 +211,9 @@ def constant_ln2(e: Evidence) -> Finding | Verdict:
     healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
-    updated = [s.round for s in e.of(Step) if max(s.rates, default=0) > 0 and any(u.changed > 0 for u in s.updates)]
+    dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
+    moved = [s for s in e.of(Step) if max(s.rates, default=0) > 0 and (dead or any(u.changed > 0 for u in s.updates))]
+    updated = [s.round for s in moved]
     later = [v for r, v in rounds.items() if updated and r > min(updated)]
     if len(later) < 2:
         return unknown("fewer than two steps after the first update")
@@ -222,7 +224,7 @@ def constant_ln2(e: Evidence) -> Finding | Verdict:
         "N14",
         "constant-ln2",
         ERROR,
-        f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after weights had changed",
+        f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
         "Policy and reference give the same log-probabilities (the reference is the policy, or its adapter was not "
         "switched off), or beta is 0: the preference loss sees no difference.",
