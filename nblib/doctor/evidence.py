@@ -8,6 +8,7 @@ Footgun: a check may only conclude from what was seen. A compiled or sharded ste
 None, the check says UNKNOWN, and nothing may read that as OK.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -174,6 +175,7 @@ class Evidence:
     """Everything seen, the objects it was seen on, and what the user declared."""
 
     def __init__(self, **declared):
+        self.started = time.time()
         self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
         self.events: list[Event] = []
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off

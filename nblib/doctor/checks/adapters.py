@@ -149,7 +149,8 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
     drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
     if not drifted:
         return OK if frozen else not_applicable("nothing is frozen")
-    held = [n for n in drifted if id(every[n]) in mine]
+    live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
+    held = [n for n in drifted if id(every[n]) in mine & live]
     return Finding(
         "N12",
         "frozen-moved",

@@ -9,7 +9,8 @@ import re
 
 from torch import nn
 
-from nblib.doctor.checks.seen import hidden
+from nblib.doctor.checks.seen import hidden, spoilt
+from nblib.doctor.checks.static import moved
 from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -86,6 +87,9 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
         return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
     if not cut:
         return OK if called else unknown("no module with trainable tensors was seen to be called")
+    followed = [n for n in cut if n in e.first]
+    if followed and all(moved(e, n) for n in followed):
+        return not_applicable("what has no gradient is moved by other means, as an average of the rest is")
     shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
     modules = {id(owners[n]) for n in cut}
     kinds = {re.sub(r"\d+", "#", n) for n in cut}
@@ -101,7 +105,7 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
     return Finding(
         "B1",
         "called-but-no-gradient",
-        ERROR if sure else WARN,
+        ERROR if sure and len(shielded) < len(cut) else WARN,  # no_grad may stand for frozen
         f"{len(cut)} of {len(called)} trainable tensors whose module was called have gradient None in all "
         f"{len(e.of(Gradients))} steps: {', '.join(cut[:3])}{' ...' if len(cut) > 3 else ''}",
         "a gradient for every trainable tensor that took part in the forward pass",
@@ -148,7 +152,7 @@ def zero_gradients(e: Evidence) -> Finding | Verdict:
     return Finding(
         "B3",
         "gradients-exactly-zero",
-        ERROR,
+        ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
         f"{len(which)} of {len(have)} gradients are exactly 0 in all {len(e.of(Gradients))} steps ({which[0]} ...)",
         "gradients other than zero",
         f"The trainable tensors are in the graph, but their gradients are exactly zero: {why}.",
@@ -175,7 +179,8 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     for name in firsts:
         other = name.replace("lora_A", "lora_B")
         if other in ps and bool(ps[other].detach().any()) and len(later) >= 2:
-            dead += [name] if all(g.norms.get(name) == 0 for g in later) else []
+            cut = all(g.norms.get(name) == 0 and g.norms.get(other) for g in later)  # while the second one learns
+            dead += [name] if cut else []
     alive = [n for n in firsts if n.replace("lora_A", "lora_B") in ps]
     if not dead or len(dead) < len(alive) / 2:
         return OK
@@ -194,19 +199,23 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
 def non_finite_gradients(e: Evidence) -> Finding | Verdict:
     """B4. Weights turn to NaN: an optimizer stepped on gradients that were not finite.
 
-    A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it.
+    A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it. Where
+    the weights are still finite it is a warning: some optimizers leave such a step out by themselves (the fused ones do
+    under a scaler), and weights may have been put back.
     """
     events = e.of(Gradients)
     if not events:
         return unknown("no gradients were seen")
     for event in events:
         bad = [n for n, norm in event.norms.items() if norm is not None and not math.isfinite(norm)]
+        if bad and not spoilt(e) and any(b.scale for b in e.of(Backward)):
+            continue  # a fused optimizer is stepped all the same, and skips inside
         if bad:
             first = next((b.value for b in e.of(Backward, round=event.round) if b.value is not None), None)
             return Finding(
                 "B4",
                 "gradients-not-finite",
-                ERROR,
+                ERROR if spoilt(e) else WARN,
                 f"step {event.round + 1} used {len(bad)} gradients with NaN or infinity ({bad[0]} ...); loss {first}",
                 "finite gradients at every step that is made",
                 "The optimizer stepped on gradients that are NaN or infinite, which spoils the weights for good.",

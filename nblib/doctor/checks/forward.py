@@ -5,6 +5,7 @@ Footgun: a probe that could not be made (a model that cannot be called again as 
 
 import math
 
+from nblib.doctor.checks.seen import spoilt
 from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.probes import resets
@@ -37,7 +38,7 @@ def not_finite(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F5",
         "output-not-finite",
-        ERROR,
+        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
         f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
         "finite activations",
         f"The model's own output is NaN or infinite: {why}.",
@@ -115,7 +116,7 @@ def future(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F11",
         "sees-the-future",
-        ERROR if e.probes["ahead"] > CLEAR else WARN,
+        ERROR if e.probes["ahead"] > CLEAR and not _coupled(e) else WARN,
         f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
         "spread",
         "0",
@@ -123,6 +124,12 @@ def future(e: Evidence) -> Finding | Verdict:
         "too wide.",
         "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
     )
+
+
+def _coupled(e: Evidence) -> bool:
+    """Whether tokens of a batch meet outside of attention: experts with room for so many, statistics of a batch."""
+    words = ("batchnorm", "expert", "moe", "router")
+    return any(word in f"{name} {type(m).__name__}".lower() for name, m in e.modules() for word in words)
 
 
 def packed(e: Evidence) -> Finding | Verdict:

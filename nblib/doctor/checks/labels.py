@@ -53,9 +53,10 @@ def rows_without_targets(e: Evidence) -> Finding | Verdict:
     truncation); all rows, or a good part of them over several batches, mean that the place where the answer begins was
     not found. Rows that a packed batch leaves empty at its end are few, so they stay below the limit.
     """
-    rows = empty = 0
+    rows = empty = seen = 0
     for event in e.of(Backward):
         for asked in _asked_rows(e, event):
+            seen += 1
             rows, empty = rows + len(asked), empty + int((~asked).sum())
     if not rows:
         return unknown("no targets were seen")
@@ -65,7 +66,7 @@ def rows_without_targets(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F14",
         "rows-without-targets",
-        ERROR if share == 1 else WARN,
+        ERROR if share == 1 and (seen > 1 or rows >= 8) else WARN,
         f"{empty} of {rows} rows have no supervised token: all their labels are {IGNORED}",
         "some supervised tokens in nearly every row",
         f"{'Nothing is asked of the model' if share == 1 else 'Much of the data is not learnt from'}: the labels of "
@@ -92,7 +93,7 @@ def padding_supervised(e: Evidence) -> Finding | Verdict:
     end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
     be learnt.
     """
-    bad = total = 0
+    bad = total = outside = 0
     masked = seen = False
     for batch in batches(e):
         pads = _pads(e, batch)
@@ -103,10 +104,13 @@ def padding_supervised(e: Evidence) -> Finding | Verdict:
         wrong[:, 0] = False
         many = wrong.sum(1, keepdim=True) > 1
         bad, total = bad + int((wrong & many).sum()), total + int(batch.asked.sum())
+        outside += int((batch.asked & ~pads)[:, 1:].sum())
     if not seen:
         return unknown("no padding could be told from text: neither a mask nor a pad token was seen")
     if not bad or bad < 0.005 * total:
         return OK
+    if not outside:
+        return unknown("every target lies where the mask is 0: this mask seems to mean the opposite")
     return Finding(
         "F15",
         "padding-supervised",

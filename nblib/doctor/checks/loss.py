@@ -6,10 +6,14 @@ targets were seen, they decide.
 
 import math
 
+import torch
+
 from nblib.doctor.checks import terms
+from nblib.doctor.checks.seen import spoilt
 from nblib.doctor.evidence import Backward, Call, Clip, Evidence, Step
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.fingerprint import Reading
+from nblib.doctor.targets import IGNORED, shifted
 
 
 def wrong_target(e: Evidence) -> Finding | Verdict:
@@ -55,7 +59,7 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
         return None
     if ahead == 0:
         return _loss_finding(
-            ERROR,
+            ERROR if all(_exactly(r, offset) for r in known) else WARN,  # else something was put in the input's place
             f"the target at position t is input_ids[t], which the model has read ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
             "The labels are not shifted (off by one): the model is asked to repeat the token it has just read.",
@@ -78,6 +82,14 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
             "Shift once: either in the data, or in the loss, or leave it to the model.",
         )
     return None
+
+
+def _exactly(reading: Reading, offset: int) -> bool:
+    """Whether every target is the id at that distance."""
+    if reading.targets is None or reading.ids is None:
+        return True
+    asked = (reading.targets != IGNORED) & shifted(torch.ones_like(reading.ids, dtype=torch.bool), offset, False)
+    return bool((reading.targets == shifted(reading.ids, offset, IGNORED))[asked].all())
 
 
 def _causal(e: Evidence) -> bool:
@@ -277,7 +289,8 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
     """N17. The log reads 0.0, or nan, and the model answers nonsense.
 
     Fires when a loss given to backward was not finite. The Trainer of transformers prints 0.0 for it. Under a gradient
-    scaler an infinite loss now and then is part of the search for a scale; a NaN is not.
+    scaler an infinite loss now and then is part of the search for a scale; a NaN is not. A bad batch whose step was
+    left out, so that the weights are sound, gives a warning.
     """
     backwards = [b for b in e.of(Backward) if b.value is not None]
     if not backwards:
@@ -288,7 +301,7 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N17",
         "loss-not-finite",
-        ERROR,
+        ERROR if spoilt(e) or 2 * len(bad) > len(backwards) else WARN,
         f"the loss is {bad[0].value} at step {bad[0].round + 1}, and in {len(bad)} of {len(backwards)} backwards",
         "a finite loss",
         f"The loss is NaN or infinite from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are "

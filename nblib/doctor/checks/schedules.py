@@ -49,7 +49,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N11",
         "learning-rate-zero",
-        ERROR,
+        ERROR if rates[-1] == 0 else WARN,  # a late start may be meant
         f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
         "a rate above zero, but for the first step of a warm-up and the very last one",
         f"The learning rate (lr) is zero: {why}.",
@@ -62,7 +62,8 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
 
     Fires when one scheduler is stepped at least 1.5 times per step of its optimizer, or before the first step. Calls
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
-    are left out. A warning: a scheduler may be sized in micro-batches.
+    are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
+    half of the steps watched, and stays there, is named as well.
     """
     begun, calls, steps, early = False, {}, 0, False
     for event in e.events:
@@ -86,7 +87,7 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
-        return OK
+        return _ended_early(e) or OK
     backwards = len(e.of(Backward)) / max(1, len(e.of(Step)))
     return Finding(
         "N9",
@@ -101,6 +102,27 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         if many
         else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         "Call scheduler.step() once, right after optimizer.step().",
+    )
+
+
+def _ended_early(e: Evidence) -> Finding | None:
+    """The rate was above zero, and is zero in the last two steps of few: the schedule was built for fewer.
+
+    More zeros than two are N11.
+    """
+    rates = _by_round(e)
+    above = sum(rate > 0 for rate in rates)
+    if not rates or rates[0] <= 0 or len(rates) - above != 2 or 2 * above > len(rates) or any(rates[above:]):
+        return None
+    return Finding(
+        "N9",
+        "schedule-ends-early",
+        WARN,
+        f"the learning rate reached 0 after {above} of {len(rates)} steps",
+        "a rate above zero until the last step",
+        "The schedule reaches zero too early: it was built for fewer steps than are made (num_training_steps counts "
+        "optimizer steps).",
+        "Give the scheduler the number of optimizer steps of the whole run, and step it once per optimizer step.",
     )
 
 
@@ -150,7 +172,9 @@ def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
     names = {id(p): n for n, p in e.parameters().items()}
     sorts = False
     for o in kinds:
+        keys = {key.lower() for group in (o.object.defaults, *o.object.param_groups) for key in group}
         sorts = sorts or any(word in o.kind.__name__.lower() for word in ("adam", "aux", "hybrid"))
+        sorts = sorts or any("adam" in key or "betas" in key for key in keys)  # arguments of the optimizer for the rest
         for group in o.object.param_groups:
             said = " ".join(v.lower() for v in group.values() if isinstance(v, str))
             if group.get("use_muon") is False or any(word in said for word in ("adamw", "lion", "sgd")):
@@ -167,7 +191,7 @@ def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
     return Finding(
         "S13",
         "embedding-in-muon",
-        ERROR,
+        ERROR if any(o.kind is getattr(torch.optim, "Muon", None) for o in kinds) else WARN,
         f"{len(found)} tensors in Muon that are no hidden matrices: {', '.join(found[:3])}",
         "hidden matrices in Muon; embeddings, head, norms and biases in AdamW",
         "Muon orthogonalises updates of tensors that are not maps between hidden layers (embedding, head or vectors).",

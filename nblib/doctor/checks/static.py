@@ -188,8 +188,10 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         )
     if adapters and all(n in c.missing for n in adapters if n in c.missing or n in c.held) and not alive:
         if any(is_adapter(n) for n in c.missing):
+            others = [n for n in e.trainable() if not is_adapter(n)]
+            chosen = 0 < sum(n in c.held for n in others) < len(others)  # a stage that trains something else
             return (
-                ERROR,
+                WARN if chosen else ERROR,
                 "The optimizer holds none of the adapter's (LoRA) tensors: it was built before the adapter was "
                 "attached "
                 "(get_peft_model, or the replacement of layers by LoRA layers).",
@@ -204,7 +206,7 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         )
     if c.dead and not alive:
         return (
-            ERROR,
+            ERROR if _replaced(e, c) else WARN,  # else it may be for a later stage
             "Part of the model was replaced after the optimizer was built, and the optimizer still holds the tensors "
             "that were there before.",
             "Finish all changes to the model, then build the optimizer.",
@@ -221,6 +223,17 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         "Part of the model is trainable and gets gradients, but no optimizer was given it: a filter or a list of "
         "groups left it out, it was added after the optimizer was built, or it was meant to be frozen.",
         "Give those parameters to an optimizer, or freeze them with requires_grad_(False) if they should stay.",
+    )
+
+
+def _replaced(e: Evidence, c: Coverage) -> bool:
+    """Whether what the optimizer holds for nothing has the shape, but for the number of rows, of something missing."""
+    held = [p for o in e.optimizers if o.object for g in o.object.param_groups for p in g["params"]]
+    return any(
+        p.dim() == m.dim() and (p.shape == m.shape or p.dim() > 1 and p.shape[1:] == m.shape[1:])
+        for p in held
+        if id(p) in c.dead
+        for m in c.missing.values()
     )
 
 
@@ -330,7 +343,9 @@ def shared_update(e: Evidence) -> Finding | Verdict:
             if s.backwards == 0 and s.optimizer in seen and s.norm:
                 again += 1
             for number in seen:
-                shared |= o.live & e.optimizers[number].live if number != s.optimizer else set()
+                other = e.optimizers[number]
+                if number != s.optimizer and not _one_in_the_other(o.object, other.object):
+                    shared |= o.live & other.live
             seen[s.optimizer] = s
     if not shared and again < min(2, len(rounds)):
         return OK
@@ -345,6 +360,14 @@ def shared_update(e: Evidence) -> Finding | Verdict:
         + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
         "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
     )
+
+
+def _one_in_the_other(a, b) -> bool:
+    """Lookahead, SAM and the like are optimizers that hold another and step it."""
+    if a is None or b is None:
+        return False
+    inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
+    return inside or any(g is h for g in a.param_groups for h in b.param_groups)
 
 
 CHECKS = [

@@ -7,7 +7,7 @@ SAM clears between its two backwards. So everything here is asked of the optimiz
 import math
 
 from nblib.doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, ZeroGrad
-from nblib.doctor.finding import ERROR, OK, Finding, Verdict, not_applicable, unknown
+from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
 
@@ -27,12 +27,14 @@ def gradients_not_cleared(e: Evidence) -> Finding | Verdict:
         return unknown("no optimizer stepped twice")
     if len(stale) < min(2, again):
         return OK
+    later = [e.of(Step, optimizer=number)[1:] for number in range(len(e.optimizers))]
+    never = any(each and all(s.stale for s in each) for each in later)
     first = e.of(Backward)[0].norm
     grown = f"; the gradient norm went from {first:.3g} to {steps[-1].norm:.3g}" if first and steps[-1].norm else ""
     return Finding(
         "N1",
         "gradients-not-cleared",
-        ERROR,
+        ERROR if never else WARN,  # cleared now and then: a window of steps may be meant
         f"{len(stale)} of {again} later steps still contained the gradients of the step before{grown}",
         "gradients cleared once between one optimizer step and the next",
         "zero_grad is missing (or clears other tensors): every step applies the sum of all gradients so far.",
@@ -137,7 +139,7 @@ def does_not_move(e: Evidence) -> Finding | Verdict:
     tried: dict[str, list[float]] = {}
     for step in e.of(Step):
         for u in step.updates:
-            if u.gradient and u.lr > 1e-9 and u.dtype.itemsize >= 4:
+            if u.gradient and math.isfinite(u.gradient) and u.lr > 1e-9 and u.dtype.itemsize >= 4:
                 tried.setdefault(u.name, []).append(u.changed)
     tried = {name: shares for name, shares in tried.items() if len(shares) >= 3}
     if not tried:
@@ -151,7 +153,7 @@ def does_not_move(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N3",
         "weights-do-not-move",
-        ERROR,
+        ERROR if stuck or len(e.loaded) > 1 else WARN,  # once is the end of a search for a rate
         f"{how} {len(stuck or back)} of {len(tried)} fp32 tensors looked at ({name} ...), with gradients and lr > 0",
         "every tensor with a gradient and a rate above zero moves",
         "The optimizer's step has no effect on these weights."

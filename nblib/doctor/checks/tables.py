@@ -62,7 +62,7 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
     return Finding(
         "S9",
         "tie-broken",
-        ERROR if both and told else WARN,
+        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
         f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by up to {gap:.2g}",
         "one storage for both",
         f"The tie is broken: {how}; each gets half of the gradient, and a reload keeps only one of them.",
@@ -87,7 +87,7 @@ def tie_drift(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N13",
         "tie-drift",
-        ERROR,
+        WARN if getattr(e.config, "tie_word_embeddings", None) is False else ERROR,  # told so on the way
         f"one storage at the first backward, two at the end, which differ by up to {gap:.2g}",
         "one storage throughout",
         "Embedding and output layer (lm_head) were tied when training began, and one of them was replaced during the "

@@ -41,7 +41,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
         return Finding(
             "F6",
             "teacher-not-deterministic",
-            ERROR if fixed and _asleep(teacher) else WARN,
+            ERROR if fixed and teacher.training else WARN,  # dropouts alone are woken on purpose
             f"the same batch twice: logits differ by up to {gap:.3g}, at a standard deviation of {deviation:.3g}; "
             f"{live} dropouts are live in the {type(teacher).__name__}",
             "the same answer twice",
@@ -49,11 +49,6 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
             "Call teacher.eval() before the loop, and after anything that calls .train() on a module that holds it.",
         )
     return OK
-
-
-def _asleep(teacher: nn.Module) -> bool:
-    """Whether eval mode would quieten it: something in it is in train mode."""
-    return any(m.training for m in teacher.modules())
 
 
 def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:

@@ -22,7 +22,8 @@ def loss_cut_off(e: Evidence) -> Finding | Verdict:
     if not backwards:
         return unknown("backward was never called")
     first = next((b for b in backwards if b.leaf or not b.requires_grad), None)
-    if first is not None and (first.leaf or first.raised):
+    leaves = sum(b.leaf for b in backwards)  # one now and then stands for a batch without targets
+    if first is not None and (first.raised or (first.leaf and 2 * leaves > len(backwards))):
         return _cut(e, first)
     if _reached_nothing(e, backwards):
         return Finding(
