@@ -19,6 +19,7 @@ from nblib.doctor.evidence import Call, gone
 from nblib.doctor.reading import finite, is_compiled, on_cpu, read_call, unwrap
 from nblib.doctor.state import State, quietly
 
+KEPT = 8  # calls of a kind whose arguments, or logits, are held
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
 
@@ -203,8 +204,8 @@ class Calls(State):
             return  # a part called by itself: the model is read at its two ends
         if role == "model" and module is not inner:
             module = inner
-        kept = self.kept < 8
-        self.kept += 1
+        self.kept[role, grad] += 1
+        kept = self.kept[role, grad] <= KEPT
         device = next((p.device.type for p in module.parameters()), "cpu")
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         call = Call(
@@ -229,8 +230,19 @@ class Calls(State):
                 return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model":
             self._cover(inner)
+        self._make_room(call)
         self.e.events.append(call)
         self.calls.append(call)
+
+    def _make_room(self, call: Call) -> None:
+        """Hold on to few logits: an evaluation makes many calls and no backward."""
+        if call.role != "model" and not call.grad:
+            call.logits = call.loss = None
+            return
+        held = [c for c in self.calls if c.logits is not None or c.loss is not None]
+        past = [c for c in held if not c.grad] + [c for c in held if c.grad][: -KEPT or None]
+        for old in past:
+            old.logits = old.loss = None
 
     def _narrow(self, width: int) -> bool:
         tables = {m.num_embeddings for model in self.e.models for m in model.modules() if isinstance(m, nn.Embedding)}

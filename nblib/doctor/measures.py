@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nblib.doctor.evidence import Evidence, Update
 
-SAMPLED, ELEMENTS = 8, 2**20  # tensors whose change is measured, and how much of each
+SAMPLED, ELEMENTS = 8, 2**18  # tensors whose change is measured, and how much of each
 
 
 def strided(p: Tensor) -> Tensor:

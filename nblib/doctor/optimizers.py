@@ -90,7 +90,7 @@ class Optimizers(State):
             self.aside(probes.run, self.e)
         self.aside(probes.fault, self.e)
         for call in self.e.of(Call, round=self.round):
-            call.args, call.kwargs, call.logits, call.loss = (), {}, None, None
+            call.args, call.kwargs = (), {}
 
     def _sample(self) -> None:
         """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen."""

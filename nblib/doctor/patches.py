@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from nblib.doctor.evidence import Entropy
 from nblib.doctor.state import State, quietly
 
+HELD = 64  # losses whose tensors are held until the next backward
 LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
@@ -57,6 +58,11 @@ class Patches(State):
             connected=isinstance(value, Tensor) and value.requires_grad,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
         )
+        if not entropy.connected:  # only its value may matter
+            entropy.input = entropy.target = None
+        if len(self.entropies) >= HELD:
+            old = self.entropies[-HELD]
+            old.input = old.target = old.value = None
         self.e.events.append(entropy)
         self.entropies.append(entropy)
 

@@ -16,6 +16,7 @@ it is still on, and attributes come back right in either order.
 import functools
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ class State:
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.kept = 0  # calls whose arguments were kept for the probes
+        self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
         # since the last backward
         self.calls: list[Call] = []
