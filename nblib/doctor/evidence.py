@@ -188,6 +188,7 @@ class Evidence:
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
+        self.alike_at_start = False  # apart, with equal values
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself

@@ -28,7 +28,7 @@ from nblib.doctor.calls import Calls
 from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.optimizers import Optimizers
 from nblib.doctor.patches import Patches, spoken_before, with_own
-from nblib.doctor.reading import is_compiled
+from nblib.doctor.reading import is_compiled, readable
 from nblib.doctor.scaling import Scaling
 from nblib.doctor.shadow import Shadow
 from nblib.doctor.state import quietly
@@ -93,6 +93,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
             self.swap(kind, "unscale_", self._watched(self._unscale))
         self.swap(checkpoint.CheckpointFunction, "apply", self._watched_region)
         self.swap(nn.Module, "load_state_dict", self._watched_loading)
+        self.swap(nn.Module, "__getstate__", self._without_hooks)
         self.swap(warnings, "warn", self._watched_warning)
 
     def _watched(self, note: Callable) -> Callable:
@@ -139,6 +140,11 @@ class Observer(Patches, Calls, Optimizers, Scaling):
                 return None
         e = self.e
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        if not isinstance(loss, Tensor):
+            return None
+        if loss.is_meta:
+            e.opaque, self.on = "the tensors are on the meta device, which has no numbers", False
+            return None
         if not e.first:
             owners.promote(e, self.given)
             whole = owners.merge(e)
@@ -157,7 +163,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         self._look_for_old()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
-        scalar = isinstance(loss, Tensor) and loss.numel() == 1
+        scalar = loss.numel() == 1 and readable(loss)
         event = Backward(
             round=self.round,
             value=float(loss.detach().float()) / (self.scale or 1.0) if scalar else None,

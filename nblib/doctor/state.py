@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from nblib.doctor.evidence import Call, Entropy, Evidence, Optimizer
 from nblib.doctor.probes import generators, restore
@@ -34,7 +35,7 @@ def quietly(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def guarded(self, *args, **kwargs):
-        if torch.compiler.is_compiling() or self.busy or not self.on:
+        if self.blind:
             return None
         try:
             with torch.no_grad():
@@ -63,6 +64,7 @@ class State:
         self.steps, self.full, self.terms = steps, full, terms
         self.on = False
         self.busy = False  # with something of its own that must not be observed
+        self.handles: set[int] = set()  # of our hooks on modules
         self.undo: list[Callable[[], None]] = []
         # where in the run
         self.round = 0
@@ -101,6 +103,18 @@ class State:
             self.e.models.append(unwrap(model, self.e.wrappers))
         for optimizer in optimizers:
             self.learn(optimizer)
+
+    @property
+    def blind(self) -> bool:
+        """Under a compiler, a tracer or a transform of torch.func nothing is seen: tensors have no numbers there."""
+        if torch.compiler.is_compiling() or self.busy or not self.on or torch.jit.is_tracing():
+            return True
+        return torch._C._functorch.peek_interpreter_stack() is not None
+
+    def hook(self, handle: RemovableHandle) -> None:
+        """Until `stop`."""
+        self.handles.add(handle.id)
+        self.undo.append(handle.remove)
 
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
