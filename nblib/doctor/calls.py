@@ -13,18 +13,20 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nblib.doctor.evidence import Call, gone
-from nblib.doctor.reading import finite, is_compiled, on_cpu, read_call, unwrap
+from nblib.doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
 from nblib.doctor.state import State, quietly
 
+KEPT = 8  # calls of a kind whose arguments, or logits, are held
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
 
 class Calls(State):
     """Sees the calls of models."""
 
+    @quietly
     def _root(self, module: nn.Module) -> None:
         """See each call of a whole model."""
         if module in self.roots:
@@ -32,11 +34,12 @@ class Calls(State):
         self.roots.add(module)
         if is_compiled(module):
             self.e.opaque = OPAQUE
+        if isinstance(module, torch.jit.ScriptModule):
+            return  # takes no hooks
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._in_place(module)
             return
-        hook = module.register_forward_hook(self._called, with_kwargs=True, always_call=True)
-        self.undo.append(hook.remove)
+        self.hook(module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
 
     def _in_place(self, module: nn.Module) -> None:
         """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
@@ -67,7 +70,7 @@ class Calls(State):
         def count(m, args):
             self._count(m)
 
-        self.undo.append(module.register_forward_pre_hook(count).remove)
+        self.hook(module.register_forward_pre_hook(count))
         if is_compiled(module) and module not in self.roots:
             self._root(module)
 
@@ -76,7 +79,7 @@ class Calls(State):
         self.discovering = True
 
         def enter(module, args):
-            if torch.compiler.is_compiling() or self.busy or not self.on or self.depth:
+            if self.blind or self.depth:
                 return
             self.calls_deep += 1
             if self.calls_deep == 1 and module not in self.roots and any(True for _ in module.parameters()):
@@ -99,6 +102,7 @@ class Calls(State):
         self.undo.append(off)
         self.undiscover = off
 
+    @quietly
     def _cover(self, model: nn.Module) -> None:
         """Count the calls of every module with parameters of its own, and see the two ends of the model."""
         if is_compiled(model):
@@ -107,12 +111,14 @@ class Calls(State):
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
-            own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
-            if m in hidden or not (own or dropout):
+            if m in hidden:
                 continue
-            if isinstance(m, nn.Linear) and m not in self.heads and m.weight.shape[0] in tables:
+            own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
+            if not (own or dropout):
+                continue
+            if isinstance(m, nn.Linear) and m not in self.heads and m.out_features in tables:
                 self.heads.add(m)
-                self.undo.append(m.register_forward_hook(self._headed).remove)
+                self.hook(m.register_forward_hook(self._headed))
             if m in self.covered:
                 continue
             self.covered.add(m)
@@ -122,12 +128,12 @@ class Calls(State):
                 if dropout and self.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                     self.e.dropouts[id(module)] = name, module.training, module.p
 
-            self.undo.append(m.register_forward_pre_hook(count).remove)
+            self.hook(m.register_forward_pre_hook(count))
             if isinstance(m, nn.Embedding):
-                self.undo.append(m.register_forward_hook(self._embedded).remove)
+                self.hook(m.register_forward_hook(self._embedded))
 
     def _count(self, module: nn.Module) -> None:
-        if torch.compiler.is_compiling() or self.busy or not self.on:
+        if self.blind:
             return
         key = id(module)
         self.e.called[key] = self.e.called.get(key, 0) + 1
@@ -142,13 +148,12 @@ class Calls(State):
     def _note_embedded(self, module, args) -> None:
         ids = args[0] if args else None
         widest = self.ends.get("vocabulary", 0)
-        if isinstance(ids, Tensor) and ids.dim() == 2 and module.num_embeddings >= widest:
-            kind = ids.device.type
-            cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
+            cast = autocast_of(ids.device.type)
             self.ends |= {"ids": ids, "vocabulary": module.num_embeddings, "autocast": cast}
 
     def _headed(self, module, args, output) -> None:
-        if torch.is_grad_enabled() and not self.depth and isinstance(output, Tensor) and output.dim() == 3:
+        if torch.is_grad_enabled() and not self.depth and readable(output) and output.dim() == 3:
             self._note_headed(output)
 
     @quietly
@@ -185,7 +190,7 @@ class Calls(State):
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
-        if torch.compiler.is_compiling() or self.busy or not self.on:
+        if self.blind:
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._record_call(module, args, kwargs, output, grad, inference)
@@ -203,10 +208,10 @@ class Calls(State):
             return  # a part called by itself: the model is read at its two ends
         if role == "model" and module is not inner:
             module = inner
-        kept = self.kept < 8
-        self.kept += 1
+        self.kept[role, grad] += 1
+        kept = self.kept[role, grad] <= KEPT
         device = next((p.device.type for p in module.parameters()), "cpu")
-        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        cast = autocast_of(device)
         call = Call(
             round=self.round,
             role="model" if role == "other" else role,
@@ -229,8 +234,19 @@ class Calls(State):
                 return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model":
             self._cover(inner)
+        self._make_room(call)
         self.e.events.append(call)
         self.calls.append(call)
+
+    def _make_room(self, call: Call) -> None:
+        """Hold on to few logits: an evaluation makes many calls and no backward."""
+        if call.role != "model" and not call.grad:
+            call.logits = call.loss = None
+            return
+        held = [c for c in self.calls if c.logits is not None or c.loss is not None]
+        past = [c for c in held if not c.grad] + [c for c in held if c.grad][: -KEPT or None]
+        for old in past:
+            old.logits = old.loss = None
 
     def _narrow(self, width: int) -> bool:
         tables = {m.num_embeddings for model in self.e.models for m in model.modules() if isinstance(m, nn.Embedding)}

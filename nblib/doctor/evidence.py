@@ -28,7 +28,7 @@ class Event:
 
 @dataclass
 class Call(Event):
-    """One call of a whole model. The tensors are live until the end of the round's first optimizer step."""
+    """One call of a whole model. Tensors are live until the next backward begins, arguments until the first step."""
 
     role: str  # "model", "teacher" or "other"
     grad: bool  # gradients were enabled
@@ -42,7 +42,7 @@ class Call(Event):
     positions: Tensor | None = None  # (B, T) on the CPU
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
     decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
-    logits: Tensor | None = None  # (B, T, V), live until the round's first optimizer step, then None
+    logits: Tensor | None = None  # (B, T, V), live until the next backward begins, then None
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
@@ -58,7 +58,7 @@ class Call(Event):
 
 @dataclass
 class Entropy(Event):
-    """One call of a loss function of torch.nn.functional. Tensors are live until the next backward is over."""
+    """One call of a loss function of torch.nn.functional. Tensors are live until the next backward begins."""
 
     name: str  # "cross_entropy", "kl_div", "nll_loss", "mse_loss"
     input: Tensor | None

@@ -7,22 +7,41 @@ tensors eight are followed.
 Footgun: evenly spread is not random. A stride that divides the width of a matrix sees the same columns of every row.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 from nblib.doctor.evidence import Evidence, Update
 
-SAMPLED, ELEMENTS = 8, 2**20  # tensors whose change is measured, and how much of each
+SAMPLED, ELEMENTS = 8, 2**18  # tensors whose change is measured, and how much of each
+
+
+def gradient_of(p: Tensor) -> Tensor | None:
+    """The gradient, of a sparse one its values; None where there is none, or one without numbers (on meta)."""
+    g = p.grad
+    if g is None or g.is_meta:
+        return None
+    return g.detach().coalesce().values() if g.is_sparse else g.detach()
+
+
+def gradients_of(ps: Iterable[Tensor]) -> list[Tensor]:
+    return [g for g in map(gradient_of, ps) if g is not None]
+
+
+def _real(t: Tensor) -> Tensor:
+    """A complex tensor as pairs of numbers."""
+    return torch.view_as_real(t) if t.is_complex() else t
 
 
 def strided(p: Tensor) -> Tensor:
     """At most ELEMENTS elements of a tensor, evenly spread."""
-    flat = p.detach().reshape(-1)
+    flat = _real(p.detach()).reshape(-1)
     return flat[:: max(1, flat.numel() // ELEMENTS)]
 
 
 def update(name: str, p: Tensor, before: Tensor, lr: float) -> Update:
-    now = strided(p)
+    now, gradient = strided(p), gradient_of(p)
     delta = now.float() - before.float()
     size = float(before.float().norm())
     return Update(
@@ -33,19 +52,22 @@ def update(name: str, p: Tensor, before: Tensor, lr: float) -> Update:
         rms=float(delta.square().mean().sqrt()),
         relative=float(delta.norm()) / size if size > 0 else float("inf") if float(delta.norm()) > 0 else 0.0,
         changed=float((now != before).float().mean()),
-        gradient=float(p.grad.float().norm()) if p.grad is not None and not p.grad.is_sparse else None,
-        silent=float((strided(p.grad) == 0).float().mean()) if p.grad is not None and not p.grad.is_sparse else None,
+        gradient=None if gradient is None else norms([gradient])[0],
+        silent=None if gradient is None or p.grad.is_sparse else float((strided(p.grad) == 0).float().mean()),
     )
 
 
 def norms(tensors: list[Tensor]) -> list[float]:
-    """Norm of each tensor, in fp32, with one synchronisation per device and dtype."""
+    """Norm of each tensor, in fp32 or better, with one synchronisation per device and dtype."""
+    tensors = [_real(t) for t in tensors]
     found: list[float] = [0.0] * len(tensors)
     kinds: dict[tuple, list[int]] = {}
     for i, t in enumerate(tensors):
         kinds.setdefault((t.device, t.dtype), []).append(i)
-    for members in kinds.values():
-        norms = torch._foreach_norm([tensors[i] for i in members], dtype=torch.float32)
+    for (_, dtype), members in kinds.items():
+        norms = torch._foreach_norm(
+            [tensors[i] for i in members], dtype=dtype if dtype == torch.float64 else torch.float32
+        )
         for i, norm in zip(members, torch.stack(norms).tolist()):
             found[i] = norm
     return found

@@ -25,10 +25,10 @@ from torch.utils import checkpoint
 
 from nblib.doctor import anatomy, fingerprint, measures, owners
 from nblib.doctor.calls import Calls
-from nblib.doctor.evidence import Backward
+from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.optimizers import Optimizers
 from nblib.doctor.patches import Patches, spoken_before, with_own
-from nblib.doctor.reading import is_compiled
+from nblib.doctor.reading import is_compiled, readable
 from nblib.doctor.scaling import Scaling
 from nblib.doctor.shadow import Shadow
 from nblib.doctor.state import quietly
@@ -62,10 +62,15 @@ class Observer(Patches, Calls, Optimizers, Scaling):
 
     def release(self) -> None:
         """Let go of the user's objects."""
+        self._let_go()
         self.shadow = Shadow()
         self.before, self.ends, self.calls, self.entropies, self.given, self.old = {}, {}, [], [], [], {}
+        for call in self.e.of(Call):
+            call.args, call.kwargs = (), {}
         for optimizer in self.e.optimizers:
             optimizer.object = None
+        self.e = Evidence(**self.e.declared)
+        self.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
 
     def _patch_loop(self) -> None:
         self.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
@@ -89,6 +94,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
             self.swap(kind, "unscale_", self._watched(self._unscale))
         self.swap(checkpoint.CheckpointFunction, "apply", self._watched_region)
         self.swap(nn.Module, "load_state_dict", self._watched_loading)
+        self.swap(nn.Module, "__getstate__", self._without_hooks)
         self.swap(warnings, "warn", self._watched_warning)
 
     def _watched(self, note: Callable) -> Callable:
@@ -111,6 +117,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
                 return original(tensors, *args, **kwargs)  # the inner backward of a reentrant checkpoint
             with torch.enable_grad():
                 event = self._begin_backward(tensors)
+            self._let_go()
             if not self.on:  # that was the first backward after the last watched step
                 return original(tensors, *args, **kwargs)
             self.depth += 1
@@ -134,6 +141,11 @@ class Observer(Patches, Calls, Optimizers, Scaling):
                 return None
         e = self.e
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+        if not isinstance(loss, Tensor):
+            return None
+        if loss.is_meta:
+            e.opaque, self.on = "the tensors are on the meta device, which has no numbers", False
+            return None
         if not e.first:
             owners.promote(e, self.given)
             whole = owners.merge(e)
@@ -152,7 +164,7 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         self._look_for_old()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
-        scalar = isinstance(loss, Tensor) and loss.numel() == 1
+        scalar = loss.numel() == 1 and readable(loss)
         event = Backward(
             round=self.round,
             value=float(loss.detach().float()) / (self.scale or 1.0) if scalar else None,
@@ -182,13 +194,21 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
         self._added_to_old()
+        self.calls, self.entropies, self.scale = [], [], None
+
+    def _let_go(self) -> None:
+        """Of logits and losses, which a program may have let go of already: backward needs the memory."""
+        for call in self.calls:
+            call.logits = call.loss = None
         for entropy in self.entropies:
             entropy.input = entropy.target = entropy.value = None
-        self.calls, self.entropies, self.scale, self.ends = [], [], None, {}
+        self.ends = {}
 
     def _next_round(self) -> None:
         self.round, self.stepped, self.unscaled = self.round + 1, False, False
         self.e.rounds = self.round
+        for event in (*self.calls, *self.entropies):  # of the backward that now begins the round
+            event.round = self.round
         if self.discovering:
             self.discovering = False
             self.undiscover()

@@ -7,6 +7,8 @@ Footgun: an optimizer with a closure (LBFGS) calls backward inside its step. Wha
 the middle of it.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -39,14 +41,12 @@ class Optimizers(State):
         event = Step(
             round=self.round,
             optimizer=index,
-            rates=[float(group.get("lr", 0.0)) for group in optimizer.param_groups],
+            rates=[_rate(group) for group in optimizer.param_groups],
             backwards=self.count - self.backwards.get(index, 0),
             norm=self._sampled_norm(),
         )
-        own = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        event.own = sum(n**2 for n in measures.norms([g for g in own if not g.is_sparse])) ** 0.5 if own else None
-        if own and any(g.is_sparse for g in own):
-            event.own = event.own or float(max(g.detach().coalesce().values().norm() for g in own if g.is_sparse))
+        own = measures.gradients_of(p for group in optimizer.param_groups for p in group["params"])
+        event.own = sum(n**2 for n in measures.norms(own)) ** 0.5 if own else None
         event.stale = index in self.stale
         self.stale.discard(index)
         self.old.pop(index, None)
@@ -64,7 +64,7 @@ class Optimizers(State):
             self.closure = False
         steps = self.e.of(Step, optimizer=self.seen.get(id(optimizer), -1))
         if steps and self.before:
-            rates = {id(p): float(g.get("lr", 0.0)) for g in optimizer.param_groups for p in g["params"]}
+            rates = {id(p): _rate(g) for g in optimizer.param_groups for p in g["params"]}
             for name, p in self._sampled(optimizer).items():
                 if name in self.before:
                     steps[-1].updates.append(measures.update(name, p, self.before[name], rates[id(p)]))
@@ -83,14 +83,14 @@ class Optimizers(State):
             if before != self.e.models:
                 self._sample()
         ps = self.e.trainable()
-        have = {name: p.grad for name, p in ps.items() if p.grad is not None and not p.grad.is_sparse}
+        have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
         self.e.events.append(Gradients(self.round, {name: norms.get(name) for name in ps}))
         if self.round == 0:
             self.aside(probes.run, self.e)
         self.aside(probes.fault, self.e)
         for call in self.e.of(Call, round=self.round):
-            call.args, call.kwargs, call.logits, call.loss = (), {}, None, None
+            call.args, call.kwargs = (), {}
 
     def _sample(self) -> None:
         """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen."""
@@ -113,22 +113,22 @@ class Optimizers(State):
         return {n: ps[n] for n in self.e.first if n in ps and (mine is None or id(ps[n]) in mine)}
 
     def _sampled_norm(self) -> float | None:
-        gradients = [p.grad for p in self._sampled().values() if p.grad is not None and not p.grad.is_sparse]
-        found = [norm for norm in measures.norms(gradients) if norm is not None]
+        found = measures.norms(measures.gradients_of(self._sampled().values()))
         return sum(norm**2 for norm in found) ** 0.5 if found else None
 
     def _leftover(self) -> bool:
         """Whether parameters that were stepped in the last round still have gradients other than zero."""
         stepped = {s.optimizer for s in self.e.of(Step, round=self.round - 1)}
         mine = set().union(*(self.e.optimizers[i].ids for i in stepped)) if stepped else set()
-        left = [p.grad for p in self._sampled().values() if id(p) in mine and p.grad is not None]
-        return any(norm > 0 for norm in measures.norms([g for g in left if not g.is_sparse]))
+        left = measures.gradients_of(p for p in self._sampled().values() if id(p) in mine)
+        return any(norm > 0 for norm in measures.norms(left))
 
     def _look_for_old(self) -> None:
         """Before a backward: which optimizers' gradients are still those of their last step?"""
         for index in list(self.uncleared):
             groups = self.e.optimizers[index].object.param_groups
-            left = [p for g in groups for p in g["params"] if p.grad is not None and not p.grad.is_sparse]
+            left = [p for g in groups for p in g["params"] if p.grad is not None and p.grad.layout == torch.strided]
+            left = [p for p in left if not p.grad.is_meta]
             left = left[:: max(1, len(left) // SAMPLED)]
             norms = measures.norms([p.grad for p in left])
             if any(norm != 0 for norm in norms):
@@ -163,3 +163,9 @@ class Optimizers(State):
         if any(p.grad is not None for p in module.parameters()):
             self.e.events.append(ZeroGrad(self.round, True, ids))
         self._cleared(ids)
+
+
+def _rate(group: dict) -> float:
+    """NaN where an optimizer has none."""
+    rate = group.get("lr")
+    return math.nan if rate is None else float(rate)

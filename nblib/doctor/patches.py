@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from nblib.doctor.evidence import Entropy
 from nblib.doctor.state import State, quietly
 
+HELD = 64  # losses whose tensors are held until the next backward
 LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
 
@@ -33,7 +35,7 @@ class Patches(State):
                 @functools.wraps(original)
                 def seen(*args, **kwargs):
                     value = original(*args, **kwargs)
-                    if not torch.compiler.is_compiling() and self.on and not self.busy:
+                    if not self.blind:
                         self._loss(name, args, kwargs, value, torch.is_grad_enabled())
                     return value
 
@@ -59,8 +61,27 @@ class Patches(State):
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
         )
+        if not entropy.connected:  # only its value may matter
+            entropy.input = entropy.target = None
+        if len(self.entropies) >= HELD:
+            old = self.entropies[-HELD]
+            old.input = old.target = old.value = None
         self.e.events.append(entropy)
         self.entropies.append(entropy)
+
+    def _without_hooks(self, original: Callable) -> Callable:
+        """Copies and files made of a model while it is watched carry none of our hooks."""
+
+        @functools.wraps(original)
+        def seen(module):
+            state = original(module)
+            for name in HOOKS if isinstance(state, dict) else ():
+                ours = self.handles.intersection(state.get(name) or ())
+                if ours:
+                    state = state | {name: type(state[name])((k, v) for k, v in state[name].items() if k not in ours)}
+            return state
+
+        return seen
 
     def _watched_region(self, original: Callable) -> Callable:
         @functools.wraps(original)

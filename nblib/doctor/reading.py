@@ -19,10 +19,10 @@ from nblib.doctor.evidence import Call
 
 def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
     """Find token ids, masks, labels, logits and loss among what went in and came out, by name and by shape."""
-    given = {k: v for k, v in kwargs.items() if isinstance(v, Tensor)}
-    rows = [x for x in args if isinstance(x, Tensor) and x.dim() == 2 and not x.is_floating_point()]
+    given = {k: v for k, v in kwargs.items() if readable(v)}
+    rows = [x for x in args if readable(x) and x.dim() == 2 and not x.is_floating_point()]
     if len(args) == 1 and isinstance(args[0], dict):
-        given = {k: v for k, v in args[0].items() if isinstance(v, Tensor)} | given
+        given = {k: v for k, v in args[0].items() if readable(v)} | given
     ids = next((given[k] for k in ("input_ids", "ids", "idx", "tokens", "x") if k in given), None)
     if ids is None and rows:
         ids = rows.pop(0)
@@ -47,7 +47,7 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
         logits = next(
             (x for x in fits if call.ids is None or not call.ids.numel() or x.shape[-1] > int(call.ids.max())), None
         )
-    if isinstance(logits, Tensor) and logits.dim() == 3:
+    if readable(logits) and logits.dim() == 3:
         call.logits, call.vocabulary = logits, logits.shape[-1]
         call.finite = finite(logits)
     loss = named.get("loss") if hasattr(named, "get") else None
@@ -58,6 +58,17 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
         call.cache, call.kept = weakref.ref(cache), int(cache.get_seq_length())
 
 
+def readable(x: Any) -> bool:
+    """Whether it is a tensor with numbers in rows of one length."""
+    return isinstance(x, Tensor) and not x.is_meta and not x.is_nested
+
+
+def autocast_of(device: str) -> torch.dtype | None:
+    """The dtype of autocast where it is on."""
+    known = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if known else None
+
+
 def finite(logits: Tensor) -> bool:
     """In one pass, without a copy: the extremes are NaN where any value is."""
     return bool(torch.isfinite(torch.stack(torch.aminmax(logits.detach()))).all()) if logits.numel() else True
@@ -65,16 +76,19 @@ def finite(logits: Tensor) -> bool:
 
 def unwrap(module: nn.Module, wrappers: list[nn.Module]) -> nn.Module:
     """The model inside DDP and torch.compile; the wrappers are collected."""
-    while True:
+    while not isinstance(module, torch.jit.ScriptModule):
         inner = module._modules.get("module") if _is_parallel(module) else module._modules.get("_orig_mod")
         if inner is None:
             return module
         if not any(w is module for w in wrappers):
             wrappers.append(module)
         module = inner
+    return module
 
 
 def is_compiled(module: nn.Module) -> bool:
+    if isinstance(module, torch.jit.ScriptModule):
+        return True
     return "_orig_mod" in module._modules or getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -84,7 +98,8 @@ def _is_parallel(module: nn.Module) -> bool:
 
 def _tensors(output: Any, depth: int = 0) -> Iterable[Tensor]:
     if isinstance(output, Tensor):
-        yield output
+        if readable(output):
+            yield output
     elif depth < 3 and hasattr(output, "values") and callable(output.values):
         for value in output.values():
             yield from _tensors(value, depth + 1)

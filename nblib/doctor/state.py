@@ -17,11 +17,13 @@ import functools
 import threading
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from nblib.doctor.evidence import Call, Entropy, Evidence, Optimizer
 from nblib.doctor.probes import generators, restore
@@ -36,7 +38,7 @@ def quietly(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def guarded(self, *args, **kwargs):
-        if torch.compiler.is_compiling() or self.busy or not self.on:
+        if self.blind:
             return None
         try:
             with torch.no_grad():
@@ -64,6 +66,7 @@ class State:
         self.e = Evidence(steps=steps, model=model, **declared)
         self.steps, self.full, self.terms = steps, full, terms
         self.on = False
+        self.handles: set[int] = set()  # of our hooks on modules
         self.undo: list[Callable[[], None]] = []
         # where in the run
         self.round = 0
@@ -77,7 +80,7 @@ class State:
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.kept = 0  # calls whose arguments were kept for the probes
+        self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
         # since the last backward
         self.calls: list[Call] = []
@@ -108,6 +111,18 @@ class State:
     def busy(self) -> bool:
         """With something of a watch's own, which no watch may observe."""
         return getattr(ASIDE, "busy", False)
+
+    @property
+    def blind(self) -> bool:
+        """Under a compiler, a tracer or a transform of torch.func nothing is seen: tensors have no numbers there."""
+        if torch.compiler.is_compiling() or self.busy or not self.on or torch.jit.is_tracing():
+            return True
+        return torch._C._functorch.peek_interpreter_stack() is not None
+
+    def hook(self, handle: RemovableHandle) -> None:
+        """Until `stop`."""
+        self.handles.add(handle.id)
+        self.undo.append(handle.remove)
 
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
