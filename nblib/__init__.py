@@ -1,5 +1,11 @@
 """nblib: the mechanisms behind the notebooks, one idea per file. Read the files in the order of the README's map."""
 
+import logging
+
 from nblib.workbook.check import check as check  # light: neither torch nor papermill
 
 __version__ = "0.1.0"
+
+# Whoever imports bitsandbytes (peft, the HF Trainer) on a CPU with AVX-512 BF16 hears on stderr that an optional
+# kernel could not be fetched. Said here once for all, because it must be said before the import.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

@@ -13,7 +13,6 @@ Footgun: an override of `compute_loss` that takes the item count and ignores it 
 model that could have used the count and stops dividing by the number of micro-batches. One device per process only.
 """
 
-import logging
 from collections.abc import Callable
 
 import torch
@@ -23,8 +22,6 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from nblib import losses
-
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the Trainer imports it, and it remarks on missing kernels
 
 Sums = Callable[[tf.utils.ModelOutput, Tensor], dict[str, Tensor]]
 

@@ -222,18 +222,7 @@ def estimate(
 
 def config_of(name: str):
     """The config of a model by hub name or folder, or of the tiny default."""
-    from transformers import AutoConfig
-
-    if name == "tiny":
-        return models.tiny(4096).config
-    if not Path(name).expanduser().exists() and name.startswith((".", "/", "~")):
-        raise FileNotFoundError(f"model {name!r}: no such folder")
-    try:
-        return AutoConfig.from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name)
-    except (OSError, ValueError) as error:
-        raise FileNotFoundError(
-            f"model {name!r}: no folder with a model's config, and not reachable on the hub from here"
-        ) from error
+    return models.tiny(4096).config if name == "tiny" else models.load_config(name)
 
 
 class _LowRank(nn.Module):

@@ -98,16 +98,21 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False):
     return _reach(tf.AutoTokenizer.from_pretrained, name, trust_remote_code=trust_remote_code)
 
 
-def _reach(from_pretrained, name: str, **options):
+def load_config(name: str):
+    """The config of a model by hub name or local path, without its weights."""
+    return _reach(tf.AutoConfig.from_pretrained, name, what="a model's config")
+
+
+def _reach(from_pretrained, name: str, *, what: str = "a model", **options):
     """One sentence instead of a stack of connection errors."""
     if name.startswith((".", "/", "~")) and not Path(name).expanduser().exists():
         raise FileNotFoundError(f"model {name!r}: no such folder")
     try:
         return from_pretrained(str(Path(name).expanduser()) if name.startswith("~") else name, **options)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # a ValueError where the config names no known architecture
         raise FileNotFoundError(
-            f"model {name!r} could not be loaded: not a local folder with a model, and not reachable on the hub "
-            f"from here (offline, misspelt, or gated). First reason given: {str(error).splitlines()[0]}"
+            f"model {name!r}: no folder with {what} that can be loaded, and not reachable on the hub from here "
+            f"(offline, misspelt, or gated). First reason given: {str(error).splitlines()[0]}"
         ) from error
 
 

@@ -13,6 +13,7 @@ import torch  # noqa: E402
 
 from nblib import models, runtime, text  # noqa: E402
 
+pytest_plugins = ["browser"]  # the fixture `lab`
 FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
 
 

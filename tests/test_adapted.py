@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from nblib import wiring
@@ -64,3 +65,10 @@ def test_what_trains_above_the_blocks_makes_the_fault_silent():
         facts = adapted.flow(adapted.wired("reentrant", "removed", above=above))
         alive = [name for name, g in facts["gradients"].items() if g is not None]
         assert facts["raised"] is None and len(alive) == counts and "lora" not in alive[0]
+
+
+@pytest.mark.parametrize("choice", [dict(checkpointing="re-entrant"), dict(hook="off"), dict(above="all")])
+def test_a_misspelt_wiring_is_refused(choice):
+    ((name, value),) = choice.items()
+    with pytest.raises(ValueError, match=f"{name} = '{value}': allowed are "):
+        adapted.wired(**choice)

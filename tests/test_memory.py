@@ -11,6 +11,7 @@ import transformers as tf
 
 from nblib import cli, compiling, memory, models
 from nblib.pitfalls import graphs
+from nblib.pitfalls import memory as bench
 from nblib.pitfalls.memory import kept_and_flops, step_memory, torch_linear
 
 VOCABULARY = 32_768
@@ -118,6 +119,15 @@ def test_frozen_weights_make_checkpointing_dearer():
 def test_torchs_fused_loss_saves_nothing_unless_told():
     assert step_memory(torch_linear)["copies"] > 2
     assert step_memory(lambda model, ids: torch_linear(model, ids, chunk=128))["copies"] < 1
+
+
+def test_the_librarys_own_switch_turns_the_cache_off():
+    ids, model, right = bench.tokens(), bench.lora(), bench.lora()
+    right.enable_input_require_grads()
+    right = bench.gradients(right, bench.whole_logits(right, ids))
+    model.activation_checkpointing_enable({"use_reentrant": True})
+    got = bench.gradients(model, model(input_ids=ids, labels=ids, use_cache=True).loss)
+    assert all(torch.equal(got[name], gradient) for name, gradient in right.items())
 
 
 def test_a_graph_break_brings_the_masked_fault_back():

@@ -56,9 +56,18 @@ def test_four_bit_base_trains_adapters(tiny, tmp_path):
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "nobody/has-this-model"])
 def test_an_unreachable_model_is_one_sentence(name):
-    with pytest.raises(FileNotFoundError, match=f"model '{name}'") as caught:
-        models.load(name)
-    assert "\n" not in str(caught.value)
+    for load in (models.load, models.load_config, models.load_tokenizer):
+        with pytest.raises(FileNotFoundError, match=f"model '{name}'") as caught:
+            load(name)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_folder_whose_config_names_no_model_is_one_sentence_too(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for load in (models.load, models.load_config):
+        with pytest.raises(FileNotFoundError, match="First reason given: Unrecognized model") as caught:
+            load(str(tmp_path))
+        assert "\n" not in str(caught.value)
 
 
 def test_unknown_family_lists_the_known():

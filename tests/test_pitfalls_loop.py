@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nblib import hf, models
-from nblib.pitfalls import data, hf_trainer, loop, recovery, rollback
+from nblib.pitfalls import data, hf_trainer, loop, recovery, rollback, trainer_bench
 
 
 def test_each_label_fault_shows_and_none_with_the_fix():
@@ -36,8 +36,8 @@ def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_p
     model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2, output_router_logits=True)
     rows = hf_trainer._Rows(4)
     options = dict(per_device_eval_batch_size=4)
-    with hf_trainer._quiet():
-        trainer = hf.Trainer(model=model, args=hf_trainer.arguments(str(tmp_path), **options), eval_dataset=rows)
+    with trainer_bench.quiet():
+        trainer = hf.Trainer(model=model, args=trainer_bench.arguments(str(tmp_path), **options), eval_dataset=rows)
         measured = trainer.evaluate()["eval_loss"]
         model.config.router_aux_loss_coef = 10.0
         assert trainer.evaluate()["eval_loss"] == measured
@@ -49,8 +49,8 @@ def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_p
 def test_the_corrected_trainer_loads_the_best_mixture(tmp_path):
     model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2)
     every = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
-    made = hf_trainer.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
-    with hf_trainer._quiet():
+    made = trainer_bench.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
+    with trainer_bench.quiet():
         trainer = hf.Trainer(model=model, args=made, train_dataset=hf_trainer._Rows(), eval_dataset=hf_trainer._Rows(4))
         trainer.train()
     assert not trainer.state.best_model_checkpoint.endswith("checkpoint-3")  # or there is nothing to go back to
@@ -62,7 +62,7 @@ def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
     seen = []
     for kind in (hf_trainer.tf.Trainer, hf.Trainer):
         model = models.tiny(256, hidden=32, layers=2)
-        hf_trainer._train(
+        trainer_bench.train(
             kind, model, hf_trainer._Rows(), max_steps=3, gradient_accumulation_steps=4, per_device_train_batch_size=1
         )
         seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
@@ -72,11 +72,11 @@ def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
 TWO_PROCESSES = """
 import os, sys, torch
 from nblib import hf, models
-from nblib.pitfalls import hf_trainer as stock
+from nblib.pitfalls import hf_trainer as stock, trainer_bench
 model = models.tiny(256, hidden=32, layers=2)
 options = dict(max_steps=2, gradient_accumulation_steps=2, optim="sgd", max_grad_norm=0.0)
 rows = 4 // int(os.environ.get("WORLD_SIZE", 1))
-stock._train(hf.Trainer, model, stock._Rows(), per_device_train_batch_size=rows, **options)
+trainer_bench.train(hf.Trainer, model, stock._Rows(), per_device_train_batch_size=rows, **options)
 if os.environ.get("RANK", "0") == "0":
     torch.save(torch.cat([p.detach().flatten() for p in model.parameters()]), sys.argv[1])
 """

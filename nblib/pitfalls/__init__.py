@@ -22,6 +22,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import NamedTuple
 
+VERSIONS = "torch 2.13, transformers 5.23"  # what the verdicts were seen on; a test holds them to requirements.lock
+WITH_PEFT = f"{VERSIONS}, peft 0.21"
+WITH_BNB = f"{WITH_PEFT}, bitsandbytes 0.50"
+
+
+class Unavailable(RuntimeError):
+    """This machine lacks what a run needs; the message says what. Nothing was shown, either way."""
+
 
 class Pitfall(NamedTuple):
     id: str  # P01
@@ -40,9 +48,13 @@ class Pitfall(NamedTuple):
 
 
 def catalogue() -> Iterator[Pitfall]:
-    """Every pitfall, in order."""
+    """Every pitfall, in order. Each run draws from seed 0 and leaves the caller's generators as they were."""
+    from nblib.pitfalls.bench import seeded
+
     families = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    yield from sorted((p for family in families for p in getattr(family, "PITFALLS", ())), key=lambda p: p.id)
+    for p in sorted((p for family in families for p in getattr(family, "PITFALLS", ())), key=lambda p: p.id):
+        runs = {name: getattr(p, name) for name in ("broken", "claimed", "fixed")}
+        yield p._replace(**{name: seeded()(run) for name, run in runs.items() if run})
 
 
 def pitfall(number: str) -> Pitfall:

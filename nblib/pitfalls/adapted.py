@@ -8,19 +8,14 @@ Footgun: a fresh LoRA has one factor at zero, so half of its gradients are zero 
 here gives both factors random values first (`wake`), or it could not tell a dead gradient from a healthy zero.
 """
 
-import logging
-import warnings
 from collections.abc import Callable
-from importlib import import_module
 
+import peft
 import torch
 from torch import Tensor, nn
 
 from nblib import models, wiring
-
-# peft imports bitsandbytes, which on a CPU with AVX-512 BF16 logs that an optional kernel is not installed.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-peft, bnb = import_module("peft"), import_module("bitsandbytes")
+from nblib.pitfalls.bench import quiet, seeded
 
 VOCABULARY, LAYERS = 256, 3
 CHECKPOINTING = ("none", "non-reentrant", "reentrant", "default")
@@ -48,14 +43,6 @@ def rows(count: int = 4, length: int = 24) -> Tensor:
     return torch.randint(0, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(7))
 
 
-def quiet(call: Callable, *args, **kwargs):
-    """The result, and the warnings as text instead of lines on stderr."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        result = call(*args, **kwargs)
-    return result, [str(w.message).splitlines()[0] for w in said]
-
-
 def inside(model: nn.Module) -> nn.Module:
     """The causal model itself, without what peft wraps around it."""
     return model.get_base_model() if isinstance(model, peft.PeftModel) else model
@@ -68,8 +55,7 @@ def base(family: str = "qwen3", hidden: int = 32, **config) -> nn.Module:
 
 def attach(model: nn.Module, adapter: str = ADAPTER[0], *, seed: int = 0) -> nn.Module:
     """Adapters on every linear layer of the blocks; everything else is frozen."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if adapter == ADAPTER[0]:
             config = peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0)
             return quiet(peft.get_peft_model, model, config)[0]
@@ -115,6 +101,15 @@ def wired(
 
     `above` names what else trains, above the blocks: the final norm, or a head of its own, not tied to the embedding.
     """
+    for name, value, allowed in (
+        ("checkpointing", checkpointing, CHECKPOINTING),
+        ("hook", hook, HOOK),
+        ("order", order, ORDER),
+        ("adapter", adapter, ADAPTER),
+        ("above", above, ABOVE),
+    ):
+        if value not in allowed:  # or a misspelt wiring would be shown as another one
+            raise ValueError(f"{name} = {value!r}: allowed are {'; '.join(allowed)}")
     model = base(family, tie_word_embeddings=above != "head")
     if order == ORDER[0]:
         model = checkpointed(attach(model, adapter), checkpointing)

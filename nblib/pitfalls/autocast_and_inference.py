@@ -13,7 +13,7 @@ import time
 import torch
 from torch.nn import functional as F
 
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, byte_model
 
 # ---------------------------------------------------------------- P32
 
@@ -29,6 +29,7 @@ def own_loss(end: str) -> dict:
     exact = F.cross_entropy((hidden.double() @ weight.double().T), target, reduction="none")  # (512,)
     with torch.autocast("cpu", torch.bfloat16):
         logits = F.linear(hidden, weight)  # (512, 4096), bf16
+        product = str(logits.dtype)
         if end == "library":
             rows = F.cross_entropy(logits, target, reduction="none")
         else:
@@ -36,7 +37,7 @@ def own_loss(end: str) -> dict:
             rows = logits.logsumexp(dim=1) - logits.gather(1, target[:, None]).squeeze(1)
     return {
         "end": end,
-        "product": "bf16",
+        "product": product,
         "dtype of the loss": str(rows.dtype),
         "different losses in 512 rows": len(rows.unique()),
         "mean loss": float(rows.double().mean()),
@@ -122,7 +123,6 @@ def _raised(facts: dict) -> bool:
     return facts["raised"] is not None
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P32",

@@ -12,9 +12,10 @@ Footgun: with `labels=` a transformers model shifts by itself. Whoever prepares 
 import math
 import time
 import warnings
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling
@@ -34,10 +35,10 @@ def byte_rows(count: int, length: int) -> Tensor:
     return torch.tensor(list(raw)).view(count, length)
 
 
-def _fit(model, batches, *, lr: float = 3e-3) -> float:
-    """Plain steps on (ids, loss) pairs; the last loss."""
+def _fit(model: nn.Module, step_losses: list[Callable[[], Tensor]], *, lr: float = 3e-3) -> float:
+    """A plain step on each loss in turn; the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
-    for loss in batches:
+    for loss in step_losses:
         value = loss()
         value.backward()
         optimizer.step()

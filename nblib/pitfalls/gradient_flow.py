@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nblib import wiring
-from nblib.pitfalls import Pitfall
+from nblib.pitfalls import WITH_PEFT, Pitfall
 from nblib.pitfalls.adapted import (
     ADAPTER,
     ORDER,
@@ -33,15 +33,14 @@ from nblib.pitfalls.adapted import (
     wired,
 )
 
-SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21"
-
-
 # P01: frozen embeddings are said to stop gradients
 
 
 def _wire(mode: str, hook: str) -> dict:
-    model = wired(mode, hook)
-    return compare(model, flow(wired())) | sentence(model)
+    """Frozen embeddings, against the same adapters over embeddings that train."""
+    model, reference = wired(mode, hook), wired()
+    reference.get_input_embeddings().requires_grad_(True)
+    return compare(model, flow(reference)) | sentence(model)
 
 
 def _gradients_missing(facts: dict) -> bool:
@@ -202,7 +201,7 @@ PITFALLS = [
         symptom="element 0 of tensors does not require grad and does not have a grad_fn",
         claim="frozen embeddings break the gradient flow to the adapters (a repository's notes on its H100 runs)",
         verdict="Frozen embeddings alone change nothing, not by one bit. The reentrant kind of checkpointing needs an "
-        f"input that requires a gradient, and nobody provided one. Seen on {SEEN_ON}, whose defaults avoid it.",
+        f"input that requires a gradient, and nobody provided one. Seen on {WITH_PEFT}, whose defaults avoid it.",
         fix="use_reentrant=False. The hook (enable_input_require_grads) also helps, and costs a gradient nobody uses.",
         broken=lambda: _wire("reentrant", "removed"),
         fixed=lambda: _wire("non-reentrant", "removed"),
@@ -217,7 +216,7 @@ PITFALLS = [
         claim="the adapters' learning rate is too small (folklore)",
         verdict="A rate ten thousand times smaller still moves every tensor. Here the fault of P01 is hidden by a "
         "trainable head above the blocks: it gives the loss a graph, it alone learns, and on the training batch it "
-        f"learns almost as well as all together. Seen on {SEEN_ON}.",
+        f"learns almost as well as all together. Seen on {WITH_PEFT}.",
         fix="use_reentrant=False, and a test that every trainable tensor moves, not that the loss falls.",
         broken=lambda: _with_head("reentrant"),
         fixed=lambda: _with_head("non-reentrant"),
@@ -231,7 +230,7 @@ PITFALLS = [
         symptom="element 0 of tensors does not require grad, after two lines of set-up changed places.",
         claim="checkpointing must be enabled after the adapters are attached (a write-up of a 7B fine-tune)",
         verdict="Either order gives the reference's gradients to the last bit, reentrant too. What must come first is "
-        f"a new embedding: replacing it throws away the hook that sat on the old one. Seen on {SEEN_ON}.",
+        f"a new embedding: replacing it throws away the hook that sat on the old one. Seen on {WITH_PEFT}.",
         fix="use_reentrant=False makes every order right; otherwise replace the embedding first.",
         broken=lambda: _new_embedding(first=False),
         fixed=lambda: _new_embedding(first=True),
@@ -245,7 +244,7 @@ PITFALLS = [
         symptom="The validation loss is flat from the first step to the last.",
         claim="the learning rate, or the weights of the objective (a repository's notes on its H100 runs)",
         verdict="Each factor's gradient is a product with the other. One zero is healthy; with two nothing can ever "
-        f"move, at any rate. Seen on {SEEN_ON}.",
+        f"move, at any rate. Seen on {WITH_PEFT}.",
         fix="Set one factor to zero and the other to random values, or both from an SVD.",
         broken=lambda: zeroed(both=True),
         fixed=lambda: zeroed(both=False),
@@ -258,7 +257,7 @@ PITFALLS = [
         symptom="My gradient check reports half of the adapter as dead.",
         claim="the frozen weights below cut the path to lora_A (folklore)",
         verdict="lora_B starts at zero, so the first gradient of lora_A is zero, and alive one step later. With lora_B "
-        f"random and the same weights frozen there is no zero. Seen on {SEEN_ON}.",
+        f"random and the same weights frozen there is no zero. Seen on {WITH_PEFT}.",
         fix="Judge after two steps, as the canary does.",
         broken=lambda: _zeros(),
         fixed=lambda: _zeros(steps=1),
@@ -272,7 +271,7 @@ PITFALLS = [
         claim="the loss had lost its parameters, and a term of value zero ties them to it (a fine-tuning repository)",
         verdict="The anchor gives backward something to walk: zeros. It cures the message and keeps the fault, and one "
         "infinite weight makes the loss NaN. Without an anchor, and with the hook, all is well. "
-        f"Seen on {SEEN_ON}.",
+        f"Seen on {WITH_PEFT}.",
         fix="Take the anchor out, read the error, and mend the graph.",
         broken=lambda: _anchored("reentrant", "removed", anchor=True),
         fixed=lambda: _anchored("non-reentrant", "removed", anchor=False),
@@ -286,7 +285,7 @@ PITFALLS = [
         symptom="The total falls, but the distillation term stays where it was.",
         claim="the weight of the term is too small (folklore)",
         verdict="At a third of the weight a live term still falls. The helper ran under no_grad: the term is a number, "
-        f"and the sum hides it because its other part has a graph. Seen on {SEEN_ON}.",
+        f"and the sum hides it because its other part has a graph. Seen on {WITH_PEFT}.",
         fix="Before training, take the gradient of each term alone and look for zero.",
         broken=lambda: _two_terms(detached=True),
         fixed=lambda: _two_terms(detached=False),

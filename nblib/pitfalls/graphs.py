@@ -15,30 +15,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from nblib import compiling, models
-from nblib.pitfalls import Pitfall
+from nblib.pitfalls import WITH_PEFT, Pitfall, Unavailable
+from nblib.pitfalls.bench import fresh_dynamo
 from nblib.pitfalls.memory import gradients, library_checkpointing, lora, outcome, tokens, whole_logits
-
-VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
-
-
-@contextmanager
-def fresh_dynamo():
-    """Nothing compiled before, nothing left behind, and no word about what is being provoked."""
-    torch._dynamo.reset()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch._dynamo.reset()
 
 
 def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float:
@@ -74,7 +59,7 @@ P15 = Pitfall(
     symptom="torch.compile with fullgraph=True refuses the model: returning intermediate with requires_grad_()",
     claim="with frozen embeddings torch.compile works only after enable_input_require_grads() (a lesson noted after "
     "a long run on a large card)",
-    verdict=f"Seen on {VERSIONS}: without the hook the frozen model is one graph with the eager gradients, with and "
+    verdict=f"Seen on {WITH_PEFT}: without the hook the frozen model is one graph with the eager gradients, with and "
     "without checkpointing. The hook switches requires_grad on inside the graph, and that cannot be captured",
     fix="no hook; if the checkpointing switch has put one there, disable_input_require_grads() and use_reentrant=False",
     broken=lambda: compiled_gradients(hook=True),
@@ -108,8 +93,8 @@ P16 = Pitfall(
     title="Compile masks the reentrant fault",
     symptom="the compiled model trains; the same script in eager mode, or after one graph break, trains its head only",
     claim="the adapters are wired wrongly, or eager mode is at fault (what comparing the two runs suggests)",
-    verdict=f"Seen on {VERSIONS}: a reentrant checkpoint whose input needs no gradient leaves the adapters without one "
-    "in eager mode. Dynamo replaces the checkpoint by its own and the fault is gone, until a graph break inside a "
+    verdict=f"Seen on {WITH_PEFT}: a reentrant checkpoint whose input needs no gradient leaves the adapters without "
+    "one in eager mode. Dynamo replaces the checkpoint by its own and the fault is gone, until a graph break inside a "
     "block hands that block back to the eager code",
     fix="use_reentrant=False, and judge gradients in eager mode",
     broken=lambda: eager_and_compiled(reentrant=True),
@@ -122,8 +107,11 @@ P16 = Pitfall(
 # ------------------------------------------------------------------------ P17, the prefix, and what recompiles
 
 
-def saved_and_loaded(*, in_place: bool) -> dict:
-    """Save a compiled model's weights, load them into a plain one that forgives missing names."""
+def saved_and_loaded(*, in_place: bool, from_wrapper: bool = True) -> dict:
+    """Save a compiled model's weights, load them into a plain one that forgives missing names.
+
+    `from_wrapper` False asks the trained model itself for its weights, and not what torch.compile has put around it.
+    """
     trained, plain = models.tiny(64, hidden=32, layers=2, seed=1), models.tiny(64, hidden=32, layers=2, seed=2)
     with fresh_dynamo():
         if in_place:
@@ -131,12 +119,14 @@ def saved_and_loaded(*, in_place: bool) -> dict:
             wrapped = trained
         else:
             wrapped = torch.compile(trained, backend="aot_eager")
-        with torch.no_grad():
-            wrapped(tokens(vocab=64))
-        found = plain.load_state_dict(wrapped.state_dict(), strict=False)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+        whole_logits(wrapped, tokens(vocab=64)).backward()
+        optimizer.step()
+        saved = (wrapped if from_wrapper else trained).state_dict()
+        found = plain.load_state_dict(saved, strict=False)
     same = sum(bool(torch.equal(a, b)) for a, b in zip(trained.parameters(), plain.parameters()))
     return {
-        "first name": next(iter(wrapped.state_dict())),
+        "first name": next(iter(saved)),
         "missing": len(found.missing_keys),
         "unexpected": len(found.unexpected_keys),
         "parameters": len(list(plain.parameters())),
@@ -168,12 +158,13 @@ P17 = Pitfall(
     title="The wrapper's prefix",
     symptom="weights saved from a compiled run load without an error, and the model talks nonsense",
     claim="compile trained a wrong model (what a good loss and a bad evaluation suggest)",
-    verdict=f"Seen on {VERSIONS}: torch.compile(model) returns a wrapper whose state dict has _orig_mod. before every "
+    verdict=f"Seen on {WITH_PEFT}: torch.compile(model) returns a wrapper whose state dict has _orig_mod. before every "
     "name, and strict=False forgives that nothing matches. What was trained is fine",
     fix="model.compile() or compiling.compile_blocks, which change the model in place; and strict=True",
     broken=lambda: saved_and_loaded(in_place=False),
     fixed=lambda: saved_and_loaded(in_place=True),
-    seen=lambda facts: facts["missing"] > 0,
+    claimed=lambda: saved_and_loaded(in_place=False, from_wrapper=False),
+    seen=lambda facts: facts["equal after loading"] < facts["parameters"],
 )
 
 
@@ -202,6 +193,7 @@ def graph_breaks(monitor=None, *, adapters: bool = False) -> dict:
             block.mlp.register_forward_hook(monitor)
     with fresh_dynamo():
         found = compiling.breaks(whole_logits, model, tokens())
+    SEEN.clear()  # they hold the model's tensors
     lines = [f"{Path(w['line']).name}: {w['reason']}" for w in found["where"]]
     return {"graphs": found["graphs"], "breaks": found["breaks"], "where": sorted(set(lines))}
 
@@ -211,7 +203,7 @@ P18 = Pitfall(
     title="A number read inside the model breaks the graph",
     symptom="compiled, and hardly faster; TORCH_LOGS shows many small graphs",
     claim="adapters cannot be compiled (said when compile disappoints after adding LoRA)",
-    verdict=f"Seen on {VERSIONS}: the adapters add no break. An .item() in the forward pass ends the graph, and "
+    verdict=f"Seen on {WITH_PEFT}: the adapters add no break. An .item() in the forward pass ends the graph, and "
     "every frame around it is cut with it, so one number per block makes several graphs per block",
     fix="keep the number a tensor and read it after the step; compiling.breaks names the line",
     broken=lambda: graph_breaks(read_norm),
@@ -241,6 +233,9 @@ def run_with(cache: Path) -> str:
 
 @functools.cache
 def _warm_cache() -> tempfile.TemporaryDirectory:
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")  # as inductor looks for it
+    if shutil.which(compiler) is None:
+        raise Unavailable(f"P23 damages compiled code, so it needs a C++ compiler, and there is no {compiler} here")
     folder = tempfile.TemporaryDirectory(prefix="nblib-inductor-")
     if (said := run_with(Path(folder.name))) != "ok":
         raise RuntimeError(f"inductor cannot compile here, so there is no cache to damage: {said}")
@@ -253,6 +248,8 @@ def cut_cache(what: str, *, repaired: bool = False, share: float = 0.0) -> dict:
         cache = Path(place) / "cache"
         shutil.copytree(_warm_cache().name, cache)
         files = [path for path in cache.rglob("*") if path.is_file() and path.match(what)]
+        if not files:  # or a run that damaged nothing would speak for the claim's being wrong
+            raise RuntimeError(f"nothing in inductor's cache matches {what}: this version keeps it in another way")
         for path in files:
             os.truncate(path, int(path.stat().st_size * share))
         deleted = compiling.repair(cache) if repaired else []
@@ -266,7 +263,7 @@ P23 = Pitfall(
     title="A compile cache cut off by a killed run",
     symptom="since a run was killed, every run on this machine fails at its first compiled step: file too short",
     claim="the installation is broken, or any file of the cache that a kill cuts short (what the message suggests)",
-    verdict=f"Seen on {VERSIONS}: Python files and pickles of the cache are renamed into place, and a damaged pickle "
+    verdict=f"Seen on {WITH_PEFT}: Python files and pickles of the cache are renamed into place, and a damaged pickle "
     "is noticed and made again. The library is written by the linker under its final name and later only looked for, "
     "so a partial one stays",
     fix="compiling.repair() deletes the libraries that are shorter than their header says; nothing else is lost",

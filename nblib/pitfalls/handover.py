@@ -9,17 +9,16 @@ Footgun: the canary takes its own steps. It says that the model *can* train, not
 
 import copy
 import tempfile
-from pathlib import Path
 
+import peft
 import torch
 import transformers as tf
 from torch import nn
 
 from nblib import text, wiring
-from nblib.pitfalls import Pitfall
-from nblib.pitfalls.adapted import attach, base, fit, peft, quiet, rows, sentence, wake
-
-SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21"
+from nblib.pitfalls import WITH_PEFT, Pitfall, trainer_bench
+from nblib.pitfalls.adapted import attach, base, fit, rows, sentence, wake
+from nblib.pitfalls.bench import quiet, seeded
 
 # P07: loaded for inference
 
@@ -31,6 +30,15 @@ def _reload(**options) -> dict:
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         first.save_pretrained(folder)
         second = quiet(peft.PeftModel.from_pretrained, base(), folder, **options)[0]
+        same = torch.equal(first(input_ids=rows()).logits, second(input_ids=rows()).logits)
+    return {"weights came back": same} | _train_on(second)
+
+
+def _not_in_file() -> dict:
+    """The claim: the file held no adapter, so the second session trains a fresh one."""
+    first, second = wake(attach(base())), wake(attach(base()))
+    fit(first, steps=3)
+    with torch.no_grad():
         same = torch.equal(first(input_ids=rows()).logits, second(input_ids=rows()).logits)
     return {"weights came back": same} | _train_on(second)
 
@@ -94,16 +102,11 @@ def _callback(key: str) -> dict:
     tokenizer = text.train_tokenizer(["a few words, and a few words more"], vocab_size=256)
     looks, ids = _Looks(key), rows(2, 8)
     data = [{"input_ids": row, "labels": row} for row in ids]
-    with tempfile.TemporaryDirectory() as folder:
-        told = dict(report_to="none", disable_tqdm=True, logging_strategy="no", save_strategy="no", use_cpu=True)
-        args = tf.TrainingArguments(str(Path(folder) / "t"), max_steps=1, **told)
-        model = base().requires_grad_(True)
-        for config in (model.config, model.generation_config):  # or the Trainer logs that it aligned them
-            config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
-        given = dict(model=model, args=args, train_dataset=data, callbacks=[looks])
+    with tempfile.TemporaryDirectory() as folder, seeded(), trainer_bench.quiet():
+        args = trainer_bench.arguments(folder)
+        given = dict(model=base().requires_grad_(True), args=args, train_dataset=data, callbacks=[looks])
         looks.trainer = trainer = tf.Trainer(**given, processing_class=tokenizer)
-        trainer.remove_callback(tf.PrinterCallback)
-        quiet(trainer.train)
+        trainer.train()
         try:
             tf.Trainer(**given, tokenizer=tokenizer)
             looks.facts["Trainer(tokenizer=...)"] = "accepted"
@@ -119,12 +122,12 @@ PITFALLS = [
         symptom="I went on from a saved adapter. Nothing failed, and after a day it is what it was.",
         claim="the adapter was not in the file (folklore)",
         verdict=f"The weights came back exactly. Loading freezes them unless it is told otherwise; with the hook that "
-        f"checkpointing brings, the loss still has a graph and nothing is raised. Seen on {SEEN_ON}.",
+        f"checkpointing brings, the loss still has a graph and nothing is raised. Seen on {WITH_PEFT}.",
         fix="PeftModel.from_pretrained(base, folder, is_trainable=True), and assert that something trains.",
         broken=_reload,
         fixed=lambda: _reload(is_trainable=True),
         seen=_trains_on_nothing,
-        claimed=lambda: {"weights came back": False} | _train_on(wake(attach(base()))),
+        claimed=_not_in_file,
         check="S1",
     ),
     Pitfall(
@@ -133,7 +136,7 @@ PITFALLS = [
         symptom="Every adapter gets a gradient, and the loss is flat to the last digit.",
         claim="the learning rate is too small (folklore)",
         verdict=f"A tiny rate still moves every tensor. An optimizer made before the adapters, or on a copy, holds "
-        f"tensors that this model does not train; the canary cannot see it. Seen on {SEEN_ON}.",
+        f"tensors that this model does not train; the canary cannot see it. Seen on {WITH_PEFT}.",
         fix="Make the optimizer last, and compare identities: every trainable tensor must be in some optimizer.",
         broken=lambda: optimizer_on("before the adapters"),
         fixed=lambda: optimizer_on("after"),
@@ -147,7 +150,7 @@ PITFALLS = [
         symptom="My callback stops with: 'NoneType' object has no attribute 'pad'.",
         claim="",
         verdict=f"Callbacks are handed `processing_class`; `tokenizer` is gone from their arguments, from the "
-        f"trainer's attributes and from its constructor, so the usual fallback finds nothing. Seen on {SEEN_ON}.",
+        f"trainer's attributes and from its constructor, so the usual fallback finds nothing. Seen on {WITH_PEFT}.",
         fix='Take kwargs["processing_class"], with brackets: a missing key should fail by its name.',
         broken=lambda: _callback("tokenizer"),
         fixed=lambda: _callback("processing_class"),

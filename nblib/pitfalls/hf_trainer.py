@@ -7,13 +7,8 @@ nblib/hf.py has the corrected one, and the fixed runs here use it.
 Footgun: everything is measured on one process without a GPU, in fp32.
 """
 
-import contextlib
-import io
-import logging
 import math
 import tempfile
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,8 +16,9 @@ import transformers as tf
 from safetensors import safe_open
 from torch.nn import functional as F
 
-from nblib import hf, models, runtime
-from nblib.pitfalls import Pitfall
+from nblib import hf, models
+from nblib.pitfalls import Pitfall, trainer_bench
+from nblib.pitfalls.bench import quiet, seeded
 
 VOCAB, LENGTH = 256, 32
 FAMILY = dict(hidden=32, layers=2)
@@ -44,48 +40,11 @@ class _Rows(torch.utils.data.Dataset):
         return {"input_ids": self.ids[i], "labels": self.labels[i]}
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[io.StringIO]:
-    """The Trainer prints its log and its logger warns; both are kept for the facts."""
-    heard, logger = io.StringIO(), logging.getLogger("transformers.trainer")
-    handler, level = logging.StreamHandler(heard), tf.utils.logging.get_verbosity()
-    root = logging.getLogger("transformers")
-    kept, root.handlers = root.handlers, []
-    tf.utils.logging.set_verbosity_warning()
-    logger.addHandler(handler)
-    try:
-        with contextlib.redirect_stdout(heard), contextlib.redirect_stderr(heard):
-            yield heard
-    finally:
-        logger.removeHandler(handler)
-        root.handlers = kept
-        tf.utils.logging.set_verbosity(level)
-
-
-def arguments(folder: str, **options) -> tf.TrainingArguments:
-    plain = dict(
-        output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no", seed=0,
-        per_device_train_batch_size=2, max_steps=1, learning_rate=1e-3, lr_scheduler_type="constant", max_grad_norm=1.0,
-    )  # fmt: skip
-    return tf.TrainingArguments(**(plain | options))
-
-
-def _train(kind: type, model, data, *, resume: str | None = None, folder: str | None = None, **options):
-    """Train and return the trainer and its log lines, one per optimizer step."""
-    trainer_options = {k: options.pop(k) for k in ("make_optimizer", "callbacks") if k in options}
-    with tempfile.TemporaryDirectory() as temporary, _quiet() as heard:
-        made = arguments(folder or temporary, **options)
-        trainer = kind(model=model, args=made, train_dataset=data, **trainer_options)
-        trainer.train(resume_from_checkpoint=resume)
-    trainer.heard = heard.getvalue()
-    return trainer, [line for line in trainer.state.log_history if "grad_norm" in line]
-
-
 # ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
 def _first_line(kind: type, model, data) -> dict:
     with torch.no_grad():
         true = float(model(data.ids, labels=data.labels).loss)
-    _, log = _train(kind, model, data, max_steps=2, learning_rate=0.0)
+    _, log = trainer_bench.train(kind, model, data, max_steps=2, learning_rate=0.0)
     return {"true_loss": true, "logged_loss": log[0]["loss"], "grad_norm": log[0]["grad_norm"]}
 
 
@@ -107,15 +66,17 @@ def nan_is_logged_as_nan() -> dict:
 
 def checkpointing_before_adapters() -> dict:
     """What the 0.0 was blamed on: gradient checkpointing switched on before the adapters were attached."""
-    model = models.tiny(VOCAB, **FAMILY)
-    runtime.seed_all(0)
-    with _quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by a name that will go
-        from peft import LoraConfig, get_peft_model  # logs about kernels it does not find
+    return _first_line(tf.Trainer, checkpointed_then_adapted(models.tiny(VOCAB, **FAMILY)), _Rows())
 
-        model.gradient_checkpointing_enable()
-        model = get_peft_model(model, LoraConfig(target_modules=["q_proj", "v_proj"]))
-    return _first_line(tf.Trainer, model, _Rows())
+
+def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
+    """The order that the write-ups call wrong; `kind` of checkpointing, None for the library's choice."""
+    from peft import LoraConfig, get_peft_model
+
+    with seeded():
+        model.activation_checkpointing_enable(kind)
+        # peft asks transformers by a name that will go
+        return quiet(get_peft_model, model, LoraConfig(target_modules=["q_proj", "v_proj"], r=rank))[0]
 
 
 class _Poison(tf.TrainerCallback):
@@ -133,7 +94,7 @@ class _Poison(tf.TrainerCallback):
 def nan_in_mid_run(kind: type) -> list[float]:
     """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are logged."""
     options = dict(max_steps=8, logging_steps=4, callbacks=[_Poison(5)])
-    _, log = _train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+    _, log = trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
     return [line["loss"] for line in log]
 
 
@@ -163,7 +124,7 @@ def loss_scale(kind: type) -> float:
     """Logged loss of a step of four micro-batches over that of the same eight rows at once; 1 when it is right."""
     data, seen = _Rows(8), {}
     for micro in (1, 4):
-        _, log = _train(
+        _, log = trainer_bench.train(
             kind,
             models.tiny(VOCAB, **FAMILY),
             data,
@@ -187,7 +148,7 @@ def auxiliary_scale(kind: type) -> float:
         lines = []
         for coefficient in (0.0, 0.5):
             config = dict(output_router_logits=True, router_aux_loss_coef=coefficient)
-            _, log = _train(
+            _, log = trainer_bench.train(
                 kind,
                 models.tiny(VOCAB, family="qwen3_moe", **FAMILY, **config),
                 data,
@@ -202,7 +163,7 @@ def auxiliary_scale(kind: type) -> float:
 def optimizer_error(kind: type, **options) -> str:
     """What training with a custom optimizer says, or 'trains'."""
     try:
-        _train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+        trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
     except AttributeError as error:
         return f"AttributeError: {error}"
     return "trains"
@@ -214,9 +175,9 @@ def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
     with tempfile.TemporaryDirectory() as folder:
         options = dict(max_steps=4, save_strategy="steps", save_steps=2, folder=folder)
         straight = models.tiny(VOCAB, family=family, **FAMILY)
-        _train(kind, straight, data, **options)
+        trainer_bench.train(kind, straight, data, **options)
         fresh = models.tiny(VOCAB, family=family, **FAMILY, seed=1)
-        resumed, _ = _train(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
+        resumed, _ = trainer_bench.train(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
     pairs = zip(straight.named_parameters(), fresh.parameters(), strict=True)
     wrong = [name for (name, p), q in pairs if not torch.equal(p, q)]
     experts = [p for name, p in straight.named_parameters() if ".experts." in name]
@@ -232,7 +193,7 @@ def experts_on_disk() -> dict:
     """How many tensors hold the experts of a mixture in memory, and in the file that is saved of it."""
     model = models.tiny(VOCAB, family="qwen3_moe", **FAMILY)
     with tempfile.TemporaryDirectory() as folder:
-        with _quiet():
+        with trainer_bench.quiet():
             model.save_pretrained(folder)
         with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
             saved = [name for name in file.keys() if ".experts." in name]

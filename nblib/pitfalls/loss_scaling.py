@@ -13,7 +13,7 @@ import warnings
 import torch
 from torch import nn
 
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, byte_model
 
 # ---------------------------------------------------------------- P27
 
@@ -132,7 +132,6 @@ def scaled_step(parameters: torch.dtype, *, autocast: bool, unscale: bool = True
     return facts | {"tensors no longer finite": broken}
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P27",

@@ -9,37 +9,29 @@ breaks that in silence, and `eval()` switches the whole mechanism off, so that a
 Footgun: gradients compared with a run on the same broken path are equal. The reference must not checkpoint at all.
 """
 
-import logging
-import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
+import peft
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
 from nblib import compiling, losses, memory, models
-from nblib.pitfalls import Pitfall
-
-# peft imports bitsandbytes, which may report an optional kernel that is not installed, on stderr.
-logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+from nblib.pitfalls import WITH_PEFT, Pitfall
+from nblib.pitfalls.bench import quiet, seeded
 
 MIB = 2**20
-VERSIONS = "torch 2.13, transformers 5.23, peft 0.21"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 def lora(rank: int = 8, *, vocab: int = 512, **shape) -> nn.Module:
     """A tiny Qwen3 with LoRA on every projection; B starts away from zero, so that no gradient is zero by design."""
     model = models.tiny(vocab, **({"hidden": 32, "layers": 3} | shape))
-    torch.manual_seed(0)
-    import peft  # here, after the line above that keeps bitsandbytes quiet
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads a property that transformers has renamed
-        model = peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False))
-    return model.train()
+    config = peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False)
+    with seeded():  # peft reads a property that transformers has renamed, and is warned
+        return quiet(peft.get_peft_model, model, config)[0].train()
 
 
 def tokens(rows: int = 2, length: int = 16, vocab: int = 512) -> Tensor:
@@ -107,7 +99,7 @@ P19 = Pitfall(
     symptom="CUDA out of memory as soon as the adapters are on; a lower rank and checkpointing change next to nothing",
     claim="the rank of the low-rank factors is too high, take a smaller one and switch on checkpointing "
     "(lore about adapters at a quarter of the model's width)",
-    verdict=f"Seen on {VERSIONS}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
+    verdict=f"Seen on {WITH_PEFT}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
     "rank nor checkpointing touches. With the logits in chunks the high rank without checkpointing fits",
     fix="score the vocabulary in chunks (losses.causal_lm, Liger, cut cross-entropy); F.linear_cross_entropy needs a "
     "batch_chunk_size, its default saves nothing",
@@ -115,7 +107,6 @@ P19 = Pitfall(
     fixed=lambda: step_memory(in_chunks, rank=1, checkpointing=True),
     claimed=lambda: step_memory(in_chunks, rank=16, checkpointing=False),
     seen=lambda facts: facts["copies"] > 2,
-    check="",
 )
 
 
@@ -131,7 +122,7 @@ def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = Tru
     blocks = compiling.blocks(model)
     hidden = torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0)).requires_grad_()
     rotary = model.model.rotary_emb(hidden, torch.arange(64)[None])
-    size = {"blocks": 1, "segments": round(layers**0.5)}.get(how, layers)
+    size = {"nothing": layers, "blocks": 1, "segments": round(layers**0.5)}[how]
 
     def run(part: list[nn.Module], x: Tensor) -> Tensor:
         for block in part:
@@ -183,7 +174,7 @@ P20 = Pitfall(
     symptom="checkpointing is on, and what it keeps still grows with every layer that is added",
     claim="checkpointing costs a third more and needs memory of the order of the square root of the depth "
     "(said of gradient checkpointing at large, after arXiv:1604.06174)",
-    verdict=f"Seen on {VERSIONS}: the switch of the library keeps one input per block, so what is kept grows in "
+    verdict=f"Seen on {WITH_PEFT}: the switch of the library keeps one input per block, so what is kept grows in "
     "proportion to the depth. Segments of sqrt(depth) blocks keep the square root, but all blocks of a segment are "
     "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is at "
     "most a forward pass: up to a third more when weights train, up to half more when they are frozen",
@@ -191,7 +182,6 @@ P20 = Pitfall(
     broken=lambda: growth("blocks"),
     fixed=lambda: growth("segments"),
     seen=lambda facts: facts["kept x"] > 3,
-    check="",
 )
 
 
@@ -224,12 +214,8 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
     model.enable_input_require_grads()  # the reentrant kind needs it; this pitfall is another one
     right = gradients(model, whole_logits(model, ids))
     right = {name: grad.clone() for name, grad in right.items()}
-    if checkpointing:
-        with by_hand(model, use_reentrant=use_reentrant), warnings.catch_warnings(record=True) as caught:
-            got = gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
-    else:
-        with warnings.catch_warnings(record=True) as caught:
-            got = gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
+    with by_hand(model, use_reentrant=use_reentrant) if checkpointing else nullcontext():
+        got, warned = quiet(lambda: gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss))
     off = {n: float((got[n] - g).norm() / g.norm()) if got[n] is not None else 1.0 for n, g in right.items()}
     zero = [n for n, g in got.items() if g is None or not g.any()]
     return {
@@ -238,7 +224,7 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
         "wrong gradients": sum(v > 1e-3 for v in off.values()),
         "largest relative error": max(off.values()),
         "zero in": sorted({n.split(".")[-4] for n in zero}),
-        "warnings": len(caught),
+        "warnings": len(warned),
     }
 
 
@@ -247,7 +233,7 @@ P21 = Pitfall(
     title="A KV cache under hand-written checkpointing",
     symptom="the loss falls a little; keys and values of the adapters never learn; nothing is printed",
     claim="a model left with use_cache=True trains wrongly (advice in fine-tuning recipes, with no reason given)",
-    verdict=f"Seen on {VERSIONS}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
+    verdict=f"Seen on {WITH_PEFT}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
     "the second forward pass appends to the cache that the first has filled, and the gradients are wrong without a "
     "message. The library's own switch notices and turns the cache off",
     fix="use_cache=False, passed in the call; checkpoint with the library's switch or with use_reentrant=False",
@@ -255,7 +241,6 @@ P21 = Pitfall(
     fixed=lambda: cached_gradients(use_cache=False),
     claimed=lambda: cached_gradients(use_cache=True, checkpointing=False),
     seen=lambda facts: facts["wrong gradients"] > 0,
-    check="",
 )
 
 
@@ -281,10 +266,8 @@ def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
 
 def outcome(model: nn.Module, ids: Tensor) -> str:
     """'42 of 42 gradients', or the first line of what was raised."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # 'None of the inputs have requires_grad=True', the only hint there is
-            got = gradients(model, whole_logits(model, ids))
+    try:  # 'None of the inputs have requires_grad=True' is warned, the only hint there is
+        got, _ = quiet(lambda: gradients(model, whole_logits(model, ids)))
     except RuntimeError as error:
         return f"raised: {str(error).splitlines()[0]}"
     return f"{sum(g is not None and bool(g.any()) for g in got.values())} of {len(got)} gradients"
@@ -295,14 +278,13 @@ P22 = Pitfall(
     title="A check made in evaluation mode",
     symptom="the gradient check passes, the first training step raises (or trains almost nothing)",
     claim="training mode itself is at fault, dropout or the like (what the difference between the two runs suggests)",
-    verdict=f"Seen on {VERSIONS}: checkpointing acts only in training mode, and from_pretrained returns a model in "
+    verdict=f"Seen on {WITH_PEFT}: checkpointing acts only in training mode, and from_pretrained returns a model in "
     "evaluation mode, so the check ran without the mechanism it was to check. Training mode without it is fine",
     fix="model.train() before any check of gradients; wiring.canary does so",
     broken=lambda: check_then_train(check_in="eval"),
     fixed=lambda: check_then_train(check_in="train"),
     claimed=lambda: check_then_train(check_in="eval", reentrant=False),
     seen=lambda facts: facts["the check"] != facts["training"],
-    check="",
 )
 
 PITFALLS = [P19, P20, P21, P22]

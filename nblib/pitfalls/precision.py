@@ -9,20 +9,18 @@ comparison with fp32, over the same batches, shows what is missing.
 """
 
 import copy
-import logging
 import tempfile
-import warnings
 from functools import cache
+from pathlib import Path
 
 import torch
 import transformers as tf
+from safetensors.torch import load_file
 from torch import nn
 
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, bench, byte_model, trainer_bench
+from nblib.pitfalls.hf_trainer import checkpointed_then_adapted
 from nblib.pitfalls.rounding import BF16AdamW
-
-# bitsandbytes looks for a kernel of its own when peft imports it and says on stderr that there is none.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 STEPS, RATE = 40, 1e-5
 MODES = ("fp32", "bf16", "fp32 + autocast", "bf16, stochastic", "bf16, kahan", "bf16, nearest", "fp32, norms frozen")
@@ -34,7 +32,8 @@ MODES = ("fp32", "bf16", "fp32 + autocast", "bf16, stochastic", "bf16, kahan", "
 @cache  # deterministic, and asked for the same thing by several cells; callers must not write into the answer
 def fine_tune(mode: str, lr: float = RATE) -> dict:
     """The prose model on code for a few small steps; what differs is only how weights are kept."""
-    torch.manual_seed(0)  # for the stochastic rounding
+    if mode not in MODES:
+        raise ValueError(f"mode = {mode!r}: allowed are {'; '.join(MODES)}")
     model = byte_model.trained().to(torch.bfloat16 if mode.startswith("bf16") else torch.float32)
     if mode == "fp32, norms frozen":
         for p in model.parameters():
@@ -45,11 +44,12 @@ def fine_tune(mode: str, lr: float = RATE) -> dict:
     else:
         optimizer = torch.optim.AdamW(trains, lr=lr, weight_decay=0.0)
     start, data = copy.deepcopy(model), byte_model.batches("code")
-    for _ in range(STEPS):
-        with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in mode):
-            byte_model.mean_loss(model, next(data)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    with bench.seeded():  # for the stochastic rounding
+        for _ in range(STEPS):
+            with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in mode):
+                byte_model.mean_loss(model, next(data)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
     moved = [(p != q).float().mean().item() for p, q in zip(model.parameters(), start.parameters())]
     norms = [share > 0 for share, p in zip(moved, model.parameters()) if p.ndim == 1]
     before, after = (byte_model.held_out_loss(m, "code") for m in (start, model))
@@ -89,27 +89,22 @@ def trainer_logs(model: nn.Module, *, supervised: bool = True, steps: int = 4, *
     """Loss, gradient norm and rate as the HF Trainer logs them, step by step, on rows of code."""
     rows = byte_model.stream("code")[: 4 * steps * 64].view(-1, 64)
     data = [{"input_ids": row, "labels": row if supervised else torch.full_like(row, -100)} for row in rows]
-    quiet = dict(use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no", logging_steps=1)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        options = quiet | dict(max_steps=steps, per_device_train_batch_size=4, learning_rate=1e-3) | arguments
-        trainer = tf.Trainer(model, tf.TrainingArguments(output_dir=folder, **options), train_dataset=data)
-        trainer.remove_callback(tf.PrinterCallback)
-        trainer.train()
-    kept = ("loss", "grad_norm", "learning_rate")
-    return [{k: line[k] for k in kept} for line in trainer.state.log_history if "loss" in line]
+    usual = dict(max_steps=steps, per_device_train_batch_size=4, lr_scheduler_type="linear", seed=42)
+    _, log = trainer_bench.train(tf.Trainer, model, data, **(usual | arguments))
+    return [{k: line[k] for k in ("loss", "grad_norm", "learning_rate")} for line in log]
 
 
 def _load_and_train(*, bf16: bool, **load) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         byte_model.untrained().to(torch.bfloat16).save_pretrained(folder)
+        in_file = {str(t.dtype) for t in load_file(Path(folder) / "model.safetensors").values()}
         model = tf.AutoModelForCausalLM.from_pretrained(folder, **load)
     loaded = str(model.dtype)
     trainer_logs(model, bf16=bf16)
     norms = [p for p in model.parameters() if p.ndim == 1]
     return {
         "bf16=True": bf16,
-        "dtype in the file": "torch.bfloat16",
+        "dtype in the file": ", ".join(sorted(in_file)),
         "dtype after loading": loaded,
         "dtype after training": str(model.dtype),
         "norms": len(norms),
@@ -141,24 +136,15 @@ def first_log(dtype: torch.dtype, **arguments) -> dict:
 
 
 def _p26_claimed() -> dict:
-    """Adapters under reentrant checkpointing, with numbers that are all in range."""
-    from peft import LoraConfig, get_peft_model
-
-    how = dict(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model = get_peft_model(byte_model.untrained(), LoraConfig(target_modules=["q_proj", "v_proj"], r=4))
-    try:
-        return {"parameters": "fp32, adapters, checkpointing"} | trainer_logs(model, warmup_steps=2, **how)[0]
-    except RuntimeError as error:
-        return {"parameters": "fp32, adapters, checkpointing", "raised": str(error).split("\n")[0], "loss": None}
+    """Reentrant checkpointing enabled before the adapters, with numbers that are all in range."""
+    model = checkpointed_then_adapted(byte_model.untrained(), rank=4, kind={"use_reentrant": True})
+    return {"parameters": "fp32, adapters, checkpointing"} | trainer_logs(model, warmup_steps=2)[0]
 
 
 def _p26_seen(facts: dict) -> bool:
     return facts["loss"] == 0.0 and facts["grad_norm"] != facts["grad_norm"] and facts["learning_rate"] == 0.0
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P24",
@@ -195,7 +181,7 @@ PITFALLS = [
         claim="gradient checkpointing was enabled on the wrong side of the adapters (write-up)",
         verdict="Three numbers, three stories. The gradient is not finite: activations left the range of fp16. The "
         "0.0 is the Trainer's filter, which replaces a loss of nan. The rate is the first step of a warm-up, and the "
-        f"same in a healthy run. Adapters under checkpointing show none of it. {VERSIONS}",
+        f"same in a healthy run. Adapters attached after checkpointing show none of it but the rate. {VERSIONS}",
         fix="bf16 or fp32; logging_nan_inf_filter=False; stop at the first loss that is not finite",
         broken=lambda: first_log(torch.float16, warmup_steps=2),
         claimed=_p26_claimed,

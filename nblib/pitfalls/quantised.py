@@ -11,6 +11,8 @@ finds the packed base first.
 import copy
 import tempfile
 
+import bitsandbytes as bnb
+import peft
 import torch
 import transformers as tf
 from bitsandbytes.functional import has_avx512bf16
@@ -18,24 +20,20 @@ from torch import Tensor, nn
 
 from nblib import models, wiring
 from nblib.models import keep_differentiable
-from nblib.pitfalls import Pitfall
+from nblib.pitfalls import WITH_BNB, Pitfall
 from nblib.pitfalls.adapted import (
     ADAPTER,
     LAYERS,
     LowRank,
     attach,
     base,
-    bnb,
     fit,
     flow,
     loss_of,
-    peft,
-    quiet,
     sentence,
     wake,
 )
-
-SEEN_ON = "torch 2.13, transformers 5.23, peft 0.21, bitsandbytes 0.50"
+from nblib.pitfalls.bench import quiet
 
 
 def nf4() -> nn.Module:
@@ -149,12 +147,12 @@ def messages() -> list[dict]:
         "Params4bit(w, requires_grad=True)": lambda: bnb.nn.Params4bit(torch.randn(64, 64), True).to("cpu"),
         "nn.Parameter(float8)": lambda: nn.Parameter(torch.zeros(4, dtype=torch.float8_e4m3fn)),
     }
-    return [{"asked": name, "answer": _answer(ask)} for name, ask in ways.items()]
+    return [{"asked": name, "answer": _answer(way)} for name, way in ways.items()]
 
 
-def _answer(ask) -> str:
+def _answer(way) -> str:
     try:
-        ask()
+        way()
         return "accepted"
     except RuntimeError as error:
         return str(error).splitlines()[0]
@@ -257,7 +255,7 @@ PITFALLS = [
         symptom="QLoRA runs without an error, and the loss does not move by one digit.",
         claim="gradients cannot pass 4-bit weights, or not on a CPU (folklore)",
         verdict="NF4 with adapters trains on a CPU. prepare_model_for_kbit_training freezes all it finds, adapters "
-        f"included, and its hook gives the loss a graph, so backward passes over nothing. Seen on {SEEN_ON}.",
+        f"included, and its hook gives the loss a graph, so backward passes over nothing. Seen on {WITH_BNB}.",
         fix="Quantise, prepare, attach, in that order; assert that something trains.",
         broken=lambda: _prepared("prepare last"),
         fixed=lambda: _prepared("prepare first"),
@@ -271,7 +269,7 @@ PITFALLS = [
         symptom="only Tensors of floating point dtype can require gradients",
         claim="bitsandbytes quantised the LoRA factors themselves (a fine-tuning repository)",
         verdict="No factor was quantised, and asking the factors alone is accepted. The search by shape met a packed "
-        f"base weight, a column of bytes, and took it for a factor. Seen on {SEEN_ON}.",
+        f"base weight, a column of bytes, and took it for a factor. Seen on {WITH_BNB}.",
         fix="Find the factors by the module that holds them, not by name or shape.",
         broken=lambda: ask(by_shape),
         fixed=_by_module,
@@ -284,7 +282,7 @@ PITFALLS = [
         symptom="After quantising there is nothing left to train.",
         claim="",
         verdict="peft's factors are nn.Linear. Every walk over nn.Linear that comes after attaching packs them too: "
-        f"as bytes, on the meta device, or out of the parameters altogether. Seen on {SEEN_ON}.",
+        f"as bytes, on the meta device, or out of the parameters altogether. Seen on {WITH_BNB}.",
         fix="Quantise first, attach after; assert that every factor is floating point.",
         broken=lambda: _state(_walk(attach(base(hidden=64)))),
         fixed=lambda: _state(attach(_walk(base(hidden=64)))),
@@ -298,7 +296,7 @@ PITFALLS = [
         claim="so few bits are too coarse (folklore)",
         verdict="Half the bits with a straight-through estimator keep the direction of the gradient; all of them "
         "without it do not. The derivative of rounding is zero, and what is left runs through the scale alone. "
-        f"Every tensor moves, so the canary is content. Seen on {SEEN_ON}.",
+        f"Every tensor moves, so the canary is content. Seen on {WITH_BNB}.",
         fix="x + (round(x) - x).detach(), and one comparison with the gradients of the unrounded model.",
         broken=lambda: _rounded(straight_through=False),
         fixed=lambda: _rounded(straight_through=True),

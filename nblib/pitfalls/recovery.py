@@ -32,7 +32,8 @@ def _start(code: str, *arguments: str, options: tuple[str, ...] = (), **environm
 
 # ------------------------------------------------------------------------------------------------------ P37 no_sync
 NO_SYNC = """
-import os, sys, contextlib, torch
+import os, sys, time, contextlib, torch
+from pathlib import Path
 from torch.nn.parallel import DistributedDataParallel as DDP
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
@@ -58,22 +59,34 @@ for where in sys.argv[3:]:
     norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     if rank == 0:
         print(where, len(sent), float(norm), flush=True)
-torch.distributed.barrier()
+Path(f"{store}.{rank}").touch()
+while not Path(f"{store}.{1 - rank}").exists():  # who leaves first cuts the other's connection
+    time.sleep(0.01)
 os._exit(0)  # taking gloo's threads down has ended with "terminate called" on a busy machine
 """
+
+
+def _until_the_end(children: list[subprocess.Popen], *, seconds: float = 300) -> list[tuple[str, str]]:
+    """What they wrote. One that ends with an error leaves the other waiting, so then all are ended."""
+    until = time.monotonic() + seconds
+    while any(child.poll() is None for child in children):
+        if any(child.poll() for child in children) or time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    ended = [child.poll() for child in children]
+    for child in children:
+        child.kill()
+    said = [child.communicate() for child in children]  # a few lines, so the pipes cannot have been full
+    if any(code != 0 for code in ended):
+        raise RuntimeError(f"the processes ended with {ended} (None: not in {seconds:.0f} s): {said[0][1]}{said[1][1]}")
+    return said
 
 
 def reductions(*where: str) -> list[dict]:
     """All-reduces of a step of four micro-batches in two real processes, for each place to put no_sync."""
     with tempfile.TemporaryDirectory() as folder:
         children = [_start(NO_SYNC, str(rank), f"{folder}/store", *where) for rank in (0, 1)]
-        try:
-            said = [child.communicate(timeout=120) for child in children]
-        finally:  # one that ended with an error leaves the other waiting
-            for child in children:
-                child.kill()
-    if any(child.returncode for child in children):
-        raise RuntimeError(f"a process ended with an error: {said[0][1]}{said[1][1]}")
+        said = _until_the_end(children)
     lines = [line.split() for line in said[0][0].splitlines()]
     return [
         {"no_sync": place, "micro_batches": 4, "all_reduces": int(count), "gradient_norm": float(norm)}
@@ -100,7 +113,9 @@ def lines_left(*options: str) -> dict:
         while not done.exists() and child.poll() is None:
             time.sleep(0.005)
         child.send_signal(signal.SIGKILL)
-        said, _ = child.communicate()
+        said, error = child.communicate()
+        if not done.exists():
+            raise RuntimeError(f"the process ended before it had printed: {error}")
     return {"python": " ".join(("python", *options)), "printed": 4, "arrived": len(said.splitlines())}
 
 
@@ -154,7 +169,7 @@ PITFALLS = [
         title="no_sync around backward only",
         symptom="accumulation over several processes sends as many all-reduces as there are micro-batches",
         claim="",
-        verdict="DistributedDataParallel decides in the *forward* pass whether the backward will send. With the "
+        verdict="DistributedDataParallel decides in the forward pass whether the backward will send. With the "
         "forward outside, no_sync saves nothing, and as the gradients are the same nobody notices (torch 2.13, gloo).",
         fix="forward and backward inside no_sync, or add up gradients once per step as nblib.train does",
         broken=lambda: reductions("around_backward")[0],

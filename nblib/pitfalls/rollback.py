@@ -9,13 +9,14 @@ Footgun: a module's backward hook sees the gradients of its *inputs and outputs*
 
 import copy
 import math
-import warnings
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from nblib import guards, models
 from nblib.pitfalls import Pitfall
+from nblib.pitfalls.bench import fresh_dynamo, quiet
 from nblib.pitfalls.data import BYTES, TINY, byte_rows
 
 
@@ -126,11 +127,11 @@ def grad_input_hooks(model: nn.Module, step) -> list[str]:
         return look
 
     handles = [m.register_full_backward_hook(hook(n)) for n, m in model.named_modules() if not list(m.children())]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # the embedding's input has no gradient: the hole itself
-        step()
-    for handle in handles:
-        handle.remove()
+    try:
+        quiet(step)  # the embedding's input has no gradient, and that is warned: the hole itself
+    finally:
+        for handle in handles:
+            handle.remove()
     return found
 
 
@@ -145,18 +146,16 @@ def _overlooked(facts: dict) -> bool:
 def hook_calls(module: str, *, compiled: bool = False) -> dict:
     """How often a backward hook on a module of the first block is called, and how many gradients it is shown."""
     model, ids, shown = models.tiny(BYTES, **TINY), byte_rows(2, 32), []
-    call = torch.compile(model, backend="eager") if compiled else model
-    if compiled:
-        call(ids, labels=ids).loss.backward()
 
     def hook(module, grad_input, grad_output) -> None:
         shown.append(sum(g is not None for g in grad_input))
 
-    model.model.layers[0].get_submodule(module).register_full_backward_hook(hook)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        call(ids, labels=ids).loss.backward()
-    torch.compiler.reset()
+    with fresh_dynamo() if compiled else nullcontext():
+        call = torch.compile(model, backend="eager") if compiled else model
+        if compiled:
+            call(ids, labels=ids).loss.backward()
+        model.model.layers[0].get_submodule(module).register_full_backward_hook(hook)
+        quiet(lambda: call(ids, labels=ids).loss.backward())
     return {"module": module, "compiled_before": compiled, "called": len(shown), "gradients_shown": sum(shown)}
 
 

@@ -22,7 +22,8 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from nblib import train
 from nblib.methods import muon
-from nblib.pitfalls import Pitfall, byte_model
+from nblib.pitfalls import VERSIONS, Pitfall, byte_model
+from nblib.pitfalls.bench import seeded
 
 STEPS = 60
 
@@ -57,9 +58,8 @@ def muon_run(lr: float, aux: float, *, adjust: str = "original") -> dict:
 
 def step_size(rows: int, columns: int, *, adjust: str, lr: float = 1.0) -> float:
     """Root mean square of one Muon update of a matrix with a random gradient."""
-    torch.manual_seed(0)
     p = nn.Parameter(torch.zeros(rows, columns))
-    p.grad = torch.randn(rows, columns)
+    p.grad = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
     Muon([p], lr=lr, weight_decay=0.0, adjust_lr_fn=adjust).step()
     return float(p.detach().square().mean().sqrt())
 
@@ -159,7 +159,8 @@ def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, 
 
 
 def _p34_seen(facts: dict) -> bool:
-    early = facts["steps until the rate is zero"] < facts["steps planned"]
+    zero = facts["steps until the rate is zero"]
+    early = zero is not None and zero < facts["steps planned"]
     return not facts["first step moves"] or facts["rate climbs again"] or early
 
 
@@ -168,10 +169,10 @@ def _p34_seen(facts: dict) -> bool:
 
 def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
     """A weight that takes part in the first two steps and in none of the next five."""
-    torch.manual_seed(0)
-    model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
+    with seeded():
+        model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
+        x = torch.randn(4, 8)
     optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=decay)
-    x = torch.randn(4, 8)
     for step in range(7):
         value = model[0](x).square().mean()
         if step < 2:
@@ -208,7 +209,6 @@ def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> lis
     ]
 
 
-VERSIONS = "torch 2.13, transformers 5.23"
 PITFALLS = [
     Pitfall(
         id="P30",
@@ -260,7 +260,7 @@ PITFALLS = [
         symptom="weights of an unused branch or expert go on moving",
         claim="it is the weight decay",
         verdict="With set_to_none=False the optimizer sees a gradient of zero and goes on with its momentum. With "
-        f"None it skips the weight, decay included. Speed is no reason for either. {VERSIONS}",
+        f"None it skips the weight, decay included. {VERSIONS}",
         fix="leave zero_grad() at its default",
         broken=lambda: unused_weight(set_to_none=False),
         claimed=lambda: unused_weight(set_to_none=True, decay=0.1),

@@ -24,8 +24,8 @@ def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
     from IPython.display import display
     from ipywidgets import Dropdown, VBox
 
-    wide = {"description_width": "9em"}
-    menus = {name: Dropdown(options=list(o), description=name, style=wide) for name, o in choices.items()}
+    wide = dict(style={"description_width": "9em"}, layout={"width": "32em"})  # the default cuts long choices off
+    menus = {name: Dropdown(options=list(o), description=name, **wide) for name, o in choices.items()}
     display(VBox(list(menus.values())))
     shown = display(first, display_id=True)
 

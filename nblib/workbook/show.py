@@ -85,7 +85,7 @@ class Table:
     """Rows of dictionaries as a table: HTML on the page, aligned text everywhere else."""
 
     def __init__(self, rows: list[dict], *, caption: str = ""):
-        self.rows, self.caption = [{k: _cell(v) for k, v in row.items()} for row in rows], caption
+        self.rows, self.caption = [{k: cell(v) for k, v in row.items()} for row in rows], caption
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
         self.numeric = {c for c in self.columns if all(isinstance(row.get(c, 0), (int, float)) for row in rows)}
 
@@ -227,12 +227,14 @@ def _display(thing, handle=None):
     return display(thing, display_id=True)
 
 
-def _cell(value) -> str:
+def cell(value) -> str:
+    """A value as a table spells it: four digits that count, thousands apart, none instead of nothing."""
     if value is None or value == []:
         return "none"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    whole = isinstance(value, int) or 1e4 <= abs(value) < 1e9  # 65,536 and not 6.554e+04
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
 def _clock(seconds: float) -> str:

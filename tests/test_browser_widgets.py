@@ -1,0 +1,73 @@
+"""Sliders, menus and boxes of notebooks 01 to 03 in a real browser: each one draws the picture anew, the right way.
+
+Only the cells that a widget needs are opened, so that a test asks the page and not the machine. What is asserted is
+the sentence of the picture that the page shows after a hand has moved something.
+"""
+
+import re
+
+import browser
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+
+ALIVE, DEAD = (re.compile(rf"^{count} of (\d+) tensors .*; nothing raised$") for count in ("0", r"[1-9]\d*"))
+RAISED = re.compile(r"^(\d+) of \1 tensors without a gradient; raised: element 0 of tensors does not require grad")
+
+
+def test_menus_of_the_wiring(lab):
+    """Notebook 01: reentrant checkpointing without the hook raises, unless something above the blocks learns."""
+    name = "01_freeze_and_adapters"
+    with lab.open(name, browser.only(browser.stored(name), "choose(")) as page:
+        page.run_all()
+        page.summary(DEAD, seconds=browser.LONG)
+        for menu, option, seen in (
+            ("above", "nothing", RAISED),
+            ("checkpointing", "non-reentrant", ALIVE),
+            ("checkpointing", "reentrant", RAISED),
+            ("hook", "asked for", ALIVE),
+            ("hook", "removed", RAISED),
+            ("order", "checkpointing, then adapter", ALIVE),
+            ("order", "adapter, then checkpointing", RAISED),
+            ("adapter", "low rank (own)", RAISED),
+        ):
+            before = page.picture()
+            page.choose(menu, option)
+            page.summary(seen, after=before)
+
+
+def test_controls_of_the_estimator(lab):
+    """Notebook 02: every control moves the predicted peak to the side that it must."""
+    name = "02_compile_and_checkpointing"
+    peak = re.compile(r"^Peak ([\d.]+) GiB; the largest kind is (\w+)\.$")
+    with lab.open(name, browser.only(browser.stored(name), "IntSlider(")) as page:
+        page.run_all()
+        gib, largest = page.summary(peak, seconds=browser.LONG).groups()
+        assert largest == "activations"
+        for what, move, grows in (
+            ("the whole logits", lambda: page.choose("logits", "full"), True),  # first: the others are quicker then
+            ("half the length", lambda: page.press("length", "ArrowLeft"), False),
+            ("one row more", lambda: page.press("rows", "ArrowRight"), True),
+            ("twice the vocabulary", lambda: page.press("vocabulary", "ArrowRight"), True),
+            ("no moments", lambda: page.choose("optimizer", "sgd"), False),
+            ("half the bits", lambda: page.choose("precision", "bf16"), False),
+            ("adapters for all weights", lambda: page.drag("rank", 60), False),
+            ("blocks recomputed", lambda: page.tick("checkpointing"), False),
+        ):
+            before, picture = float(gib), page.picture()
+            move()
+            gib, largest = page.summary(peak, after=picture).groups()
+            assert float(gib) != before and (float(gib) > before) == grows, f"{what}: from {before} to {gib} GiB"
+        assert largest == "logits"
+
+
+def test_sliders_of_the_surviving_update(lab):
+    """Notebook 03: an update half a decade larger survives, and beside a weight two decades larger it does not."""
+    name = "03_precision_and_optimizers"
+    with lab.open(name, browser.only(browser.stored(name), "FloatLogSlider(")) as page:
+        page.run_all()
+        page.summary(re.compile("rounded away"), seconds=browser.LONG)
+        page.press("update", "ArrowRight", 10)
+        page.summary(re.compile("survives"))
+        page.press("weight", "ArrowRight", 40)
+        page.summary(re.compile("rounded"))
