@@ -1,4 +1,4 @@
-"""The command line: `nblib list`, `run`, `report`, `refresh`, `estimate`.
+"""The command line: `nblib list`, `run`, `report`, `refresh`, `estimate`, `doctor`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 130 interrupted.
@@ -16,7 +16,10 @@ from nblib.workbook.records import Unwritable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, others = _split(given) if given[:1] == ["doctor"] else (given, [])
+    options = _parser().parse_args(given)
+    options.others = others
     try:
         return options.command(options)
     except (ParameterError, Unwritable) as error:
@@ -25,6 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _split(given: list[str]) -> tuple[list[str], list[str]]:
+    """What stands before `--` and after it: argparse loses the latter behind an option."""
+    at = given.index("--") if "--" in given else len(given)
+    return given[:at], given[at + 1 :]
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -102,6 +111,15 @@ def _estimate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(options: argparse.Namespace) -> int:
+    from nblib.doctor import script
+
+    try:
+        return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
+    except script.BadInput as error:
+        raise ParameterError(str(error)) from error
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -140,6 +158,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
     command.add_argument("--logits", default="chunked", help="chunked, or full for the plain loss")
+
+    command = commands.add_parser(
+        "doctor",
+        help="run a training script and name what is wrong with its loop",
+        epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
+        "or the script raised; 2: it could not be run.",
+    )
+    command.set_defaults(command=_doctor)
+    command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
+    command.add_argument(
+        "--steps", type=_positive, default=10, metavar="N", help="training steps to watch (default 10)"
+    )
+    command.add_argument(
+        "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
+    )
+    command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
     return parser
 
 

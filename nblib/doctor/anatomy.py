@@ -7,6 +7,7 @@ known, because they were recorded when they were made.
 Footgun: `total = 0; total = total + ce` has an empty edge too. So the value decides, not the edge.
 """
 
+import torch
 from torch import Tensor
 
 from nblib.doctor.evidence import Backward
@@ -19,7 +20,14 @@ def constant_added(loss: Tensor, event: Backward, scale: float | None) -> float 
     if loss.grad_fn is None or not known:
         return None
     found = _constant(loss.grad_fn, float(loss.detach()), known)
-    return None if found is None or abs(found) <= 1e-5 * abs(float(loss.detach())) else found / (scale or 1.0)
+    rounding = 1e-4 if loss.dtype in (torch.float32, torch.float64) else 2e-2
+    return None if found is None or abs(found) <= rounding * abs(float(loss.detach())) else found / (scale or 1.0)
+
+
+def unconnected(event: Backward) -> dict[str, float]:
+    """Values of recorded losses that carry no gradient, by name and turn."""
+    found = [e for e in event.entropies if not e.connected and isinstance(e.value, Tensor) and e.value.numel() == 1]
+    return {f"{e.name} {turn}": float(e.value.detach()) for turn, e in enumerate(found)}
 
 
 def _scalar(value) -> bool:

@@ -41,8 +41,10 @@ class Call(Event):
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
+    adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
+    module: Any = None  # weak reference to what was called
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Entropy(Event):
     ignored: int | None
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
+    width: int | None = None  # size of the input's last dimension
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
 
 
@@ -147,6 +151,7 @@ class Optimizer:
     ids: set[int]  # of all its parameters
     low: bool  # holds tensors below 32 bits
     object: torch.optim.Optimizer | None  # dropped when the watch ends
+    live: set[int] = field(default_factory=set)  # of those that had a gradient at some step
 
 
 class Evidence:

@@ -57,8 +57,11 @@ class Report:
     def __init__(self):
         self.findings: list[Finding] = []  # root causes first, each followed by what it explains
         self.verdicts: dict[str, Verdict] = {}  # of every check that did not fire
-        self.rounds = 0
+        self.rounds = 0  # training steps seen; 0: nothing was watched
+        self.stepped = False  # an optimizer stepped
+        self.calls = 0  # of models
         self.done = False
+        self.when_done = lambda: None  # called when the watched steps are over, unless the block was left before
         self.exception: BaseException | None = None
         self.declared: dict[str, tuple[float, bool]] = {}
         self.faults: list[str] = []  # what went wrong in watching itself; empty in a sound report
@@ -88,7 +91,14 @@ class Report:
         found = [f._asdict() for f in self.findings]
         raised = f"{type(self.exception).__name__}: {self.exception}" if self.exception is not None else None
         return json.dumps(
-            {"rounds": self.rounds, "raised": raised, "findings": found, "verdicts": verdicts},
+            {
+                "rounds": self.rounds,
+                "raised": raised,
+                "healthy": self.root is None and raised is None and self.rounds > 0,
+                "findings": found,
+                "verdicts": verdicts,
+                "faults": self.faults,
+            },
             indent=1,
             allow_nan=False,
         )
@@ -109,6 +119,7 @@ class Report:
                 ("fix", f.fix),
             ):
                 lines.append(textwrap.fill(text, 110, initial_indent=f"    {label}: ", subsequent_indent=" " * 8))
+        lines += [f"\nthe doctor itself failed at: {fault}" for fault in self.faults]
         return "\n".join(lines)
 
     def _headline(self) -> str:
@@ -116,7 +127,13 @@ class Report:
         counts = f"{states.count('OK')} checks passed, {states.count('UNKNOWN')} could not see enough"
         roots = [f for f in self.findings if not f.because]
         said = [f"{sum(f.severity == s for f in roots)} {s}" for s in SEVERITIES if any(f.severity == s for f in roots)]
-        return f"doctor, {self.rounds} steps watched: {', '.join(said) or 'nothing found'}; {counts}"
+        if not self.rounds and not self.exception:
+            looked = f"{self.calls} calls of a model but " if self.calls else ""
+            nothing = f"doctor: nothing was watched, {looked}no backward and no optimizer step came by"
+            return f"{nothing}; {', '.join(said)}" if said else f"{nothing}. This says nothing about the run."
+        raised = f", then {type(self.exception).__name__}" if self.exception is not None else ""
+        found = ", ".join(said) or ("the cause was not found" if raised else "nothing found")
+        return f"doctor, {self.rounds} steps watched{raised}: {found}; {counts}"
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         colour = {ERROR: "#c0392b", WARN: "#b9770e", NOTE: "#566573"}

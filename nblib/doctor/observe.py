@@ -27,7 +27,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from nblib.doctor import anatomy, fingerprint, probes
+from nblib.doctor import anatomy, fingerprint, owners, probes
 from nblib.doctor.evidence import (
     Backward,
     Call,
@@ -93,13 +93,17 @@ class Observer:
         self.backwards: dict[int, int] = {}  # index -> backwards at its last step
         self.count = 0  # of outermost backwards
         self.calls: list[Call] = []
+        self.kept = 0  # calls whose arguments were kept for the probes
+        self.counted = 0  # events before those of this round
         self.entropies: list[Entropy] = []
         self.scale: float | None = None
         self.unscaled = False
+        self.closure = False  # inside an optimizer's step that was given one
         self.before: dict[str, Tensor] = {}
         self.ends: dict[str, Tensor] = {}  # what went into the embedding and came out of the head
         self.shadow = Shadow()
         self.discovering = False
+        self.given = [unwrap(m, []) for m in teachers]
         for m in teachers:
             self.e.teachers.append(unwrap(m, []))
         if model is not None:
@@ -126,13 +130,14 @@ class Observer:
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
         self.on = False
+        owners.promote(self.e, self.given)
         while self.undo:
             self.undo.pop()()
 
     def release(self) -> None:
         """Let go of the user's objects."""
         self.shadow = Shadow()
-        self.before, self.ends, self.calls, self.entropies = {}, {}, [], []
+        self.before, self.ends, self.calls, self.entropies, self.given = {}, {}, [], [], []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -141,13 +146,18 @@ class Observer:
         mine = name in vars(owner)
         original = vars(owner)[name] if mine else getattr(owner, name)
         patch = make(original if not isinstance(original, staticmethod) else original.__func__)
+        patch.instead_of = [original, mine, True]  # the last: still on
         setattr(owner, name, patch)
 
         def back():
+            patch.instead_of[2] = False
             if vars(owner).get(name) is not patch:
-                return  # somebody patched over ours and will put it back; off, it only passes the call on
-            if mine:
-                setattr(owner, name, original)
+                return  # another watch patched over ours and puts both back; off, ours only passes the call on
+            before, own = original, mine
+            while own and not getattr(before, "instead_of", (0, 0, True))[2]:  # that of a watch which ended earlier
+                before, own, _ = before.instead_of
+            if own:
+                setattr(owner, name, before)
             else:
                 delattr(owner, name)
 
@@ -179,7 +189,7 @@ class Observer:
         self.discovering = True
 
         def enter(module, args):
-            if torch.compiler.is_compiling() or self.busy or not self.on:
+            if torch.compiler.is_compiling() or self.busy or not self.on or self.depth:
                 return
             self.calls_deep += 1
             if self.calls_deep == 1 and module not in self.roots and any(True for _ in module.parameters()):
@@ -187,7 +197,7 @@ class Observer:
                 self._cover(module)
 
         def leave(module, args, output):
-            if not torch.compiler.is_compiling() and not self.busy and self.on:
+            if not torch.compiler.is_compiling() and not self.busy and self.on and not self.depth:
                 self.calls_deep = max(0, self.calls_deep - 1)
 
         hooks = [
@@ -207,6 +217,7 @@ class Observer:
         if is_compiled(model):
             return
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
+        tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
@@ -222,7 +233,7 @@ class Observer:
             self.undo.append(m.register_forward_pre_hook(count).remove)
             if isinstance(m, nn.Embedding):
                 self.undo.append(m.register_forward_hook(self._embedded).remove)
-            elif isinstance(m, nn.Linear) and any(m.weight.shape[0] == e.num_embeddings for e in _tables(model)):
+            elif isinstance(m, nn.Linear) and m.weight.shape[0] in tables:
                 self.undo.append(m.register_forward_hook(self._headed).remove)
 
     def _count(self, module: nn.Module) -> None:
@@ -233,40 +244,54 @@ class Observer:
         if torch.is_grad_enabled():
             self.e.called_with_grad[key] = self.e.called_with_grad.get(key, 0) + 1
 
-    @quietly
     def _embedded(self, module, args, output) -> None:
+        if torch.is_grad_enabled() and not self.depth:  # an evaluation in between must not stand for the training
+            self._note_embedded(module, args)
+
+    @quietly
+    def _note_embedded(self, module, args) -> None:
         ids = args[0] if args else None
         widest = self.ends.get("vocabulary", 0)
         if isinstance(ids, Tensor) and ids.dim() == 2 and module.num_embeddings >= widest:
-            self.ends |= {"ids": ids, "vocabulary": module.num_embeddings}
+            kind = ids.device.type
+            cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+            self.ends |= {"ids": ids, "vocabulary": module.num_embeddings, "autocast": cast}
+
+    def _headed(self, module, args, output) -> None:
+        if torch.is_grad_enabled() and not self.depth and isinstance(output, Tensor) and output.dim() == 3:
+            self._note_headed(output)
 
     @quietly
-    def _headed(self, module, args, output) -> None:
-        if isinstance(output, Tensor) and output.dim() == 3:
-            self.ends["logits"] = output
+    def _note_headed(self, output) -> None:
+        self.ends["logits"] = output
 
     def _role(self, module: nn.Module) -> str:
         e = self.e
         if module in e.models or module in e.wrappers:
             return "model"
-        if module in e.teachers:
+        if module in e.teachers and not self._learns(module):
             return "teacher"
         mine = {id(p) for p in module.parameters()}
         known = {id(p) for m in e.models for p in m.parameters()}
         if mine & known:  # a wrapper around a model we know, or a part of it called by itself
             return "other"
-        if (
-            e.declared["model"] is None
-            and torch.is_grad_enabled()
-            and any(p.requires_grad for p in module.parameters())
-        ):
+        if self._learns(module):
+            e.teachers[:] = [m for m in e.teachers if m is not module]  # evaluated before its first training call
             e.models.append(unwrap(module, e.wrappers))
+            for call in e.of(Call, role="teacher"):
+                if getattr(call, "module", lambda: None)() is module:
+                    call.role = "model"
             return "model"
         if mine & e.optimized():
             e.models.append(module)
             return "model"
         e.teachers.append(module)
         return "teacher"
+
+    def _learns(self, module: nn.Module) -> bool:
+        """Whether a module called with gradients may be taken for the model."""
+        free = self.e.declared["model"] is None and not any(m is module for m in self.given)
+        return free and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
@@ -281,7 +306,15 @@ class Observer:
             role = self._role(module)
         if role == "other" and any(c.round == self.round and c.role == "model" for c in self.calls):
             return  # the wrapper of a model whose own call was just recorded
-        kept = len([c for c in self.e.of(Call) if c.args or c.kwargs]) < 8
+        inner = unwrap(module, [])
+        if inner is not module and self.calls and self.calls[-1].module() is inner:
+            return  # DDP around it
+        if role == "other" and not self._whole(inner):
+            return  # a part called by itself: the model is read at its two ends
+        if role == "model" and module is not inner:
+            module = inner
+        kept = self.kept < 8
+        self.kept += 1
         device = next((p.device.type for p in module.parameters()), "cpu")
         cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         call = Call(
@@ -289,20 +322,29 @@ class Observer:
             role="model" if role == "other" else role,
             grad=grad,
             inference=inference,
-            training=unwrap(module, []).training,
+            training=inner.training,
             autocast=cast,
             args=args if kept else (),
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
+        switches = [getattr(m, "disable_adapters", 0) for m in module.modules() if hasattr(m, "lora_A")]
+        call.adapters_off = bool(switches) and all(s is True for s in switches)
         if output is None:
             call.raised = "the call raised"
         else:
             read_call(call, module, args, kwargs, output)
         if role == "model":
-            self._cover(unwrap(module, []))
+            self._cover(inner)
         self.e.events.append(call)
         self.calls.append(call)
+
+    def _whole(self, module: nn.Module) -> bool:
+        """Whether a module that shares parameters with a known model stands for all of it."""
+        mine = {id(p) for p in module.parameters()}
+        return any({id(p) for p in m.parameters()} <= mine for m in self.e.models) or (
+            any(isinstance(m, nn.Embedding) for m in module.modules()) and module.__class__.__name__.endswith("LM")
+        )
 
     # ------------------------------------------------------------------------------------------- losses
     def _patch_losses(self) -> None:
@@ -334,6 +376,7 @@ class Observer:
             ignored=ignored if name in ("cross_entropy", "nll_loss") else None,
             grad=grad,
             connected=isinstance(value, Tensor) and value.requires_grad,
+            width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
         )
         self.e.events.append(entropy)
         self.entropies.append(entropy)
@@ -407,6 +450,12 @@ class Observer:
         e = self.e
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if not e.first:
+            owners.promote(e, self.given)
+            whole = owners.merge(e)
+            if whole is not None:
+                self._root(whole)
+                self._cover(whole)
+                self.calls = [c for c in self.calls if c.role != "model"]
             self._sample()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
@@ -424,8 +473,9 @@ class Observer:
         )
         e.events.append(event)
         if scalar:
-            event.reading = fingerprint.read(e, event)
+            event.reading = fingerprint.read(e, event, loss)
             event.dead_term = anatomy.constant_added(loss, event, self.scale)
+            event.dead_values = anatomy.unconnected(event)
         return event
 
     @quietly
@@ -433,6 +483,8 @@ class Observer:
         self.count += 1
         if event is not None:
             event.norm = self._sampled_norm()
+        if self.closure:  # of an optimizer's step: the weights are still those of the forward
+            self._note_gradients()
         for entropy in self.entropies:
             entropy.input = entropy.target = entropy.value = None
         self.calls, self.entropies, self.scale, self.ends = [], [], None, {}
@@ -451,16 +503,19 @@ class Observer:
 
     def _call_from_ends(self) -> None:
         """The model was not called as a whole (its forward method, or its parts): read it at its two ends."""
-        logits = self.ends.get("logits")
-        if logits is None:
+        logits, ids = self.ends.get("logits"), self.ends.get("ids")
+        if logits is None and ids is None:
             return
-        ids = self.ends.get("ids")
-        call = Call(round=self.round, role="model", grad=True, inference=False, training=True, autocast=None)
+        call = Call(self.round, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast"))
         if self.e.models:
             call.training = self.e.models[0].training
-        call.ids = _cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
-        call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
-        call.finite = bool(torch.isfinite(logits.detach()).all())
+        call.module = weakref.ref(self.e.models[0]) if self.e.models else None
+        if logits is None:  # a head that was given chunks
+            call.ids, call.requires_grad = _cpu(ids), True
+        else:
+            call.ids = _cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
+            call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
+            call.finite = bool(torch.isfinite(logits.detach()).all())
         self.e.events.append(call)
         self.calls.append(call)
 
@@ -480,12 +535,19 @@ class Observer:
     def _before_step(self, optimizer, args, kwargs) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:  # the backward comes inside
-            self.stepped = True
+            self.closure = True
+            self.before = {name: _strided(p).clone() for name, p in self._sampled(optimizer).items()}
             return
+        self._optimizer(optimizer)
         self._note_gradients()
+        self._note_step(optimizer)
+        self._aside(self.shadow.before, optimizer)
+
+    def _note_step(self, optimizer) -> None:
         index = self._optimizer(optimizer)
         names = self._sampled(optimizer)
-        self.before = {name: _strided(p).clone() for name, p in names.items()}
+        if not self.closure:
+            self.before = {name: _strided(p).clone() for name, p in names.items()}
         event = Step(
             round=self.round,
             optimizer=index,
@@ -495,11 +557,15 @@ class Observer:
         )
         self.backwards[index] = self.count
         self.e.events.append(event)
-        self._aside(self.shadow.before, optimizer)
+        ps = (p for group in optimizer.param_groups for p in group["params"])
+        self.e.optimizers[index].live |= {id(p) for p in ps if p.grad is not None}
 
     @quietly
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.stepped = True
+        if self.closure:
+            self._note_step(optimizer)
+            self.closure = False
         steps = self.e.of(Step, optimizer=self.seen.get(id(optimizer), -1))
         if steps and self.before:
             rates = {id(p): float(g.get("lr", 0.0)) for g in optimizer.param_groups for p in g["params"]}
@@ -524,12 +590,15 @@ class Observer:
         """Once a round, before its first step: all gradients; in the first round the probes too."""
         if self.e.of(Gradients, round=self.round):
             return
+        if self.round == 0:
+            owners.settle(self.e)
         ps = self.e.trainable()
         have = {name: p.grad for name, p in ps.items() if p.grad is not None and not p.grad.is_sparse}
         norms = dict(zip(have, _norms(list(have.values()))))
         self.e.events.append(Gradients(self.round, {name: norms.get(name) for name in ps}))
         if self.round == 0:
             self._aside(probes.run, self.e)
+        self._aside(probes.fault, self.e)
         for call in self.e.of(Call, round=self.round):
             call.args, call.kwargs, call.logits, call.loss = (), {}, None, None
 
@@ -542,6 +611,9 @@ class Observer:
         chosen = _spread(matrices, SAMPLED - 2) + _spread(vectors, 2) + _spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), _strided(ps[n]).clone()) for n in chosen}
         self.e.tied_at_start = _tied(self.e)
+        into, out = self.e.embedding(), self.e.head()
+        if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
+            self.e.alike_at_start = bool(torch.equal(into, out))
 
     def _sampled(self, optimizer=None) -> dict[str, Tensor]:
         ps, mine = self.e.parameters(), None
@@ -654,7 +726,7 @@ class Observer:
     def _watched_warning(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def seen(message, category=None, stacklevel=1, *args, **kwargs):
-            if self.on and not self.busy:
+            if not torch.compiler.is_compiling() and self.on and not self.busy:
                 self.e.warned.append(str(message))
             return original(message, category, stacklevel + 1, *args, **kwargs)
 
@@ -713,10 +785,6 @@ def is_compiled(module: nn.Module) -> bool:
 
 def _is_parallel(module: nn.Module) -> bool:
     return type(module).__name__ in ("DistributedDataParallel", "DataParallel")
-
-
-def _tables(model: nn.Module) -> list[nn.Embedding]:
-    return [m for m in model.modules() if isinstance(m, nn.Embedding)]
 
 
 def _tensors(output: Any, depth: int = 0) -> Iterable[Tensor]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nblib.doctor import causes, checks
-from nblib.doctor.evidence import Backward, Step
+from nblib.doctor.evidence import Backward, Call, Step
 from nblib.doctor.finding import NOTE, Report
 from nblib.doctor.observe import Observer
 from nblib.doctor.probes import generators, restore
@@ -78,7 +78,7 @@ def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool,
         optimizers,
         teachers,
         steps,
-        full=lambda: end(report, made[0], None, say=say),
+        full=lambda: (end(report, made[0], None, say=say), report.when_done()),
         terms=lambda: _taken(report),
         **declared,
     )
@@ -89,7 +89,7 @@ def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool,
 
 def end(report: Report, observer: Observer, error: BaseException | None, *, say: bool) -> None:
     """Stop observing and write the report; later calls change nothing but note an error."""
-    report.exception = error
+    report.exception = _bare(error)
     if report.done:
         return
     e = observer.e
@@ -102,8 +102,10 @@ def end(report: Report, observer: Observer, error: BaseException | None, *, say:
     finally:
         restore(state)
         observer.release()
+        e.exception = None
     report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "itself failed" in v.why]
     report.findings, report.rounds, report.done = causes.order(found), e.rounds, True
+    report.calls, report.stepped = len(e.of(Call)), e.stepped
     if say and any(f.severity != NOTE for f in report.findings):
         print(report, file=sys.stderr, flush=True)
 
@@ -184,6 +186,20 @@ def _several(name: str, given, kind: type) -> list:
         if not isinstance(one, kind):
             raise TypeError(f"{name} = {type(one).__name__}: must be a {kind.__name__}, several in a list, or None")
     return [getattr(o, "optimizer", o) if kind is torch.optim.Optimizer else o for o in found]
+
+
+def _bare(error: BaseException | None) -> BaseException | None:
+    """The exception without its traceback, whose frames hold the user's tensors."""
+    if error is None:
+        return None
+    try:
+        bare = copy.copy(error)
+    except Exception:  # some constructors want more than `args` holds
+        bare = None
+    if type(bare) is not type(error) or str(bare) != str(error):
+        bare = RuntimeError(f"{type(error).__name__}: {error}")
+    bare.__traceback__ = bare.__cause__ = bare.__context__ = None
+    return bare
 
 
 def _taken(report: Report) -> dict:

@@ -9,11 +9,23 @@ Footgun: a check that cannot see must say `unknown`. Falling through to OK is ho
 
 import traceback
 
-from nblib.doctor.checks import backward, forward, labels, loss, modes, precision, static, steps
+from nblib.doctor.checks import (
+    adapters,
+    backward,
+    forward,
+    labels,
+    loss,
+    modes,
+    precision,
+    static,
+    steps,
+    tables,
+    teachers,
+)
 from nblib.doctor.evidence import Evidence
 from nblib.doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, forward, labels, loss, backward, steps, precision)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss, backward, steps, precision)
 ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
 
 

@@ -1,3 +1,406 @@
-"""."""
+"""The loss itself: whether it hangs on the model, what it is made of, what it is divided by: F1 to F4, N6, N17.
 
-CHECKS: list = []
+Footgun: at the start of training every token costs about ln(vocabulary), so values alone separate little; where the
+targets were seen, they decide.
+"""
+
+import math
+from statistics import fmean
+
+from nblib.doctor.evidence import Backward, Call, Clip, Evidence, Step
+from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from nblib.doctor.fingerprint import Reading
+
+
+def loss_cut_off(e: Evidence) -> Finding | Verdict:
+    """F1. The loss stays exactly flat, or backward says that the tensor does not require grad and has no grad_fn.
+
+    Fires when backward was called on a tensor without a history: one that requires no gradient, or a fresh one that
+    was told to (`torch.tensor(loss.item(), requires_grad=True)`), and when a backward reaches no parameter at all of a
+    model that was called. A run that trains something outside the model, and optimizers that step inside backward,
+    reach none either and are left alone.
+    """
+    backwards = e.of(Backward)
+    if not backwards:
+        return unknown("backward was never called")
+    first = next((b for b in backwards if b.leaf or not b.requires_grad), None)
+    if first is not None and (first.leaf or first.raised):
+        return _cut(e, first)
+    if _reached_nothing(e, backwards):
+        return Finding(
+            "F1",
+            "loss-cut-off",
+            ERROR,
+            f"after {len(backwards)} backward calls none of the followed parameters of the model has a gradient",
+            "a gradient in every layer",
+            "The loss does not hang on the model: the way between the logits and the loss was cut (detach, .data, "
+            "item, numpy, or a new tensor made from a number).",
+            "Compute the loss from the model's own output, without detach, .data, .item() or torch.tensor on the way.",
+        )
+    return OK
+
+
+def _cut(e: Evidence, event: Backward) -> Finding:
+    calls = [c for c in event.calls if c.role == "model"]
+    without = bool(calls) and not any(c.grad for c in calls)
+    alive = any(c.requires_grad for c in calls)
+    if without:
+        where = "torch.inference_mode" if any(c.inference for c in calls) else "torch.no_grad"
+        why, fix = f"the model was called under {where}", f"Call the model outside {where}."
+    elif event.leaf:
+        why = (
+            "a new tensor was made from the loss's number and told to require a gradient, which only silences the error"
+        )
+        fix = "Call backward on the loss that the model's output gave; remove torch.tensor(...)/detach() around it."
+    elif alive:
+        why = "the loss was detached on its way from the logits (detach, .data, .item(), numpy, argmax)"
+        fix = "Remove what detaches between the logits and the loss."
+    else:
+        why, fix = "no output of the model requires a gradient", "Find what detaches inside the model, or is frozen."
+    kind = "requires a gradient but has no history" if event.leaf else "requires no gradient"
+    return Finding(
+        "F1",
+        "loss-cut-off",
+        ERROR,
+        f"the loss given to backward {kind}",
+        "a loss with a grad_fn that leads to the parameters",
+        f"The loss is not connected to the model: {why}.",
+        fix,
+    )
+
+
+def _reached_nothing(e: Evidence, backwards: list[Backward]) -> bool:
+    ps = e.trainable()
+    if not ps or not any(name in ps for name in e.first) or e.opaque or not e.forwards:
+        return False
+    if any(b.norm is not None or b.raised for b in backwards) or e.optimized() - {id(p) for p in ps.values()}:
+        return False
+    return not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in ps.values())
+
+
+def dead_term(e: Evidence) -> Finding | Verdict:
+    """F2. One term of the loss (distillation, a regulariser) stays where it is however large its weight.
+
+    Declared terms (report.terms) are looked at one by one. Otherwise the loss's graph is followed: a number that was
+    added outside of it and is a fixed multiple of a recorded loss without a gradient is such a term. A metric that is
+    only printed, and a true constant in the loss, are left alone.
+    """
+    backwards = [b for b in e.of(Backward) if b.requires_grad]
+    if not backwards:
+        return unknown("no loss with a gradient was seen")
+    for b in backwards:
+        for name, (value, alive) in b.declared.items():
+            if not alive and value != 0:
+                return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
+    dead = [b for b in backwards if b.dead_term is not None]
+    if len(dead) < max(1, 0.8 * len(backwards)):
+        return OK
+    ratios: dict[str, list[float]] = {}
+    for b in dead:
+        for name, value in b.dead_values.items():
+            if value:
+                ratios.setdefault(name, []).append(b.dead_term / value)
+    for name, found in ratios.items():
+        steady = len(found) == len(dead) and max(found) - min(found) <= 2e-3 * abs(fmean(found))
+        if steady and found[0] > 0 and (len(found) > 1 or _round(found[0])):
+            what = name.split(" ")[0]
+            return _dead(
+                f"the {what} term",
+                f"{dead[0].dead_term:.4g} of the loss {dead[0].value:.4g} is {found[0]:.3g} times a {what} that "
+                "requires no gradient",
+            )
+    sizes = [b.dead_term for b in dead]
+    moving = len(sizes) > 2 and max(sizes) - min(sizes) > 1e-3 * max(map(abs, sizes))
+    large = all(b.value and 0.01 < b.dead_term / b.value < 1 for b in dead)
+    if moving and large:
+        return _dead(
+            "a term", f"{sizes[0]:.4g} of the loss {dead[0].value:.4g} was added without a gradient, new in each step"
+        )
+    return OK
+
+
+def _round(x: float) -> bool:
+    """Whether it is a number that a person would write."""
+    return any(abs(x * k - round(x * k)) < 1e-3 * k * x for k in (1, 2, 4, 10)) and x > 0.01
+
+
+def _dead(what: str, observed: str) -> Finding:
+    return Finding(
+        "F2",
+        "dead-loss-term",
+        ERROR,
+        observed,
+        "every term of the loss carries a gradient to the model that is trained",
+        f"{what[0].upper()}{what[1:]} changes the number but trains nothing: it was computed without the trained "
+        "model's own output (the teacher's twice, detached logits, or under no_grad).",
+        "Compute the term from the trained model's logits, with gradients on and without detach.",
+    )
+
+
+def wrong_target(e: Evidence) -> Finding | Verdict:
+    """F3. The loss is stuck high, or falls to nearly zero at once; text comes out senseless or as a copy.
+
+    The targets, found in the loss, are laid against the ids: one ahead is right; two ahead is a shift too many, none
+    at all asks a model for the token it has just read. Sums over tokens, a softmax too many, and the divergence that
+    is averaged over the vocabulary are named as well. Masked and encoder-decoder models, heads that predict several
+    tokens ahead, label smoothing and auxiliary losses are left alone.
+    """
+    backwards = e.of(Backward)
+    readings = [b.reading for b in backwards if b.reading is not None]
+    for test in (_probabilities, _offset, _divergence, _summed):
+        if (found := test(e, backwards, readings)) is not None:
+            return found
+    if not any(r.offset is not None for r in readings):
+        return not_applicable("the loss is none that is known") if readings else unknown("no loss could be read")
+    return OK
+
+
+def _loss_finding(severity: str, observed: str, expected: str, diagnosis: str, fix: str) -> Finding:
+    return Finding("F3", "wrong-loss", severity, observed, expected, diagnosis, fix)
+
+
+def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    known = [r for r in readings if r.offset is not None]
+    if not known or (tokens := sum(r.tokens or 0 for r in known)) < 32:
+        return None
+    offset = known[0].offset
+    if any(r.offset != offset or 1 in r.offsets for r in known) or len(known) < 0.8 * len(readings):
+        # a model that shifts its input itself reads one token less
+        reach = e.probes.get("reach")
+        if not (all(r.offset == 1 for r in known) and reach == -1):
+            return None
+    if known[0].how == "enumerated" and len(known) < 2:
+        return None
+    reach = e.probes.get("reach")
+    looks = reach if reach is not None else 0 if _causal(e) else None
+    if looks is None or looks > 0:
+        return None
+    ahead = offset - looks
+    if ahead == 1:
+        return None
+    if ahead == 0:
+        return _loss_finding(
+            ERROR,
+            f"the target at position t is input_ids[t], which the model has read ({tokens} tokens)",
+            "the target at position t is input_ids[t + 1]",
+            "The labels are not shifted: the model is asked to repeat the token it has just read.",
+            "Compare logits[:, :-1] with input_ids[:, 1:].",
+        )
+    if ahead >= 2:
+        return _loss_finding(
+            ERROR,
+            f"the target at position t is input_ids[t + {ahead}] ({tokens} tokens)",
+            "the target at position t is input_ids[t + 1]",
+            "The labels are shifted twice: every position learns the token after the next one.",
+            "Shift once: either in the data, or in the loss, or leave it to the model.",
+        )
+    return None
+
+
+def _causal(e: Evidence) -> bool:
+    kinds = [type(m).__name__ for m in e.models]
+    return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds) and not getattr(
+        e.config, "is_encoder_decoder", False
+    )
+
+
+def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    odd = [r.odd for r in readings]
+    if not odd or not odd[0] or len(set(odd)) > 1:
+        return None
+    if odd[0] == "probabilities":
+        return _loss_finding(
+            ERROR,
+            "every row given to cross_entropy is positive and sums to 1",
+            "logits",
+            "A softmax too many: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
+            "Give cross_entropy the logits.",
+        )
+    return _loss_finding(
+        ERROR,
+        "rows given to nll_loss hold positive numbers, which no logarithm of a probability is",
+        "log-probabilities",
+        "A softmax is missing: nll_loss takes log-probabilities, and with logits it falls without end.",
+        "Use cross_entropy, or log_softmax before nll_loss.",
+    )
+
+
+def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
+    averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
+    if not averaged or len(averaged) < len(seen):
+        return None
+    width = averaged[0].width
+    return _loss_finding(
+        WARN,
+        f"kl_div(reduction='mean') over {width} classes: the divergence is divided by {width}",
+        "a divergence per token: reduction='batchmean' on (tokens, classes)",
+        "The distillation term is divided by the size of the vocabulary as well, so it hardly counts.",
+        "Flatten to (tokens, classes) and use reduction='batchmean', or sum over classes and average over tokens.",
+    )
+
+
+def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    known = [r for r in readings if r.offset == 1 and r.ratio is not None and (r.tokens or 0) >= 32]
+    if not known or len(known) < len(readings) or _divided_by_hand(e):
+        return None
+    if any(abs(r.ratio / r.tokens - 1) > 0.01 for r in known):
+        return None
+    first = next(b for b in backwards if b.reading is known[0])
+    return _loss_finding(
+        WARN,
+        f"the loss {first.value:.4g} is {known[0].tokens} tokens times {known[0].mean:.4g} nats",
+        f"a mean over tokens, {known[0].mean:.4g}",
+        "The loss is a sum over tokens: gradients are as many times too large as there are tokens, and grow with the "
+        "batch.",
+        "Use reduction='mean', or divide by the number of supervised tokens.",
+    )
+
+
+def _divided_by_hand(e: Evidence) -> bool:
+    """Gradients were made smaller between backward and step, other than by clipping."""
+    for number, steps in e.by_round(Step).items():
+        backwards = [b for b in e.of(Backward, round=number) if b.norm]
+        if not backwards:
+            continue
+        clips = [c.total for c in e.of(Clip, round=number) if c.total is not None]
+        scale = backwards[-1].scale or 1.0
+        now = min(clips) if clips else steps[0].norm
+        if now is not None and now < 0.67 * backwards[-1].norm / scale:
+            return True
+    return False
+
+
+def first_loss(e: Evidence) -> Finding | Verdict:
+    """F4. A model that knows nothing starts with a loss far from ln(vocabulary).
+
+    Only where from_scratch=True says that the model is untrained. Much less means that it sees the answer; much more
+    that its first weights are too large.
+    """
+    if not e.declared.get("from_scratch"):
+        return not_applicable("from_scratch=True was not declared")
+    first = next(iter(e.of(Backward)), None)
+    call = next((c for c in first.calls if c.vocabulary), None) if first is not None else None
+    reading = first.reading if first is not None else None
+    if call is None or reading is None or reading.mean is None:
+        return unknown("no loss could be read")
+    if 0.7 <= (ratio := reading.mean / math.log(call.vocabulary)) <= 1.5:
+        return OK
+    low = ratio < 1
+    return Finding(
+        "F4",
+        "first-loss",
+        WARN,
+        f"the first loss is {reading.mean:.3g} nats per token, {ratio:.2g} times ln({call.vocabulary})",
+        f"about {math.log(call.vocabulary):.3g}",
+        "The untrained model already knows the answer: it sees its targets, or it is not untrained."
+        if low
+        else "The first weights are too large, so the untrained model is sure of wrong answers.",
+        "Check the shift of the labels and the causal mask."
+        if low
+        else "Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).",
+    )
+
+
+def accumulation(e: Evidence) -> Finding | Verdict:
+    """N6. The same batch split into micro-batches gives another gradient: larger losses, or short answers count more.
+
+    For rounds of several backwards on different batches, the loss of each is set against its cross-entropy per token.
+    Undivided means sum up to k times the gradient; means divided by k alike, though the numbers of tokens differ
+    much, weigh tokens unequally. Losses that share a batch, gradients divided by hand before the step and losses
+    divided by the whole batch's tokens are left alone.
+    """
+    rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
+    rounds = [bs for bs in rounds if _accumulates(bs)]
+    if not rounds:
+        return not_applicable("no step was made from several batches")
+    readings = [[b.reading for b in bs] for bs in rounds]
+    if any(r is None or r.ratio is None or not r.tokens for rs in readings for r in rs):
+        return unknown("the loss of a micro-batch could not be read")
+    if len(e.models) > 1:
+        return not_applicable("several models are trained")
+    k = max(len(rs) for rs in readings)
+    totals = [sum(r.ratio for r in rs) for rs in readings]
+    whole = all(abs(r.ratio - 1) < 0.01 for rs in readings for r in rs)
+    if whole and not _divided_by_hand(e):
+        return _accumulation(
+            f"{k} losses per step, each a whole mean, summing to {totals[0]:.3g} times the loss per token",
+            f"losses that sum to the loss per token (each divided by {k}, or by the step's tokens)",
+            f"The losses of {k} micro-batches are added up and not averaged: the gradient is {k} times too large.",
+            f"Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.",
+        )
+    uneven = [max(r.tokens for r in rs) / min(r.tokens for r in rs) for rs in readings]
+    equal = all(
+        max(r.ratio for r in rs) - min(r.ratio for r in rs) < 0.01 * max(r.ratio for r in rs) for rs in readings
+    )
+    if equal and not whole and sorted(uneven)[len(uneven) // 2] >= 2.5:
+        return _accumulation(
+            f"micro-batches of one step hold from 1 to {max(uneven):.3g} parts of the tokens and count alike",
+            "each micro-batch counts by its tokens",
+            "A mean of means: each micro-batch counts the same however few tokens it has, so tokens in short ones "
+            "weigh more.",
+            "Sum the losses and divide by the number of supervised tokens in the whole step (num_items_in_batch).",
+        )
+    return OK
+
+
+def _accumulates(backwards: list[Backward]) -> bool:
+    """Each backward has a forward of its own, on a batch of its own."""
+    ids = []
+    for b in backwards:
+        calls = [c for c in b.calls if c.role == "model" and c.grad and c.ids is not None]
+        if not calls:
+            return False
+        ids.append(calls[0].ids)
+    return not any(a.shape == b.shape and bool((a == b).all()) for i, a in enumerate(ids) for b in ids[:i])
+
+
+def _accumulation(observed: str, expected: str, diagnosis: str, fix: str) -> Finding:
+    return Finding("N6", "accumulation-scale", WARN, observed, expected, diagnosis, fix)
+
+
+def hidden_nan(e: Evidence) -> Finding | Verdict:
+    """N17. The log reads 0.0, or nan, and the model answers nonsense.
+
+    Fires when a loss given to backward was not finite. The Trainer of transformers prints 0.0 for it. Under a gradient
+    scaler an infinite loss now and then is part of the search for a scale; a NaN is not.
+    """
+    backwards = [b for b in e.of(Backward) if b.value is not None]
+    if not backwards:
+        return unknown("no scalar loss was seen")
+    bad = [b for b in backwards if not math.isfinite(b.value)]
+    if not bad or (all(math.isinf(b.value) and b.scale for b in bad) and len(bad) <= 2):
+        return OK
+    return Finding(
+        "N17",
+        "loss-not-finite",
+        ERROR,
+        f"the loss is {bad[0].value} at step {bad[0].round + 1}, and in {len(bad)} of {len(backwards)} backwards",
+        "a finite loss",
+        f"The loss is no number from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are lost; "
+        "the Trainer of transformers prints 0.0 for such a loss.",
+        "Stop, go back to the last good weights, and look at that step; logging_nan_inf_filter=False shows it.",
+    )
+
+
+def _why(e: Evidence, event: Backward) -> str:
+    reading = event.reading
+    calls: list[Call] = [c for c in event.calls if c.role == "model" and c.finite is not None]
+    if reading is not None and reading.tokens == 0:
+        return "it is a mean over no tokens at all"
+    updates = [u.relative for s in e.of(Step) if s.round < event.round for u in s.updates]
+    if event.round and any(not u < 0.3 for u in updates):
+        return "the updates before it were so large that the weights blew up"
+    if calls and all(c.finite for c in calls):
+        return "the logits are finite, so it was made in the loss (the logarithm of 0, or a division by 0)"
+    return "the model's output was not finite"
+
+
+CHECKS = [
+    ("F1", loss_cut_off),
+    ("F2", dead_term),
+    ("F3", wrong_target),
+    ("F4", first_loss),
+    ("N6", accumulation),
+    ("N17", hidden_nan),
+]
