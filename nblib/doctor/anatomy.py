@@ -25,9 +25,11 @@ def constant_added(loss: Tensor, event: Backward, scale: float | None) -> float 
 
 
 def unconnected(event: Backward) -> dict[str, float]:
-    """Values of recorded losses that carry no gradient, by name and turn."""
-    found = [e for e in event.entropies if not e.connected and isinstance(e.value, Tensor) and e.value.numel() == 1]
-    return {f"{e.name} {turn}": float(e.value.detach()) for turn, e in enumerate(found)}
+    """Values of recorded losses that carry no gradient, or lost it on their way (item), by name and turn."""
+    found = [e for e in event.entropies if isinstance(e.value, Tensor) and e.value.numel() == 1]
+    found = [e for e in found if not e.connected or e.name in ("kl_div", "mse_loss")]
+    dead = {id(e): "dead" if e.grad and not e.connected else "other" for e in found}
+    return {f"{e.name} {dead[id(e)]} {turn}": float(e.value.detach()) for turn, e in enumerate(found)}
 
 
 def _scalar(value) -> bool:

@@ -16,6 +16,10 @@ import torch
 from torch import Tensor, nn
 
 
+def gone() -> None:
+    """A reference to nothing."""
+
+
 @dataclass
 class Event:
     round: int
@@ -44,7 +48,7 @@ class Call(Event):
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
-    module: Any = None  # weak reference to what was called
+    module: Any = gone  # weak reference to what was called
 
 
 @dataclass
@@ -84,6 +88,7 @@ class Backward(Event):
 @dataclass
 class ZeroGrad(Event):
     had: bool  # some gradient was there
+    ids: frozenset[int] = frozenset()  # of the parameters cleared
 
 
 @dataclass
@@ -92,6 +97,7 @@ class Clip(Event):
     total: float | None  # the norm that it saw
     nothing: bool  # every gradient was None
     scaled: bool  # under an enabled scaler, before unscale_
+    ids: frozenset[int] = frozenset()  # of the parameters clipped
 
 
 @dataclass
@@ -110,6 +116,7 @@ class ScalerStep(Event):
 class Schedule(Event):
     optimizer: int  # index in Evidence.optimizers, -1 when unknown
     epochal: bool  # ReduceLROnPlateau and the like, meant to be called once per epoch
+    scheduler: int = 0  # id of it
 
 
 @dataclass
@@ -124,6 +131,7 @@ class Update:
     relative: float  # norm of the change over norm of the tensor
     changed: float  # share of elements that changed
     gradient: float | None  # norm
+    silent: float | None = None  # share of the gradient's elements that are exactly zero
 
 
 @dataclass
@@ -132,6 +140,8 @@ class Step(Event):
     rates: list[float]  # of each group
     backwards: int  # since this optimizer's previous step
     norm: float | None  # of the sampled gradients before it
+    own: float | None = None  # the same of all of this optimizer's gradients; None when it has none
+    stale: bool = False  # the gradients of its previous step were still there when a backward added to them
     updates: list[Update] = field(default_factory=list)
 
 
@@ -175,6 +185,8 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.frozen_at_start: set[str] = set()  # those of the sampled that were
+        self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)

@@ -42,10 +42,12 @@ from nblib.doctor.evidence import (
     Unscale,
     Update,
     ZeroGrad,
+    gone,
 )
 from nblib.doctor.shadow import Shadow
 
 SAMPLED, ELEMENTS = 8, 2**20  # tensors whose change is measured, and how much of each
+OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
@@ -87,6 +89,7 @@ class Observer:
         self.round = self.depth = self.calls_deep = 0
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.undo: list[Callable[[], None]] = []
+        self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
@@ -98,7 +101,11 @@ class Observer:
         self.entropies: list[Entropy] = []
         self.scale: float | None = None
         self.unscaled = False
+        self.settled = False  # who learns and who teaches is known, because an optimizer stepped
         self.closure = False  # inside an optimizer's step that was given one
+        self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
+        self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
+        self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
         self.before: dict[str, Tensor] = {}
         self.ends: dict[str, Tensor] = {}  # what went into the embedding and came out of the head
         self.shadow = Shadow()
@@ -137,7 +144,7 @@ class Observer:
     def release(self) -> None:
         """Let go of the user's objects."""
         self.shadow = Shadow()
-        self.before, self.ends, self.calls, self.entropies, self.given = {}, {}, [], [], []
+        self.before, self.ends, self.calls, self.entropies, self.given, self.old = {}, {}, [], [], [], {}
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -170,9 +177,35 @@ class Observer:
             return
         self.roots.add(module)
         if is_compiled(module):
-            self.e.opaque = "the model is compiled: what happens inside its graph cannot be seen"
+            self.e.opaque = OPAQUE
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            self._in_place(module)
+            return
         hook = module.register_forward_hook(self._called, with_kwargs=True, always_call=True)
         self.undo.append(hook.remove)
+
+    def _in_place(self, module: nn.Module) -> None:
+        """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
+        holder = weakref.ref(module)
+
+        def make(original):
+            def seen(*args, **kwargs):
+                result = original(*args, **kwargs)
+                if holder() is not None:
+                    self._called(holder(), args, kwargs, result)
+                return result
+
+            return seen
+
+        self._swap(module, "_compiled_call_impl", make)
+        self.e.opaque = OPAQUE
+
+    def _see_compiled(self) -> None:
+        """Models that were compiled in place since the watch began."""
+        for m in self.e.models:
+            call = getattr(m, "_compiled_call_impl", None)
+            if call is not None and not hasattr(call, "instead_of"):
+                self._in_place(m)
 
     def _wrapper(self, module: nn.Module) -> None:
         """Note whether a wrapper (DDP, torch.compile) is called at all, or gone round."""
@@ -221,7 +254,12 @@ class Observer:
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
-            if m in self.covered or m in hidden or not (own or dropout):
+            if m in hidden or not (own or dropout):
+                continue
+            if isinstance(m, nn.Linear) and m not in self.heads and m.weight.shape[0] in tables:
+                self.heads.add(m)
+                self.undo.append(m.register_forward_hook(self._headed).remove)
+            if m in self.covered:
                 continue
             self.covered.add(m)
 
@@ -233,8 +271,6 @@ class Observer:
             self.undo.append(m.register_forward_pre_hook(count).remove)
             if isinstance(m, nn.Embedding):
                 self.undo.append(m.register_forward_hook(self._embedded).remove)
-            elif isinstance(m, nn.Linear) and m.weight.shape[0] in tables:
-                self.undo.append(m.register_forward_hook(self._headed).remove)
 
     def _count(self, module: nn.Module) -> None:
         if torch.compiler.is_compiling() or self.busy or not self.on:
@@ -269,7 +305,7 @@ class Observer:
         e = self.e
         if module in e.models or module in e.wrappers:
             return "model"
-        if module in e.teachers and not self._learns(module):
+        if module in e.teachers and (self.settled or not self._learns(module)):
             return "teacher"
         mine = {id(p) for p in module.parameters()}
         known = {id(p) for m in e.models for p in m.parameters()}
@@ -279,7 +315,7 @@ class Observer:
             e.teachers[:] = [m for m in e.teachers if m is not module]  # evaluated before its first training call
             e.models.append(unwrap(module, e.wrappers))
             for call in e.of(Call, role="teacher"):
-                if getattr(call, "module", lambda: None)() is module:
+                if call.module() is module:
                     call.role = "model"
             return "model"
         if mine & e.optimized():
@@ -334,10 +370,17 @@ class Observer:
             call.raised = "the call raised"
         else:
             read_call(call, module, args, kwargs, output)
+            unread = call.vocabulary is None and call.loss is None
+            if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
+                return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model":
             self._cover(inner)
         self.e.events.append(call)
         self.calls.append(call)
+
+    def _narrow(self, width: int) -> bool:
+        tables = {m.num_embeddings for model in self.e.models for m in model.modules() if isinstance(m, nn.Embedding)}
+        return bool(tables) and width not in tables and width < max(tables)
 
     def _whole(self, module: nn.Module) -> bool:
         """Whether a module that shares parameters with a known model stands for all of it."""
@@ -455,8 +498,16 @@ class Observer:
             if whole is not None:
                 self._root(whole)
                 self._cover(whole)
+                widths = {m.num_embeddings for m in whole.modules() if isinstance(m, nn.Embedding)}
+                heads = [c.logits for c in self.calls if c.logits is not None and c.vocabulary in widths]
+                if heads:  # what the last of its parts gave
+                    self.ends.setdefault("logits", heads[-1])
                 self.calls = [c for c in self.calls if c.role != "model"]
             self._sample()
+            if self.closure:
+                self.before = {name: _strided(p).clone() for name, p in self._sampled().items()}
+        self._see_compiled()
+        self._look_for_old()
         if not any(c.role == "model" and c.grad for c in self.calls):
             self._call_from_ends()
         scalar = isinstance(loss, Tensor) and loss.numel() == 1
@@ -485,6 +536,7 @@ class Observer:
             event.norm = self._sampled_norm()
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
+        self._added_to_old()
         for entropy in self.entropies:
             entropy.input = entropy.target = entropy.value = None
         self.calls, self.entropies, self.scale, self.ends = [], [], None, {}
@@ -509,13 +561,13 @@ class Observer:
         call = Call(self.round, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast"))
         if self.e.models:
             call.training = self.e.models[0].training
-        call.module = weakref.ref(self.e.models[0]) if self.e.models else None
+        call.module = weakref.ref(self.e.models[0]) if self.e.models else gone
         if logits is None:  # a head that was given chunks
             call.ids, call.requires_grad = _cpu(ids), True
         else:
             call.ids = _cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
             call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
-            call.finite = bool(torch.isfinite(logits.detach()).all())
+            call.finite = _finite(logits)
         self.e.events.append(call)
         self.calls.append(call)
 
@@ -555,6 +607,14 @@ class Observer:
             backwards=self.count - self.backwards.get(index, 0),
             norm=self._sampled_norm(),
         )
+        own = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        event.own = sum(n**2 for n in _norms([g for g in own if not g.is_sparse])) ** 0.5 if own else None
+        if own and any(g.is_sparse for g in own):
+            event.own = event.own or float(max(g.detach().coalesce().values().norm() for g in own if g.is_sparse))
+        event.stale = index in self.stale
+        self.stale.discard(index)
+        self.old.pop(index, None)
+        self.uncleared.add(index)
         self.backwards[index] = self.count
         self.e.events.append(event)
         ps = (p for group in optimizer.param_groups for p in group["params"])
@@ -574,7 +634,7 @@ class Observer:
                     steps[-1].updates.append(_update(name, p, self.before[name], rates[id(p)]))
         self.before = {}
         self._aside(self.shadow.after, optimizer)
-        self.e.shadow = self.shadow.coefficients()
+        self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
 
     def _aside(self, work: Callable, *args) -> None:
         """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
@@ -588,10 +648,14 @@ class Observer:
 
     def _note_gradients(self) -> None:
         """Once a round, before its first step: all gradients; in the first round the probes too."""
-        if self.e.of(Gradients, round=self.round):
-            return
+        if self.e.of(Gradients, round=self.round) or self.depth:
+            return  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
         if self.round == 0:
+            before = list(self.e.models)
             owners.settle(self.e)
+            self.settled = True
+            if before != self.e.models:
+                self._sample()
         ps = self.e.trainable()
         have = {name: p.grad for name, p in ps.items() if p.grad is not None and not p.grad.is_sparse}
         norms = dict(zip(have, _norms(list(have.values()))))
@@ -610,6 +674,7 @@ class Observer:
         frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]
         chosen = _spread(matrices, SAMPLED - 2) + _spread(vectors, 2) + _spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), _strided(ps[n]).clone()) for n in chosen}
+        self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
         self.e.tied_at_start = _tied(self.e)
         into, out = self.e.embedding(), self.e.head()
         if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
@@ -631,17 +696,47 @@ class Observer:
         stepped = {s.optimizer for s in self.e.of(Step, round=self.round - 1)}
         mine = set().union(*(self.e.optimizers[i].ids for i in stepped)) if stepped else set()
         left = [p.grad for p in self._sampled().values() if id(p) in mine and p.grad is not None]
-        return any(norm > 0 for norm in _norms(left))
+        return any(norm > 0 for norm in _norms([g for g in left if not g.is_sparse]))
+
+    def _look_for_old(self) -> None:
+        """Before a backward: which optimizers' gradients are still those of their last step?"""
+        for index in list(self.uncleared):
+            groups = self.e.optimizers[index].object.param_groups
+            left = [p for g in groups for p in g["params"] if p.grad is not None and not p.grad.is_sparse]
+            left = left[:: max(1, len(left) // SAMPLED)]
+            norms = _norms([p.grad for p in left])
+            if any(norm != 0 for norm in norms):
+                self.old[index] = left, norms
+            self.uncleared.discard(index)
+
+    def _added_to_old(self) -> None:
+        """After it: to which of them has it added? Copies of the weights that are given gradients by hand are not."""
+        for index, (left, norms) in list(self.old.items()):
+            now = [p.grad for p in left]
+            if None not in now and _norms(now) != norms:
+                self.stale.add(index)
+                del self.old[index]
+
+    def _cleared(self, ids: frozenset[int]) -> None:
+        cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
+        self.uncleared -= cleared
+        self.stale -= cleared
+        for index in cleared:
+            self.old.pop(index, None)
 
     @quietly
     def _zero(self, optimizer, *args, **kwargs) -> None:
-        had = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        self.e.events.append(ZeroGrad(self.round, had))
+        ps = [p for group in optimizer.param_groups for p in group["params"]]
+        ids = frozenset(id(p) for p in ps)
+        self.e.events.append(ZeroGrad(self.round, any(p.grad is not None for p in ps), ids))
+        self._cleared(ids)
 
     @quietly
     def _zero_module(self, module, *args, **kwargs) -> None:
+        ids = frozenset(id(p) for p in module.parameters())
         if any(p.grad is not None for p in module.parameters()):
-            self.e.events.append(ZeroGrad(self.round, True))
+            self.e.events.append(ZeroGrad(self.round, True, ids))
+        self._cleared(ids)
 
     @quietly
     def _clip(self, parameters, max_norm, total_norm=None, *args, **kwargs) -> None:
@@ -649,7 +744,8 @@ class Observer:
         gradients = [p.grad for p in parameters if p.grad is not None]
         total = float(total_norm) if isinstance(total_norm, Tensor) and gradients else None
         scaled = self._scaling and not self.unscaled
-        self.e.events.append(Clip(self.round, float(max_norm), total, not gradients, scaled))
+        ids = frozenset(id(p) for p in parameters)
+        self.e.events.append(Clip(self.round, float(max_norm), total, not gradients, scaled, ids))
 
     # ---------------------------------------------------------------- scaler and scheduler
     _scaling = False  # an enabled scaler has scaled a loss
@@ -699,7 +795,7 @@ class Observer:
     def _scheduled(self, scheduler) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
-        self.e.events.append(Schedule(self.round, index, isinstance(scheduler, ReduceLROnPlateau)))
+        self.e.events.append(Schedule(self.round, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
 
     # ---------------------------------------------------------------- the rest
     def _watched_region(self, original: Callable) -> Callable:
@@ -758,14 +854,22 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     logits = named.get("logits") if hasattr(named, "get") else None
     if logits is None:
         shape = call.ids.shape if call.ids is not None else None
-        logits = next((x for x in floats if x.dim() == 3 and (shape is None or x.shape[:2] == shape)), None)
+        fits = [x for x in floats if x.dim() == 3 and (shape is None or x.shape[:2] == shape)]
+        logits = next(
+            (x for x in fits if call.ids is None or not call.ids.numel() or x.shape[-1] > int(call.ids.max())), None
+        )
     if isinstance(logits, Tensor) and logits.dim() == 3:
         call.logits, call.vocabulary = logits, logits.shape[-1]
-        call.finite = bool(torch.isfinite(logits.detach()).all())
+        call.finite = _finite(logits)
     loss = named.get("loss") if hasattr(named, "get") else None
     call.loss = loss if loss is not None else next((x for x in floats if x.dim() == 0 and x.requires_grad), None)
     cache = getattr(output, "past_key_values", None)
     call.cached = cache is not None
+
+
+def _finite(logits: Tensor) -> bool:
+    """In one pass, without a copy: the extremes are NaN where any value is."""
+    return bool(torch.isfinite(torch.stack(torch.aminmax(logits.detach()))).all()) if logits.numel() else True
 
 
 def unwrap(module: nn.Module, wrappers: list[nn.Module]) -> nn.Module:
@@ -821,6 +925,7 @@ def _update(name: str, p: Tensor, before: Tensor, lr: float) -> Update:
         relative=float(delta.norm()) / size if size > 0 else float("inf") if float(delta.norm()) > 0 else 0.0,
         changed=float((now != before).float().mean()),
         gradient=float(p.grad.float().norm()) if p.grad is not None and not p.grad.is_sparse else None,
+        silent=float((_strided(p.grad) == 0).float().mean()) if p.grad is not None and not p.grad.is_sparse else None,
     )
 
 

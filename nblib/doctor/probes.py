@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from nblib.doctor import replays
 from nblib.doctor.evidence import Backward, Call, Evidence
 
-TOKENS, WORK = 4096, 2e13  # at most so many tokens in a replay, and so many products of a token and a parameter
+TOKENS = 512  # in a replay, at most
+WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
@@ -230,11 +231,12 @@ def _twice(e: Evidence, call: Call, changed: Tensor) -> tuple[Tensor, Tensor]:
 def _moved(a: Tensor, b: Tensor) -> Tensor:
     """How far each position's logits moved, in standard deviations of the logits."""
     a, b = a.float(), b.float()
-    finite = torch.isfinite(a) & torch.isfinite(b)
-    size = float(a[finite].std()) if int(finite.sum()) > 1 else 0.0
+    few = a[:1]
+    finite = few[torch.isfinite(few)]
+    size = float(finite.std()) if finite.numel() > 1 else 0.0
     if not size > 0:
         raise Unfit
-    return torch.where(finite, (a - b).abs(), 0.0).amax(-1).cpu() / size
+    return (a - b).abs_().nan_to_num_(0.0, 0.0, 0.0).amax(-1).cpu() / size  # inf on both sides is no move
 
 
 def _most(moved: Tensor, where: Tensor | None) -> float:
@@ -260,12 +262,13 @@ def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
     module = _module(call)
     if not (call.args or call.kwargs) or e.opaque or call.kwargs.get("past_key_values") is not None:
         raise Unfit
-    rows = max(1, TOKENS // ids.shape[1])
-    if sum(p.numel() for p in module.parameters()) * min(rows, len(ids)) * ids.shape[1] > WORK:
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    tokens = WORK.get(device, WORK["other"]) / max(1, sum(p.numel() for p in module.parameters()))
+    if tokens < ids.shape[1]:
         raise Unfit
+    rows = max(1, int(min(tokens, TOKENS)) // ids.shape[1])
     cut = _cutter(call.ids.shape, rows)
     args, kwargs = _with_ids(call, ids, cut)
-    device = next((p.device.type for p in module.parameters()), "cpu")
     cast = (
         torch.autocast(device, dtype=call.autocast)
         if call.autocast is not None

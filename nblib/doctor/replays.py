@@ -39,7 +39,7 @@ def sample(module: nn.Module) -> list[Tensor]:
 
 
 def _module(call: Call) -> nn.Module | None:
-    return getattr(call, "module", lambda: None)()
+    return call.module()
 
 
 def _repeatable(call: Call) -> bool:

@@ -15,11 +15,15 @@ by its state and left out.
 """
 
 import copy
+import inspect
 
 import torch
 from torch import Tensor
 
 TENSORS, ELEMENTS = 8, 2**20
+FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, AssertionError)
+# each element's update depends on nothing but its own gradients, so that a piece can stand for the tensor
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Lion", "Adamax")
 KEEPERS = ("kahan", "comp", "master", "shift", "residual")  # what such optimizers call their compensation
 
 
@@ -40,8 +44,12 @@ class Shadow:
             group = optimizer.param_groups[theirs]
             pair["optimizer"].param_groups[mine].update({k: v for k, v in group.items() if k != "params"})
         for p, double in pair["tensors"]:
-            double.grad = None if p.grad is None else p.grad.float()
-        pair["optimizer"].step()
+            double.grad = None if p.grad is None or p.grad.is_sparse else _piece(p.grad).float().clone()
+        try:
+            pair["optimizer"].step()
+        except FAILURES as error:
+            self.pairs[id(optimizer)] = {}
+            self.why = f"the shadow of {type(optimizer).__name__} could not step: {error}"
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         pair = self.pairs.get(id(optimizer))
@@ -55,7 +63,7 @@ class Shadow:
         for pair in self.pairs.values():
             for (p, double), start in zip(pair.get("tensors", ()), pair.get("starts", ())):
                 way = double.detach() - start
-                moved += float(((p.detach().float() - start) * way).sum())
+                moved += float(((_piece(p.detach()).float() - start) * way).sum())
                 wanted += float((way * way).sum())
         return {"all": moved / wanted} if wanted > 0 else {}
 
@@ -63,24 +71,20 @@ class Shadow:
         chosen: list[tuple[int, Tensor]] = []
         for index, group in enumerate(optimizer.param_groups):
             low = [p for p in group["params"] if p.is_floating_point() and p.dtype.itemsize < 4 and p.requires_grad]
-            low = [p for p in low if p.numel() <= ELEMENTS]
+            if type(optimizer).__name__ not in ELEMENTWISE:
+                low = [p for p in low if p.numel() <= ELEMENTS]
             step = max(1, len(low) // TENSORS)
             chosen += [(index, p) for p in low[::step][:TENSORS]]
         if not chosen:
             return {}
-        doubles = [p.detach().float().clone().requires_grad_() for _, p in chosen]
+        doubles = [_piece(p.detach()).float().clone().requires_grad_() for _, p in chosen]
         groups, order = [], sorted({index for index, _ in chosen})
         for index in order:
             options = {k: v for k, v in optimizer.param_groups[index].items() if k not in ("params", "initial_lr")}
             groups.append({"params": [d for (i, _), d in zip(chosen, doubles) if i == index]} | options)
-        try:
-            twin = type(optimizer)(groups)
-        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError):
-            try:
-                twin = type(optimizer)(groups, lr=float(groups[0].get("lr", 1e-3)))
-            except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
-                self.why = f"no second {type(optimizer).__name__} could be made: {error}"
-                return {}
+        twin = self._twin(optimizer, groups)
+        if twin is None:
+            return {}
         for (_, p), double in zip(chosen, doubles):  # a run under way has moments already
             if optimizer.state.get(p):
                 twin.state[double] = {k: _wide(v, p) for k, v in optimizer.state[p].items()}
@@ -91,10 +95,29 @@ class Shadow:
             "starts": [d.detach().clone() for d in doubles],
         }
 
+    def _twin(self, optimizer: torch.optim.Optimizer, groups: list[dict]) -> torch.optim.Optimizer | None:
+        """Another of the same class, or None: constructors differ."""
+        kind = type(optimizer)
+        if kind.__module__.startswith("bitsandbytes"):
+            self.why = "the optimizer keeps its state in 8 bits or pages, which cannot be shadowed"
+            return None
+        known = inspect.signature(kind.__init__).parameters
+        for more in ({}, {"lr": float(groups[0].get("lr", 1e-3))}, optimizer.defaults):
+            try:
+                return kind([dict(g) for g in groups], **{k: v for k, v in more.items() if k in known})
+            except FAILURES as error:
+                self.why = f"no second {kind.__name__} could be made: {error}"
+        return None
+
+
+def _piece(t: Tensor) -> Tensor:
+    """The tensor itself, or the first elements of a large one."""
+    return t if t.numel() <= ELEMENTS else t.reshape(-1)[:ELEMENTS]
+
 
 def _wide(value, like: Tensor):
     if isinstance(value, Tensor):
-        return value.float().clone() if value.shape == like.shape else value.clone()
+        return _piece(value).float().clone() if value.shape == like.shape else value.clone()
     return copy.deepcopy(value)
 
 

@@ -5,6 +5,8 @@
 Footgun: the Trainer prints 0.0 for a loss that is NaN (`logging_nan_inf_filter`). The callback sees the loss itself.
 """
 
+import inspect
+
 from nblib.doctor.finding import Report
 from nblib.doctor.watching import begin, end
 
@@ -23,6 +25,8 @@ class TrainerCallback(_Base):
         self.observer = None
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, processing_class=None, **kwargs):
+        self.close()
+        self.report = self.report if not self.report.done else Report()
         optimizer = getattr(optimizer, "optimizer", optimizer)
         declared = {"tokenizer": processing_class, "untied": False, "from_scratch": False, "orig_vocab": None}
         self.observer = begin(
@@ -34,6 +38,34 @@ class TrainerCallback(_Base):
             say=self.say,
             **(declared | self.declared),
         )
+        self._see_exceptions()
+
+    def _see_exceptions(self) -> None:
+        """A Trainer that raises ends no callback, so its loop itself is watched from the frame that called us."""
+        frame = inspect.currentframe()
+        while frame is not None and frame.f_code.co_name != "_inner_training_loop":
+            frame = frame.f_back
+        trainer = frame.f_locals.get("self") if frame is not None else None
+        original = getattr(trainer, "training_step", None)
+        if original is None:
+            return
+        mine = vars(trainer).get("training_step")
+
+        def step(*args, **kwargs):
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                self.close(error)
+                raise
+
+        def back() -> None:
+            if mine is not None:
+                trainer.training_step = mine
+            else:
+                vars(trainer).pop("training_step", None)
+
+        trainer.training_step = step
+        self.observer.undo.append(back)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.close()
@@ -41,5 +73,6 @@ class TrainerCallback(_Base):
     def close(self, error: BaseException | None = None) -> Report:
         """End the watch; for a Trainer that raised, because it does not call `on_train_end` then."""
         if self.observer is not None:
-            end(self.report, self.observer, error, say=self.say)
+            observer, self.observer = self.observer, None
+            end(self.report, observer, error, say=self.say)
         return self.report

@@ -294,6 +294,12 @@ def untied_by_hand():
     return train(model, adamw(model))
 
 
+def untied_with_a_config():
+    model = Nano(tie=False)
+    model.config = lm("gpt2").config  # whose default says tied
+    return train(model, adamw(model))
+
+
 def untied_on_purpose():
     model = lm("llama", tie_word_embeddings=True)
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
@@ -311,7 +317,37 @@ def old_tokens_only():
     return train(model, adamw(model))
 
 
+def frozen_on_the_way():
+    model = Nano()
+    return train(model, adamw(model), between=lambda step: model.blocks[0].requires_grad_(False))
+
+
+def layers_take_turns():
+    model = Nano()
+    model.blocks[0].requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def turn(step):
+        for i, block in enumerate(model.blocks):
+            block.requires_grad_(i == step % 2)
+
+    return train(model, optimizer, steps=4, between=turn)
+
+
+def merged_and_taken_out_again():
+    model = lora(lm("llama"))
+
+    def between(step):
+        model.merge_adapter()
+        model.unmerge_adapter()
+
+    return train(model, adamw(model), between=between)
+
+
 HEALTHY = [
+    frozen_on_the_way,
+    layers_take_turns,
+    merged_and_taken_out_again,
     two_adapters,
     with_dropout,
     by_hand,
@@ -326,6 +362,7 @@ HEALTHY = [
     tied_with_lora_everywhere,
     untied,
     untied_by_hand,
+    untied_with_a_config,
     untied_on_purpose,
     new_tokens_trained,
     old_tokens_only,

@@ -115,6 +115,26 @@ def kd(live, **options):
     return loss
 
 
+def kd_by_hand(live):
+    teacher = lm(hidden=32).eval().requires_grad_(False)
+
+    def loss(model, ids):
+        out = model(input_ids=ids, labels=ids)
+        with torch.no_grad():
+            theirs = teacher(ids).logits.log_softmax(-1)
+        mine = (out.logits if live else out.logits.detach()).log_softmax(-1)
+        return 0.3 * out.loss + 0.7 * (theirs.exp() * (theirs - mine)).sum(-1).mean()
+
+    return loss
+
+
+def kd_of_itself(model, ids):
+    with torch.no_grad():
+        theirs = model(ids).logits
+    kl = F.kl_div(theirs.log_softmax(-1).flatten(0, 1), theirs.softmax(-1).flatten(0, 1), reduction="batchmean")
+    return model(input_ids=ids, labels=ids).loss + kl
+
+
 def no_grad(model, ids):
     with torch.no_grad():
         return model(input_ids=ids, labels=ids).loss
@@ -132,6 +152,9 @@ FAULTS = {
     "F1 detached": ("F1", own(lambda m, i: m(i, i)[1].detach())),
     "F1 new logits": ("F1", own(lambda m, i: ce(m(i).detach().requires_grad_(True)[:, :-1], i[:, 1:]))),
     "F2 dead kd": ("F2", hf(kd(False))),
+    "F2 dead kd by hand": ("F2", hf(kd_by_hand(False))),
+    "F2 kd of itself": ("F2", hf(kd_of_itself)),
+    "F3 backwards": ("F3", own(lambda m, i: ce(m(i)[:, 1:], i[:, :-1]))),
     "F3 kd by vocabulary": ("F3", hf(kd(True, reduction="mean"))),
     "F3 twice, hf logits": ("F3", hf(lambda m, i: ce(*shift(m, i, 2)))),
     "F3 twice, own": ("F3", own(lambda m, i: ce(*shift(m, i, 2)))),
@@ -170,6 +193,8 @@ HEALTHY = {
     "moved inside": own(lambda m, i: m(i, i)[1], seed_shift=True),
     "metric": own(metric),
     "distillation": hf(kd(True)),
+    "distillation by hand": hf(kd_by_hand(True)),
+    "a constant": hf(lambda m, i: m(input_ids=i, labels=i).loss + 3.0),
     "preference": hf(preference),
     "pure bf16 loss": lambda: loop(lm(), lambda m, i: ce(*(shift(m, i, 1))).bfloat16().float(), batches(4)),
 }

@@ -109,6 +109,20 @@ def evaluation_with_gradients_on():
     return train(model, adamw(model), between=between)
 
 
+def evaluated_at_the_end():
+    model = lora(lm("llama", attention_dropout=0.1), lora_dropout=0.1)
+    optimizer = adamw(model)
+    with doctor.watch(say=False, steps=10) as report:
+        for ids in batches(3):
+            optimizer.zero_grad()
+            loss_of(model, ids).backward()
+            optimizer.step()
+        model.eval().requires_grad_(False)
+        with torch.no_grad():
+            loss_of(model, batches(1, seed=3)[0])
+    return report
+
+
 def flip_without_dropout():
     return evaluated(lm(), back=False)
 
@@ -123,6 +137,7 @@ def flip_without_dropout():
         and_back,
         evaluation_with_gradients_on,
         flip_without_dropout,
+        evaluated_at_the_end,
     ],
     ids=lambda p: p.__name__,
 )

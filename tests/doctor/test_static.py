@@ -79,6 +79,11 @@ def on_a_deepcopy():
     return train(copy.deepcopy(model), adamw(model), how="cross_entropy")
 
 
+def lora_on_a_deepcopy():
+    model = lora(lm("llama"))
+    return train(copy.deepcopy(model), adamw(model))
+
+
 def loaded_again():
     model = lm("gpt2")
     optimizer = adamw(model)
@@ -153,6 +158,23 @@ def prepared_last():
     return report
 
 
+def frozen_but_hooked():
+    """Gradients flow to the embedding's output, so backward is content; nothing is told to the doctor."""
+    model = lora(lm("llama")).requires_grad_(False)
+    model.enable_input_require_grads()
+    return train(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+
+
+def frozen_untold():
+    model, report = Nano().requires_grad_(False), None
+    try:
+        with doctor.watch(say=False) as report:
+            loss_of(model, batches(1)[0]).backward()
+    except RuntimeError:
+        pass
+    return report
+
+
 def born_in_inference():
     with torch.inference_mode():
         model = Nano()
@@ -175,6 +197,7 @@ FAULTS = {
     before_peft: ("S3",),
     before_hand_lora: ("S3",),
     on_a_deepcopy: ("S3",),
+    lora_on_a_deepcopy: ("S3",),
     loaded_again: ("S3",),
     assigned_weights: ("S3",),
     resized_after: ("S3",),
@@ -187,6 +210,8 @@ FAULTS = {
     four_bits_frozen: ("S8",),
     prepared_last: ("S1",),
     born_in_inference: ("S6",),
+    frozen_but_hooked: ("S1",),
+    frozen_untold: ("S1",),
 }
 
 
@@ -201,6 +226,7 @@ def test_faults(program):
         (before_peft, "before the adapter"),
         (before_hand_lora, "before the adapter"),
         (on_a_deepcopy, "another instance"),
+        (lora_on_a_deepcopy, "another instance"),
         (loaded_again, "another instance"),
         (assigned_weights, "another instance"),
         (resized_after, "resize_token_embeddings"),
@@ -293,6 +319,31 @@ def head_on_four_bits():
     return train(model, adamw(model))
 
 
+def soft_prompt():
+    model, soft = lm("llama").requires_grad_(False), nn.Parameter(torch.randn(1, 4, 64) * 0.02)
+    optimizer = torch.optim.AdamW([soft], lr=1e-2)
+    with doctor.watch(say=False, steps=3) as report:
+        for ids in batches(3):
+            x = torch.cat([soft.expand(len(ids), -1, -1), model.get_input_embeddings()(ids)], 1)
+            logits = model(inputs_embeds=x).logits[:, 4:-1]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
+            optimizer.step()
+    return report
+
+
+def alternating_optimizers():
+    model = Nano(tie=False)
+    halves = [[p for n, p in model.named_parameters() if ("blocks.0" in n) == first] for first in (True, False)]
+    optimizers = [torch.optim.AdamW(half, lr=1e-3) for half in halves]
+    with doctor.watch(say=False, steps=4) as report:
+        for step, ids in enumerate(batches(4)):
+            model.zero_grad()
+            loss_of(model, ids).backward()
+            optimizers[step % 2].step()
+    return report
+
+
 def unused_parameters():
     model = Nano()
     model.spare = nn.Linear(32, 32)  # in no forward: gets no gradient
@@ -323,6 +374,8 @@ HEALTHY = [
     masters_in_fp32,
     four_bits_with_lora,
     head_on_four_bits,
+    soft_prompt,
+    alternating_optimizers,
     unused_parameters,
     two_losses_two_optimizers,
 ]

@@ -115,6 +115,11 @@ def in_the_graph():
     return distil(lm("llama"), lm("llama", seed=3), grad=True)
 
 
+def optimizer_of_the_teacher():
+    student, teacher = Nano(), Nano(tie=False)
+    return distil(student, teacher, optimizer=adamw(teacher))
+
+
 def in_the_optimizer():
     student, teacher = Nano(), Nano(tie=False)
     return distil(student, teacher, grad=True, extra=[teacher], model=student, teacher=teacher)
@@ -148,6 +153,7 @@ FAULTS = {
     beta_zero: ("N14",),
     adapter_left_on: ("N14",),
     in_the_graph: ("F8",),
+    optimizer_of_the_teacher: ("S3",),
     in_the_optimizer: ("F8",),
     under_inference_mode: ("F9",),
 }

@@ -16,7 +16,9 @@ from nblib.doctor.checks import (
     labels,
     loss,
     modes,
+    parallel,
     precision,
+    schedules,
     static,
     steps,
     tables,
@@ -25,7 +27,8 @@ from nblib.doctor.checks import (
 from nblib.doctor.evidence import Evidence
 from nblib.doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss, backward, steps, precision)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss)
+MODULES += (backward, steps, schedules, precision, parallel)
 ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
 
 

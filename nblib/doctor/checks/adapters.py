@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from nblib.doctor.checks.static import moved
-from nblib.doctor.evidence import Evidence, Step, is_adapter
+from nblib.doctor.evidence import Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 IGNORED = ("missing adapter keys", "unexpected adapter keys")  # peft, when the keys of a file do not fit
@@ -141,8 +141,11 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
         return unknown("no optimizer step was seen")
     every, mine = e.parameters(), e.optimized()
     shared = {p.data_ptr() for p in e.trainable().values()}
-    frozen = {n: p for n, p in every.items() if n in e.first and not p.requires_grad and p.data_ptr() not in shared}
-    drifted = [n for n, p in frozen.items() if id(p) == e.first[n][0] and p.is_floating_point() and moved(e, n)]
+    thawed = {n for g in e.of(Gradients) for n in g.norms}  # layers may take turns
+    frozen = {n: p for n, p in every.items() if n in e.frozen_at_start - thawed and not p.requires_grad}
+    frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}
+    drifted = [n for n, p in frozen.items() if p.is_floating_point() and moved(e, n)]
+    drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
     if not drifted:
         return OK if frozen else not_applicable("nothing is frozen")
     held = [n for n in drifted if id(every[n]) in mine]
@@ -163,6 +166,14 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
         if held
         else "If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).",
     )
+
+
+def _more_than_rounding(e: Evidence, name: str) -> bool:
+    """An adapter that was merged and taken out again leaves rounding behind."""
+    p, (_, first) = e.parameters()[name].detach(), e.first[name]
+    now = p.reshape(-1)[:: max(1, p.numel() // 2**20)].float()
+    gap, size = float((now - first.to(now.device).float()).norm()), float(first.float().norm())
+    return gap > (1e-4 if p.dtype.itemsize >= 4 else 2e-2) * size
 
 
 CHECKS = [("S16", adapter_inactive), ("N20", adapter_without_effect), ("N12", frozen_moved)]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
-from nblib.doctor.fingerprint import IGNORED, shifted
 from nblib.doctor.probes import runs
+from nblib.doctor.targets import IGNORED, shifted
 
 
 class Batch(NamedTuple):

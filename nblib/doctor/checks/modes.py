@@ -14,7 +14,8 @@ def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
     Modules count when they were called with gradients on. Attention often has no module and passes a number that its
     own module keeps (`self.attention_dropout`, `self.dropout`); that number counts with the flag of that module.
     """
-    found = {}
+    found, modes = {}, _modes(e)
+    over = modes and modes[-1] and not e.model.training  # an evaluation came after the training
     for name, m in e.modules():
         if id(m) in e.dropouts:
             _, training, p = e.dropouts[id(m)]
@@ -22,7 +23,7 @@ def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
             continue
         for attribute, value in vars(m).items():
             if "dropout" in attribute and isinstance(value, float) and 0.0 < value < 1.0:
-                found[f"{name}.{attribute}".lstrip(".")] = value, m.training
+                found[f"{name}.{attribute}".lstrip(".")] = value, m.training or bool(over)
     return found
 
 
@@ -52,7 +53,7 @@ def eval_mode_training(e: Evidence) -> Finding | Verdict:
     drops = live_dropouts(e)
     if not drops:
         return OK
-    wrapped = not _inside(e).training and _inside(e) is not e.model
+    wrapped = not _inside(e).training and _inside(e) is not e.model  # records decide if an evaluation came after
     asleep = {n: p for n, (p, training) in drops.items() if not training}
     if (any(modes) and not wrapped) or not asleep:
         return OK

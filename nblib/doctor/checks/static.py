@@ -24,7 +24,7 @@ def nothing_trainable(e: Evidence) -> Finding | Verdict:
     if e.model is None:
         return unknown("no model was seen")
     every = e.parameters()
-    if e.trainable():
+    if e.trainable() or any(g.norms for g in e.of(Gradients)):  # what is frozen after the training is nothing
         return OK
     if e.optimized() - {id(p) for p in every.values()}:
         return not_applicable("the optimizer trains something outside the model")
@@ -128,7 +128,7 @@ def in_graph_only(e: Evidence) -> list:
 
 
 def _called(call, models: list) -> bool:
-    module = getattr(call, "module", lambda: None)()
+    module = call.module()
     return any(module is m for m in models)
 
 
@@ -168,6 +168,21 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
     only_ends = all(id(p) in ends or _beside(n, e, ends) for n, p in c.missing.items())
     muon = [o for o in e.optimizers if "muon" in o.kind.__name__.lower()]
     alive = bool(c.foreign - c.dead)
+    above = {id(p) for t in e.teachers for p in t.parameters()}
+    if not c.held and e.optimized() <= above:
+        return (
+            ERROR,
+            "The optimizer was given the parameters of the teacher (or reference), and the model that gets the "
+            "gradients is in none.",
+            "Build the optimizer from the student's parameters.",
+        )
+    if c.dead and c.dead == e.optimized():
+        return (
+            ERROR,
+            "The optimizer was built on another instance of the model (a deepcopy, the model before it was loaded "
+            "again or sharded, weights replaced by assign=True), so its steps change tensors nobody uses.",
+            "Build the optimizer from the very model that is called in the loop, after it has its final weights.",
+        )
     if adapters and all(n in c.missing for n in adapters if n in c.missing or n in c.held) and not alive:
         if any(is_adapter(n) for n in c.missing):
             return (
@@ -176,13 +191,6 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
                 "(get_peft_model, or the replacement of layers by LoRA layers).",
                 "Attach the adapter first, then build the optimizer from what is trainable.",
             )
-    if c.dead and not c.held and not alive:
-        return (
-            ERROR,
-            "The optimizer was built on another instance of the model (a deepcopy, the model before it was loaded "
-            "again or sharded, weights replaced by assign=True), so its steps change tensors nobody uses.",
-            "Build the optimizer from the very model that is called in the loop, after it has its final weights.",
-        )
     if c.dead and only_ends:
         return (
             ERROR,

@@ -36,7 +36,9 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
         return not_applicable("declared untied")
     if not _comparable(into, out):
         return unknown("no pair of embedding and output layer was found")
-    told = getattr(e.config, "tie_word_embeddings", None)
+    told = None  # a module of one's own may carry a config whose default says tied
+    if hasattr(e.model, "tie_weights"):
+        told = getattr(e.config, "tie_word_embeddings", None)
     if _same(into, out) or e.tied_at_start or not (told is True or (told is None and e.alike_at_start)):
         return OK
     both = into.requires_grad and out.requires_grad

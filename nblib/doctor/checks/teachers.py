@@ -67,7 +67,7 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
     for number, teacher in enumerate(e.teachers):
         gap = tried.get(number, (None,))[0]
         live = [m for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
-        called = [c for c in e.of(Call, role="teacher") if getattr(c, "module", lambda: None)() is teacher]
+        called = [c for c in e.of(Call, role="teacher") if c.module() is teacher]
         if gap is None and live and called:
             return Finding(
                 "S12",
@@ -97,7 +97,7 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
     references = [t for t in e.teachers if t not in e.models]
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
     for c in e.of(Call):  # seen as a part of the model, because it shares its parameters
-        module = getattr(c, "module", lambda: None)()
+        module = c.module()
         if not c.grad and module is not None and not any(_related(module, m) for m in (*e.models, *references)):
             references.append(module)
     if not references and not same:
@@ -148,7 +148,7 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
                 "The teacher is being trained: its parameters are in an optimizer and its outputs are not detached.",
                 "Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().",
             )
-    called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad]
+    called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
     idle = in_graph_only(e)
     if not called and not idle:
         return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")
@@ -164,6 +164,12 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
         "The teacher is called with gradients on, so its activations (and gradients) are kept for nothing.",
         "Call it under torch.no_grad(), and teacher.requires_grad_(False).",
     )
+
+
+def _trainable(call: Call) -> bool:
+    """A frozen model whose input learns (a soft prompt) must be in the graph."""
+    module = call.module()
+    return module is not None and any(p.requires_grad for p in module.parameters())
 
 
 def inference_teacher(e: Evidence) -> Finding | Verdict:
