@@ -50,6 +50,10 @@ class Shadow:
         except FAILURES as error:
             self.pairs[id(optimizer)] = {}
             self.why = f"the shadow of {type(optimizer).__name__} could not step: {error}"
+            return
+        if _rounds(pair):
+            self.pairs[id(optimizer)] = {}
+            self.why = f"{type(optimizer).__name__} rounds to 16 bits whatever it is given, fp32 copies too"
 
     def after(self, optimizer: torch.optim.Optimizer) -> None:
         pair = self.pairs.get(id(optimizer))
@@ -108,6 +112,12 @@ class Shadow:
             except FAILURES as error:
                 self.why = f"no second {kind.__name__} could be made: {error}"
         return None
+
+
+def _rounds(pair: dict) -> bool:
+    """Whether the copies, though fp32, hold nothing but numbers of 16 bits after a step that moved them."""
+    moved = [(p, d.detach()) for (p, d), s in zip(pair["tensors"], pair["starts"]) if not torch.equal(d, s)]
+    return bool(moved) and all(torch.equal(d, d.to(p.dtype).float()) for p, d in moved)
 
 
 def _piece(t: Tensor) -> Tensor:
