@@ -64,6 +64,7 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
+    number: float | None = None  # its value, of a divergence
 
 
 @dataclass
@@ -173,6 +174,7 @@ class Evidence:
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
+        self.named_teachers: list[nn.Module] = []  # those of them that the user named
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.called: dict[int, int] = {}  # id(module) -> times called

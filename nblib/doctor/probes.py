@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nblib.doctor import replays
 from nblib.doctor.evidence import Backward, Call, Evidence
+from nblib.doctor.reading import read_call
 
 TOKENS = 512  # in a replay, at most
 WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
@@ -257,8 +258,6 @@ def _module(call: Call) -> nn.Module:
 
 def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
     """Repeat a call with other ids: same modes, same draws, same autocast; leaves no trace."""
-    from nblib.doctor.observe import read_call
-
     module = _module(call)
     if not (call.args or call.kwargs) or e.opaque or call.kwargs.get("past_key_values") is not None:
         raise Unfit

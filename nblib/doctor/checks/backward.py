@@ -48,8 +48,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
         f"{len(e.trainable())} trainable tensors inside them got none ({lost[0]} ...)",
         "at least one input of each checkpointed region requires a gradient",
-        "Reentrant activation checkpointing behind frozen inputs cuts the graph: what is trainable inside the "
-        "checkpointed regions gets no gradient.",
+        "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
+        "trainable inside the checkpointed regions gets no gradient.",
         "Use use_reentrant=False, or call model.enable_input_require_grads().",
     )
 
@@ -168,7 +168,7 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
         f"{len(dead)} of {len(firsts)} lora_A tensors have gradients of exactly 0 in {len(later)} steps "
         "after lora_B moved",
         "gradients in both factors once lora_B is not zero",
-        "The path into the adapter is cut: lora_A gets no gradient although lora_B has left zero.",
+        "The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B has left zero.",
         "Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.",
     )
 

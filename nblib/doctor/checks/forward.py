@@ -40,7 +40,7 @@ def not_finite(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
         "finite activations",
-        f"The model's own output is not finite: {why}.",
+        f"The model's own output is NaN or infinite: {why}.",
         fix,
     )
 
@@ -48,7 +48,7 @@ def not_finite(e: Evidence) -> Finding | Verdict:
 def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
     if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
         return (
-            "float16 ends at 65504 and an activation went over it",
+            "an overflow: float16 (fp16) ends at 65504 and an activation went over it",
             "Use bfloat16, or keep this module in float32.",
         )
     left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
@@ -106,7 +106,8 @@ def future(e: Evidence) -> Finding | Verdict:
         f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
         "spread",
         "0",
-        "The model sees the tokens it is asked to predict: the causal mask is missing, wrong or one too wide.",
+        "The model sees the future, the very tokens it is asked to predict: the causal mask is missing, wrong or one "
+        "too wide.",
         "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
     )
 
@@ -141,7 +142,7 @@ def packed(e: Evidence) -> Finding | Verdict:
         ERROR if moved > CLEAR else WARN,
         f"changing earlier documents of a row moved the logits of its last one by {moved:.2g} of their spread",
         "0",
-        f"Packed documents see each other: {why}.",
+        f"Packed documents see each other (attention leaks across their boundary): {why}.",
         "Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.",
     )
 

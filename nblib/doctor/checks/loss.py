@@ -58,7 +58,7 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
             ERROR,
             f"the target at position t is input_ids[t], which the model has read ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are not shifted: the model is asked to repeat the token it has just read.",
+            "The labels are not shifted (off by one): the model is asked to repeat the token it has just read.",
             "Compare logits[:, :-1] with input_ids[:, 1:].",
         )
     if ahead < 0:
@@ -74,7 +74,7 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
             ERROR,
             f"the target at position t is input_ids[t + {ahead}] ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are shifted twice: every position learns the token after the next one.",
+            "The labels are shifted twice (a double shift): every position learns the token after the next one.",
             "Shift once: either in the data, or in the loss, or leave it to the model.",
         )
     return None
@@ -96,7 +96,7 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
             ERROR,
             "every row given to cross_entropy is positive and sums to 1",
             "logits",
-            "A softmax too many: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
+            "A double softmax: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
             "Give cross_entropy the logits.",
         )
     return _loss_finding(
@@ -111,14 +111,14 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
 def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
-    if not averaged or len(averaged) < len(seen):
+    if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width
     return _loss_finding(
         WARN,
         f"kl_div(reduction='mean') over {width} classes: the divergence is divided by {width}",
         "a divergence per token: reduction='batchmean' on (tokens, classes)",
-        "The distillation term is divided by the size of the vocabulary as well, so it hardly counts.",
+        "The distillation term (KL) is averaged over the vocabulary as well (reduction='mean'), so it hardly counts.",
         "Flatten to (tokens, classes) and use reduction='batchmean', or sum over classes and average over tokens.",
     )
 
@@ -134,7 +134,7 @@ def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
         WARN,
         f"the loss {first.value:.4g} is {known[0].tokens} tokens times {known[0].mean:.4g} nats",
         f"a mean over tokens, {known[0].mean:.4g}",
-        "The loss is a sum over tokens: gradients are as many times too large as there are tokens, and grow with the "
+        "The loss is a sum over tokens (reduction='sum'): gradients are that many times too large, and grow with the "
         "batch.",
         "Use reduction='mean', or divide by the number of supervised tokens.",
     )
@@ -210,7 +210,9 @@ def accumulation(e: Evidence) -> Finding | Verdict:
         return _accumulation(
             f"{k} losses per step, each a whole mean, summing to {totals[0]:.3g} times the loss per token",
             f"losses that sum to the loss per token (each divided by {k}, or by the step's tokens)",
-            f"The losses of {k} micro-batches are added up and not averaged: the gradient is {k} times too large.",
+            f"Gradient accumulation without a division: the losses of {k} micro-batches are added up and not "
+            "averaged, so "
+            f"the gradient is {k} times too large.",
             f"Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.",
         )
     uneven = [max(r.tokens for r in rs) / min(r.tokens for r in rs) for rs in readings]
@@ -221,8 +223,8 @@ def accumulation(e: Evidence) -> Finding | Verdict:
         return _accumulation(
             f"micro-batches of one step hold from 1 to {max(uneven):.3g} parts of the tokens and count alike",
             "each micro-batch counts by its tokens",
-            "A mean of means: each micro-batch counts the same however few tokens it has, so tokens in short ones "
-            "weigh more.",
+            "A mean of means in gradient accumulation: each micro-batch counts the same however few tokens it has, so "
+            "tokens in short ones weigh more.",
             "Sum the losses and divide by the number of supervised tokens in the whole step (num_items_in_batch).",
         )
     return OK
@@ -261,7 +263,8 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"the loss is {bad[0].value} at step {bad[0].round + 1}, and in {len(bad)} of {len(backwards)} backwards",
         "a finite loss",
-        f"The loss is no number from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are lost; "
+        f"The loss is NaN or infinite from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are "
+        "lost; "
         "the Trainer of transformers prints 0.0 for such a loss.",
         "Stop, go back to the last good weights, and look at that step; logging_nan_inf_filter=False shows it.",
     )

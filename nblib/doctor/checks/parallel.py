@@ -25,7 +25,8 @@ def wrapper_gone_round(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"the model was called {len(e.forwards)} times with gradients, its DistributedDataParallel wrapper never",
         "training calls go through the wrapper",
-        "The forward pass goes through ddp.module, so gradients are never averaged and the ranks drift apart.",
+        "The forward pass goes through ddp.module and not through the DDP wrapper, so gradients are never averaged "
+        "(no all-reduce) and the ranks drift apart.",
         "Call the wrapper itself: ddp(...), not ddp.module(...).",
     )
 

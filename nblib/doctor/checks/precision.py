@@ -40,9 +40,15 @@ def rounded_away(e: Evidence) -> Finding | Verdict:
         ERROR if share < 0.5 and not rising else WARN,
         f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr {max(rates):.2g}){norms}",
         "nearly 100 %, as in fp32",
-        f"The weights are kept in {'/'.join(kinds)}, whose steps are coarser than the updates: most are rounded away.",
+        f"The weights are kept in {'/'.join(kinds)} (pure {_short(kinds)}, no fp32 master copy), whose steps are "
+        "coarser "
+        "than the updates: most are rounded away.",
         "Keep the weights in fp32 and compute under autocast, or use stochastic rounding or compensated sums.",
     )
+
+
+def _short(kinds: list[str]) -> str:
+    return "/".join(kind.replace("bfloat", "bf").replace("float", "fp") for kind in kinds)
 
 
 def scaler_over_half(e: Evidence) -> Finding | Verdict:
@@ -123,7 +129,7 @@ def never_accepts(e: Evidence) -> Finding | Verdict:
         ERROR if skipped == len(steps) else WARN,
         f"{skipped} of {len(steps)} steps were skipped; the scale is now {steps[-1].scale:g}",
         "a few skips at the beginning",
-        "The scaler finds NaN or infinity in the gradients again and again, so the optimizer does not step.",
+        "The GradScaler finds NaN or inf in the gradients again and again, so the optimizer does not step.",
         "Look for what is not finite in the forward pass; it is not the scale.",
     )
 

@@ -41,7 +41,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
     if rates[0] > 0:
         why = "the schedule has run out: it was built for fewer steps than are made"
     elif scheduled:
-        why = "the schedule gives zero (an integer division in the warm-up, or far too long a warm-up)"
+        why = "the schedule gives zero (an integer division in the warmup, or far too long a warmup)"
     elif any("initial_lr" in g for o in e.optimizers if o.object for g in o.object.param_groups):
         why = "a schedule that starts at zero was built but scheduler.step() is never called"
     else:
@@ -52,7 +52,7 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
         "a rate above zero, but for the first step of a warm-up and the very last one",
-        f"The learning rate is zero: {why}.",
+        f"The learning rate (lr) is zero: {why}.",
         "Look at the schedule's arguments (total steps, warm-up steps) and step it once per optimizer step.",
     )
 
@@ -94,7 +94,8 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         if many
         else "scheduler.step() came before the first optimizer.step()",
         "one scheduler step after each optimizer step",
-        "The scheduler is stepped per micro-batch, so the learning rate decays that many times too fast."
+        "The scheduler is stepped per micro-batch (inside gradient accumulation), so the learning rate decays that "
+        "many times too fast."
         if many
         else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
         "Call scheduler.step() once, right after optimizer.step().",
@@ -206,22 +207,24 @@ def update_size(e: Evidence) -> Finding | Verdict:
     """N5. The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
     Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
-    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out.
+    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
+    new is small, and a step is a large part of it.
     """
     rounds = sorted(e.by_round(Step))
     later = set(rounds[len(rounds) // 2 :])
+    new = {u.name for s in e.of(Step) for u in s.updates if u.relative == float("inf") or "trainable_tokens" in u.name}
     ups: list[Update] = [
         u
         for s in e.of(Step)
         if s.round in later
         for u in s.updates
-        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name)
+        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
     ]
     if not ups or len(rounds) < 3:
         return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
     share, rms = median(u.relative for u in ups), median(u.rms for u in ups)
-    first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if len(u.shape) >= 2 and u.lr > 0]
-    first = [x for x in first if x < float("inf")]
+    known = {u.name for u in ups}
+    first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if u.name in known and u.lr > 0]
     jump = median(first) if first else 0.0  # weights that grew a hundredfold at once change little afterwards
     large = 0.3 < share < float("inf") or jump > 2.0
     small = not large and rms / 0.2 < 1e-7 and not _rising(_by_round(e)) and share < 1e-6
@@ -234,7 +237,7 @@ def update_size(e: Evidence) -> Finding | Verdict:
         f"a step changes the matrices by {max(share, jump) if large else share:.2g} of their norm "
         f"(lr {max(_by_round(e)):.2g})",
         "roughly 1e-4 to 1e-1",
-        f"The learning rate is far too {'large' if large else 'small'} for these weights.",
+        f"The learning rate (lr) is far too {'large (too high)' if large else 'small (too low)'} for these weights.",
         f"{'Lower' if large else 'Raise'} the learning rate by a factor of ten or more.",
     )
 
@@ -257,7 +260,8 @@ def clip_saturated(e: Evidence) -> Finding | Verdict:
         f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median "
         f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",
         "norms near the limit after the first steps",
-        "Clipping sets the length of every step: the limit, not the learning rate or the loss, decides.",
+        "Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning rate or the "
+        "loss, decides.",
         "Raise max_norm, or find why the gradients are so large.",
     )
 

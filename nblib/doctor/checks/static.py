@@ -187,7 +187,8 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         if any(is_adapter(n) for n in c.missing):
             return (
                 ERROR,
-                "The optimizer holds none of the adapter's tensors: it was built before the adapter was attached "
+                "The optimizer holds none of the adapter's (LoRA) tensors: it was built before the adapter was "
+                "attached "
                 "(get_peft_model, or the replacement of layers by LoRA layers).",
                 "Attach the adapter first, then build the optimizer from what is trainable.",
             )
@@ -301,7 +302,8 @@ def quantised_without_adapter(e: Evidence) -> Finding | Verdict:
         f"{len(packed)} quantised layers, 0 adapters; {len(trainable)} tensors train"
         + (f", {len(norms)} of them vectors of norms or biases" if norms else ""),
         "an adapter beside the quantised layers",
-        "The model is quantised and has no adapter: packed weights cannot train, so at best norms and embeddings do.",
+        "The model is quantised (4-bit or 8-bit) and has no adapter (LoRA): packed weights cannot train, so at best "
+        "norms and embeddings do.",
         "prepare_model_for_kbit_training, then get_peft_model with a LoRA configuration, then the optimizer.",
     )
 
@@ -334,7 +336,7 @@ def shared_update(e: Evidence) -> Finding | Verdict:
         ERROR,
         what or f"{again} steps of an optimizer followed its last one with no backward between",
         "each tensor updated once per gradient",
-        "The same gradient is applied twice: "
+        "The same gradient is applied twice (a double step): "
         + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
         "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
     )

@@ -51,7 +51,8 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
         )
     else:
         how, fix = (
-            "embedding and output layer are two matrices: the tie was lost when weights were materialised, copied or "
+            "embedding and output layer (lm_head) are two matrices: the tie was lost when weights were materialised, "
+            "copied or "
             "sharded",
             "Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and "
             "before the optimizer is built.",
@@ -85,8 +86,10 @@ def tie_drift(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"one storage at the first backward, two at the end, which differ by up to {gap:.2g}",
         "one storage throughout",
-        "Embedding and output layer were tied when training began, and one of them was replaced during the loop.",
-        "Tie again after whatever replaces weights (loading with assign=True, resizing), and build the optimizer anew.",
+        "Embedding and output layer (lm_head) were tied when training began, and one of them was replaced during the "
+        "loop.",
+        "Tie again (tie_weights) after whatever replaces weights (loading with assign=True, resizing), and build the "
+        "optimizer anew.",
     )
 
 
@@ -126,7 +129,8 @@ def new_tokens_frozen(e: Evidence) -> Finding | Verdict:
         ERROR if original else WARN,
         f"batches use {len(used)} ids {how} ({used[:4]}), and the embedding is frozen",
         "new rows of the embedding trainable",
-        "Tokens were added to the vocabulary, but the embedding is frozen, so their rows stay as resizing made them.",
+        "New tokens were added to the vocabulary (resize_token_embeddings), but the embedding is frozen, so their rows "
+        "stay as resizing made them.",
         "Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.",
     )
 
@@ -178,7 +182,8 @@ def rope_precision(e: Evidence) -> Finding | Verdict:
         WARN if length > LONG else NOTE,
         f"{name} is {str(buffer.dtype).removeprefix('torch.')}; sequences of {length} positions were seen",
         str(torch.float32).removeprefix("torch."),
-        "The rotary frequencies were cast to 16 bits with the model, so distant positions get wrong angles.",
+        "The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant positions get wrong "
+        "angles.",
         "Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back to fp32 after casting.",
     )
 

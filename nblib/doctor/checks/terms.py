@@ -90,6 +90,17 @@ def dead_term(e: Evidence) -> Finding | Verdict:
         for name, (value, alive) in b.declared.items():
             if not alive and value != 0:
                 return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
+    if _same_answers(backwards):
+        return Finding(
+            "F2",
+            "dead-loss-term",
+            WARN,
+            "the divergence (kl_div) was 0 in every step, also after the weights had changed",
+            "a teacher that differs from its student",
+            "The teacher's answers are the student's own (its weights are copied from the student, or it is the same "
+            "model), so the distillation term teaches nothing.",
+            "Load the teacher once, and leave it alone.",
+        )
     if _always_zero(backwards):
         return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
     dead = [b for b in backwards if b.dead_term is not None]
@@ -129,6 +140,12 @@ def _spread(found: list[float]) -> float:
 def _round(x: float) -> bool:
     """Whether it is a number that a person would write."""
     return any(abs(x * k - round(x * k)) < 1e-3 * k * x for k in (1, 2, 4, 10)) and x > 0.01
+
+
+def _same_answers(backwards: list[Backward]) -> bool:
+    """A divergence with a gradient that stays 0 when the student moves; in the first step it may be 0 rightly."""
+    later = [[n.number for n in b.entropies if n.name == "kl_div" and n.connected] for b in backwards if b.round > 0]
+    return len(later) >= 3 and all(values and all(v is not None and abs(v) < 1e-6 for v in values) for values in later)
 
 
 def _always_zero(backwards: list[Backward]) -> bool:
