@@ -40,11 +40,15 @@ class Call(Event):
     mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
     positions: Tensor | None = None  # (B, T) on the CPU
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
+    decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the round's first optimizer step, then None
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
+    cache: Any = gone  # weak reference to it
+    kept: int = 0  # positions in it when the call was over
+    recached: int = 0  # and after the backward, where they have become more
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
@@ -65,6 +69,7 @@ class Entropy(Event):
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
     number: float | None = None  # its value, of a divergence
+    shape: tuple[int, ...] = ()  # of the input
 
 
 @dataclass
@@ -190,6 +195,7 @@ class Evidence:
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
+        self.alike_at_start: bool | None = None  # two matrices of equal values
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
@@ -228,11 +234,11 @@ class Evidence:
         return self.models[0] if self.models else None
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters of the trained models by name, each once."""
+        """All parameters of the trained models by name, each once. Names stay when a second model is met later on."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for number, model in enumerate(self.models):
             for name, p in model.named_parameters():
-                found.setdefault(id(p), (f"model{number}.{name}" if len(self.models) > 1 else name, p))
+                found.setdefault(id(p), (f"model{number}.{name}" if number else name, p))
         return dict(found.values())
 
     def trainable(self) -> dict[str, nn.Parameter]:

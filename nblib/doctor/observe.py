@@ -176,6 +176,9 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         self.count += 1
         if event is not None:
             event.norm = self._sampled_norm()
+            for call in event.calls:
+                now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
+                call.recached = now if now > call.kept else 0
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
         self._added_to_old()

@@ -57,6 +57,7 @@ class Patches(State):
             connected=isinstance(value, Tensor) and value.requires_grad,
             number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
+            shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
         )
         self.e.events.append(entropy)
         self.entropies.append(entropy)

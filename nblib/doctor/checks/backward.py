@@ -9,6 +9,7 @@ import re
 
 from torch import nn
 
+from nblib.doctor.checks.seen import hidden
 from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -29,6 +30,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
     none does. Fires when such regions were entered with gradients on and trainable tensors inside were only ever
     called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
     """
+    if not e.regions and hidden(e):
+        return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
     if not e.regions:
         return not_applicable("no reentrant checkpoint was entered with gradients on")
     if not e.cut_regions:
@@ -39,6 +42,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         for n in e.trainable()
         if e.called.get(id(owners[n])) and not e.called_with_grad.get(id(owners[n])) and not any(norms.get(n, ()))
     ]
+    if not lost and e.cut_regions == e.regions and any(_without_graph(b) for b in e.of(Backward)):
+        lost = [n for n in e.trainable() if e.called.get(id(owners[n]))]  # seen with gradients in a check in eval mode
     if not lost:
         return OK
     return Finding(
@@ -54,6 +59,12 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
     )
 
 
+def _without_graph(event: Backward) -> bool:
+    """A loss without a gradient that was computed with gradients on, from an output that had none already."""
+    calls = [c for c in event.calls if c.role == "model"]
+    return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
+
+
 def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
     """B1. Part of the model stays at its initial values although it is used in the forward pass.
 
@@ -66,8 +77,13 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
         return unknown("no optimizer step was seen, so no gradients were looked at")
     if not any(norm is not None for each in norms.values() for norm in each):
         return not_applicable("nothing has a gradient: that has another cause")
-    called = [n for n in ps if n in norms and e.called.get(id(owners[n])) and _leaf(owners[n])]
+    inside = hidden(e)
+    called = [
+        n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
+    ]
     cut = [n for n in called if all(norm is None for norm in norms[n])]
+    if not cut and any(id(owners[n]) in inside and norms[n][-1] is None for n in ps if n in norms):
+        return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
     if not cut:
         return OK if called else unknown("no module with trainable tensors was seen to be called")
     shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
@@ -148,8 +164,10 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     """
     rounds = [g for g in e.of(Gradients)]
     firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
-    if not firsts or len(rounds) < 3:
-        return not_applicable("no trainable low-rank adapter, or fewer than three steps")
+    if not firsts:
+        return not_applicable("no trainable low-rank adapter")
+    if len(rounds) < 3:
+        return unknown("fewer than three steps were seen")
     moved = next((s.round for s in e.of(Step) if any(s.rates) and s.own), None)
     later = [g for g in rounds if moved is not None and g.round > moved]
     ps = e.trainable()

@@ -67,13 +67,26 @@ def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
 def cache_on(e: Evidence) -> Finding | Verdict:
     """F10. Training takes more memory than it should: each forward keeps keys and values for a generation.
 
-    A note, because the result is right; only with packed documents is it wrong, and F12 says so.
+    A note, because the result is right. With packed documents it is wrong, and F12 says so. Under checkpointing written
+    by hand the gradients are wrong without a message: the recomputation in backward appends to the cache that the
+    forward has filled. That is seen by the cache's length, and an error.
     """
     calls = e.forwards
     if not calls:
         return unknown("no forward of the model was seen")
     if not any(c.cached for c in calls):
         return OK
+    if grown := next((c for c in calls if c.recached), None):
+        return Finding(
+            "F10",
+            "cache-on",
+            ERROR,
+            f"the key-value cache held {grown.kept} positions after the forward, {grown.recached} after the backward",
+            "no cache, or one that backward leaves alone",
+            "A key-value cache is on under activation checkpointing: when backward recomputes a block, it appends to "
+            "the keys and values of the first time, so attention and all gradients through it are wrong.",
+            "Pass use_cache=False (or set model.config.use_cache = False) while training.",
+        )
     return Finding(
         "F10",
         "cache-on",
@@ -153,6 +166,8 @@ def padding_seen(e: Evidence) -> Finding | Verdict:
     What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
     model cannot be seen in any case.
     """
+    if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
+        return unknown("there is padding, but the batch could not be run again")
     if "pads" not in e.probes:
         return not_applicable("no padding was seen in a batch that could be run again")
     moved, limit, masked = e.probes["pads"]

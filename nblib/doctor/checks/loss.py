@@ -22,7 +22,7 @@ def wrong_target(e: Evidence) -> Finding | Verdict:
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
-    for test in (_probabilities, _offset, _divergence, _summed):
+    for test in (_probabilities, _told, _offset, _divergence, _summed):
         if (found := test(e, backwards, readings)) is not None:
             return found
     if not any(r.offset is not None for r in readings):
@@ -87,6 +87,23 @@ def _causal(e: Evidence) -> bool:
     )
 
 
+def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    """An encoder-decoder whose decoder reads at each position the very token it is asked for there."""
+    calls = [c for c in e.forwards if c.decoder is not None and c.labels is not None]
+    calls = [c for c in calls if c.decoder.shape == c.labels.shape]
+    asked = sum(int((c.labels != -100).sum()) for c in calls)
+    same = sum(int(((c.labels == c.decoder) & (c.labels != -100)).sum()) for c in calls)
+    if asked < 32 or same < 0.95 * asked:
+        return None
+    return _loss_finding(
+        ERROR,
+        f"{same} of {asked} supervised labels equal decoder_input_ids at their own position",
+        "decoder_input_ids are the labels shifted right by one, with the start token in front",
+        "The decoder is given the token it must predict: decoder_input_ids were not shifted right.",
+        "Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.",
+    )
+
+
 def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     odd = [r.odd for r in readings]
     if not odd or not odd[0] or len(set(odd)) > 1:
@@ -111,6 +128,17 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
 def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
+    longer = [n for n in seen if n.reduction == "batchmean" and len(n.shape) == 3 and min(n.shape[1:]) >= 16]
+    if longer and len(longer) == len(seen):
+        b, t, _ = longer[0].shape
+        return _loss_finding(
+            WARN,
+            f"kl_div(reduction='batchmean') on {tuple(longer[0].shape)}: the divergence is divided by {b}, not {b * t}",
+            "a divergence per token: reduction='batchmean' on (tokens, classes)",
+            f"batchmean divides by the first size only, so the distillation term is a sum over the {t} tokens of a "
+            "row and that many times too large.",
+            "Flatten to (tokens, classes) before kl_div.",
+        )
     if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width

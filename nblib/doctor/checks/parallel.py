@@ -4,7 +4,7 @@ Footgun: never a collective here. A rank that does not take part would hang the 
 """
 
 from nblib.doctor.evidence import Evidence
-from nblib.doctor.finding import ERROR, OK, Finding, Verdict, not_applicable
+from nblib.doctor.finding import ERROR, OK, Finding, Verdict, not_applicable, unknown
 
 
 def wrapper_gone_round(e: Evidence) -> Finding | Verdict:
@@ -17,7 +17,9 @@ def wrapper_gone_round(e: Evidence) -> Finding | Verdict:
     if not wrappers:
         return not_applicable("no DistributedDataParallel wrapper was seen")
     gone_round = [w for w in wrappers if not e.called.get(id(w))]
-    if not gone_round or not e.forwards:
+    if not e.forwards:
+        return unknown("no training forward was seen")
+    if not gone_round:
         return OK
     return Finding(
         "N21",

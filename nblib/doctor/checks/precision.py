@@ -84,7 +84,9 @@ def underflow(e: Evidence) -> Finding | Verdict:
     half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
     if not half:
         return not_applicable("no fp16 in the training forward pass")
-    if not e.of(Backward) or any(b.scale for b in e.of(Backward)):
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    if any(b.scale for b in e.of(Backward)):
         return OK
     tables = {n for n, p in e.parameters().items() if p is e.embedding() or p is e.head()}
     shares = [
@@ -120,7 +122,7 @@ def never_accepts(e: Evidence) -> Finding | Verdict:
         return not_applicable("no enabled scaler was seen")
     skipped = sum(not s.stepped for s in steps)
     if len(steps) < 8:
-        return OK if skipped < len(steps) else unknown(f"all of the first {skipped} steps were skipped, too few to say")
+        return unknown(f"{skipped} of {len(steps)} steps were skipped, too few to say")
     if skipped <= len(steps) / 2 or all(s.stepped for s in steps[-3:]):
         return OK
     return Finding(

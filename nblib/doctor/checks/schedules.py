@@ -82,6 +82,8 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
         if made and len(events) / made > ratio:
             worst, ratio = events, len(events) / made
     world = torch.distributed.get_world_size() if _distributed() else 1
+    if steps < 2 and not early:
+        return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
         return OK
@@ -116,6 +118,8 @@ def one_unscheduled(e: Evidence) -> Finding | Verdict:
         return not_applicable("one optimizer")
     rates = {i: [s.rates for s in e.of(Step, optimizer=i)] for i in range(len(e.optimizers))}
     rates = {i: each for i, each in rates.items() if len(each) >= 3}
+    if len(rates) < len(e.optimizers):
+        return unknown("some optimizer stepped fewer than three times")
     moving = [i for i, each in rates.items() if len({tuple(r) for r in each}) >= 2]
     fixed = [i for i in rates if i not in moving]
     if not moving or not fixed or not e.of(Schedule):
@@ -180,10 +184,12 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
     kinds = [(i, o) for i, o in enumerate(e.optimizers) if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
         return not_applicable("no Muon optimizer")
+    judged = False
     for index, o in kinds:
         rates = [max(s.rates) for s in e.of(Step, optimizer=index) if s.rates]
-        if not rates or _rising(rates) or "adjust_lr_fn" not in o.object.param_groups[0]:
+        if not rates or _rising(rates[len(rates) // 2 :]) or "adjust_lr_fn" not in o.object.param_groups[0]:
             continue
+        judged = True
         matched = o.object.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
         top = max(rates)
         ups = [u for s in e.of(Step, optimizer=index) for u in s.updates if u.lr]
@@ -200,7 +206,7 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
                 f"Muon's learning rate is that of the other convention: {'far too large' if matched else 'too small'}.",
                 "Use lr about 0.02 with 'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.",
             )
-    return OK
+    return OK if judged else unknown("a rate that still rises, no step, or a Muon of another kind")
 
 
 def update_size(e: Evidence) -> Finding | Verdict:
@@ -220,6 +226,8 @@ def update_size(e: Evidence) -> Finding | Verdict:
         for u in s.updates
         if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
     ]
+    if any(issubclass(o.kind, torch.optim.LBFGS) for o in e.optimizers):
+        return not_applicable("a line search chooses the size of a step")
     if not ups or len(rounds) < 3:
         return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
     share, rms = median(u.relative for u in ups), median(u.rms for u in ups)
@@ -248,8 +256,10 @@ def clip_saturated(e: Evidence) -> Finding | Verdict:
     Fires as a warning when the norm was above ten times the limit in at least eight of ten clips, after the first two.
     """
     clips = [c for c in e.of(Clip) if 0 < c.limit < 1e6 and c.total is not None][2:]
+    if not e.of(Clip):
+        return not_applicable("no gradient clipping was seen")
     if len(clips) < 6:
-        return not_applicable("fewer than eight clips")
+        return unknown("fewer than eight clips that limit were seen")
     over = [c for c in clips if c.total > 10 * c.limit]
     if len(over) < 0.8 * len(clips):
         return OK

@@ -234,7 +234,9 @@ def stale_in_optimizer(e: Evidence) -> Finding | Verdict:
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
-    dead = coverage(e).dead
+    ours = {id(p) for m in (*e.models, *e.teachers) for p in m.parameters()}
+    elsewhere = [o.ids for o in e.optimizers if not o.ids & ours]  # of a model trained later, which was never seen
+    dead = coverage(e).dead - set().union(*elsewhere)
     if not dead:
         return OK
     return Finding(

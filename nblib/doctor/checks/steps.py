@@ -72,7 +72,7 @@ def cleared_too_soon(e: Evidence) -> Finding | Verdict:
             "zero_grad is called for every micro-batch: only the last one of each step reaches the weights.",
             "Call zero_grad() once per optimizer step, not once per micro-batch.",
         )
-    return OK
+    return OK if len(e.of(Step)) > 1 else unknown("only one optimizer step was seen")
 
 
 def _lost_at_step(e: Evidence) -> int:

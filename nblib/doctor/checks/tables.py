@@ -7,7 +7,7 @@ Footgun: peft keeps a trained copy beside the original (modules_to_save). Only t
 import torch
 from torch import Tensor
 
-from nblib.doctor.evidence import Call, Evidence
+from nblib.doctor.evidence import Call, Evidence, Step
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
@@ -39,6 +39,8 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
     told = None  # a module of one's own may carry a config whose default says tied
     if hasattr(e.model, "tie_weights"):
         told = getattr(e.config, "tie_word_embeddings", None)
+    if told is None and e.tied_at_start is None and not _same(into, out):
+        return unknown("no backward was seen, so it is not known whether both began with equal values")
     if _same(into, out) or e.tied_at_start or not (told is True or (told is None and e.alike_at_start)):
         return OK
     both = into.requires_grad and out.requires_grad
@@ -77,6 +79,8 @@ def tie_drift(e: Evidence) -> Finding | Verdict:
     into, out = e.embedding(), e.head()
     if e.tied_at_start is None or not _comparable(into, out):
         return unknown("no pair of embedding and output layer was found")
+    if len(e.of(Step)) < 2:
+        return unknown("fewer than two optimizer steps were seen")
     if not e.tied_at_start or _same(into, out) or e.declared.get("untied"):
         return OK
     gap = float((into.detach().float() - out.detach().float()).abs().max())

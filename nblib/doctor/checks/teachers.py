@@ -33,7 +33,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
     if not found:
         return unknown("the teacher's call could not be repeated")
     for number, (gap, deviation, before) in found.items():
-        if gap <= NOISE * deviation:
+        if not gap > NOISE * deviation:  # NaN is F5's
             continue
         teacher = e.teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
@@ -63,6 +63,8 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
     """
     if not e.teachers:
         return not_applicable("no teacher or reference model")
+    if not e.of(Backward):
+        return unknown("no backward was seen, so whatever was called is no teacher yet")
     tried = e.probes.get("teachers", {})
     for number, teacher in enumerate(e.teachers):
         gap = tried.get(number, (None,))[0]
@@ -94,6 +96,8 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
     policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
     a warning only.
     """
+    if not e.of(Backward):
+        return unknown("no backward was seen")
     learning = {id(c.module()) for c in e.of(Call) if c.grad}
     idle = [m for m in e.models if id(m) not in learning] if any(id(m) in learning for m in e.models) else []
     ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
@@ -144,6 +148,8 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
     and no optimizer holds it, or when an optimizer updates a declared teacher. Two models that both are in optimizers
     teach each other, on purpose.
     """
+    if not e.of(Backward):
+        return unknown("no backward was seen")
     mine = set().union(*(o.live for o in e.optimizers)) if e.optimizers else set()
     ours = {id(p) for m in e.models for p in m.parameters()}
     for t in e.named_teachers:

@@ -105,7 +105,8 @@ def dead_term(e: Evidence) -> Finding | Verdict:
         return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
     dead = [b for b in backwards if b.dead_term is not None]
     if len(dead) < max(1, 0.8 * len(backwards)):
-        return OK
+        seen = any(b.entropies or b.declared or (b.reading is not None and b.reading.ratio) for b in backwards)
+        return OK if seen else unknown("no term of the loss was seen as it was made")
     sizes = [b.dead_term for b in dead]
     ratios: dict[str, list[float]] = {}
     for b in dead:
