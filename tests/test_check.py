@@ -25,6 +25,22 @@ def _not_held(model, optimizers, frozen=False):
     return [n for n, p in model.named_parameters() if id(p) not in held and (frozen or p.requires_grad)]
 
 
+def _ahead(ids, targets):
+    """The shift at which most of the targets that are asked for agree with the ids."""
+    length = ids.shape[1]
+
+    def agree(k):
+        asked = targets[:, : length - k] != -100
+        return (ids[:, k:] == targets[:, : length - k])[asked].float().mean()
+
+    return max(range(4), key=agree)
+
+
+def _along(start, end, fp32):
+    way = fp32 - start
+    return ((end - start) * way).sum() / (way * way).sum()
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -38,6 +54,8 @@ RIGHT = {
     "03.muon_rate": lambda lr, rows, columns: lr * 0.2 * max(rows, columns) ** 0.5 / max(1, rows / columns) ** 0.5,
     "04.step_loss": lambda sums, counts: sum(sums) / sum(counts),
     "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
+    "05.ahead": _ahead,
+    "05.share": _along,
 }
 WRONG = {
     "00.schedule": [
@@ -96,6 +114,18 @@ WRONG = {
         lambda loss, recent: not math.isfinite(loss) or loss > 3 * sum(recent) / max(1, len(recent)),  # mean
         lambda loss, recent: not math.isfinite(loss),
         lambda loss, recent: True,
+    ],
+    "05.ahead": [
+        lambda ids, targets: 1,
+        lambda ids, targets: int((targets == -100).sum(1).min()),  # counts what is left over at the end
+        lambda ids, targets: next(k for k in range(4) if (ids[:, k:] == targets[:, : ids.shape[1] - k]).all()),
+        lambda ids, targets: next((k for k in range(4) if ids[0, k] == targets[0, 0]), 0),  # the first place alone
+    ],
+    "05.share": [
+        lambda start, end, fp32: (end != start).float().mean(),  # counts what moved, not how far
+        lambda start, end, fp32: (end - start).norm() / (fp32 - start).norm(),
+        lambda start, end, fp32: ((end - start) / (fp32 - start)).mean(),
+        lambda start, end, fp32: torch.cosine_similarity(end - start, fp32 - start, dim=0),
     ],
 }
 

@@ -54,6 +54,27 @@ def _missed(answer: Callable, case: str) -> set[str]:
     return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in held)))
 
 
+def _shifted(ahead: int, ignored: int = 0):
+    """Ids, and targets that lie so far ahead in them; -100 where there are none, and at some places besides."""
+    import torch
+
+    ids = torch.randint(50, (4, 24), generator=torch.Generator().manual_seed(ahead))
+    targets = torch.full_like(ids, -100)
+    targets[:, : 24 - ahead] = ids[:, ahead:]
+    targets[:, :ignored] = -100
+    return ids, targets
+
+
+def _share(answer: Callable, kept: float, noise: bool = False) -> float:
+    """What the answer says when this share of the fp32 way arrives, if asked, with a noise across that way."""
+    import torch
+
+    made = torch.Generator().manual_seed(0)
+    start, way, off = torch.ones(64), torch.randn(64, generator=made), torch.randn(64, generator=made)
+    off = (off - (off @ way) / (way @ way) * way) * noise
+    return float(answer(start, start + kept * way + off, start + way))
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -159,5 +180,24 @@ EXERCISES = {
         ("Infinity is trouble even when there is nothing to compare with.", lambda f: f(math.inf, [])),
         ("One earlier spike must not raise the bar for the next.", lambda f: f(7.0, [2.0] * 9 + [200.0])),
         ("The first step has no recent losses and is no trouble.", lambda f: not f(9.0, [])),
+    ],
+    "05.ahead": [  # (ids, targets) -> how far ahead in the ids the targets lie
+        ("The target of a language model is the next token: one ahead.", lambda f: f(*_shifted(1)) == 1),
+        ("A target that is the token itself lies nought ahead.", lambda f: f(*_shifted(0)) == 0),
+        ("Labels shifted by hand and again by the model lie two ahead.", lambda f: f(*_shifted(2)) == 2),
+        ("Where the target is -100 nothing is asked: leave it out.", lambda f: f(*_shifted(2, ignored=12)) == 2),
+    ],
+    "05.share": [  # (start, where the weights are, where fp32 copies are) -> share of the way that arrived
+        ("Weights that went all the way have a share of one.", lambda f: math.isclose(_share(f, 1), 1, abs_tol=1e-4)),
+        ("Weights that never moved have a share of nought.", lambda f: abs(_share(f, 0)) < 1e-6),
+        ("A quarter of the way is a quarter.", lambda f: math.isclose(_share(f, 0.25), 0.25, abs_tol=1e-4)),
+        (
+            "The wrong way is negative: lengths alone do not tell.",
+            lambda f: math.isclose(_share(f, -1), -1, abs_tol=1e-4),
+        ),
+        (
+            "Stochastic rounding adds noise that is right on average: only the part along the way counts.",
+            lambda f: math.isclose(_share(f, 1, noise=True), 1, abs_tol=1e-3),
+        ),
     ],
 }

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nblib import doctor
+from nblib.pitfalls.rounding import BF16AdamW
 from tests.doctor.bench import assert_healthy, assert_root, batches, lm, quiet
 from tests.doctor.test_backward import Infinite
 
@@ -126,3 +127,16 @@ def test_scaler_that_never_accepts():
     assert_root(quiet(scaled_by(2.0**10, broken=True)), "N15")
     assert_healthy(quiet(scaled_by(2.0**10)))
     assert_healthy(quiet(scaled_by(2.0**127)))  # a few skips until the scale is found
+
+
+def test_an_optimizer_that_rounds_its_fp32_copies_as_well_casts_no_shadow():
+    """Two roundings by chance differ from each other as much as they move; that is no lost update."""
+    model = lm().bfloat16()
+    optimizer = BF16AdamW(model.parameters(), lr=1e-5, way="stochastic")
+    with doctor.watch(model, optimizer=optimizer, say=False) as report:
+        for ids in batches(10):
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+    assert not report.findings or all(f.check != "N4" for f in report.findings), str(report)
+    assert report.verdicts["N4"].state == "UNKNOWN" and "rounds" in report.verdicts["N4"].why
