@@ -68,7 +68,7 @@ def test_the_catalogue_is_complete_in_itself():
     ids = [p.id for p in CATALOGUE]
     assert ids == sorted(set(ids))
     for p in CATALOGUE:
-        assert re.fullmatch(r"P\d\d", p.id) and re.fullmatch(r"([A-Z]\d{1,2})?", p.check)
+        assert re.fullmatch(r"P\d\d", p.id) and re.fullmatch(r"([A-Z]\d{1,2}b?)?", p.check)
         assert p.title and p.symptom and p.verdict and p.fix
         assert (p.claimed is None) or p.claim
 

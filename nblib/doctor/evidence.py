@@ -8,6 +8,7 @@ Footgun: a check may only conclude from what was seen. A compiled or sharded ste
 None, the check says UNKNOWN, and nothing may read that as OK.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -40,11 +41,15 @@ class Call(Event):
     mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
     positions: Tensor | None = None  # (B, T) on the CPU
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
+    decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the next backward begins, then None
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
+    cache: Any = gone  # weak reference to it
+    kept: int = 0  # positions in it when the call was over
+    recached: int = 0  # and after the backward, where they have become more
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
@@ -64,6 +69,8 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
+    number: float | None = None  # its value, of a divergence
+    shape: tuple[int, ...] = ()  # of the input
 
 
 @dataclass
@@ -168,11 +175,13 @@ class Evidence:
     """Everything seen, the objects it was seen on, and what the user declared."""
 
     def __init__(self, **declared):
+        self.started = time.time()
         self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
         self.events: list[Event] = []
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
+        self.named_teachers: list[nn.Module] = []  # those of them that the user named
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.called: dict[int, int] = {}  # id(module) -> times called
@@ -188,7 +197,7 @@ class Evidence:
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
-        self.alike_at_start = False  # apart, with equal values
+        self.alike_at_start: bool | None = None  # two matrices of equal values
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
@@ -227,11 +236,11 @@ class Evidence:
         return self.models[0] if self.models else None
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters of the trained models by name, each once."""
+        """All parameters of the trained models by name, each once. Names stay when a second model is met later on."""
         found: dict[int, tuple[str, nn.Parameter]] = {}
         for number, model in enumerate(self.models):
             for name, p in model.named_parameters():
-                found.setdefault(id(p), (f"model{number}.{name}" if len(self.models) > 1 else name, p))
+                found.setdefault(id(p), (f"model{number}.{name}" if number else name, p))
         return dict(found.values())
 
     def trainable(self) -> dict[str, nn.Parameter]:

@@ -54,10 +54,15 @@ class Observer(Patches, Calls, Optimizers, Scaling):
 
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
+        self._settled()
         self.on = False
-        owners.promote(self.e, self.given)
         while self.undo:
             self.undo.pop()()
+
+    @quietly
+    def _settled(self) -> None:
+        owners.promote(self.e, self.given)
+        owners.settle(self.e)  # an optimizer may have come late, as a GAN's second one does
 
     def release(self) -> None:
         """Let go of the user's objects."""
@@ -187,6 +192,9 @@ class Observer(Patches, Calls, Optimizers, Scaling):
         self.count += 1
         if event is not None:
             event.norm = self._sampled_norm()
+            for call in event.calls:
+                now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
+                call.recached = now if now > call.kept else 0
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self._note_gradients()
         self._added_to_old()

@@ -62,7 +62,8 @@ def settle(e: Evidence) -> None:
     names = {id(m): "teacher" for m in rest}
     e.models[:] = [m for m in e.models if id(m) not in names]
     e.teachers += [m for m in rest if m not in e.teachers]
-    late = [m for m in e.teachers if any(id(p) in held for p in m.parameters()) and m not in e.models]
+    stepped = [m for m in e.teachers if any(id(p) in held for p in m.parameters())]
+    late = [m for m in stepped if m not in e.models and not _among(m, e.named_teachers)]
     e.models += late  # first called without gradients
     e.teachers[:] = [m for m in e.teachers if m not in late]
     names |= {id(m): "model" for m in late}

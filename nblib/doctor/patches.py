@@ -57,7 +57,9 @@ class Patches(State):
             ignored=ignored if name in ("cross_entropy", "nll_loss") else None,
             grad=grad,
             connected=isinstance(value, Tensor) and value.requires_grad,
+            number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
+            shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
         )
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None

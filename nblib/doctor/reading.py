@@ -7,6 +7,7 @@ which tensor holds the token ids, which the labels, which the logits.
 Footgun: two-dimensional integers of the same shape are ids and labels only by their order. So names are asked first.
 """
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -31,6 +32,8 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     mask, positions = given.get("attention_mask"), given.get("position_ids")
     call.ids = on_cpu(ids) if ids is not None and ids.dim() == 2 and not ids.is_floating_point() else None
     call.labels = on_cpu(labels) if labels is not None and labels.dim() == 2 else None
+    decoder = given.get("decoder_input_ids")
+    call.decoder = on_cpu(decoder) if decoder is not None and decoder.dim() == 2 else None
     call.mask = on_cpu(mask) if mask is not None and mask.dim() == 2 else None
     call.positions = on_cpu(positions) if positions is not None and positions.dim() == 2 else None
     found = list(_tensors(output))
@@ -51,6 +54,8 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     call.loss = loss if loss is not None else next((x for x in floats if x.dim() == 0 and x.requires_grad), None)
     cache = getattr(output, "past_key_values", None)
     call.cached = cache is not None
+    if type(cache).__name__ == "DynamicCache":  # what transformers makes by itself; others count otherwise
+        call.cache, call.kept = weakref.ref(cache), int(cache.get_seq_length())
 
 
 def readable(x: Any) -> bool:

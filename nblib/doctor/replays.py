@@ -25,7 +25,8 @@ def run(e: Evidence) -> None:
         if call is not None:
             with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
                 e.probes.setdefault("teachers", {})[number] = _noise(teacher, call)
-    call = next((c for c in e.forwards if _repeatable(c)), None)
+    calls = [c for c in e.forwards if _repeatable(c)]
+    call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
     factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
     if call is not None and factors:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):

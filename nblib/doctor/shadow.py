@@ -24,7 +24,15 @@ TENSORS, ELEMENTS = 8, 2**20
 FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, AssertionError)
 # each element's update depends on nothing but its own gradients, so that a piece can stand for the tensor
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Lion", "Adamax")
-KEEPERS = ("kahan", "comp", "master", "shift", "residual")  # what such optimizers call their compensation
+KEEPERS = (
+    "kahan",
+    "comp",
+    "master",
+    "shift",
+    "residual",
+    "carr",
+    "lost",
+)  # what such optimizers call their compensation
 
 
 class Shadow:
@@ -60,7 +68,10 @@ class Shadow:
     def coefficients(self) -> dict[str, float]:
         """Of each optimizer's tensors together, by index, and over all of them as "all"; empty where nothing moved."""
         moved = wanted = 0.0
-        for pair in self.pairs.values():
+        for key, pair in self.pairs.items():
+            if _rounds_by_itself(pair):
+                self.pairs[key] = pair = {}
+                self.why = "the optimizer rounds what it writes, so an fp32 copy of it would be rounded too"
             for (p, double), start in zip(pair.get("tensors", ()), pair.get("starts", ())):
                 way = double.detach() - start
                 moved += float(((_piece(p.detach()).float() - start) * way).sum())
@@ -108,6 +119,14 @@ class Shadow:
             except FAILURES as error:
                 self.why = f"no second {kind.__name__} could be made: {error}"
         return None
+
+
+def _rounds_by_itself(pair: dict) -> bool:
+    """Whether the fp32 copies hold nothing finer than the real tensors although they moved: the class itself rounds."""
+    moved = [
+        (p, d) for (p, d), start in zip(pair.get("tensors", ()), pair.get("starts", ())) if not torch.equal(d, start)
+    ]
+    return bool(moved) and all(torch.equal(d.detach(), d.detach().to(p.dtype).float()) for p, d in moved)
 
 
 def _piece(t: Tensor) -> Tensor:

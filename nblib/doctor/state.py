@@ -14,6 +14,7 @@ it is still on, and attributes come back right in either order.
 """
 
 import functools
+import threading
 import traceback
 import weakref
 from collections import Counter
@@ -28,6 +29,8 @@ from nblib.doctor.evidence import Call, Entropy, Evidence, Optimizer
 from nblib.doctor.probes import generators, restore
 from nblib.doctor.reading import unwrap
 from nblib.doctor.shadow import Shadow
+
+ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 
 
 def quietly(method: Callable) -> Callable:
@@ -63,7 +66,6 @@ class State:
         self.e = Evidence(steps=steps, model=model, **declared)
         self.steps, self.full, self.terms = steps, full, terms
         self.on = False
-        self.busy = False  # with something of its own that must not be observed
         self.handles: set[int] = set()  # of our hooks on modules
         self.undo: list[Callable[[], None]] = []
         # where in the run
@@ -99,6 +101,7 @@ class State:
         self.scheduling = False  # inside a scheduler's step
         self.given = [unwrap(m, []) for m in teachers]
         self.e.teachers += self.given
+        self.e.named_teachers += self.given
         if model is not None:
             self.e.models.append(unwrap(model, self.e.wrappers))
         for optimizer in optimizers:
@@ -116,6 +119,11 @@ class State:
         self.handles.add(handle.id)
         self.undo.append(handle.remove)
 
+    @property
+    def busy(self) -> bool:
+        """With something of a watch's own, which no watch may observe."""
+        return getattr(ASIDE, "busy", False)
+
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
         ps = [p for group in optimizer.param_groups for p in group["params"]]
@@ -129,13 +137,13 @@ class State:
 
     def aside(self, work: Callable, *args) -> None:
         """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
-        self.busy = True
+        ASIDE.busy = True
         state = generators()
         try:
             work(*args)
         finally:
             restore(state)
-            self.busy = False
+            ASIDE.busy = False
 
     def swap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replace an attribute until `stop`. On a class, an inherited attribute is uncovered again."""

@@ -83,17 +83,22 @@ DOWNSTREAM = {  # what a distillation does with the teacher's logits t, the stud
 }
 
 
-def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> dict:
-    """The teacher's logits made under `mode` and used downstream, forward and backward."""
+def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> torch.Tensor:
+    """The teacher's logits made under `mode`, and a loss made of them."""
     model, ids = byte_model.untrained(), byte_model.stream("prose")[:64].view(2, 32)
     with mode():
         teacher = model.eval()(ids).logits
     teacher = teacher.clone() if clone else teacher
     student = torch.zeros_like(teacher).requires_grad_()
     temperature = torch.ones((), requires_grad=True)
+    return DOWNSTREAM[use](student, teacher, temperature)
+
+
+def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> dict:
+    """That loss, forward and backward: what is raised, and where."""
     facts = {"use": use, "under": mode.__name__, "raised": None, "in": None}
     try:
-        loss = DOWNSTREAM[use](student, teacher, temperature)
+        loss = downstream(use, mode=mode, clone=clone)
     except RuntimeError as error:
         return facts | {"raised": str(error).split(". ")[0], "in": "forward"}
     try:
@@ -149,5 +154,6 @@ PITFALLS = [
         claimed=lambda: teacher_use("t / T, T learnable", mode=torch.no_grad),
         fixed=lambda: teacher_use("mse(s, t)", clone=True),
         seen=_raised,
+        check="F9",
     ),
 ]

@@ -9,6 +9,7 @@ Footgun: none of these is visible in the loss curve. Ask every trainable tensor 
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -160,8 +161,11 @@ def term_gradients(terms: dict[str, Tensor], params: list[Tensor]) -> dict[str, 
     return norms
 
 
-def _two_terms(detached: bool, weight: float = 1.0, steps: int = 40) -> dict:
-    """Cross-entropy and distillation; the helper that computes the second may have been written for evaluation."""
+def _two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Callable = lambda **terms: None) -> dict:
+    """Cross-entropy and distillation; the helper that computes the second may have been written for evaluation.
+
+    `declare` is told the terms of each step, as the doctor's `report.terms` wants them.
+    """
     model, teacher = wake(attach(base())), wake(attach(base(), seed=5), seed=5)
     params, ids = list(wiring.trainable(model).values()), rows()
     with torch.no_grad():
@@ -178,6 +182,7 @@ def _two_terms(detached: bool, weight: float = 1.0, steps: int = 40) -> dict:
     for _ in range(steps):
         optimizer.zero_grad()
         now = terms()
+        declare(**now)
         sum(now.values()).backward()
         optimizer.step()
         sums.append(float(sum(now.values()).detach()))
@@ -222,7 +227,7 @@ PITFALLS = [
         fixed=lambda: _with_head("non-reentrant"),
         seen=_learns_without_its_adapters,
         claimed=lambda: _with_head("non-reentrant", lr=1e-6),
-        check="B1",
+        check="S10",
     ),
     Pitfall(
         id="P03",
@@ -250,6 +255,7 @@ PITFALLS = [
         fixed=lambda: zeroed(both=False),
         seen=_nothing_moves,
         claimed=lambda: zeroed(both=False, lr=1e-5),
+        check="B3",
     ),
     Pitfall(
         id="P05",
@@ -277,7 +283,7 @@ PITFALLS = [
         fixed=lambda: _anchored("non-reentrant", "removed", anchor=False),
         seen=_passes_and_trains_nothing,
         claimed=lambda: _anchored("reentrant", "asked for", anchor=False),
-        check="B3",
+        check="S10",
     ),
     Pitfall(
         id="P13",

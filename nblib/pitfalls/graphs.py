@@ -101,6 +101,7 @@ P16 = Pitfall(
     fixed=lambda: eager_and_compiled(reentrant=False),
     claimed=lambda: eager_and_compiled(reentrant=None),
     seen=lambda facts: facts["eager"] != facts["compiled"],
+    check="S10",
 )
 
 

@@ -23,14 +23,19 @@ from nblib.pitfalls.bench import quiet, seeded
 # P07: loaded for inference
 
 
-def _reload(**options) -> dict:
-    """Save a trained adapter, load it as a second session would, and train on."""
+def _loaded(**options) -> tuple[nn.Module, bool]:
+    """Save a trained adapter, and load it as a second session would; whether the weights came back."""
     first = wake(attach(base()))
     fit(first, steps=3)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         first.save_pretrained(folder)
         second = quiet(peft.PeftModel.from_pretrained, base(), folder, **options)[0]
         same = torch.equal(first(input_ids=rows()).logits, second(input_ids=rows()).logits)
+    return second, same
+
+
+def _reload(**options) -> dict:
+    second, same = _loaded(**options)
     return {"weights came back": same} | _train_on(second)
 
 

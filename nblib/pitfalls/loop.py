@@ -27,12 +27,17 @@ def _gradient(model: nn.Module) -> Tensor:
     return flat
 
 
-def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
-    """The gradient of four micro-batches whose answers have `lengths` tokens, against that of the whole batch."""
-    model = models.tiny(BYTES, **TINY)
+def micro_batches(lengths: tuple[int, ...]) -> list[dict[str, Tensor]]:
+    """One row each, whose answers have these lengths in tokens."""
     micro = [{"input_ids": row[None], "labels": row[None].clone()} for row in byte_rows(len(lengths), 49)]
     for batch, length in zip(micro, lengths):
         batch["labels"][:, 1 + length :] = losses.IGNORED
+    return micro
+
+
+def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
+    """The gradient of four micro-batches whose answers have `lengths` tokens, against that of the whole batch."""
+    model, micro = models.tiny(BYTES, **TINY), micro_batches(lengths)
     tokens = sum(int(losses.supervised(batch["labels"])) for batch in micro)
     whole = {name: torch.cat([batch[name] for batch in micro]) for name in ("input_ids", "labels")}
     (losses.causal_lm(model, whole)["ce"] / tokens).backward()

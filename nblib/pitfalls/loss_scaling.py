@@ -159,6 +159,7 @@ PITFALLS = [
         claimed=lambda: _small_gradients(absent_card()[0], torch.bfloat16),
         fixed=lambda: _small_gradients(torch.amp.GradScaler("cpu")),
         seen=lambda facts: facts["relative error"] > 0.1,
+        check="B5",
     ),
     Pitfall(
         id="P29",
@@ -172,5 +173,6 @@ PITFALLS = [
         claimed=lambda: scaled_step(torch.bfloat16, autocast=False),
         fixed=lambda: scaled_step(torch.float32, autocast=True),
         seen=lambda facts: facts["raised"] is not None or facts["tensors no longer finite"] > 0,
+        check="S7",
     ),
 ]

@@ -241,6 +241,7 @@ P21 = Pitfall(
     fixed=lambda: cached_gradients(use_cache=False),
     claimed=lambda: cached_gradients(use_cache=True, checkpointing=False),
     seen=lambda facts: facts["wrong gradients"] > 0,
+    check="F10",
 )
 
 
@@ -285,6 +286,7 @@ P22 = Pitfall(
     fixed=lambda: check_then_train(check_in="train"),
     claimed=lambda: check_then_train(check_in="eval", reentrant=False),
     seen=lambda facts: facts["the check"] != facts["training"],
+    check="S10",
 )
 
 PITFALLS = [P19, P20, P21, P22]

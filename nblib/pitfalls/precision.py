@@ -187,6 +187,6 @@ PITFALLS = [
         claimed=_p26_claimed,
         fixed=lambda: first_log(torch.bfloat16, warmup_steps=2),
         seen=_p26_seen,
-        check="N17",
+        check="F5",
     ),
 ]

@@ -223,6 +223,7 @@ PITFALLS = [
         claimed=lambda: muon_run(3e-4, 3e-3),
         fixed=lambda: muon_run(0.02, 3e-3),
         seen=_little_gained,
+        check="N5b",
     ),
     Pitfall(
         id="P31",
@@ -238,6 +239,7 @@ PITFALLS = [
         claimed=lambda: split_run("by name", lr=3e-4),
         fixed=lambda: split_run("by name"),
         seen=_little_gained,
+        check="S13",
     ),
     Pitfall(
         id="P34",

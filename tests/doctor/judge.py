@@ -8,6 +8,8 @@ import torch
 
 from nblib.doctor import ERROR, NOTE
 
+from .judge2_faulty import FAULTY as FAULTY_2
+from .judge2_healthy import HEALTHY as HEALTHY_2
 from .judge_faulty import FAULTY
 from .judge_healthy import HEALTHY
 
@@ -35,7 +37,7 @@ def says(finding, words) -> bool:
 
 def judge_faulty(chosen) -> tuple[int, int, int]:
     first = named = total = 0
-    for program, checks, words in FAULTY:
+    for program, checks, words in FAULTY + FAULTY_2:
         if chosen and program.__name__ not in chosen:
             continue
         total += 1
@@ -61,7 +63,7 @@ def judge_faulty(chosen) -> tuple[int, int, int]:
 
 def judge_healthy(chosen) -> tuple[int, int, int]:
     clean = quiet = total = 0
-    for program in HEALTHY:
+    for program in HEALTHY + HEALTHY_2:
         if chosen and program.__name__ not in chosen:
             continue
         total += 1

@@ -162,3 +162,58 @@ def test_experts_without_tokens(family):
         return report
 
     assert_healthy(quiet(program))
+
+
+class Factored(nn.Module):
+    """A stream with low-rank factors; `cut` is what is done between the two of them."""
+
+    def __init__(self, cut=lambda x: x):
+        super().__init__()
+        self.table, self.head = nn.Embedding(VOCABULARY, 32), nn.Linear(32, VOCABULARY)
+        self.lora_A, self.lora_B, self.cut = nn.Parameter(torch.randn(4, 32)), nn.Parameter(torch.zeros(32, 4)), cut
+        for part in (self.table, self.head):
+            part.requires_grad_(False)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return self.head(x + self.cut(x @ self.lora_A.T) @ self.lora_B.T)
+
+
+def factored(model, loss_of=lambda loss: loss, rounds=5):
+    def program():
+        net = model()
+        optimizer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=1e-2)
+        with doctor.watch(net, say=False) as report:
+            for ids in batches(rounds):
+                logits = net(ids)[:, :-1]
+                optimizer.zero_grad()
+                loss_of(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())).backward()
+                optimizer.step()
+        return report
+
+    return program
+
+
+def test_first_factor():
+    assert_root(quiet(factored(lambda: Factored(lambda x: x.detach() + 0 * x))), "B2")
+    assert_root(quiet(factored(lambda: Factored(lambda x: x.round() + 0 * x))), "B2")
+    assert_healthy(quiet(factored(Factored)))
+
+
+class Infinite(torch.autograd.Function):
+    """A backward that overflows, as a kernel of somebody's own may."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+def test_gradients_that_are_not_finite():
+    report = quiet(factored(Plain, lambda loss: Infinite.apply(loss), rounds=1))
+    assert_root(report, "B4")
+    assert "B4" in {f.check for f in quiet(factored(Plain, lambda loss: Infinite.apply(loss))).findings}
+    assert_healthy(quiet(factored(Plain)))

@@ -5,6 +5,7 @@ import torch
 
 from nblib import doctor
 from tests.doctor.bench import assert_healthy, assert_root, batches, lm, quiet
+from tests.doctor.test_backward import Infinite
 
 
 class Rounding(torch.optim.AdamW):
@@ -102,3 +103,26 @@ def test_scalers():
     assert_root(quiet(half(lambda: torch.amp.GradScaler("cpu", enabled=False))), "B5")
     assert_root(quiet(half(lambda: torch.amp.GradScaler("cuda"))), "B5")
     assert_healthy(quiet(half(lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10))))
+
+
+def scaled_by(scale: float, broken: bool = False):
+    def program():
+        model = lm(hidden=32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        with doctor.watch(model, say=False) as report:
+            for ids in batches(10):
+                optimizer.zero_grad()
+                loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+                scaler.scale(Infinite.apply(loss) if broken else loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return report
+
+    return program
+
+
+def test_scaler_that_never_accepts():
+    assert_root(quiet(scaled_by(2.0**10, broken=True)), "N15")
+    assert_healthy(quiet(scaled_by(2.0**10)))
+    assert_healthy(quiet(scaled_by(2.0**127)))  # a few skips until the scale is found

@@ -86,3 +86,33 @@ def test_muon():
     assert_healthy(quiet(muon()))
     assert_healthy(quiet(muon(decay="01")))
     assert_healthy(quiet(muon(lr=3e-4, adjust="match_rms_adamw")))
+
+
+def clipped(limit: float, weight: float = 1.0, rounds: int = 10):
+    def program():
+        model = lm(hidden=32)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        with doctor.watch(model, say=False) as report:
+            for ids in batches(rounds):
+                optimizer.zero_grad()
+                (weight * model(input_ids=ids, labels=ids, use_cache=False).loss).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+                optimizer.step()
+        return report
+
+    return program
+
+
+def test_every_step_is_clipped():
+    assert_root(quiet(clipped(1e-3)), "B6")
+    assert_root(quiet(clipped(0.1, weight=1000.0)), "B6")
+    assert_healthy(quiet(clipped(1.0)))
+    few = quiet(clipped(1e-3, rounds=4))
+    assert few.root is None and few.verdicts["B6"].state == "UNKNOWN"
+
+
+def test_schedule_that_ends_early():
+    report = quiet(scheduled(lambda t: max(0.0, 1 - t / 2), rounds=4))
+    assert_root(report, "N9")
+    assert_healthy(quiet(scheduled(lambda t: max(0.0, 1 - t / 4), rounds=4)))
+    assert_healthy(quiet(scheduled(lambda t: abs(1 - t % 4 / 2), rounds=9)))  # a cycle that touches zero

@@ -12,6 +12,7 @@ import traceback
 from nblib.doctor.checks import (
     adapters,
     backward,
+    compiling,
     forward,
     labels,
     loss,
@@ -28,7 +29,7 @@ from nblib.doctor.evidence import Evidence
 from nblib.doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss)
-MODULES += (backward, steps, schedules, precision, parallel)
+MODULES += (backward, steps, schedules, precision, parallel, compiling)
 ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
 
 

@@ -43,7 +43,7 @@ def adapter_inactive(e: Evidence) -> Finding | Verdict:
             f"{reason}; other numbers in its factors change the logits by "
             + (f"{effect:.2g}" if effect is not None else "nothing that could be tried"),
             "an adapter that takes part in the forward pass",
-            f"The adapter has no part in the forward pass: {reason}.",
+            f"The adapter (LoRA) has no part in the forward pass: {reason}.",
             "model.set_adapter(name), model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before "
             "the loop.",
         )
@@ -68,8 +68,9 @@ def _wrongly_loaded(e: Evidence) -> Finding | None:
         ERROR if lost and absent else WARN,
         seen,
         "every adapter key of the file found in the model",
-        "The adapter's weights were not loaded: their keys do not fit the model's names, and the mismatch was ignored, "
-        "so training starts from a fresh adapter.",
+        "The adapter's (LoRA) weights were not loaded: their keys do not fit the model's names, and the mismatch was "
+        "ignored, "
+        "so training starts from a fresh one.",
         "Load with PeftModel.from_pretrained, or rename the keys; and look at what load_state_dict(strict=False) "
         "returns.",
     )
@@ -125,7 +126,7 @@ def adapter_without_effect(e: Evidence) -> Finding | Verdict:
         ERROR,
         f"other numbers in {count} adapter tensors change the logits by 0",
         "logits that depend on the adapter",
-        "The adapter has no effect on the output: what it computes is not used by the layers that are called.",
+        "The adapter (LoRA) has no effect on the output: what it computes is not used by the layers that are called.",
         "Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be the one that is called.",
     )
 
@@ -148,7 +149,8 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
     drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
     if not drifted:
         return OK if frozen else not_applicable("nothing is frozen")
-    held = [n for n in drifted if id(every[n]) in mine]
+    live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
+    held = [n for n in drifted if id(every[n]) in mine & live]
     return Finding(
         "N12",
         "frozen-moved",
@@ -156,7 +158,7 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
         f"{len(drifted)} of {len(frozen)} frozen tensors that were followed changed in {len(e.of(Step))} steps "
         f"({(held or drifted)[0]})",
         "0",
-        "Frozen weights change: "
+        "Frozen weights (requires_grad=False) change: "
         + (
             "they were frozen after a backward and the optimizer still has their gradient or momentum."
             if held

@@ -9,6 +9,8 @@ import re
 
 from torch import nn
 
+from nblib.doctor.checks.seen import hidden, spoilt
+from nblib.doctor.checks.static import moved
 from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -29,6 +31,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
     none does. Fires when such regions were entered with gradients on and trainable tensors inside were only ever
     called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
     """
+    if not e.regions and hidden(e):
+        return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
     if not e.regions:
         return not_applicable("no reentrant checkpoint was entered with gradients on")
     if not e.cut_regions:
@@ -39,6 +43,8 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         for n in e.trainable()
         if e.called.get(id(owners[n])) and not e.called_with_grad.get(id(owners[n])) and not any(norms.get(n, ()))
     ]
+    if not lost and e.cut_regions == e.regions and any(_without_graph(b) for b in e.of(Backward)):
+        lost = [n for n in e.trainable() if e.called.get(id(owners[n]))]  # seen with gradients in a check in eval mode
     if not lost:
         return OK
     return Finding(
@@ -48,10 +54,16 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
         f"{len(e.trainable())} trainable tensors inside them got none ({lost[0]} ...)",
         "at least one input of each checkpointed region requires a gradient",
-        "Reentrant activation checkpointing behind frozen inputs cuts the graph: what is trainable inside the "
-        "checkpointed regions gets no gradient.",
+        "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
+        "trainable inside the checkpointed regions gets no gradient.",
         "Use use_reentrant=False, or call model.enable_input_require_grads().",
     )
+
+
+def _without_graph(event: Backward) -> bool:
+    """A loss without a gradient that was computed with gradients on, from an output that had none already."""
+    calls = [c for c in event.calls if c.role == "model"]
+    return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
 
 
 def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
@@ -66,10 +78,18 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
         return unknown("no optimizer step was seen, so no gradients were looked at")
     if not any(norm is not None for each in norms.values() for norm in each):
         return not_applicable("nothing has a gradient: that has another cause")
-    called = [n for n in ps if n in norms and e.called.get(id(owners[n])) and _leaf(owners[n])]
+    inside = hidden(e)
+    called = [
+        n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
+    ]
     cut = [n for n in called if all(norm is None for norm in norms[n])]
+    if not cut and any(id(owners[n]) in inside and norms[n][-1] is None for n in ps if n in norms):
+        return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
     if not cut:
         return OK if called else unknown("no module with trainable tensors was seen to be called")
+    followed = [n for n in cut if n in e.first]
+    if followed and all(moved(e, n) for n in followed):
+        return not_applicable("what has no gradient is moved by other means, as an average of the rest is")
     shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
     modules = {id(owners[n]) for n in cut}
     kinds = {re.sub(r"\d+", "#", n) for n in cut}
@@ -85,7 +105,7 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
     return Finding(
         "B1",
         "called-but-no-gradient",
-        ERROR if sure else WARN,
+        ERROR if sure and len(shielded) < len(cut) else WARN,  # no_grad may stand for frozen
         f"{len(cut)} of {len(called)} trainable tensors whose module was called have gradient None in all "
         f"{len(e.of(Gradients))} steps: {', '.join(cut[:3])}{' ...' if len(cut) > 3 else ''}",
         "a gradient for every trainable tensor that took part in the forward pass",
@@ -132,7 +152,7 @@ def zero_gradients(e: Evidence) -> Finding | Verdict:
     return Finding(
         "B3",
         "gradients-exactly-zero",
-        ERROR,
+        ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
         f"{len(which)} of {len(have)} gradients are exactly 0 in all {len(e.of(Gradients))} steps ({which[0]} ...)",
         "gradients other than zero",
         f"The trainable tensors are in the graph, but their gradients are exactly zero: {why}.",
@@ -148,8 +168,10 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     """
     rounds = [g for g in e.of(Gradients)]
     firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
-    if not firsts or len(rounds) < 3:
-        return not_applicable("no trainable low-rank adapter, or fewer than three steps")
+    if not firsts:
+        return not_applicable("no trainable low-rank adapter")
+    if len(rounds) < 3:
+        return unknown("fewer than three steps were seen")
     moved = next((s.round for s in e.of(Step) if any(s.rates) and s.own), None)
     later = [g for g in rounds if moved is not None and g.round > moved]
     ps = e.trainable()
@@ -157,7 +179,8 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     for name in firsts:
         other = name.replace("lora_A", "lora_B")
         if other in ps and bool(ps[other].detach().any()) and len(later) >= 2:
-            dead += [name] if all(g.norms.get(name) == 0 for g in later) else []
+            cut = all(g.norms.get(name) == 0 and g.norms.get(other) for g in later)  # while the second one learns
+            dead += [name] if cut else []
     alive = [n for n in firsts if n.replace("lora_A", "lora_B") in ps]
     if not dead or len(dead) < len(alive) / 2:
         return OK
@@ -168,7 +191,7 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
         f"{len(dead)} of {len(firsts)} lora_A tensors have gradients of exactly 0 in {len(later)} steps "
         "after lora_B moved",
         "gradients in both factors once lora_B is not zero",
-        "The path into the adapter is cut: lora_A gets no gradient although lora_B has left zero.",
+        "The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B has left zero.",
         "Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.",
     )
 
@@ -176,19 +199,23 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
 def non_finite_gradients(e: Evidence) -> Finding | Verdict:
     """B4. Weights turn to NaN: an optimizer stepped on gradients that were not finite.
 
-    A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it.
+    A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it. Where
+    the weights are still finite it is a warning: some optimizers leave such a step out by themselves (the fused ones do
+    under a scaler), and weights may have been put back.
     """
     events = e.of(Gradients)
     if not events:
         return unknown("no gradients were seen")
     for event in events:
         bad = [n for n, norm in event.norms.items() if norm is not None and not math.isfinite(norm)]
+        if bad and not spoilt(e) and any(b.scale for b in e.of(Backward)):
+            continue  # a fused optimizer is stepped all the same, and skips inside
         if bad:
             first = next((b.value for b in e.of(Backward, round=event.round) if b.value is not None), None)
             return Finding(
                 "B4",
                 "gradients-not-finite",
-                ERROR,
+                ERROR if spoilt(e) else WARN,
                 f"step {event.round + 1} used {len(bad)} gradients with NaN or infinity ({bad[0]} ...); loss {first}",
                 "finite gradients at every step that is made",
                 "The optimizer stepped on gradients that are NaN or infinite, which spoils the weights for good.",

@@ -5,6 +5,7 @@ Footgun: a probe that could not be made (a model that cannot be called again as 
 
 import math
 
+from nblib.doctor.checks.seen import spoilt
 from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.probes import resets
@@ -37,10 +38,10 @@ def not_finite(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F5",
         "output-not-finite",
-        ERROR,
+        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
         f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
         "finite activations",
-        f"The model's own output is not finite: {why}.",
+        f"The model's own output is NaN or infinite: {why}.",
         fix,
     )
 
@@ -48,7 +49,7 @@ def not_finite(e: Evidence) -> Finding | Verdict:
 def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
     if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
         return (
-            "float16 ends at 65504 and an activation went over it",
+            "an overflow: float16 (fp16) ends at 65504 and an activation went over it",
             "Use bfloat16, or keep this module in float32.",
         )
     left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
@@ -67,13 +68,26 @@ def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
 def cache_on(e: Evidence) -> Finding | Verdict:
     """F10. Training takes more memory than it should: each forward keeps keys and values for a generation.
 
-    A note, because the result is right; only with packed documents is it wrong, and F12 says so.
+    A note, because the result is right. With packed documents it is wrong, and F12 says so. Under checkpointing written
+    by hand the gradients are wrong without a message: the recomputation in backward appends to the cache that the
+    forward has filled. That is seen by the cache's length, and an error.
     """
     calls = e.forwards
     if not calls:
         return unknown("no forward of the model was seen")
     if not any(c.cached for c in calls):
         return OK
+    if grown := next((c for c in calls if c.recached), None):
+        return Finding(
+            "F10",
+            "cache-on",
+            ERROR,
+            f"the key-value cache held {grown.kept} positions after the forward, {grown.recached} after the backward",
+            "no cache, or one that backward leaves alone",
+            "A key-value cache is on under activation checkpointing: when backward recomputes a block, it appends to "
+            "the keys and values of the first time, so attention and all gradients through it are wrong.",
+            "Pass use_cache=False (or set model.config.use_cache = False) while training.",
+        )
     return Finding(
         "F10",
         "cache-on",
@@ -102,13 +116,20 @@ def future(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F11",
         "sees-the-future",
-        ERROR if e.probes["ahead"] > CLEAR else WARN,
+        ERROR if e.probes["ahead"] > CLEAR and not _coupled(e) else WARN,
         f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
         "spread",
         "0",
-        "The model sees the tokens it is asked to predict: the causal mask is missing, wrong or one too wide.",
+        "The model sees the future, the very tokens it is asked to predict: the causal mask is missing, wrong or one "
+        "too wide.",
         "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
     )
+
+
+def _coupled(e: Evidence) -> bool:
+    """Whether tokens of a batch meet outside of attention: experts with room for so many, statistics of a batch."""
+    words = ("batchnorm", "expert", "moe", "router")
+    return any(word in f"{name} {type(m).__name__}".lower() for name, m in e.modules() for word in words)
 
 
 def packed(e: Evidence) -> Finding | Verdict:
@@ -141,7 +162,7 @@ def packed(e: Evidence) -> Finding | Verdict:
         ERROR if moved > CLEAR else WARN,
         f"changing earlier documents of a row moved the logits of its last one by {moved:.2g} of their spread",
         "0",
-        f"Packed documents see each other: {why}.",
+        f"Packed documents see each other (attention leaks across their boundary): {why}.",
         "Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.",
     )
 
@@ -152,6 +173,8 @@ def padding_seen(e: Evidence) -> Finding | Verdict:
     What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
     model cannot be seen in any case.
     """
+    if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
+        return unknown("there is padding, but the batch could not be run again")
     if "pads" not in e.probes:
         return not_applicable("no padding was seen in a batch that could be run again")
     moved, limit, masked = e.probes["pads"]

@@ -53,9 +53,10 @@ def rows_without_targets(e: Evidence) -> Finding | Verdict:
     truncation); all rows, or a good part of them over several batches, mean that the place where the answer begins was
     not found. Rows that a packed batch leaves empty at its end are few, so they stay below the limit.
     """
-    rows = empty = 0
+    rows = empty = seen = 0
     for event in e.of(Backward):
         for asked in _asked_rows(e, event):
+            seen += 1
             rows, empty = rows + len(asked), empty + int((~asked).sum())
     if not rows:
         return unknown("no targets were seen")
@@ -65,11 +66,12 @@ def rows_without_targets(e: Evidence) -> Finding | Verdict:
     return Finding(
         "F14",
         "rows-without-targets",
-        ERROR if share == 1 else WARN,
+        ERROR if share == 1 and (seen > 1 or rows >= 8) else WARN,
         f"{empty} of {rows} rows have no supervised token: all their labels are {IGNORED}",
         "some supervised tokens in nearly every row",
         f"{'Nothing is asked of the model' if share == 1 else 'Much of the data is not learnt from'}: the labels of "
-        "these rows are all masked, because the marker of the answer was not found in them or truncation cut it off.",
+        "these rows are all masked, because the marker of the answer (response template) was not found in them or "
+        "truncation cut it off.",
         "Print one row's labels; correct the response marker (or the truncation length) so that answers keep labels.",
     )
 
@@ -91,7 +93,7 @@ def padding_supervised(e: Evidence) -> Finding | Verdict:
     end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
     be learnt.
     """
-    bad = total = 0
+    bad = total = outside = 0
     masked = seen = False
     for batch in batches(e):
         pads = _pads(e, batch)
@@ -102,18 +104,21 @@ def padding_supervised(e: Evidence) -> Finding | Verdict:
         wrong[:, 0] = False
         many = wrong.sum(1, keepdim=True) > 1
         bad, total = bad + int((wrong & many).sum()), total + int(batch.asked.sum())
+        outside += int((batch.asked & ~pads)[:, 1:].sum())
     if not seen:
         return unknown("no padding could be told from text: neither a mask nor a pad token was seen")
     if not bad or bad < 0.005 * total:
         return OK
+    if not outside:
+        return unknown("every target lies where the mask is 0: this mask seems to mean the opposite")
     return Finding(
         "F15",
         "padding-supervised",
         ERROR if masked else WARN,
         f"{bad} of {total} supervised tokens are padding ({bad / total:.0%})",
         f"labels of padding are {IGNORED}, which the loss ignores",
-        "The loss counts padding as text: the model learns to write padding, which is easy, and the loss looks better "
-        "than it is.",
+        "The loss counts padding (pad tokens) as text: the model learns to write padding, which is easy, and the loss "
+        "looks better than it is.",
         f"Set the labels to {IGNORED} where the attention mask is 0 (or pass ignore_index=pad_token_id).",
     )
 
@@ -170,18 +175,17 @@ def end_never_supervised(e: Evidence) -> Finding | Verdict:
     if have < 0.5 * rows:
         return OK
     same = (
-        " (pad and end-of-text are one token, and the collator masks padding by its id)"
-        if e.token("pad") == eos
-        else ""
+        " (pad_token and eos_token are one, and the collator masks padding by its id)" if e.token("pad") == eos else ""
     )
     return Finding(
         "F16",
         "end-never-supervised",
         WARN,
-        f"{have} of {rows} rows end their text with token {eos}, and it is never a target",
+        f"{have} of {rows} rows end their text with token {eos} (eos_token_id), and it is never a target",
         "the end of an answer is supervised",
-        f"The model is never asked to stop{same}, so it will not learn to.",
-        "Give padding a token of its own, or mask labels by the attention mask and not by the pad id.",
+        f"The end-of-text token (EOS) is never a target{same}, so the model does not learn to stop.",
+        "Give padding a pad_token of its own (not the eos_token), or mask labels by the attention mask and not by the "
+        "pad id.",
     )
 
 
@@ -204,8 +208,8 @@ def labels_shifted_twice(e: Evidence) -> Finding | Verdict:
         ERROR,
         "labels[t] is input_ids[t + 1], and the loss pairs the logits at t with input_ids[t + 2]",
         "labels equal to input_ids for a model that shifts them itself",
-        "The labels were shifted by hand and the model shifts them again: every position learns the token after the "
-        "next one.",
+        "A double shift: the labels were shifted by hand and the model shifts them again, so every position learns the "
+        "token after the next one.",
         "Pass labels=input_ids (with -100 where nothing is asked); do not shift before the model.",
     )
 
@@ -234,9 +238,10 @@ def two_beginnings(e: Evidence) -> Finding | Verdict:
         "F18",
         "two-beginnings",
         WARN,
-        f"{twice} of {rows} rows begin with token {bos} twice",
+        f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice",
         "one beginning-of-text token",
-        "The chat template already writes the beginning-of-text token and the tokenizer adds another.",
+        "Every text has a double BOS: the chat template already writes the beginning-of-text token and the tokenizer "
+        "adds another.",
         "Tokenize templated text with add_special_tokens=False.",
     )
 
@@ -262,8 +267,8 @@ def cut_off(e: Evidence) -> Finding | Verdict:
         NOTE,
         f"{cut} of {rows} rows fill the whole length and have no end-of-text token",
         "most texts fit",
-        "Most texts are cut off at the maximum length.",
-        "Raise the maximum length, or split texts on purpose.",
+        "Most texts are cut off at the maximum length (truncation), and their EOS with them.",
+        "Raise max_length, or split texts on purpose.",
     )
 
 
@@ -284,7 +289,7 @@ def same_data(e: Evidence) -> Finding | Verdict:
         NOTE,
         f"all {len(seen)} forwards got the same batch",
         "a new batch in each step, unless one batch is overfitted on purpose",
-        "The loop trains on one batch again and again.",
+        "The loop trains on one and the same batch again and again, which it overfits.",
         "Take the next batch inside the loop, if this is not on purpose.",
     )
 

@@ -6,10 +6,14 @@ targets were seen, they decide.
 
 import math
 
+import torch
+
 from nblib.doctor.checks import terms
+from nblib.doctor.checks.seen import spoilt
 from nblib.doctor.evidence import Backward, Call, Clip, Evidence, Step
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.fingerprint import Reading
+from nblib.doctor.targets import IGNORED, shifted
 
 
 def wrong_target(e: Evidence) -> Finding | Verdict:
@@ -22,7 +26,7 @@ def wrong_target(e: Evidence) -> Finding | Verdict:
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
-    for test in (_probabilities, _offset, _divergence, _summed):
+    for test in (_probabilities, _told, _offset, _divergence, _summed):
         if (found := test(e, backwards, readings)) is not None:
             return found
     if not any(r.offset is not None for r in readings):
@@ -55,10 +59,10 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
         return None
     if ahead == 0:
         return _loss_finding(
-            ERROR,
+            ERROR if all(_exactly(r, offset) for r in known) else WARN,  # else something was put in the input's place
             f"the target at position t is input_ids[t], which the model has read ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are not shifted: the model is asked to repeat the token it has just read.",
+            "The labels are not shifted (off by one): the model is asked to repeat the token it has just read.",
             "Compare logits[:, :-1] with input_ids[:, 1:].",
         )
     if ahead < 0:
@@ -74,16 +78,41 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
             ERROR,
             f"the target at position t is input_ids[t + {ahead}] ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are shifted twice: every position learns the token after the next one.",
+            "The labels are shifted twice (a double shift): every position learns the token after the next one.",
             "Shift once: either in the data, or in the loss, or leave it to the model.",
         )
     return None
+
+
+def _exactly(reading: Reading, offset: int) -> bool:
+    """Whether every target is the id at that distance."""
+    if reading.targets is None or reading.ids is None:
+        return True
+    asked = (reading.targets != IGNORED) & shifted(torch.ones_like(reading.ids, dtype=torch.bool), offset, False)
+    return bool((reading.targets == shifted(reading.ids, offset, IGNORED))[asked].all())
 
 
 def _causal(e: Evidence) -> bool:
     kinds = [type(m).__name__ for m in e.models]
     return any(kind.endswith(("ForCausalLM", "LMHeadModel")) for kind in kinds) and not getattr(
         e.config, "is_encoder_decoder", False
+    )
+
+
+def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    """An encoder-decoder whose decoder reads at each position the very token it is asked for there."""
+    calls = [c for c in e.forwards if c.decoder is not None and c.labels is not None]
+    calls = [c for c in calls if c.decoder.shape == c.labels.shape]
+    asked = sum(int((c.labels != -100).sum()) for c in calls)
+    same = sum(int(((c.labels == c.decoder) & (c.labels != -100)).sum()) for c in calls)
+    if asked < 32 or same < 0.95 * asked:
+        return None
+    return _loss_finding(
+        ERROR,
+        f"{same} of {asked} supervised labels equal decoder_input_ids at their own position",
+        "decoder_input_ids are the labels shifted right by one, with the start token in front",
+        "The decoder is given the token it must predict: decoder_input_ids were not shifted right.",
+        "Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.",
     )
 
 
@@ -96,7 +125,7 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
             ERROR,
             "every row given to cross_entropy is positive and sums to 1",
             "logits",
-            "A softmax too many: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
+            "A double softmax: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
             "Give cross_entropy the logits.",
         )
     return _loss_finding(
@@ -111,14 +140,25 @@ def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Readin
 def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
-    if not averaged or len(averaged) < len(seen):
+    longer = [n for n in seen if n.reduction == "batchmean" and len(n.shape) == 3 and min(n.shape[1:]) >= 16]
+    if longer and len(longer) == len(seen):
+        b, t, _ = longer[0].shape
+        return _loss_finding(
+            WARN,
+            f"kl_div(reduction='batchmean') on {tuple(longer[0].shape)}: the divergence is divided by {b}, not {b * t}",
+            "a divergence per token: reduction='batchmean' on (tokens, classes)",
+            f"batchmean divides by the first size only, so the distillation term is a sum over the {t} tokens of a "
+            "row and that many times too large.",
+            "Flatten to (tokens, classes) before kl_div.",
+        )
+    if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width
     return _loss_finding(
         WARN,
         f"kl_div(reduction='mean') over {width} classes: the divergence is divided by {width}",
         "a divergence per token: reduction='batchmean' on (tokens, classes)",
-        "The distillation term is divided by the size of the vocabulary as well, so it hardly counts.",
+        "The distillation term (KL) is averaged over the vocabulary as well (reduction='mean'), so it hardly counts.",
         "Flatten to (tokens, classes) and use reduction='batchmean', or sum over classes and average over tokens.",
     )
 
@@ -134,7 +174,7 @@ def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
         WARN,
         f"the loss {first.value:.4g} is {known[0].tokens} tokens times {known[0].mean:.4g} nats",
         f"a mean over tokens, {known[0].mean:.4g}",
-        "The loss is a sum over tokens: gradients are as many times too large as there are tokens, and grow with the "
+        "The loss is a sum over tokens (reduction='sum'): gradients are that many times too large, and grow with the "
         "batch.",
         "Use reduction='mean', or divide by the number of supervised tokens.",
     )
@@ -210,7 +250,9 @@ def accumulation(e: Evidence) -> Finding | Verdict:
         return _accumulation(
             f"{k} losses per step, each a whole mean, summing to {totals[0]:.3g} times the loss per token",
             f"losses that sum to the loss per token (each divided by {k}, or by the step's tokens)",
-            f"The losses of {k} micro-batches are added up and not averaged: the gradient is {k} times too large.",
+            f"Gradient accumulation without a division: the losses of {k} micro-batches are added up and not "
+            "averaged, so "
+            f"the gradient is {k} times too large.",
             f"Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.",
         )
     uneven = [max(r.tokens for r in rs) / min(r.tokens for r in rs) for rs in readings]
@@ -221,8 +263,8 @@ def accumulation(e: Evidence) -> Finding | Verdict:
         return _accumulation(
             f"micro-batches of one step hold from 1 to {max(uneven):.3g} parts of the tokens and count alike",
             "each micro-batch counts by its tokens",
-            "A mean of means: each micro-batch counts the same however few tokens it has, so tokens in short ones "
-            "weigh more.",
+            "A mean of means in gradient accumulation: each micro-batch counts the same however few tokens it has, so "
+            "tokens in short ones weigh more.",
             "Sum the losses and divide by the number of supervised tokens in the whole step (num_items_in_batch).",
         )
     return OK
@@ -247,7 +289,8 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
     """N17. The log reads 0.0, or nan, and the model answers nonsense.
 
     Fires when a loss given to backward was not finite. The Trainer of transformers prints 0.0 for it. Under a gradient
-    scaler an infinite loss now and then is part of the search for a scale; a NaN is not.
+    scaler an infinite loss now and then is part of the search for a scale; a NaN is not. A bad batch whose step was
+    left out, so that the weights are sound, gives a warning.
     """
     backwards = [b for b in e.of(Backward) if b.value is not None]
     if not backwards:
@@ -258,10 +301,11 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
     return Finding(
         "N17",
         "loss-not-finite",
-        ERROR,
+        ERROR if spoilt(e) or 2 * len(bad) > len(backwards) else WARN,
         f"the loss is {bad[0].value} at step {bad[0].round + 1}, and in {len(bad)} of {len(backwards)} backwards",
         "a finite loss",
-        f"The loss is no number from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are lost; "
+        f"The loss is NaN or infinite from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are "
+        "lost; "
         "the Trainer of transformers prints 0.0 for such a loss.",
         "Stop, go back to the last good weights, and look at that step; logging_nan_inf_filter=False shows it.",
     )

@@ -4,6 +4,9 @@ Footgun: a mode is the flag of every module by itself, not of the model. A model
 wrapped (peft) has a root in train mode around an inside in eval mode.
 """
 
+from torch import nn
+
+from nblib.doctor.checks.seen import hidden
 from nblib.doctor.evidence import Backward, Call, Evidence
 from nblib.doctor.finding import NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -12,15 +15,18 @@ def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
     """Every dropout with p > 0 of the trained models: p, and whether it was in train mode.
 
     Modules count when they were called with gradients on. Attention often has no module and passes a number that its
-    own module keeps (`self.attention_dropout`, `self.dropout`); that number counts with the flag of that module.
+    own module keeps (`self.attention_dropout`, `self.dropout`); that number counts with the flag of that module. Of
+    what is compiled the flags are all that can be seen.
     """
-    found, modes = {}, _modes(e)
+    found, modes, inside = {}, _modes(e), hidden(e)
     over = modes and modes[-1] and not e.model.training  # an evaluation came after the training
     for name, m in e.modules():
         if id(m) in e.dropouts:
             _, training, p = e.dropouts[id(m)]
             found[name] = p, training
             continue
+        if id(m) in inside and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+            found[name] = m.p, m.training or bool(over)
         for attribute, value in vars(m).items():
             if "dropout" in attribute and isinstance(value, float) and 0.0 < value < 1.0:
                 found[f"{name}.{attribute}".lstrip(".")] = value, m.training or bool(over)

@@ -40,9 +40,15 @@ def rounded_away(e: Evidence) -> Finding | Verdict:
         ERROR if share < 0.5 and not rising else WARN,
         f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr {max(rates):.2g}){norms}",
         "nearly 100 %, as in fp32",
-        f"The weights are kept in {'/'.join(kinds)}, whose steps are coarser than the updates: most are rounded away.",
+        f"The weights are kept in {'/'.join(kinds)} (pure {_short(kinds)}, no fp32 master copy), whose steps are "
+        "coarser "
+        "than the updates: most are rounded away.",
         "Keep the weights in fp32 and compute under autocast, or use stochastic rounding or compensated sums.",
     )
+
+
+def _short(kinds: list[str]) -> str:
+    return "/".join(kind.replace("bfloat", "bf").replace("float", "fp") for kind in kinds)
 
 
 def scaler_over_half(e: Evidence) -> Finding | Verdict:
@@ -78,7 +84,9 @@ def underflow(e: Evidence) -> Finding | Verdict:
     half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
     if not half:
         return not_applicable("no fp16 in the training forward pass")
-    if not e.of(Backward) or any(b.scale for b in e.of(Backward)):
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    if any(b.scale for b in e.of(Backward)):
         return OK
     tables = {n for n, p in e.parameters().items() if p is e.embedding() or p is e.head()}
     shares = [
@@ -114,7 +122,7 @@ def never_accepts(e: Evidence) -> Finding | Verdict:
         return not_applicable("no enabled scaler was seen")
     skipped = sum(not s.stepped for s in steps)
     if len(steps) < 8:
-        return OK if skipped < len(steps) else unknown(f"all of the first {skipped} steps were skipped, too few to say")
+        return unknown(f"{skipped} of {len(steps)} steps were skipped, too few to say")
     if skipped <= len(steps) / 2 or all(s.stepped for s in steps[-3:]):
         return OK
     return Finding(
@@ -123,7 +131,7 @@ def never_accepts(e: Evidence) -> Finding | Verdict:
         ERROR if skipped == len(steps) else WARN,
         f"{skipped} of {len(steps)} steps were skipped; the scale is now {steps[-1].scale:g}",
         "a few skips at the beginning",
-        "The scaler finds NaN or infinity in the gradients again and again, so the optimizer does not step.",
+        "The GradScaler finds NaN or inf in the gradients again and again, so the optimizer does not step.",
         "Look for what is not finite in the forward pass; it is not the scale.",
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nblib.doctor.evidence import Evidence, Gradients, Step, is_adapter
+from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
@@ -28,6 +28,9 @@ def nothing_trainable(e: Evidence) -> Finding | Verdict:
         return OK
     if e.optimized() - {id(p) for p in every.values()}:
         return not_applicable("the optimizer trains something outside the model")
+    hooked = any(getattr(m, "_require_grads_hooks", None) for _, m in e.modules())
+    if not e.optimizers and not hooked and any(b.requires_grad and not b.leaf for b in e.of(Backward)):
+        return not_applicable("no optimizer, and the loss hangs on something outside the model (its input)")
     adapters = sum(is_adapter(name) for name in every)
     why = (
         f"all {adapters} adapter tensors are frozen: the adapter was loaded with is_trainable=False (the default of "
@@ -185,9 +188,12 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         )
     if adapters and all(n in c.missing for n in adapters if n in c.missing or n in c.held) and not alive:
         if any(is_adapter(n) for n in c.missing):
+            others = [n for n in e.trainable() if not is_adapter(n)]
+            chosen = 0 < sum(n in c.held for n in others) < len(others)  # a stage that trains something else
             return (
-                ERROR,
-                "The optimizer holds none of the adapter's tensors: it was built before the adapter was attached "
+                WARN if chosen else ERROR,
+                "The optimizer holds none of the adapter's (LoRA) tensors: it was built before the adapter was "
+                "attached "
                 "(get_peft_model, or the replacement of layers by LoRA layers).",
                 "Attach the adapter first, then build the optimizer from what is trainable.",
             )
@@ -200,7 +206,7 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
         )
     if c.dead and not alive:
         return (
-            ERROR,
+            ERROR if _replaced(e, c) else WARN,  # else it may be for a later stage
             "Part of the model was replaced after the optimizer was built, and the optimizer still holds the tensors "
             "that were there before.",
             "Finish all changes to the model, then build the optimizer.",
@@ -220,6 +226,17 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
     )
 
 
+def _replaced(e: Evidence, c: Coverage) -> bool:
+    """Whether what the optimizer holds for nothing has the shape, but for the number of rows, of something missing."""
+    held = [p for o in e.optimizers if o.object for g in o.object.param_groups for p in g["params"]]
+    return any(
+        p.dim() == m.dim() and (p.shape == m.shape or p.dim() > 1 and p.shape[1:] == m.shape[1:])
+        for p in held
+        if id(p) in c.dead
+        for m in c.missing.values()
+    )
+
+
 def _beside(name: str, e: Evidence, ends: set[int]) -> bool:
     """Whether a parameter (a bias) belongs to the same module as one of the two ends."""
     return any(id(p) in ends for p in e.owners()[name].parameters(recurse=False))
@@ -233,7 +250,9 @@ def stale_in_optimizer(e: Evidence) -> Finding | Verdict:
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
-    dead = coverage(e).dead
+    ours = {id(p) for m in (*e.models, *e.teachers) for p in m.parameters()}
+    elsewhere = [o.ids for o in e.optimizers if not o.ids & ours]  # of a model trained later, which was never seen
+    dead = coverage(e).dead - set().union(*elsewhere)
     if not dead:
         return OK
     return Finding(
@@ -301,7 +320,8 @@ def quantised_without_adapter(e: Evidence) -> Finding | Verdict:
         f"{len(packed)} quantised layers, 0 adapters; {len(trainable)} tensors train"
         + (f", {len(norms)} of them vectors of norms or biases" if norms else ""),
         "an adapter beside the quantised layers",
-        "The model is quantised and has no adapter: packed weights cannot train, so at best norms and embeddings do.",
+        "The model is quantised (4-bit or 8-bit) and has no adapter (LoRA): packed weights cannot train, so at best "
+        "norms and embeddings do.",
         "prepare_model_for_kbit_training, then get_peft_model with a LoRA configuration, then the optimizer.",
     )
 
@@ -323,7 +343,9 @@ def shared_update(e: Evidence) -> Finding | Verdict:
             if s.backwards == 0 and s.optimizer in seen and s.norm:
                 again += 1
             for number in seen:
-                shared |= o.live & e.optimizers[number].live if number != s.optimizer else set()
+                other = e.optimizers[number]
+                if number != s.optimizer and not _one_in_the_other(o.object, other.object):
+                    shared |= o.live & other.live
             seen[s.optimizer] = s
     if not shared and again < min(2, len(rounds)):
         return OK
@@ -334,10 +356,18 @@ def shared_update(e: Evidence) -> Finding | Verdict:
         ERROR,
         what or f"{again} steps of an optimizer followed its last one with no backward between",
         "each tensor updated once per gradient",
-        "The same gradient is applied twice: "
+        "The same gradient is applied twice (a double step): "
         + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
         "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
     )
+
+
+def _one_in_the_other(a, b) -> bool:
+    """Lookahead, SAM and the like are optimizers that hold another and step it."""
+    if a is None or b is None:
+        return False
+    inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
+    return inside or any(g is h for g in a.param_groups for h in b.param_groups)
 
 
 CHECKS = [

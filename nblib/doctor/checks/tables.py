@@ -7,7 +7,7 @@ Footgun: peft keeps a trained copy beside the original (modules_to_save). Only t
 import torch
 from torch import Tensor
 
-from nblib.doctor.evidence import Call, Evidence
+from nblib.doctor.evidence import Call, Evidence, Step
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
@@ -39,6 +39,8 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
     told = None  # a module of one's own may carry a config whose default says tied
     if hasattr(e.model, "tie_weights"):
         told = getattr(e.config, "tie_word_embeddings", None)
+    if told is None and e.tied_at_start is None and not _same(into, out):
+        return unknown("no backward was seen, so it is not known whether both began with equal values")
     if _same(into, out) or e.tied_at_start or not (told is True or (told is None and e.alike_at_start)):
         return OK
     both = into.requires_grad and out.requires_grad
@@ -51,7 +53,8 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
         )
     else:
         how, fix = (
-            "embedding and output layer are two matrices: the tie was lost when weights were materialised, copied or "
+            "embedding and output layer (lm_head) are two matrices: the tie was lost when weights were materialised, "
+            "copied or "
             "sharded",
             "Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and "
             "before the optimizer is built.",
@@ -59,7 +62,7 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
     return Finding(
         "S9",
         "tie-broken",
-        ERROR if both and told else WARN,
+        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
         f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by up to {gap:.2g}",
         "one storage for both",
         f"The tie is broken: {how}; each gets half of the gradient, and a reload keeps only one of them.",
@@ -76,17 +79,21 @@ def tie_drift(e: Evidence) -> Finding | Verdict:
     into, out = e.embedding(), e.head()
     if e.tied_at_start is None or not _comparable(into, out):
         return unknown("no pair of embedding and output layer was found")
+    if len(e.of(Step)) < 2:
+        return unknown("fewer than two optimizer steps were seen")
     if not e.tied_at_start or _same(into, out) or e.declared.get("untied"):
         return OK
     gap = float((into.detach().float() - out.detach().float()).abs().max())
     return Finding(
         "N13",
         "tie-drift",
-        ERROR,
+        WARN if getattr(e.config, "tie_word_embeddings", None) is False else ERROR,  # told so on the way
         f"one storage at the first backward, two at the end, which differ by up to {gap:.2g}",
         "one storage throughout",
-        "Embedding and output layer were tied when training began, and one of them was replaced during the loop.",
-        "Tie again after whatever replaces weights (loading with assign=True, resizing), and build the optimizer anew.",
+        "Embedding and output layer (lm_head) were tied when training began, and one of them was replaced during the "
+        "loop.",
+        "Tie again (tie_weights) after whatever replaces weights (loading with assign=True, resizing), and build the "
+        "optimizer anew.",
     )
 
 
@@ -126,7 +133,8 @@ def new_tokens_frozen(e: Evidence) -> Finding | Verdict:
         ERROR if original else WARN,
         f"batches use {len(used)} ids {how} ({used[:4]}), and the embedding is frozen",
         "new rows of the embedding trainable",
-        "Tokens were added to the vocabulary, but the embedding is frozen, so their rows stay as resizing made them.",
+        "New tokens were added to the vocabulary (resize_token_embeddings), but the embedding is frozen, so their rows "
+        "stay as resizing made them.",
         "Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.",
     )
 
@@ -178,7 +186,8 @@ def rope_precision(e: Evidence) -> Finding | Verdict:
         WARN if length > LONG else NOTE,
         f"{name} is {str(buffer.dtype).removeprefix('torch.')}; sequences of {length} positions were seen",
         str(torch.float32).removeprefix("torch."),
-        "The rotary frequencies were cast to 16 bits with the model, so distant positions get wrong angles.",
+        "The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant positions get wrong "
+        "angles.",
         "Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back to fp32 after casting.",
     )
 

@@ -33,7 +33,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
     if not found:
         return unknown("the teacher's call could not be repeated")
     for number, (gap, deviation, before) in found.items():
-        if gap <= NOISE * deviation:
+        if not gap > NOISE * deviation:  # NaN is F5's
             continue
         teacher = e.teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
@@ -41,7 +41,7 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
         return Finding(
             "F6",
             "teacher-not-deterministic",
-            ERROR if fixed and _asleep(teacher) else WARN,
+            ERROR if fixed and teacher.training else WARN,  # dropouts alone are woken on purpose
             f"the same batch twice: logits differ by up to {gap:.3g}, at a standard deviation of {deviation:.3g}; "
             f"{live} dropouts are live in the {type(teacher).__name__}",
             "the same answer twice",
@@ -51,11 +51,6 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
     return OK
 
 
-def _asleep(teacher: nn.Module) -> bool:
-    """Whether eval mode would quieten it: something in it is in train mode."""
-    return any(m.training for m in teacher.modules())
-
-
 def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
     """S12. The teacher has dropout and is in train mode.
 
@@ -63,6 +58,8 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
     """
     if not e.teachers:
         return not_applicable("no teacher or reference model")
+    if not e.of(Backward):
+        return unknown("no backward was seen, so whatever was called is no teacher yet")
     tried = e.probes.get("teachers", {})
     for number, teacher in enumerate(e.teachers):
         gap = tried.get(number, (None,))[0]
@@ -75,7 +72,7 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
                 WARN,
                 f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}",
                 "0",
-                "The teacher (or reference model) is in train mode, so its dropout is live.",
+                "The teacher (or reference model) is in train mode, so its dropout is live at every call.",
                 "Call teacher.eval() before the loop.",
             )
     return OK
@@ -91,10 +88,15 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
 
     Fires when a reference or teacher shares storage with weights that train: it is the same object, a shallow copy, or
     was filled with load_state_dict(assign=True). Frozen weights may be shared, which is how the reference of a LoRA
-    policy is made.
+    policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
+    a warning only.
     """
-    ours = {s for m in e.models for s in _storages(m, trainable=True)}
-    references = [t for t in e.teachers if t not in e.models]
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    learning = {id(c.module()) for c in e.of(Call) if c.grad}
+    idle = [m for m in e.models if id(m) not in learning] if any(id(m) in learning for m in e.models) else []
+    ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
+    references = [t for t in e.teachers if t not in e.models] + idle  # a shallow copy seems to be in the optimizer
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
     for c in e.of(Call):  # seen as a part of the model, because it shares its parameters
         module = c.module()
@@ -110,7 +112,7 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
             return Finding(
                 "F7",
                 "reference-aliases-policy",
-                ERROR if most else WARN,
+                ERROR if most and (r in e.teachers or _asked_the_same(e, r)) else WARN,
                 f"{shared} of {len(ours)} trainable tensors of the model share storage with the "
                 f"{type(r).__name__} used as a reference",
                 "0",
@@ -121,6 +123,13 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
                 "Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.",
             )
     return OK
+
+
+def _asked_the_same(e: Evidence, reference: nn.Module) -> bool:
+    """Whether it was given a batch, without gradients, that the model was given with them."""
+    asked = [c.ids for c in e.of(Call) if not c.grad and c.module() is reference and c.ids is not None]
+    learnt = [c.ids for c in e.of(Call) if c.grad and c.ids is not None]
+    return any(a.shape == b.shape and bool(torch.equal(a, b)) for a in asked for b in learnt)
 
 
 def _related(a: nn.Module, b: nn.Module) -> bool:
@@ -134,9 +143,11 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
     and no optimizer holds it, or when an optimizer updates a declared teacher. Two models that both are in optimizers
     teach each other, on purpose.
     """
+    if not e.of(Backward):
+        return unknown("no backward was seen")
     mine = set().union(*(o.live for o in e.optimizers)) if e.optimizers else set()
     ours = {id(p) for m in e.models for p in m.parameters()}
-    for t in e.teachers:
+    for t in e.named_teachers:
         stepped = [p for p in t.parameters() if id(p) in mine and id(p) not in ours]
         if stepped:
             return Finding(
@@ -200,7 +211,9 @@ def constant_ln2(e: Evidence) -> Finding | Verdict:
     healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
-    updated = [s.round for s in e.of(Step) if max(s.rates, default=0) > 0 and any(u.changed > 0 for u in s.updates)]
+    dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
+    moved = [s for s in e.of(Step) if max(s.rates, default=0) > 0 and (dead or any(u.changed > 0 for u in s.updates))]
+    updated = [s.round for s in moved]
     later = [v for r, v in rounds.items() if updated and r > min(updated)]
     if len(later) < 2:
         return unknown("fewer than two steps after the first update")
@@ -211,7 +224,7 @@ def constant_ln2(e: Evidence) -> Finding | Verdict:
         "N14",
         "constant-ln2",
         ERROR,
-        f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after weights had changed",
+        f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
         "Policy and reference give the same log-probabilities (the reference is the policy, or its adapter was not "
         "switched off), or beta is 0: the preference loss sees no difference.",

@@ -22,7 +22,8 @@ def loss_cut_off(e: Evidence) -> Finding | Verdict:
     if not backwards:
         return unknown("backward was never called")
     first = next((b for b in backwards if b.leaf or not b.requires_grad), None)
-    if first is not None and (first.leaf or first.raised):
+    leaves = sum(b.leaf for b in backwards)  # one now and then stands for a batch without targets
+    if first is not None and (first.raised or (first.leaf and 2 * leaves > len(backwards))):
         return _cut(e, first)
     if _reached_nothing(e, backwards):
         return Finding(
@@ -90,11 +91,23 @@ def dead_term(e: Evidence) -> Finding | Verdict:
         for name, (value, alive) in b.declared.items():
             if not alive and value != 0:
                 return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
+    if _same_answers(backwards):
+        return Finding(
+            "F2",
+            "dead-loss-term",
+            WARN,
+            "the divergence (kl_div) was 0 in every step, also after the weights had changed",
+            "a teacher that differs from its student",
+            "The teacher's answers are the student's own (its weights are copied from the student, or it is the same "
+            "model), so the distillation term teaches nothing.",
+            "Load the teacher once, and leave it alone.",
+        )
     if _always_zero(backwards):
         return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
     dead = [b for b in backwards if b.dead_term is not None]
     if len(dead) < max(1, 0.8 * len(backwards)):
-        return OK
+        seen = any(b.entropies or b.declared or (b.reading is not None and b.reading.ratio) for b in backwards)
+        return OK if seen else unknown("no term of the loss was seen as it was made")
     sizes = [b.dead_term for b in dead]
     ratios: dict[str, list[float]] = {}
     for b in dead:
@@ -129,6 +142,12 @@ def _spread(found: list[float]) -> float:
 def _round(x: float) -> bool:
     """Whether it is a number that a person would write."""
     return any(abs(x * k - round(x * k)) < 1e-3 * k * x for k in (1, 2, 4, 10)) and x > 0.01
+
+
+def _same_answers(backwards: list[Backward]) -> bool:
+    """A divergence with a gradient that stays 0 when the student moves; in the first step it may be 0 rightly."""
+    later = [[n.number for n in b.entropies if n.name == "kl_div" and n.connected] for b in backwards if b.round > 0]
+    return len(later) >= 3 and all(values and all(v is not None and abs(v) < 1e-6 for v in values) for values in later)
 
 
 def _always_zero(backwards: list[Backward]) -> bool:
