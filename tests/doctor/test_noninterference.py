@@ -293,7 +293,7 @@ SIZES = {
 
 @pytest.mark.parametrize("size", SIZES)
 def test_cost(size):
-    """At most twice the time on average while watched (2.5 here: cores are shared), nothing after, next to no memory.
+    """Less than twice the time while watched (2.5 here: cores are shared), nothing after it, next to no memory.
 
     The middle of the steps is compared, so that a moment in which other processes ran decides nothing.
     """
