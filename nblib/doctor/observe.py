@@ -54,11 +54,15 @@ class Observer(Patches, Calls, Optimizers, Scaling):
 
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
+        self._settled()
         self.on = False
-        owners.promote(self.e, self.given)
-        owners.settle(self.e)  # an optimizer may have come late, as a GAN's second one does
         while self.undo:
             self.undo.pop()()
+
+    @quietly
+    def _settled(self) -> None:
+        owners.promote(self.e, self.given)
+        owners.settle(self.e)  # an optimizer may have come late, as a GAN's second one does
 
     def release(self) -> None:
         """Let go of the user's objects."""
