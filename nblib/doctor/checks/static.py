@@ -1,4 +1,4 @@
-"""Who trains, and which optimizer holds it: S1 to S4, S6, S8, S17.
+"""Who trains, and which optimizer holds it: S1 to S4, S6, S8.
 
 Footgun: several optimizers are normal (Muon for matrices, AdamW for the rest). What counts is the union of all that
 stepped.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nblib.doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
+from nblib.doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
@@ -326,50 +326,6 @@ def quantised_without_adapter(e: Evidence) -> Finding | Verdict:
     )
 
 
-def shared_update(e: Evidence) -> Finding | Verdict:
-    """S17. Training is about twice as fast and less stable than the learning rate says.
-
-    Fires when one parameter is updated twice from the same gradient: by two optimizers that both hold it and step with
-    no backward between, or by a second step of the same optimizer. Two losses with a backward each are two updates that
-    somebody wanted.
-    """
-    if not e.stepped:
-        return unknown("no optimizer step was seen")
-    shared, again, rounds = set(), 0, e.by_round(Step)
-    for steps in rounds.values():
-        seen: dict[int, Step] = {}
-        for s in steps:
-            o = e.optimizers[s.optimizer]
-            if s.backwards == 0 and s.optimizer in seen and s.norm:
-                again += 1
-            for number in seen:
-                other = e.optimizers[number]
-                if number != s.optimizer and not _one_in_the_other(o.object, other.object):
-                    shared |= o.live & other.live
-            seen[s.optimizer] = s
-    if not shared and again < min(2, len(rounds)):
-        return OK
-    what = f"{len(shared)} tensors are held, and stepped in the same step, by two optimizers" if shared else ""
-    return Finding(
-        "S17",
-        "shared-update",
-        ERROR,
-        what or f"{again} steps of an optimizer followed its last one with no backward between",
-        "each tensor updated once per gradient",
-        "The same gradient is applied twice (a double step): "
-        + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
-        "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
-    )
-
-
-def _one_in_the_other(a, b) -> bool:
-    """Lookahead, SAM and the like are optimizers that hold another and step it."""
-    if a is None or b is None:
-        return False
-    inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
-    return inside or any(g is h for g in a.param_groups for h in b.param_groups)
-
-
 CHECKS = [
     ("S1", nothing_trainable),
     ("S2", empty_optimizer),
@@ -377,5 +333,4 @@ CHECKS = [
     ("S4", stale_in_optimizer),
     ("S6", inference_weights),
     ("S8", quantised_without_adapter),
-    ("S17", shared_update),
 ]

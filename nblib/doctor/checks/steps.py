@@ -1,4 +1,4 @@
-"""The order of a step: clear, backward, unscale, clip, step. N1, N2, N3, N7, N8.
+"""The order of a step: clear, backward, unscale, clip, step. N1, N2, N3, N7, N8, S17.
 
 Footgun: what looks like disorder may be on purpose: GAN-like loops clear one optimizer while another's gradients wait,
 SAM clears between its two backwards. So everything here is asked of the optimizer that steps, and of its own tensors.
@@ -248,10 +248,55 @@ def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
     return False
 
 
+def shared_update(e: Evidence) -> Finding | Verdict:
+    """S17. Training is about twice as fast and less stable than the learning rate says.
+
+    Fires when one parameter is updated twice from the same gradient: by two optimizers that both hold it and step with
+    no backward between, or by a second step of the same optimizer. Two losses with a backward each are two updates that
+    somebody wanted.
+    """
+    if not e.stepped:
+        return unknown("no optimizer step was seen")
+    shared, again, rounds = set(), 0, e.by_round(Step)
+    for steps in rounds.values():
+        seen: dict[int, Step] = {}
+        for s in steps:
+            o = e.optimizers[s.optimizer]
+            if s.backwards == 0 and s.optimizer in seen and s.norm:
+                again += 1
+            for number in seen:
+                other = e.optimizers[number]
+                if number != s.optimizer and not _one_in_the_other(o.object, other.object):
+                    shared |= o.live & other.live
+            seen[s.optimizer] = s
+    if not shared and again < min(2, len(rounds)):
+        return OK
+    what = f"{len(shared)} tensors are held, and stepped in the same step, by two optimizers" if shared else ""
+    return Finding(
+        "S17",
+        "shared-update",
+        ERROR,
+        what or f"{again} steps of an optimizer followed its last one with no backward between",
+        "each tensor updated once per gradient",
+        "The same gradient is applied twice (a double step): "
+        + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
+        "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
+    )
+
+
+def _one_in_the_other(a, b) -> bool:
+    """Lookahead, SAM and the like are optimizers that hold another and step it."""
+    if a is None or b is None:
+        return False
+    inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
+    return inside or any(g is h for g in a.param_groups for h in b.param_groups)
+
+
 CHECKS = [
     ("N1", gradients_not_cleared),
     ("N2", cleared_too_soon),
     ("N3", does_not_move),
     ("N7", clipped_before_unscale),
     ("N8", clipped_at_wrong_time),
+    ("S17", shared_update),
 ]
