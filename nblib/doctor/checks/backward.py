@@ -52,7 +52,7 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         "reentrant-checkpoint-cut",
         ERROR,
         f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
-        f"{len(e.trainable())} trainable tensors inside them got none ({lost[0]} ...)",
+        f"{len(e.trainable())} trainable tensors are inside them and got none ({lost[0]} ...)",
         "at least one input of each checkpointed region requires a gradient",
         "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
         "trainable inside the checkpointed regions gets no gradient.",
