@@ -92,7 +92,7 @@ def groups_forget_the_norms():
 
 
 def both_ends_saved_of_a_tied_gpt2():
-    """'To train the new tokens' both wte and lm_head are in modules_to_save of a tied GPT-2: two copies from then on."""
+    """'To train the new tokens' wte and lm_head are in modules_to_save of a tied GPT-2: two copies from then on."""
     torch.manual_seed(0)
     model = lm("gpt2")
     config = peft.LoraConfig(r=8, target_modules=["c_attn"], modules_to_save=["wte", "lm_head"], fan_in_fan_out=True)
@@ -173,11 +173,11 @@ def adapter_of_the_trunk_loaded_on_the_whole():
     torch.manual_seed(0)
     base = lm("llama")
     with tempfile.TemporaryDirectory() as folder:
-        trunk = peft.get_peft_model(
-            copy.deepcopy(base.model), peft.LoraConfig(r=4, target_modules=QV, init_lora_weights=False)
-        )
+        trunk = peft.get_peft_model(copy.deepcopy(base.model), peft.LoraConfig(r=4, target_modules=QV))
+        for name, p in trunk.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(p, std=0.1)
         trunk.save_pretrained(folder)
-        losses = []
         with doctor.watch(steps=6, say=False) as report:
             model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).train()
             fresh = all(bool((p == 0).all()) for n, p in model.named_parameters() if "lora_B" in n)
@@ -187,7 +187,6 @@ def adapter_of_the_trunk_loaded_on_the_whole():
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
-                losses.append(loss.item())
     real(fresh, "nothing of the file arrived")
     return report
 
@@ -591,6 +590,128 @@ def wrapped_in_ddp_and_left_aside():
     return report
 
 
+# ---------------------------------------------------------------- a few more, of checks not touched above
+
+
+def muon_at_the_rate_of_adamw():
+    """torch.optim.Muon with adjust_lr_fn left at its default gets AdamW's 1e-5: for a matrix, next to nothing."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    inner = [p for p in model.model.layers.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if not any(p is q for q in inner)]
+    muon, adamw = torch.optim.Muon(inner, lr=1e-5, weight_decay=0.0), torch.optim.AdamW(rest, lr=1e-5)
+    before = inner[0].detach().clone()
+    with doctor.watch(model, optimizer=[muon, adamw], steps=10, say=False) as report:
+        for ids in batches(10):
+            loss = model(input_ids=ids, labels=ids).loss
+            for o in (muon, adamw):
+                o.zero_grad()
+            loss.backward()
+            for o in (muon, adamw):
+                o.step()
+    real((inner[0] - before).square().mean().sqrt() / 10 < 0.2e-5, "ten times below a usual AdamW update at 1e-5")
+    return report
+
+
+def answers_cut_off_by_the_window():
+    """Prompts longer than the window: after the cut at 32 tokens, most rows hold no answer, every label is -100."""
+    torch.manual_seed(0)
+    model = lm("qwen3")
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    empty = []
+    with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
+        for ids in batches(8, length=48):
+            labels = ids.clone()
+            for row, prompt in enumerate((20, 36, 40, 33)):
+                labels[row, :prompt] = -100
+            ids, labels = ids[:, :32], labels[:, :32]
+            empty.append((labels == -100).all(1).float().mean().item())
+            opt.zero_grad()
+            model(input_ids=ids, labels=labels).loss.backward()
+            opt.step()
+    real(min(empty) == 0.75, "three rows of four teach nothing")
+    return report
+
+
+def tied_start_of_width_one():
+    """nn.Embedding's own start, std 1, left as it is and tied to the head: the first loss is far above ln V."""
+    torch.manual_seed(0)
+    model = NanoGPT(width=64)
+    nn.init.normal_(model.wte.weight)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=6, say=False, from_scratch=True) as report:
+        for ids in batches(6, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    real(losses[0] > 1.6 * math.log(256), "worse than knowing nothing")
+    return report
+
+
+def zero_grad_without_its_parentheses():
+    """`opt.zero_grad` is named but not called: each step uses the sum of all gradients so far."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    norms = []
+    with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
+        for ids in batches(8):
+            opt.zero_grad  # noqa: B018
+            model(input_ids=ids, labels=ids).loss.backward()
+            norms.append(model.model.norm.weight.grad.norm().item())
+            opt.step()
+    real(norms[-1] > 3 * norms[0], "they pile up")
+    return report
+
+
+def sampling_helper_leaves_eval_on():
+    """A helper prints a sample at step 2; it calls eval() and never train(): no dropout from there on."""
+    torch.manual_seed(0)
+    model = NanoGPT(dropout=0.2)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    @torch.no_grad()
+    def sample(m, n=5):
+        m.eval()
+        ids = torch.tensor([[5]])
+        for _ in range(n):
+            ids = torch.cat([ids, m(ids)[0][:, -1].softmax(-1).multinomial(1)], 1)
+        return ids
+
+    modes = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for step, ids in enumerate(batches(10, length=33)):
+            modes.append(model.training)
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if step == 2:
+                sample(model)
+    real(modes == [True] * 3 + [False] * 7, "eval from the fourth step")
+    return report
+
+
+def default_dtype_of_the_whole_script():
+    """NanoGPT cast to bf16 as a whole, RMS-like rates of 1e-5 with AdamW: most of each update is rounded away."""
+    torch.manual_seed(0)
+    model = NanoGPT(width=64).to(torch.bfloat16)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    before = model.ln_f.weight.detach().clone()
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10, length=33):
+            logits, _ = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    real(torch.equal(before, model.ln_f.weight), "the norm's weights are exactly where they were")
+    return report
+
+
 FAULTY = [
     (helper_freezes_the_adapters, ("S1", "S2"), ("trainable", "frozen", "freez")),
     (trainer_given_an_optimizer_of_before_the_resize, ("S3", "S4"), ("resize", "lm_head", "optimizer")),
@@ -618,4 +739,10 @@ FAULTY = [
     (schedule_as_long_as_an_epoch_count, ("N9", "N11"), ("schedule", "lr", "learning rate")),
     (reference_refreshed_every_step, ("N14", "F7"), ("ln 2", "ln2", "0.693", "reference")),
     (wrapped_in_ddp_and_left_aside, ("N21",), ("ddp", "wrapper", "distributed")),
+    (muon_at_the_rate_of_adamw, ("N5b", "N5"), ("muon", "rate", "small")),
+    (answers_cut_off_by_the_window, ("F14", "F19"), ("no label", "-100", "masked", "truncat", "supervised")),
+    (tied_start_of_width_one, ("F4",), ("init", "ln", "start")),
+    (zero_grad_without_its_parentheses, ("N1",), ("zero_grad",)),
+    (sampling_helper_leaves_eval_on, ("N16", "S11"), ("eval", "train()")),
+    (default_dtype_of_the_whole_script, ("N4",), ("bf16", "bfloat16", "round", "16-bit")),
 ]
