@@ -712,6 +712,130 @@ def default_dtype_of_the_whole_script():
     return report
 
 
+def reference_is_the_base_with_the_adapter_in_it():
+    """ref = policy.get_base_model(): peft put its layers into that very module, so the reference has the adapter."""
+    torch.manual_seed(0)
+    policy = peft.get_peft_model(lm("llama"), peft.LoraConfig(r=8, target_modules=QV))
+    ref = policy.get_base_model()
+    opt = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=5e-3)
+    losses = []
+    with doctor.watch(policy, optimizer=opt, steps=8, say=False) as report:
+        for good, bad in zip(batches(8, rows=2), batches(8, rows=2, seed=1), strict=True):
+            bad[:, :10] = good[:, :10]
+            with torch.no_grad():
+                ref_gap = sequence_logp(ref, good, 10) - sequence_logp(ref, bad, 10)
+            gap = sequence_logp(policy, good, 10) - sequence_logp(policy, bad, 10)
+            loss = -F.logsigmoid(0.1 * (gap - ref_gap)).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    real(max(abs(x - math.log(2)) for x in losses) < 1e-5, "ln 2 for ever")
+    return report
+
+
+def teacher_trained_along_with_the_student():
+    """The optimizer gets the parameters of student and teacher, and the teacher's pass is not under no_grad."""
+    torch.manual_seed(0)
+    teacher, student = lm("llama").eval(), lm("llama", hidden=32, layers=1)
+    opt = torch.optim.AdamW([*student.parameters(), *teacher.parameters()], lr=1e-3)
+    before = teacher.model.norm.weight.detach().clone()
+    with doctor.watch(student, optimizer=opt, teacher=teacher, steps=8, say=False) as report:
+        for ids in batches(8):
+            soft = teacher(input_ids=ids).logits.softmax(-1)
+            out = student(input_ids=ids, labels=ids)
+            kd = F.kl_div(out.logits.log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean")
+            opt.zero_grad()
+            (0.5 * kd + 0.5 * out.loss).backward()
+            opt.step()
+    real(not torch.equal(before, teacher.model.norm.weight), "the teacher moved")
+    return report
+
+
+def model_made_in_inference_mode():
+    """The model is built under torch.inference_mode(): its weights can never be saved for a backward pass."""
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        model = NanoGPT()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    failed = None
+    with contextlib.suppress(RuntimeError), doctor.watch(model, optimizer=opt, steps=6, say=False) as report:
+        try:
+            for ids in batches(6, length=33):
+                _, loss = model(ids[:, :-1], ids[:, 1:])
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        except RuntimeError as error:
+            failed = error
+            raise
+    real(failed is not None, "it cannot train")
+    return report
+
+
+def learnable_temperature_on_inference_tensors():
+    """The teacher runs under inference_mode, and a learnable temperature divides its logits: backward cannot work."""
+    torch.manual_seed(0)
+    teacher, student = lm("llama").eval().requires_grad_(False), lm("llama", hidden=32)
+    log_t = nn.Parameter(torch.zeros(()))
+    opt = torch.optim.AdamW([*student.parameters(), log_t], lr=1e-3)
+    failed = None
+    with contextlib.suppress(RuntimeError), doctor.watch(student, optimizer=opt, teacher=teacher, say=False) as report:
+        try:
+            for ids in batches(4):
+                with torch.inference_mode():
+                    logits = teacher(input_ids=ids).logits
+                soft = (logits * log_t.exp()).softmax(-1)
+                loss = -(soft * student(input_ids=ids).logits.log_softmax(-1)).sum(-1).mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        except RuntimeError as error:
+            failed = error
+            raise
+    real("nference tensors" in str(failed), "it ends in torch's own error")
+    return report
+
+
+def best_head_put_back_as_a_new_layer():
+    """At step 3 the 'best head so far' is put back as a deepcopy of the layer: no tie any more, and not optimised."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    best = copy.deepcopy(model.lm_head)
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for step, ids in enumerate(batches(10)):
+            loss = model(input_ids=ids, labels=ids).loss
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if step == 2:
+                model.lm_head = best
+    real(model.lm_head.weight is not model.model.embed_tokens.weight, "no longer one tensor")
+    return report
+
+
+def divided_by_the_wrong_count():
+    """The loss is divided by accumulation = 2, but a step is made every 6 micro-batches: three times too large."""
+    torch.manual_seed(0)
+    model = lm("qwen3")
+    opt = torch.optim.SGD(model.parameters(), lr=0.02)
+    sums = []
+    with doctor.watch(model, optimizer=opt, steps=5, say=False) as report:
+        total = 0.0
+        for i, ids in enumerate(batches(30, rows=2), 1):
+            loss = model(input_ids=ids, labels=ids).loss / 2
+            loss.backward()
+            total += loss.item()
+            if i % 6 == 0:
+                sums.append(total)
+                opt.step()
+                opt.zero_grad()
+                total = 0.0
+    real(sums[0] > 2.8 * math.log(256), "three times a mean loss")
+    return report
+
+
 FAULTY = [
     (helper_freezes_the_adapters, ("S1", "S2"), ("trainable", "frozen", "freez")),
     (trainer_given_an_optimizer_of_before_the_resize, ("S3", "S4"), ("resize", "lm_head", "optimizer")),
@@ -745,4 +869,10 @@ FAULTY = [
     (zero_grad_without_its_parentheses, ("N1",), ("zero_grad",)),
     (sampling_helper_leaves_eval_on, ("N16", "S11"), ("eval", "train()")),
     (default_dtype_of_the_whole_script, ("N4",), ("bf16", "bfloat16", "round", "16-bit")),
+    (reference_is_the_base_with_the_adapter_in_it, ("N14", "F7"), ("ln 2", "ln2", "0.693", "reference", "adapter")),
+    (teacher_trained_along_with_the_student, ("F8", "S4"), ("teacher",)),
+    (model_made_in_inference_mode, ("S6",), ("inference",)),
+    (learnable_temperature_on_inference_tensors, ("F9",), ("inference",)),
+    (best_head_put_back_as_a_new_layer, ("S9", "N13", "S3"), ("tie", "tied", "replaced", "head")),
+    (divided_by_the_wrong_count, ("N6", "F3"), ("divide", "divis", "micro", "accumul", "times")),
 ]

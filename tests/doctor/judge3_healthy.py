@@ -457,6 +457,118 @@ def new_tokens_by_their_indices():
     return report
 
 
+class Gated(torch.nn.Module):
+    """ReZero: x + alpha * block(x) with alpha = 0 at first, so what is inside gets a gradient of exactly 0."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.alpha = block, torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, mask=None):
+        return x + self.alpha * (self.block(x, mask) - x)
+
+
+def rezero_gates_start_closed():
+    """Every block sits behind a gate of exactly 0: at the first step only the gates and the embedding learn."""
+    torch.manual_seed(0)
+    model = NanoGPT()
+    model.h = torch.nn.ModuleList(Gated(block) for block in model.h)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False, from_scratch=True) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def head_of_zeros():
+    """A speed-run start: the untied head is all zeros, the first loss exactly ln V, the trunk's first gradient 0."""
+    torch.manual_seed(0)
+    model = NanoGPT(tie=False)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False, from_scratch=True) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+    real(abs(losses[0] - math.log(256)) < 1e-4, "ln V exactly")
+    learnt(losses)
+    return report
+
+
+def two_tokens_ahead_as_well():
+    """Multi-token prediction: the usual loss, and a second head that predicts the token after the next, on purpose."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    second = torch.nn.Linear(64, 256, bias=False)
+    opt = torch.optim.AdamW([*model.parameters(), *second.parameters()], lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10):
+            out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+            ahead = second(out.hidden_states[-1])[:, :-2]
+            loss = out.loss + 0.3 * F.cross_entropy(ahead.flatten(0, 1), ids[:, 2:].flatten())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def layers_left_out_by_chance():
+    """Stochastic depth: each block is skipped with probability 0.4, also while its gradients of before are None."""
+    torch.manual_seed(0)
+    model = NanoGPT(layers=4)
+
+    class Sometimes(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x, mask=None):
+            return x if self.training and torch.rand(()) < 0.4 else self.block(x, mask)
+
+    model.h = torch.nn.ModuleList(Sometimes(block) for block in model.h)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def one_batch_learnt_by_heart():
+    """The usual sanity check: the same batch again and again with a high rate and no regularisation, to a low loss."""
+    torch.manual_seed(0)
+    model = lm("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    ids, losses = batches(1, rows=2, length=16)[0], []
+    with doctor.watch(model, optimizer=opt, steps=12, say=False) as report:
+        for _ in range(12):
+            loss = model(input_ids=ids, labels=ids).loss
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses, by=0.3)
+    return report
+
+
 HEALTHY = [
     two_steps_at_rate_zero,
     top_one_of_sixteen_experts,
@@ -476,4 +588,9 @@ HEALTHY = [
     optimizer_made_anew_halfway,
     hand_written_lion_with_gradients_as_none_or_zero,
     new_tokens_by_their_indices,
+    rezero_gates_start_closed,
+    head_of_zeros,
+    two_tokens_ahead_as_well,
+    layers_left_out_by_chance,
+    one_batch_learnt_by_heart,
 ]
