@@ -10,6 +10,8 @@ from nblib.doctor import ERROR, NOTE
 
 from .judge2_faulty import FAULTY as FAULTY_2
 from .judge2_healthy import HEALTHY as HEALTHY_2
+from .judge3_faulty import FAULTY as FAULTY_3
+from .judge3_healthy import HEALTHY as HEALTHY_3
 from .judge_faulty import FAULTY
 from .judge_healthy import HEALTHY
 
@@ -37,7 +39,7 @@ def says(finding, words) -> bool:
 
 def judge_faulty(chosen) -> tuple[int, int, int]:
     first = named = total = 0
-    for program, checks, words in FAULTY + FAULTY_2:
+    for program, checks, words in FAULTY + FAULTY_2 + FAULTY_3:
         if chosen and program.__name__ not in chosen:
             continue
         total += 1
@@ -63,7 +65,7 @@ def judge_faulty(chosen) -> tuple[int, int, int]:
 
 def judge_healthy(chosen) -> tuple[int, int, int]:
     clean = quiet = total = 0
-    for program in HEALTHY + HEALTHY_2:
+    for program in HEALTHY + HEALTHY_2 + HEALTHY_3:
         if chosen and program.__name__ not in chosen:
             continue
         total += 1

@@ -92,7 +92,7 @@ def groups_forget_the_norms():
 
 
 def both_ends_saved_of_a_tied_gpt2():
-    """'To train the new tokens' both wte and lm_head are in modules_to_save of a tied GPT-2: two copies from then on."""
+    """'To train the new tokens' wte and lm_head are in modules_to_save of a tied GPT-2: two copies from then on."""
     torch.manual_seed(0)
     model = lm("gpt2")
     config = peft.LoraConfig(r=8, target_modules=["c_attn"], modules_to_save=["wte", "lm_head"], fan_in_fan_out=True)
@@ -173,11 +173,11 @@ def adapter_of_the_trunk_loaded_on_the_whole():
     torch.manual_seed(0)
     base = lm("llama")
     with tempfile.TemporaryDirectory() as folder:
-        trunk = peft.get_peft_model(
-            copy.deepcopy(base.model), peft.LoraConfig(r=4, target_modules=QV, init_lora_weights=False)
-        )
+        trunk = peft.get_peft_model(copy.deepcopy(base.model), peft.LoraConfig(r=4, target_modules=QV))
+        for name, p in trunk.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(p, std=0.1)
         trunk.save_pretrained(folder)
-        losses = []
         with doctor.watch(steps=6, say=False) as report:
             model = peft.PeftModel.from_pretrained(base, folder, is_trainable=True).train()
             fresh = all(bool((p == 0).all()) for n, p in model.named_parameters() if "lora_B" in n)
@@ -187,7 +187,6 @@ def adapter_of_the_trunk_loaded_on_the_whole():
                 opt.zero_grad()
                 loss.backward()
                 opt.step()
-                losses.append(loss.item())
     real(fresh, "nothing of the file arrived")
     return report
 
@@ -591,6 +590,252 @@ def wrapped_in_ddp_and_left_aside():
     return report
 
 
+# ---------------------------------------------------------------- a few more, of checks not touched above
+
+
+def muon_at_the_rate_of_adamw():
+    """torch.optim.Muon with adjust_lr_fn left at its default gets AdamW's 1e-5: for a matrix, next to nothing."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    inner = [p for p in model.model.layers.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if not any(p is q for q in inner)]
+    muon, adamw = torch.optim.Muon(inner, lr=1e-5, weight_decay=0.0), torch.optim.AdamW(rest, lr=1e-5)
+    before = inner[0].detach().clone()
+    with doctor.watch(model, optimizer=[muon, adamw], steps=10, say=False) as report:
+        for ids in batches(10):
+            loss = model(input_ids=ids, labels=ids).loss
+            for o in (muon, adamw):
+                o.zero_grad()
+            loss.backward()
+            for o in (muon, adamw):
+                o.step()
+    real((inner[0] - before).square().mean().sqrt() / 10 < 0.2e-5, "ten times below a usual AdamW update at 1e-5")
+    return report
+
+
+def answers_cut_off_by_the_window():
+    """Prompts longer than the window: after the cut at 32 tokens, most rows hold no answer, every label is -100."""
+    torch.manual_seed(0)
+    model = lm("qwen3")
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    empty = []
+    with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
+        for ids in batches(8, length=48):
+            labels = ids.clone()
+            for row, prompt in enumerate((20, 36, 40, 33)):
+                labels[row, :prompt] = -100
+            ids, labels = ids[:, :32], labels[:, :32]
+            empty.append((labels == -100).all(1).float().mean().item())
+            opt.zero_grad()
+            model(input_ids=ids, labels=labels).loss.backward()
+            opt.step()
+    real(min(empty) == 0.75, "three rows of four teach nothing")
+    return report
+
+
+def tied_start_of_width_one():
+    """nn.Embedding's own start, std 1, left as it is and tied to the head: the first loss is far above ln V."""
+    torch.manual_seed(0)
+    model = NanoGPT(width=64)
+    nn.init.normal_(model.wte.weight)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=6, say=False, from_scratch=True) as report:
+        for ids in batches(6, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    real(losses[0] > 1.6 * math.log(256), "worse than knowing nothing")
+    return report
+
+
+def zero_grad_without_its_parentheses():
+    """`opt.zero_grad` is named but not called: each step uses the sum of all gradients so far."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    opt = torch.optim.SGD(model.parameters(), lr=0.05)
+    norms = []
+    with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
+        for ids in batches(8):
+            opt.zero_grad  # noqa: B018
+            model(input_ids=ids, labels=ids).loss.backward()
+            norms.append(model.model.norm.weight.grad.norm().item())
+            opt.step()
+    real(norms[-1] > 3 * norms[0], "they pile up")
+    return report
+
+
+def sampling_helper_leaves_eval_on():
+    """A helper prints a sample at step 2; it calls eval() and never train(): no dropout from there on."""
+    torch.manual_seed(0)
+    model = NanoGPT(dropout=0.2)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    @torch.no_grad()
+    def sample(m, n=5):
+        m.eval()
+        ids = torch.tensor([[5]])
+        for _ in range(n):
+            ids = torch.cat([ids, m(ids)[0][:, -1].softmax(-1).multinomial(1)], 1)
+        return ids
+
+    modes = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for step, ids in enumerate(batches(10, length=33)):
+            modes.append(model.training)
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if step == 2:
+                sample(model)
+    real(modes == [True] * 3 + [False] * 7, "eval from the fourth step")
+    return report
+
+
+def default_dtype_of_the_whole_script():
+    """NanoGPT cast to bf16 as a whole, RMS-like rates of 1e-5 with AdamW: most of each update is rounded away."""
+    torch.manual_seed(0)
+    model = NanoGPT(width=64).to(torch.bfloat16)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    before = model.ln_f.weight.detach().clone()
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10, length=33):
+            logits, _ = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+    real(torch.equal(before, model.ln_f.weight), "the norm's weights are exactly where they were")
+    return report
+
+
+def reference_is_the_base_with_the_adapter_in_it():
+    """ref = policy.get_base_model(): peft put its layers into that very module, so the reference has the adapter."""
+    torch.manual_seed(0)
+    policy = peft.get_peft_model(lm("llama"), peft.LoraConfig(r=8, target_modules=QV))
+    ref = policy.get_base_model()
+    opt = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad], lr=5e-3)
+    losses = []
+    with doctor.watch(policy, optimizer=opt, steps=8, say=False) as report:
+        for good, bad in zip(batches(8, rows=2), batches(8, rows=2, seed=1), strict=True):
+            bad[:, :10] = good[:, :10]
+            with torch.no_grad():
+                ref_gap = sequence_logp(ref, good, 10) - sequence_logp(ref, bad, 10)
+            gap = sequence_logp(policy, good, 10) - sequence_logp(policy, bad, 10)
+            loss = -F.logsigmoid(0.1 * (gap - ref_gap)).mean()
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    real(max(abs(x - math.log(2)) for x in losses) < 1e-5, "ln 2 for ever")
+    return report
+
+
+def teacher_trained_along_with_the_student():
+    """The optimizer gets the parameters of student and teacher, and the teacher's pass is not under no_grad."""
+    torch.manual_seed(0)
+    teacher, student = lm("llama").eval(), lm("llama", hidden=32, layers=1)
+    opt = torch.optim.AdamW([*student.parameters(), *teacher.parameters()], lr=1e-3)
+    before = teacher.model.norm.weight.detach().clone()
+    with doctor.watch(student, optimizer=opt, teacher=teacher, steps=8, say=False) as report:
+        for ids in batches(8):
+            soft = teacher(input_ids=ids).logits.softmax(-1)
+            out = student(input_ids=ids, labels=ids)
+            kd = F.kl_div(out.logits.log_softmax(-1).flatten(0, 1), soft.flatten(0, 1), reduction="batchmean")
+            opt.zero_grad()
+            (0.5 * kd + 0.5 * out.loss).backward()
+            opt.step()
+    real(not torch.equal(before, teacher.model.norm.weight), "the teacher moved")
+    return report
+
+
+def model_made_in_inference_mode():
+    """The model is built under torch.inference_mode(): its weights can never be saved for a backward pass."""
+    with torch.inference_mode():
+        torch.manual_seed(0)
+        model = NanoGPT()
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    failed = None
+    with contextlib.suppress(RuntimeError), doctor.watch(model, optimizer=opt, steps=6, say=False) as report:
+        try:
+            for ids in batches(6, length=33):
+                _, loss = model(ids[:, :-1], ids[:, 1:])
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        except RuntimeError as error:
+            failed = error
+            raise
+    real(failed is not None, "it cannot train")
+    return report
+
+
+def learnable_temperature_on_inference_tensors():
+    """The teacher runs under inference_mode, and a learnable temperature divides its logits: backward cannot work."""
+    torch.manual_seed(0)
+    teacher, student = lm("llama").eval().requires_grad_(False), lm("llama", hidden=32)
+    log_t = nn.Parameter(torch.zeros(()))
+    opt = torch.optim.AdamW([*student.parameters(), log_t], lr=1e-3)
+    failed = None
+    with contextlib.suppress(RuntimeError), doctor.watch(student, optimizer=opt, teacher=teacher, say=False) as report:
+        try:
+            for ids in batches(4):
+                with torch.inference_mode():
+                    logits = teacher(input_ids=ids).logits
+                soft = (logits * log_t.exp()).softmax(-1)
+                loss = -(soft * student(input_ids=ids).logits.log_softmax(-1)).sum(-1).mean()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        except RuntimeError as error:
+            failed = error
+            raise
+    real("nference tensors" in str(failed), "it ends in torch's own error")
+    return report
+
+
+def best_head_put_back_as_a_new_layer():
+    """At step 3 the 'best head so far' is put back as a deepcopy of the layer: no tie any more, and not optimised."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    best = copy.deepcopy(model.lm_head)
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for step, ids in enumerate(batches(10)):
+            loss = model(input_ids=ids, labels=ids).loss
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if step == 2:
+                model.lm_head = best
+    real(model.lm_head.weight is not model.model.embed_tokens.weight, "no longer one tensor")
+    return report
+
+
+def divided_by_the_wrong_count():
+    """The loss is divided by accumulation = 2, but a step is made every 6 micro-batches: three times too large."""
+    torch.manual_seed(0)
+    model = lm("qwen3")
+    opt = torch.optim.SGD(model.parameters(), lr=0.02)
+    sums = []
+    with doctor.watch(model, optimizer=opt, steps=5, say=False) as report:
+        total = 0.0
+        for i, ids in enumerate(batches(30, rows=2), 1):
+            loss = model(input_ids=ids, labels=ids).loss / 2
+            loss.backward()
+            total += loss.item()
+            if i % 6 == 0:
+                sums.append(total)
+                opt.step()
+                opt.zero_grad()
+                total = 0.0
+    real(sums[0] > 2.8 * math.log(256), "three times a mean loss")
+    return report
+
+
 FAULTY = [
     (helper_freezes_the_adapters, ("S1", "S2"), ("trainable", "frozen", "freez")),
     (trainer_given_an_optimizer_of_before_the_resize, ("S3", "S4"), ("resize", "lm_head", "optimizer")),
@@ -618,4 +863,16 @@ FAULTY = [
     (schedule_as_long_as_an_epoch_count, ("N9", "N11"), ("schedule", "lr", "learning rate")),
     (reference_refreshed_every_step, ("N14", "F7"), ("ln 2", "ln2", "0.693", "reference")),
     (wrapped_in_ddp_and_left_aside, ("N21",), ("ddp", "wrapper", "distributed")),
+    (muon_at_the_rate_of_adamw, ("N5b", "N5"), ("muon", "rate", "small")),
+    (answers_cut_off_by_the_window, ("F14", "F19"), ("no label", "-100", "masked", "truncat", "supervised")),
+    (tied_start_of_width_one, ("F4",), ("init", "ln", "start")),
+    (zero_grad_without_its_parentheses, ("N1",), ("zero_grad",)),
+    (sampling_helper_leaves_eval_on, ("N16", "S11"), ("eval", "train()")),
+    (default_dtype_of_the_whole_script, ("N4",), ("bf16", "bfloat16", "round", "16-bit")),
+    (reference_is_the_base_with_the_adapter_in_it, ("N14", "F7"), ("ln 2", "ln2", "0.693", "reference", "adapter")),
+    (teacher_trained_along_with_the_student, ("F8", "S4"), ("teacher",)),
+    (model_made_in_inference_mode, ("S6",), ("inference",)),
+    (learnable_temperature_on_inference_tensors, ("F9",), ("inference",)),
+    (best_head_put_back_as_a_new_layer, ("S9", "N13", "S3"), ("tie", "tied", "replaced", "head")),
+    (divided_by_the_wrong_count, ("N6", "F3"), ("divide", "divis", "micro", "accumul", "times")),
 ]

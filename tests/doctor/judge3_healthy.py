@@ -12,7 +12,6 @@ import peft
 import torch
 import torch.nn.functional as F
 import transformers as tf
-from torch import nn
 
 from nblib import doctor
 
@@ -48,16 +47,18 @@ def top_one_of_sixteen_experts():
     torch.manual_seed(0)
     model = lm("qwen3_moe", hidden=32, num_experts=16, num_experts_per_tok=1, moe_intermediate_size=32)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
+    losses, experts = [], [p for n, p in model.named_parameters() if "experts" in n and p.dim() == 3]
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
-        for i, ids in enumerate(batches(16, rows=1, length=10)):
+        for i, ids in enumerate(batches(2, rows=1, length=10) * 8):
             loss = model(input_ids=ids, labels=ids).loss / 2
             loss.backward()
             losses.append(2 * loss.item())
             if i % 2:
                 opt.step()
-                opt.zero_grad()
-    real(losses[-1] < losses[0], "it learns something")
+                if i < 15:
+                    opt.zero_grad()
+    learnt(losses)
+    real(any(p.grad is None or bool((p.grad == 0).flatten(1).all(1).any()) for p in experts), "some were never chosen")
     return report
 
 
@@ -145,7 +146,7 @@ def scaler_that_starts_far_too_high():
             scaler.update()
             losses.append(loss.item())
             scales.append(scaler.get_scale())
-    real(scales[-1] < 2.0**22 and scales[-1] == scales[-3], "skipped, then settled")
+    real(scales[2] < 2.0**22 and len(set(scales)) < 8, "steps were skipped, and most were not")
     learnt(losses)
     return report
 
@@ -243,7 +244,8 @@ def teacher_seen_through_its_top_eight():
     student = lm("qwen3", hidden=32, layers=1)
     data = batches(10)
     with torch.inference_mode():
-        stored = [tuple(t.clone() for t in teacher(input_ids=ids).logits.topk(8, -1)) for ids in data]
+        stored = [teacher(input_ids=ids).logits.topk(8, -1) for ids in data]
+    stored = [(values.clone(), places.clone()) for values, places in stored]
     opt = torch.optim.AdamW(student.parameters(), lr=4e-3)
     losses = []
     with doctor.watch(student, optimizer=opt, steps=10, say=False) as report:
@@ -284,7 +286,7 @@ def head_first_then_everything():
 
 
 def evaluated_with_averaged_weights():
-    """Every third step the moving average is swapped in for an evaluation in eval mode, and the weights swapped back."""
+    """Every third step the moving average is swapped in for an evaluation, and the weights are put back."""
     torch.manual_seed(0)
     model = NanoGPT(dropout=0.1)
     opt = torch.optim.NAdam(model.parameters(), lr=3e-3)
@@ -379,6 +381,194 @@ def trainer_with_flattened_rows():
     return callback.report
 
 
+def optimizer_made_anew_halfway():
+    """ReLoRA-like: after step 4 the optimizer is thrown away and a new one, with a new warm-up, goes on."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    losses = []
+    with doctor.watch(model, steps=10, say=False) as report:
+        for step, ids in enumerate(batches(10)):
+            if step in (0, 4):
+                opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+                schedule = torch.optim.lr_scheduler.LinearLR(opt, 0.1, total_iters=2)
+            loss = model(input_ids=ids, labels=ids).loss
+            loss.backward()
+            opt.step()
+            schedule.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is not None:
+                    m = self.state[p].setdefault("m", torch.zeros_like(p))
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.sub_(group["lr"] * m.lerp(p.grad, 1 - b1).sign())
+                    m.lerp_(p.grad, 1 - b2)
+
+
+def hand_written_lion_with_gradients_as_none_or_zero():
+    """Lion by hand, every element moves by exactly lr; a wide loss scale of its own (sum over rows, mean over time)."""
+    torch.manual_seed(0)
+    model = NanoGPT()
+    opt = Lion(model.parameters(), lr=2e-3, weight_decay=0.1)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10, length=33):
+            logits, _ = model(ids[:, :-1])
+            per_token = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+            loss = per_token.mean(1).mean()
+            opt.zero_grad(set_to_none=False)
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def new_tokens_by_their_indices():
+    """Tokens added before LoRA, trained by trainable_token_indices; the rest of the tied embedding is frozen."""
+    torch.manual_seed(0)
+    base = lm("llama", vocab=250)
+    base.resize_token_embeddings(256)
+    config = peft.LoraConfig(r=8, lora_alpha=64, target_modules=QV, trainable_token_indices=list(range(250, 256)))
+    model = peft.get_peft_model(base, config)
+    opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    ids, losses = batches(1, vocab=250)[0], []
+    ids[:, ::5] = torch.arange(250, 256).repeat(5)[: ids[:, ::5].shape[1]]
+    with doctor.watch(model, optimizer=opt, steps=10, say=False, orig_vocab=250) as report:
+        for _ in range(10):
+            loss = model(input_ids=ids, labels=ids).loss
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+class Gated(torch.nn.Module):
+    """ReZero: x + alpha * block(x) with alpha = 0 at first, so what is inside gets a gradient of exactly 0."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.alpha = block, torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, mask=None):
+        return x + self.alpha * (self.block(x, mask) - x)
+
+
+def rezero_gates_start_closed():
+    """Every block sits behind a gate of exactly 0: at the first step only the gates and the embedding learn."""
+    torch.manual_seed(0)
+    model = NanoGPT()
+    model.h = torch.nn.ModuleList(Gated(block) for block in model.h)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False, from_scratch=True) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def head_of_zeros():
+    """A speed-run start: the untied head is all zeros, the first loss exactly ln V, the trunk's first gradient 0."""
+    torch.manual_seed(0)
+    model = NanoGPT(tie=False)
+    torch.nn.init.zeros_(model.lm_head.weight)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False, from_scratch=True) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            losses.append(loss.item())
+    real(abs(losses[0] - math.log(256)) < 1e-4, "ln V exactly")
+    learnt(losses)
+    return report
+
+
+def two_tokens_ahead_as_well():
+    """Multi-token prediction: the usual loss, and a second head that predicts the token after the next, on purpose."""
+    torch.manual_seed(0)
+    model = lm("llama")
+    second = torch.nn.Linear(64, 256, bias=False)
+    opt = torch.optim.AdamW([*model.parameters(), *second.parameters()], lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10):
+            out = model(input_ids=ids, labels=ids, output_hidden_states=True)
+            ahead = second(out.hidden_states[-1])[:, :-2]
+            loss = out.loss + 0.3 * F.cross_entropy(ahead.flatten(0, 1), ids[:, 2:].flatten())
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def layers_left_out_by_chance():
+    """Stochastic depth: each block is skipped with probability 0.4, also while its gradients of before are None."""
+    torch.manual_seed(0)
+    model = NanoGPT(layers=4)
+
+    class Sometimes(torch.nn.Module):
+        def __init__(self, block):
+            super().__init__()
+            self.block = block
+
+        def forward(self, x, mask=None):
+            return x if self.training and torch.rand(()) < 0.4 else self.block(x, mask)
+
+    model.h = torch.nn.ModuleList(Sometimes(block) for block in model.h)
+    opt = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    losses = []
+    with doctor.watch(model, optimizer=opt, steps=10, say=False) as report:
+        for ids in batches(10, length=33):
+            _, loss = model(ids[:, :-1], ids[:, 1:])
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses)
+    return report
+
+
+def one_batch_learnt_by_heart():
+    """The usual sanity check: the same batch again and again with a high rate and no regularisation, to a low loss."""
+    torch.manual_seed(0)
+    model = lm("gpt2", resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    ids, losses = batches(1, rows=2, length=16)[0], []
+    with doctor.watch(model, optimizer=opt, steps=12, say=False) as report:
+        for _ in range(12):
+            loss = model(input_ids=ids, labels=ids).loss
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            losses.append(loss.item())
+    learnt(losses, by=0.3)
+    return report
+
+
 HEALTHY = [
     two_steps_at_rate_zero,
     top_one_of_sixteen_experts,
@@ -395,4 +585,12 @@ HEALTHY = [
     adafactor_sets_its_own_rate,
     preflight_of_mixtral_adapters,
     trainer_with_flattened_rows,
+    optimizer_made_anew_halfway,
+    hand_written_lion_with_gradients_as_none_or_zero,
+    new_tokens_by_their_indices,
+    rezero_gates_start_closed,
+    head_of_zeros,
+    two_tokens_ahead_as_well,
+    layers_left_out_by_chance,
+    one_batch_learnt_by_heart,
 ]
