@@ -317,5 +317,5 @@ def test_cost(size):
 
 def held() -> int:
     """Bytes of all tensors that Python knows, without a collection: what only that frees was held until then."""
-    found = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor))
+    found = (x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and type(x.numel()) is int)
     return sum(x.numel() * x.element_size() for x in found)

@@ -93,6 +93,9 @@ def _reason(e: Evidence) -> str:
     active = {k for m in named for k in getattr(m, "active_adapters", [])}
     if training and not training & active:
         return f"the adapter that trains is {sorted(training)}, the active one is {sorted(active)}"
+    drops = [m.p for name, m in e.modules() if "lora_dropout" in name and isinstance(m, nn.Dropout) and m.training]
+    if drops and min(drops) >= 1:
+        return "its dropout is 1, which drops all that it is given (lora_dropout is the share dropped, not kept)"
     if all(any(_zero(getattr(m, name, None)) for name in SCALES) for m in layers):
         return "its scale is zero (alpha = 0)"
     return ""

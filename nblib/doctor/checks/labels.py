@@ -227,9 +227,14 @@ def two_beginnings(e: Evidence) -> Finding | Verdict:
     rows = twice = 0
     for call in calls:
         ids = call.ids
-        attended = call.mask[:, 0] != 0 if call.mask is not None and call.mask.shape == ids.shape else bos != pad
+        masked = call.mask is not None and call.mask.shape == ids.shape
+        text = call.mask != 0 if masked else ids != pad if pad is not None and pad != bos else torch.ones_like(ids) != 0
+        text &= text.sum(1, keepdim=True) > 2
+        begin = text.int().argmax(1).clamp(max=ids.shape[1] - 3)  # behind padding at the left
+        one, two, three = (ids.gather(1, begin[:, None] + n)[:, 0] for n in range(3))
+        attended = text.any(1) & (masked or bos != pad)
         rows += len(ids)
-        twice += int(((ids[:, 0] == bos) & (ids[:, 1] == bos) & (ids[:, 2] != bos) & attended).sum())
+        twice += int(((one == bos) & (two == bos) & (three != bos) & attended).sum())
     if not rows:
         return unknown("no ids were seen")
     if twice < 0.9 * rows:

@@ -10,7 +10,7 @@ import torch
 
 from nblib.doctor.checks import terms
 from nblib.doctor.checks.seen import spoilt
-from nblib.doctor.evidence import Backward, Call, Clip, Evidence, Step
+from nblib.doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 from nblib.doctor.fingerprint import Reading
 from nblib.doctor.targets import IGNORED, shifted
@@ -255,6 +255,16 @@ def accumulation(e: Evidence) -> Finding | Verdict:
             f"the gradient is {k} times too large.",
             f"Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.",
         )
+    shares = [r.ratio for rs in readings for r in rs]
+    divisor = round(1 / shares[0]) if 0 < shares[0] < 0.75 else 1
+    same = all(abs(share * divisor - 1) < 0.01 for share in shares) and len({len(rs) for rs in readings}) == 1
+    if divisor > 1 and same and divisor != k and not _divided_by_hand(e):
+        return _accumulation(
+            f"each loss is divided by {divisor}, and {k} of them make a step: {k / divisor:.3g} times the mean",
+            f"each loss divided by {k}",
+            f"Gradient accumulation divides by another number ({divisor}) than the micro-batches of a step ({k}).",
+            "Divide by the number of backward calls between two optimizer steps; use one variable for both.",
+        )
     uneven = [max(r.tokens for r in rs) / min(r.tokens for r in rs) for rs in readings]
     equal = all(
         max(r.ratio for r in rs) - min(r.ratio for r in rs) < 0.01 * max(r.ratio for r in rs) for rs in readings
@@ -317,11 +327,21 @@ def _why(e: Evidence, event: Backward) -> str:
     if reading is not None and reading.tokens == 0:
         return "it is a mean over no tokens at all"
     updates = [u.relative for s in e.of(Step) if s.round < event.round for u in s.updates]
+    spoilt_by = [g.round for g in e.of(Gradients) if g.round < event.round and _broken(g)]
+    if spoilt_by and not any(b.scale for b in e.of(Backward)):
+        return (
+            f"step {spoilt_by[0] + 1} used gradients with NaN or infinity though its loss was finite: they were made "
+            "in the backward pass (a square root or norm at 0, a logarithm of 0, 0 times infinity)"
+        )
     if event.round and any(not u < 0.3 for u in updates):
         return "the updates before it were so large that the weights blew up"
     if calls and all(c.finite for c in calls):
         return "the logits are finite, so it was made in the loss (the logarithm of 0, or a division by 0)"
     return "the model's output was not finite"
+
+
+def _broken(event: Gradients) -> bool:
+    return any(norm is not None and not math.isfinite(norm) for norm in event.norms.values())
 
 
 CHECKS = [
