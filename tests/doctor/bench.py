@@ -4,8 +4,10 @@ A program is a function that builds a model, trains it for a few steps under `do
 and returns the report. Programs differ from each other in shape on purpose; only their raw material is shared here.
 """
 
+import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -13,6 +15,7 @@ from nblib import models
 from nblib.doctor import ERROR, NOTE, Report
 
 VOCABULARY = 256
+ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}  # for processes that import from tests
 
 
 def lm(family: str = "qwen3", *, vocab: int = VOCABULARY, hidden: int = 64, layers: int = 2, **config):

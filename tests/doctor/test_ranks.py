@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from tests.doctor.bench import ELSEWHERE
+
 WORK = """
 import copy, json, sys, warnings, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
@@ -57,7 +59,9 @@ if __name__ == "__main__":
 def test_ranks(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(WORK)
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, script, tmp_path], capture_output=True, text=True, timeout=120, env=ELSEWHERE
+    )
     assert done.returncode == 0, done.stderr
     said = [json.loads((tmp_path / f"said{rank}").read_text()) for rank in (0, 1)]
     assert not any(faults for one in said for _, faults in filter(None, one.values()))
