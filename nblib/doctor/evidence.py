@@ -81,7 +81,6 @@ class Backward(Event):
     requires_grad: bool
     leaf: bool  # requires a gradient but has no history
     scale: float | None  # of the enabled scaler that scaled it
-    stale: bool  # gradients of parameters stepped before were still there (not cleared)
     calls: list[Call] = field(default_factory=list)  # of models, since the last backward
     entropies: list[Entropy] = field(default_factory=list)  # since the last backward
     reading: Any = None  # fingerprint.Reading or None

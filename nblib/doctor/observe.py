@@ -175,7 +175,6 @@ class Observer(Patches, Calls, Optimizers, Scaling):
             requires_grad=bool(loss.requires_grad),
             leaf=bool(loss.requires_grad and loss.is_leaf),
             scale=self.scale,
-            stale=self.round > 0 and not self._backwards_in_round() and self._leftover(),
             calls=self.calls,
             entropies=self.entropies,
             declared=self.terms(),
@@ -218,6 +217,3 @@ class Observer(Patches, Calls, Optimizers, Scaling):
             self.undiscover()
         if self.round >= self.steps:
             self.full()
-
-    def _backwards_in_round(self) -> int:
-        return len(self.e.of(Backward, round=self.round))

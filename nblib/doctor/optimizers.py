@@ -116,13 +116,6 @@ class Optimizers(State):
         found = measures.norms(measures.gradients_of(self._sampled().values()))
         return sum(norm**2 for norm in found) ** 0.5 if found else None
 
-    def _leftover(self) -> bool:
-        """Whether parameters that were stepped in the last round still have gradients other than zero."""
-        stepped = {s.optimizer for s in self.e.of(Step, round=self.round - 1)}
-        mine = set().union(*(self.e.optimizers[i].ids for i in stepped)) if stepped else set()
-        left = measures.gradients_of(p for p in self._sampled().values() if id(p) in mine)
-        return any(norm > 0 for norm in measures.norms(left))
-
     def _look_for_old(self) -> None:
         """Before a backward: which optimizers' gradients are still those of their last step?"""
         for index in list(self.uncleared):

@@ -39,14 +39,14 @@ def promote(e: Evidence, given: list[nn.Module]) -> None:
     """No model was found, because all that was called is frozen: what was called with gradients was meant to learn."""
     if e.models:
         return
-    called = [c.module() for c in e.of(Call) if c.grad and c.module is not None]
+    called = [c.module() for c in e.of(Call) if c.grad]
     called = [m for m in called if m is not None and not _among(m, given)]
     chosen = [m for m in called if m.training] or called
     if chosen:
         e.models.append(chosen[-1])
         e.teachers[:] = [m for m in e.teachers if m is not chosen[-1]]
         for call in e.of(Call):
-            if call.module is not None and call.module() is chosen[-1]:
+            if call.module() is chosen[-1]:
                 call.role = "model"
 
 
@@ -68,7 +68,7 @@ def settle(e: Evidence) -> None:
     e.teachers[:] = [m for m in e.teachers if m not in late]
     names |= {id(m): "model" for m in late}
     for call in e.of(Call):
-        if call.module is not None and id(call.module()) in names:
+        if id(call.module()) in names:
             call.role = names[id(call.module())]
 
 
@@ -77,4 +77,4 @@ def _among(module: nn.Module, modules: list[nn.Module]) -> bool:
 
 
 def _is(call: Call, ids: set[int]) -> bool:
-    return call.module is not None and id(call.module()) in ids
+    return id(call.module()) in ids

@@ -28,7 +28,6 @@ class TrainerCallback(_Base):
         self.close()
         self.report = self.report if not self.report.done else Report()
         optimizer = getattr(optimizer, "optimizer", optimizer)
-        declared = {"tokenizer": processing_class, "untied": False, "from_scratch": False, "orig_vocab": None}
         self.observer = begin(
             self.report,
             model,
@@ -36,7 +35,7 @@ class TrainerCallback(_Base):
             teachers=self.teachers,
             steps=self.steps,
             say=self.say,
-            **(declared | self.declared),
+            **({"tokenizer": processing_class} | self.declared),
         )
         self._see_exceptions()
 

@@ -19,6 +19,7 @@ from nblib.doctor.observe import Observer
 from nblib.doctor.probes import generators, restore
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+DECLARED = {"tokenizer": None, "untied": False, "from_scratch": False, "orig_vocab": None}  # see `watch`
 Models = nn.Module | Sequence[nn.Module] | None
 
 
@@ -72,6 +73,8 @@ def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool,
         raise TypeError(f"model = {type(model).__name__}: must be a torch.nn.Module or None")
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps = {steps!r}: must be a whole number of at least 1")
+    if wrong := sorted(set(declared) - set(DECLARED)):
+        raise TypeError(f"{wrong[0]} = {declared[wrong[0]]!r}: no such option; allowed are {', '.join(DECLARED)}")
     made: list[Observer] = []
     observer = Observer(
         model,
@@ -80,7 +83,7 @@ def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool,
         steps,
         full=lambda: (end(report, made[0], None, say=say), report.when_done()),
         terms=lambda: _taken(report),
-        **declared,
+        **(DECLARED | declared),
     )
     made.append(observer)
     observer.start()
@@ -129,11 +132,8 @@ def preflight(
     optimizers = _several("optimizer", optimizer, torch.optim.Optimizer)
     saved, state = _photograph(model, optimizers), generators()
     report = Report()
-    known = {"tokenizer": None, "untied": False, "from_scratch": False, "orig_vocab": None}
     teachers = _several("teacher", teacher, nn.Module)
-    observer = begin(
-        report, model, optimizers=optimizers, teachers=teachers, steps=steps, say=False, **(known | declared)
-    )
+    observer = begin(report, model, optimizers=optimizers, teachers=teachers, steps=steps, say=False, **declared)
     e, error = observer.e, None
     try:
         for _ in range(steps):

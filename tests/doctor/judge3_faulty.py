@@ -659,7 +659,7 @@ def zero_grad_without_its_parentheses():
     norms = []
     with doctor.watch(model, optimizer=opt, steps=8, say=False) as report:
         for ids in batches(8):
-            opt.zero_grad  # noqa: B018
+            _ = opt.zero_grad
             model(input_ids=ids, labels=ids).loss.backward()
             norms.append(model.model.norm.weight.grad.norm().item())
             opt.step()

@@ -8,6 +8,8 @@ import torch
 
 from nblib import doctor
 from nblib.doctor.finding import ERROR, NOTE, OK, WARN, Finding, Report, Unhealthy
+from nblib.doctor.optimizers import Optimizers
+from tests.doctor import bench
 
 
 def made(*findings) -> Report:
@@ -67,3 +69,25 @@ def test_a_loss_that_is_nan_stays_json():
             o.step()
     json.loads(report.json(), parse_constant=lambda name: pytest.fail(name))
     assert report.rounds == 1 or report.rounds == 3
+
+
+def test_after_a_fault_in_watching_no_check_says_ok(monkeypatch):
+    def fails(self, optimizer):
+        raise RuntimeError("seen wrongly")
+
+    monkeypatch.setattr(Optimizers, "_note_step", fails)
+    model = bench.lm(hidden=32)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with doctor.watch(model, optimizer=optimizer, say=False) as report:
+        for ids in bench.batches(3):
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert report.faults and "seen wrongly" in str(report)
+    assert not [check for check, verdict in report.verdicts.items() if verdict.state == "OK"]
+
+
+def test_an_option_that_does_not_exist_is_named():
+    model = bench.lm(hidden=32)
+    with pytest.raises(TypeError, match="tokeniser = 3: no such option; allowed are tokenizer, untied"):
+        doctor.preflight(model, lambda: None, tokeniser=3)

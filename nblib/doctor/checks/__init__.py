@@ -34,13 +34,16 @@ ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
 
 
 def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:
-    """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at."""
+    """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at. After a
+    fault in watching something may not have been seen, so no check may say OK."""
     findings, verdicts = [], {}
     for name, check in ALL:
         try:
             outcome = check(e)
         except Exception:
             outcome = unknown(f"the check itself failed: {traceback.format_exc(limit=-3)}")
+        if e.faults and isinstance(outcome, Verdict) and outcome.state == "OK":
+            outcome = unknown("watching itself failed, so something may not have been seen; report.faults says where")
         if isinstance(outcome, Finding):
             findings.append(outcome)
         else:
