@@ -98,11 +98,15 @@ def _refresh(options: argparse.Namespace) -> int:
 
 def _estimate(options: argparse.Namespace) -> int:
     from nblib import memory
+    from nblib.methods import lrc
 
+    if options.lrc is not None and options.rank:
+        raise ParameterError("--rank and --lrc: choose one, adapters on float weights or a correction of ternary ones")
+    attach = None if options.lrc is None else (lambda model: lrc.attach(model, percent=options.lrc, init="kaiming"))
     names = ("rows", "length", "rank", "precision", "optimizer", "checkpointing", "logits")
     try:
         config = memory.config_of(options.model)
-        kinds = memory.estimate(config, **{name: getattr(options, name) for name in names})
+        kinds = memory.estimate(config, attach=attach, **{name: getattr(options, name) for name in names})
     except (ValueError, OSError) as error:
         raise ParameterError(str(error).splitlines()[0]) from error
     for kind, size in kinds.items():
@@ -154,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--rank", type=_positive, default=0, metavar="N", help="adapters of this rank; else all trains"
     )
+    command.add_argument("--lrc", type=float, metavar="PERCENT", help="ternary with a correction of this rank percent")
     command.add_argument("--checkpointing", action="store_true", help="recompute every block in backward")
     command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")

@@ -100,7 +100,7 @@ def attach(
         if keep_original and not joint:
             new.register_buffer("original", W, persistent=False)
         U, V = _start(W, Q, r, init, moments[name] if init == "svd_activation" else None, randomised)
-        new.U.data, new.V.data = U.to(W.dtype), V.to(W.dtype)
+        new.U.data, new.V.data = (f.to(W.dtype).contiguous() for f in (U, V))
         return new
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Ternary weights and int8 activations: the rounding of BitNet b1.58 (Ma et al., 2024), and two bits per weight on disk.
+"""Ternary weights and int8 activations, the rounding of BitNet b1.58 (Ma et al., 2024), and two bits each on disk.
 
     s = max(mean |W|, 1e-5)      Q(W) = s * clip(round(W / s), -1, 1)          one s per matrix
     g = max(max |x|, 1e-5)       Q(x) = g / 127 * round(127 x / g)             one g per token
