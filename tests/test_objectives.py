@@ -2,7 +2,12 @@
 
 import copy
 import itertools
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -136,15 +141,16 @@ def test_masking_spares_special_tokens_and_has_its_rate():
 
 def test_a_masked_token_is_predicted_from_the_position_before_it():
     """Against the model's own logits on the masked ids, token by token; unsupervised tokens stay visible."""
-    model, batch = _student().double(), _ragged(3, 16)
+    model, batch = _student().double(), _ragged(12, 16)
+    batch["labels"][::2] = batch["input_ids"][::2]  # supervised from the first token on
     state = torch.get_rng_state()
     ours = objectives.masked_tokens(model, batch, mask_id=MASK, probability=0.4, special_ids=[5])
     torch.set_rng_state(state)
-    draw = torch.rand(3, 16)
+    draw = torch.rand(12, 16)
     ids, labels = batch["input_ids"], batch["labels"]
     chosen = [
         (b, i)
-        for b, i in itertools.product(range(3), range(1, 16))
+        for b, i in itertools.product(range(12), range(1, 16))
         if draw[b, i] < 0.4 and ids[b, i] != 5 and labels[b, i] != losses.IGNORED
     ]
     seen = ids.clone()
@@ -256,11 +262,12 @@ def test_one_forward_pass_is_shared_and_what_has_no_weight_is_not_computed():
 
 
 def test_the_teacher_gets_no_gradient_and_stays_as_it_is():
-    model, teacher = _student(), _teacher()
+    model, teacher, graphs = _student(), _teacher().requires_grad_(True), []  # it does not rely on a frozen teacher
+    teacher.model.register_forward_hook(lambda _, inputs, out: graphs.append(out.last_hidden_state.requires_grad))
     before = copy.deepcopy(teacher.state_dict())
     loss = _objective(teacher=teacher)
     train.fit(model, _batches(), train.adamw(model, lr=1e-3), total=3, machine=FP32, loss=loss)
-    assert not teacher.training and all(p.grad is None for p in teacher.parameters())
+    assert graphs == [False] * 3 and not teacher.training and all(p.grad is None for p in teacher.parameters())
     assert all(torch.equal(t, before[n]) for n, t in teacher.state_dict().items())
     for inside, student in ((teacher.train(), model), (model.eval(), model)):
         with pytest.raises(ValueError, match="training mode or inside the student"):
@@ -492,6 +499,53 @@ def test_the_canary_finds_router_and_model_alive_and_leaves_both_as_they_were():
     verdict = wiring.canary(model, lambda: sum(loss(model, _ragged(4)).values()) / 60)
     assert verdict.alive, verdict.sentence
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+TWO = """
+import json, sys, torch
+sys.path[:0] = [{tests!r}]
+from test_objectives import FP32, Router, _batches, _objective, _student
+from nblib import runtime, text, train
+torch.set_num_threads(1)
+runtime.join_world(FP32)
+model = _student()
+adam = train.adamw(model, lr=1e-3)
+names = ["ce", "logits", "hidden"]
+torch.manual_seed(2)
+model.mixer = Router(names)
+loss = _objective(dict.fromkeys(names, 1.0), router=model.mixer)
+stream, rank, world = _batches().stream, runtime.rank(), runtime.world()
+batches = text.Batches(stream, rows=4 // world, length=32, rank=rank, world=world)
+optimizers = [adam, torch.optim.Adam(model.mixer.parameters(), lr=1e-2)]
+records = train.fit(model, batches, optimizers, total=8, machine=FP32, loss=loss)
+mine = [model.mixer.scale.tolist(), [float(p.detach().double().abs().sum()) for p in model.parameters()]]
+every = [mine]
+if world > 1:
+    every = [None] * world
+    torch.distributed.all_gather_object(every, mine)
+    torch.distributed.destroy_process_group()
+if rank == 0:
+    print(json.dumps([every, [r["loss"] for r in records]]))
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_route_like_one(tmp_path):
+    """The router of every process sees the same losses, so that weights and running means stay the same in all."""
+    results = []
+    for world in (1, 2):
+        script = tmp_path / f"routed{world}.py"
+        script.write_text(TWO.format(tests=str(Path(__file__).parent)))
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        out = subprocess.run([*launch, str(script)], capture_output=True, text=True, timeout=240, env=env)
+        assert out.returncode == 0, out.stderr[-2000:]
+        results.append(json.loads(out.stdout.strip().splitlines()[-1]))
+    ((one,), losses_of_one), (two, losses_of_two) = results
+    assert two[0] == two[1]
+    for ours, theirs in zip(one, two[0]):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    assert losses_of_one == pytest.approx(losses_of_two, rel=1e-5)
 
 
 # ---------------------------------------------------------------- bad input

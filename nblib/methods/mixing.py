@@ -132,8 +132,9 @@ class Router(nn.Module):
             scaled = means / scale
             alone = self.learns == "spread"
             weighted = weights * (scaled.detach() if alone else scaled)
-            top, low = (weighted.masked_fill(~present, at) for at in (-math.inf, math.inf))
-            spread = self.penalty * (top.amax(-1) - low.amin(-1))
+            at = weights.detach() * seen / scale  # ranked by what every process sees, or the gradients would not add up
+            top, low = at.masked_fill(~present, -1).argmax(-1), at.masked_fill(~present, math.inf).argmin(-1)
+            spread = self.penalty * (weighted.gather(-1, top[..., None]) - weighted.gather(-1, low[..., None])).sum()
             return (weights.detach() * scaled if alone else weighted), spread, weights.detach()
 
     def _scale(self, seen: Tensor, present: Tensor) -> Tensor:
