@@ -33,7 +33,7 @@ class Start(NamedTuple):
 
 
 def open(
-    name: str = "base",
+    name: str = "",
     *,
     recipe: str = "default",
     corpus: str = "prose",
@@ -42,8 +42,8 @@ def open(
     machine: runtime.Machine,
     on_step: Callable[[dict], None] | None = None,
 ) -> Start:
-    """`name` is "base" for the stored model of `recipe`, or a hub name or folder; `rows` of each fixed split."""
-    if name == "base":
+    """`name` is a hub name or folder, empty for the stored base model of `recipe`; `rows` of each fixed split."""
+    if not name:
         model, tokenizer, *_ = base.load(recipe, machine=machine, on_step=on_step)
     else:
         tokenizer = models.load_tokenizer(name)  # the cheaper one first: a wrong name is said at once
