@@ -139,7 +139,7 @@ def test_a_sweep_file_is_no_profile(workbook, capsys):
 
 
 def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
-    fails = "if (rank, sizes) == (4, [3]) and not open('../mended').read():\n    1 / 0"
+    fails = "if (rank, sizes) == (2, [3]) and not open('../mended').read():\n    1 / 0"
     write("10_lrc", BEGIN, RESULT, fails, parameters=PARAMETERS)
     (workbook / "mended").write_text("")
     put(GRID)
@@ -151,31 +151,31 @@ def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
 
     code, out, err = main(capsys, "sweep", "10")
     assert code == 1 and "cell 5 (`if (rank, sizes)" in err and "ZeroDivisionError" in err
-    assert "nblib run 10_lrc -p rank=4 -p steps=7 -p 'sizes=[3]'" in err
+    assert "nblib run 10_lrc -p rank=2 -p steps=7 -p 'sizes=[3]'" in err
     said = [line for line in out.splitlines() if line.startswith("[10_lrc]") and "cell" not in line]
     marks = ["1 of 4: rank 2, sizes [1, 2]", "done already", "2 of 4: rank 2, sizes [3]", "runs in"]
     marks += ["3 of 4: rank 4, sizes [1, 2]", "runs in", "4 of 4: rank 4, sizes [3]", "runs in"]
     assert len(said) == len(marks) and all(mark in line for mark, line in zip(marks, said))
     found = table_of(out)
     assert found[0] == ["rank", "sizes", "status", "seconds", "loss", "diverged", "result.rank", "run"]
-    assert [line[:3] + line[4:7] for line in found[1:4]] == [
+    assert [line[:3] + line[4:7] for line in found[1:] if len(line) == 8] == [
         ["2", "[1, 2]", "done", "2.5", "nan", "200"],
-        ["2", "[3]", "done", "1.5", "nan", "200"],
         ["4", "[1, 2]", "done", "2.25", "nan", "400"],
+        ["4", "[3]", "done", "1.25", "nan", "400"],
     ]
     assert found[1][-1] == by_hand.folder.name and float(found[1][3]) > 0, "a skipped run has its own seconds"
-    assert found[4][:3] == ["4", "[3]", "failed"] and len(found[4]) == 5, "a failed run has numbers"
+    assert found[2][:3] == ["2", "[3]", "failed"] and len(found[2]) == 5, "a failed run has numbers"
     assert "--show a,b shows any of: loss, diverged, rank, how" in out
 
     (workbook / "mended").write_text("now")
     code, out, err = main(capsys, "sweep", "10", "--show", "how, los,loss")
     assert (code, err) == (0, "") and out.count("done already") == 3 and out.count("resumes in") == 1
     assert table_of(out)[0] == ["rank", "sizes", "status", "seconds", "how", "los", "loss", "run"]
-    assert table_of(out)[4][-2] == "1.25" and "unknown result 'los'; did you mean 'loss'?" in out
+    assert table_of(out)[2][-2] == "1.5" and "unknown result 'los'; did you mean 'loss'?" in out
     assert len(list((workbook / "outputs" / "10_lrc").glob("*/run.json"))) == 4, "something ran in a folder of its own"
     assert "10_lrc" in report.write().read_text() and not list((workbook / "outputs").rglob("*.partial"))
-    key = runs.read_json(workbook / "outputs" / "10_lrc" / found[4][-1] / "run.json")["key"]
-    assert jobs.plan(["10"], overrides=["rank=4", "sizes=3", "steps=7"])[0].key == key
+    key = runs.read_json(workbook / "outputs" / "10_lrc" / found[2][-1] / "run.json")["key"]
+    assert jobs.plan(["10"], overrides=["rank=2", "sizes=3", "steps=7"])[0].key == key
 
     first, second = sorted((workbook / "outputs" / "10_lrc").glob("sweep-*.json"))
     assert re.fullmatch(r"sweep-\d{8}-\d{6}(-\d+)?", second.stem)
@@ -186,7 +186,7 @@ def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
         assert kept["environment"]["packages"]["torch"] and not any("environment" in row for row in kept["rows"])
         assert [row["status"] for row in kept["rows"]].count("failed") == failed
         assert kept["rows"][0]["results"]["each"] == [1, 2] and "sentence" not in kept["rows"][0]
-        assert bool(failed) == ("ZeroDivisionError" in kept["rows"][3].get("sentence", ""))
+        assert bool(failed) == ("ZeroDivisionError" in kept["rows"][1].get("sentence", ""))
         lines = list(csv.DictReader(path.with_suffix(".csv").open()))
         assert [line["rank"] for line in lines] == ["2", "2", "4", "4"] and lines[1]["sizes"] == "[3]"
         for line, row in zip(lines, kept["rows"], strict=True):
@@ -243,6 +243,15 @@ def test_ctrl_c_ends_the_run_in_hand_and_the_sweep_and_keeps_what_is_done(workbo
     assert [row["results"] for row in rows] == [{"loss": 1}, {}, {}] and rows[2]["run"] == ""
     code, out, _ = nblib("sweep", "10", "--list")
     assert code == 0 and [len(line.split()) for line in out.splitlines()[-3:]] == [2, 1, 1]
+
+
+def test_no_place_to_write_is_said_before_the_first_run(workbook, monkeypatch, capsys):
+    write("10_lrc", "1", parameters=PARAMETERS)
+    put("rank: [1, 2, 3]\n")
+    (workbook / "a_file").write_text("earlier results")
+    monkeypatch.setenv("NBLIB_OUTPUTS", str(workbook / "a_file"))
+    code, out, err = main(capsys, "sweep", "10")
+    assert code == 2 and out == "" and err.startswith("nblib: Cannot ") and len(err.splitlines()) == 1
 
 
 def test_help_says_it(capsys):
