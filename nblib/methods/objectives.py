@@ -18,7 +18,7 @@ objective of a causal model is next-token prediction with a damaged past, not bi
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -167,6 +167,7 @@ class Objective:
     """
 
     weights: dict[str, float] | mixing.Curriculum
+    _: KW_ONLY
     teacher: nn.Module | None = None
     temperature: float = 1.0
     distance: str = "mse"  # of hidden states
