@@ -19,12 +19,13 @@ objective of a causal model is next-token prediction with a damaged past, not bi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import losses
+from nblib import compiling, losses
 from nblib.methods import mixing
 
 NAMES = ("ce", "logits", "hidden", "masked")
@@ -64,18 +65,18 @@ def hidden_distillation(
 ) -> Tensor:
     """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
 
-    Layers as `output_hidden_states` gives them: the embedding output, which is skipped, then (B, T, D) per block,
-    the last after the final norm. Later blocks have larger activations, so `mse` is mostly about them and about a
-    few outlier features; `relative` divides by the teacher's square per token.
+    One (B, T, D) per block, the last after the final norm: `output_hidden_states[1:]` of transformers. Later blocks
+    have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides by the
+    teacher's square per token.
     """
     if kind not in DISTANCES:
         raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
     shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
-    if shapes[0] != shapes[1] or len(student) < 2:
-        described = (f"{len(each)} of {each[-1] if each else 'none'}" for each in shapes)
+    if shapes[0] != shapes[1] or not student:
+        described = (f"{len(each)} of {each[-1:]}" for each in shapes)
         raise ValueError("hidden states: student {}, teacher {}; allowed: as many, as wide".format(*described))
     total = 0.0
-    for share, s, t in zip(layer_weights(weights, len(student) - 1), student[1:], teacher[1:], strict=True):
+    for share, s, t in zip(layer_weights(weights, len(student)), student, teacher, strict=True):
         if share:
             exact = torch.promote_types(s.dtype, torch.float32)
             (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
@@ -149,14 +150,41 @@ def masked_tokens(
     return losses.chunked_loss(rows, weight, targets) / (1.0 if complementary else probability)
 
 
-def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, Sequence]:
-    """Last hidden states (B, T, D), the head (V, D), and on request every layer's states."""
+class _Blocks:
+    """Keeps the output of every block while `on`. The hooks stay, as each new one would recompile a compiled block.
+
+    transformers' own `output_hidden_states` breaks the graph of a compiled block (ContextVar, torch 2.13), and one
+    that is checkpointed as well then runs uncompiled for good, without a word.
+    """
+
+    of: WeakKeyDictionary[nn.Module, "_Blocks"] = WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module):
+        self.on, self.states = False, []
+        for block in compiling.blocks(model):
+            block.register_forward_hook(self)
+        self.of[model] = self
+
+    def __call__(self, block: nn.Module, inputs: tuple, out: Tensor | tuple) -> None:
+        if self.on:  # off when checkpointing computes a block again
+            self.states.append(out if isinstance(out, Tensor) else out[0])
+
+
+def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, list]:
+    """Last hidden states (B, T, D), the head (V, D), and on request every block's states, the last one normed."""
     parts = losses.backbone_and_head(model)
     if parts is None:
         raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
     inputs = {k: v for k, v in batch.items() if k != "labels"}
-    out = parts[0](**inputs, use_cache=False, output_hidden_states=layers)
-    return out.last_hidden_state, parts[1], out.hidden_states if layers else ()
+    if not layers:
+        return parts[0](**inputs, use_cache=False).last_hidden_state, parts[1], []
+    kept = _Blocks.of.get(model) or _Blocks(model)
+    kept.on, kept.states = True, []
+    try:
+        last = parts[0](**inputs, use_cache=False).last_hidden_state
+        return last, parts[1], [*kept.states[:-1], last]
+    finally:
+        kept.on, kept.states = False, []
 
 
 @dataclass
@@ -168,7 +196,7 @@ class Objective:
 
     weights: dict[str, float] | mixing.Curriculum
     _: KW_ONLY
-    teacher: nn.Module | None = None
+    teacher: nn.Module | None = field(default=None, repr=False)
     temperature: float = 1.0
     distance: str = "mse"  # of hidden states
     layers: str | Sequence[float] = "uniform"  # weights of the layers
