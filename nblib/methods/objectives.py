@@ -19,7 +19,6 @@ objective of a causal model is next-token prediction with a damaged past, not bi
 
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +49,8 @@ def logit_distillation(
     """T^2 KL of the teacher's next-token distribution to the student's, (B, T, D) each, logits chunk by chunk."""
     if len(weight) != len(teacher_weight):
         raise ValueError(f"the student scores {len(weight)} tokens, the teacher {len(teacher_weight)}: one vocabulary")
+    if temperature <= 0:
+        raise ValueError(f"temperature = {temperature}: must be above 0")
     rows, _ = losses.shifted_rows(hidden, labels)
     teacher_rows, _ = losses.shifted_rows(teacher_hidden, labels)
     return losses.soft_targets(rows, weight, teacher_rows, teacher_weight, temperature=temperature)
@@ -150,41 +151,28 @@ def masked_tokens(
     return losses.chunked_loss(rows, weight, targets) / (1.0 if complementary else probability)
 
 
-class _Blocks:
-    """Keeps the output of every block while `on`. The hooks stay, as each new one would recompile a compiled block.
-
-    transformers' own `output_hidden_states` breaks the graph of a compiled block (ContextVar, torch 2.13), and one
-    that is checkpointed as well then runs uncompiled for good, without a word.
-    """
-
-    of: WeakKeyDictionary[nn.Module, "_Blocks"] = WeakKeyDictionary()
-
-    def __init__(self, model: nn.Module):
-        self.on, self.states = False, []
-        for block in compiling.blocks(model):
-            block.register_forward_hook(self)
-        self.of[model] = self
-
-    def __call__(self, block: nn.Module, inputs: tuple, out: Tensor | tuple) -> None:
-        if self.on:  # off when checkpointing computes a block again
-            self.states.append(out if isinstance(out, Tensor) else out[0])
-
-
 def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, list]:
-    """Last hidden states (B, T, D), the head (V, D), and on request every block's states, the last one normed."""
+    """Last hidden states (B, T, D), the head (V, D), and on request every block's states, the last one normed.
+
+    By hooks of our own: those of transformers' `output_hidden_states` stay, break the graph of a compiled block
+    (ContextVar, torch 2.13), and where it is checkpointed as well leave it uncompiled without a word.
+    """
     parts = losses.backbone_and_head(model)
     if parts is None:
         raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    inputs = {k: v for k, v in batch.items() if k != "labels"}
-    if not layers:
-        return parts[0](**inputs, use_cache=False).last_hidden_state, parts[1], []
-    kept = _Blocks.of.get(model) or _Blocks(model)
-    kept.on, kept.states = True, []
+    kept: list[Tensor] = []
+
+    def keep(block: nn.Module, inputs: tuple, out: Tensor | tuple) -> None:
+        kept.append(out if isinstance(out, Tensor) else out[0])
+
+    hooks = [block.register_forward_hook(keep) for block in compiling.blocks(model)] if layers else []
     try:
+        inputs = {k: v for k, v in batch.items() if k != "labels"}
         last = parts[0](**inputs, use_cache=False).last_hidden_state
-        return last, parts[1], [*kept.states[:-1], last]
     finally:
-        kept.on, kept.states = False, []
+        for hook in hooks:
+            hook.remove()
+    return last, parts[1], [*kept[:-1], last] if layers else []
 
 
 @dataclass
@@ -227,7 +215,7 @@ class Objective:
         if model.training:
             for name, value in plain.items():
                 now = torch.stack([value.detach(), terms[name].detach(), tokens.to(value.dtype)])
-                self._seen[name] = self._seen.get(name, 0) + now
+                self._seen[name] = self._seen.get(name, 0) + now.double()
         return terms
 
     def seen(self) -> dict[str, float]:
