@@ -2,20 +2,23 @@
 
 Both are modules to attach to the model (`model.mixer = ...`, after the model's own optimizer was made), so that
 their state is in every checkpoint. The router's parameters get an optimizer of their own, are clipped with the rest
-and step once per optimizer step, on the gradient summed over micro-batches. The write-up's router stood outside the
-model: never clipped, not saved, and stepped after each of 32 micro-batches on the noise of one.
+and step once per optimizer step, on the gradient summed over micro-batches and processes. The write-up's router stood
+outside the model: never clipped, not saved, and stepped after each of 32 micro-batches on the noise of one.
 
-`Router` is LDC-MTL (arXiv:2502.08585) as published by the write-up: over the weights w, too, it minimises
+`Router` is LDC-MTL (arXiv:2502.08585) as the write-up simplified it: over the weights w, too, it minimises
 
     sum(w_i l_i) + penalty (max w_i l_i - min w_i l_i),     w = softmax(router(l)), l without gradient,
 
 so it is paid for giving the weight to whatever is small already. For l1 > l2 the slope in w1 below balance is
 (1 - penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at
-w1 = 0. Dividing each loss by its first value hides that until they have fallen differently. `phase_diagram` measures
-it. What does not collapse at any ratio is `learns="spread"`: the weights see the spread alone, the model the weighted
-sum alone, the two levels of the paper kept apart. Its balance is w_i in proportion to 1 / l_i, so normalise as well.
+w1 = 0. `phase_diagram` measures it. Dividing each loss by its first value holds until the losses have fallen
+differently, by its running mean while they fall slowly. What does not collapse is `learns="spread"`: the weights
+see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. Its balance is w_i in
+proportion to 1 / l_i, so a small loss still takes most of the weight unless losses are normalised as well.
 
-Footgun: the weights add up to 1. Switching the router on replaces weights of (1, 0.5) by a smaller total.
+Footguns: the weights add up to 1, so switching the router on replaces (1, 0.5) by a smaller total. It reads the losses
+of its micro-batch, so with it the cut into micro-batches matters a little. Without normalising, its gradient takes
+most of the norm that is clipped (notebook 10). `del model.mixer` before counting or saving the model.
 """
 
 import copy

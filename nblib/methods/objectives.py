@@ -18,13 +18,13 @@ objective of a causal model is next-token prediction with a damaged past, not bi
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import losses
+from nblib import compiling, losses
 from nblib.methods import mixing
 
 NAMES = ("ce", "logits", "hidden", "masked")
@@ -49,6 +49,8 @@ def logit_distillation(
     """T^2 KL of the teacher's next-token distribution to the student's, (B, T, D) each, logits chunk by chunk."""
     if len(weight) != len(teacher_weight):
         raise ValueError(f"the student scores {len(weight)} tokens, the teacher {len(teacher_weight)}: one vocabulary")
+    if temperature <= 0:
+        raise ValueError(f"temperature = {temperature}: must be above 0")
     rows, _ = losses.shifted_rows(hidden, labels)
     teacher_rows, _ = losses.shifted_rows(teacher_hidden, labels)
     return losses.soft_targets(rows, weight, teacher_rows, teacher_weight, temperature=temperature)
@@ -64,18 +66,18 @@ def hidden_distillation(
 ) -> Tensor:
     """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
 
-    Layers as `output_hidden_states` gives them: the embedding output, which is skipped, then (B, T, D) per block,
-    the last after the final norm. Later blocks have larger activations, so `mse` is mostly about them and about a
-    few outlier features; `relative` divides by the teacher's square per token.
+    One (B, T, D) per block, the last after the final norm: `output_hidden_states[1:]` of transformers. Later blocks
+    have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides by the
+    teacher's square per token.
     """
     if kind not in DISTANCES:
         raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
     shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
-    if shapes[0] != shapes[1] or len(student) < 2:
-        described = (f"{len(each)} of {each[-1] if each else 'none'}" for each in shapes)
+    if shapes[0] != shapes[1] or not student:
+        described = (f"{len(each)} of {each[-1:]}" for each in shapes)
         raise ValueError("hidden states: student {}, teacher {}; allowed: as many, as wide".format(*described))
     total = 0.0
-    for share, s, t in zip(layer_weights(weights, len(student) - 1), student[1:], teacher[1:], strict=True):
+    for share, s, t in zip(layer_weights(weights, len(student)), student, teacher, strict=True):
         if share:
             exact = torch.promote_types(s.dtype, torch.float32)
             (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
@@ -149,14 +151,28 @@ def masked_tokens(
     return losses.chunked_loss(rows, weight, targets) / (1.0 if complementary else probability)
 
 
-def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, Sequence]:
-    """Last hidden states (B, T, D), the head (V, D), and on request every layer's states."""
+def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, list]:
+    """Last hidden states (B, T, D), the head (V, D), and on request every block's states, the last one normed.
+
+    By hooks of our own: those of transformers' `output_hidden_states` stay, break the graph of a compiled block
+    (ContextVar, torch 2.13), and where it is checkpointed as well leave it uncompiled without a word.
+    """
     parts = losses.backbone_and_head(model)
     if parts is None:
         raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    inputs = {k: v for k, v in batch.items() if k != "labels"}
-    out = parts[0](**inputs, use_cache=False, output_hidden_states=layers)
-    return out.last_hidden_state, parts[1], out.hidden_states if layers else ()
+    kept: list[Tensor] = []
+
+    def keep(block: nn.Module, inputs: tuple, out: Tensor | tuple) -> None:
+        kept.append(out if isinstance(out, Tensor) else out[0])
+
+    hooks = [block.register_forward_hook(keep) for block in compiling.blocks(model)] if layers else []
+    try:
+        inputs = {k: v for k, v in batch.items() if k != "labels"}
+        last = parts[0](**inputs, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return last, parts[1], [*kept[:-1], last] if layers else []
 
 
 @dataclass
@@ -167,7 +183,8 @@ class Objective:
     """
 
     weights: dict[str, float] | mixing.Curriculum
-    teacher: nn.Module | None = None
+    _: KW_ONLY
+    teacher: nn.Module | None = field(default=None, repr=False)
     temperature: float = 1.0
     distance: str = "mse"  # of hidden states
     layers: str | Sequence[float] = "uniform"  # weights of the layers
@@ -198,7 +215,7 @@ class Objective:
         if model.training:
             for name, value in plain.items():
                 now = torch.stack([value.detach(), terms[name].detach(), tokens.to(value.dtype)])
-                self._seen[name] = self._seen.get(name, 0) + now
+                self._seen[name] = self._seen.get(name, 0) + now.double()
         return terms
 
     def seen(self) -> dict[str, float]:
