@@ -27,9 +27,9 @@ class Start(NamedTuple):
     def batches(self, *, rows: int, seed: int = 0) -> text.Batches:
         return text.Batches(self.stream, rows=rows, length=self.validation.shape[1], seed=seed)
 
-    def loss(self, model: nn.Module) -> float:
-        """Next-token loss on the held-out rows, nats per token."""
-        return train.evaluate(model, self.held_out, machine=self.machine)["loss"]
+    def loss(self, model: nn.Module, rows: int | None = None) -> float:
+        """Next-token loss on the held-out rows, or the first of them, nats per token."""
+        return train.evaluate(model, self.held_out[:rows], machine=self.machine)["loss"]
 
 
 def open(
