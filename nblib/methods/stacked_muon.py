@@ -32,8 +32,9 @@ ITERATIONS = 5
 EPS = 1e-7
 BAND = (0.68, 1.16)  # of `response` for s from 0.005 to 1
 ADJUST = ("original", "match_rms_adamw")
-LOOP_ABOVE = 256 * 512  # entries of a matrix from which a CPU multiplies one at a time as fast, in less memory
-BATCH_ENTRIES = 2**27  # entries orthogonalised at once: momentum copies of a large model need not all exist together
+# Entries orthogonalised in one call. A CPU is fastest while they stay in its cache; on a card a call should be large,
+# but the copies that a large model's batch is made of need not all exist together.
+BATCH_ENTRIES = {"cpu": 2**18, "cuda": 2**27}
 
 
 def orthogonalise(
@@ -47,11 +48,13 @@ def orthogonalise(
     tall = X.shape[-2] > X.shape[-1]
     X = X.mT if tall else X
     X = X / X.norm(dim=(-2, -1), keepdim=True).clamp_(min=EPS)  # spectral norm at most 1
-    if X.device.type == "cpu" and X.shape[-2] * X.shape[-1] > LOOP_ABOVE:
-        X = torch.cat([_iterate(x, steps, a, b, c) for x in X.split(1)])
-    else:
-        X = _iterate(X, steps, a, b, c)
+    parts = X.split(max(1, _most(X.device) // X[0].numel()))
+    X = torch.cat([_iterate(part, steps, a, b, c) for part in parts]) if len(parts) > 1 else _iterate(X, steps, a, b, c)
     return (X.mT if tall else X).reshape(G.shape)
+
+
+def _most(device: torch.device) -> int:
+    return BATCH_ENTRIES.get(device.type, BATCH_ENTRIES["cuda"])
 
 
 def _iterate(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
@@ -169,7 +172,7 @@ def _batches(group: dict) -> Iterator[list[Tensor]]:
     for params in alike.values():
         bundle, size = [], 0
         for p in params:
-            if bundle and size + p.numel() > BATCH_ENTRIES:
+            if bundle and size + p.numel() > _most(p.device):
                 yield bundle
                 bundle, size = [], 0
             bundle, size = [*bundle, p], size + p.numel()
