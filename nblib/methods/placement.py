@@ -152,8 +152,8 @@ def lint_rates(model: nn.Module, made: list[Optimizer]) -> list[str]:
         if not row.right
     ]
     for group in (g for o in made for g in o.param_groups):
-        mode = _mode(group)
-        said += _odd_rate(group, mode, with_muon=any(_mode(g) != "AdamW" for o in made for g in o.param_groups))
+        mode = convention(group)
+        said += _odd_rate(group, mode, with_muon=any(convention(g) != "AdamW" for o in made for g in o.param_groups))
         if mode != "AdamW":
             said += _odd_steps(group, mode)
         elif group["weight_decay"] and (flat := [p for p in group["params"] if p.ndim < 2]):
@@ -165,17 +165,17 @@ def steps(made: list[Optimizer], model: nn.Module) -> list[dict]:
     """Per parameter in Muon: rms of one step, of the weights, and their ratio, at the rates as they are now."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [
-        {"parameter": names[id(p)], "convention": _mode(g), "rate": g["lr"], **_step(p, g)}
+        {"parameter": names[id(p)], "convention": convention(g), "rate": g["lr"], **_step(p, g)}
         for o in made
         for g in o.param_groups
-        if _mode(g) != "AdamW"
+        if convention(g) != "AdamW"
         for p in g["params"]
     ]
 
 
 def _step(p: Tensor, group: dict) -> dict:
     shape = (p.shape[-1], p.shape[-2]) if group.get("transposed") else p.shape[-2:]
-    moved, there = stacked_muon.step_rms(shape, float(group["lr"]), _mode(group)), float(p.detach().float().norm())
+    moved, there = stacked_muon.step_rms(shape, float(group["lr"]), convention(group)), float(p.detach().float().norm())
     there /= p.numel() ** 0.5
     return {"rms of a step": moved, "rms of the weights": there, "ratio": moved / there if there else float("inf")}
 
@@ -206,10 +206,10 @@ def _odd_steps(group: dict, mode: str) -> list[str]:
 
 
 def _kind(group: dict) -> str:
-    return "AdamW" if _mode(group) == "AdamW" else "Muon"
+    return "AdamW" if convention(group) == "AdamW" else "Muon"
 
 
-def _mode(group: dict) -> str:
+def convention(group: dict) -> str:
     """The convention of a group; torch's Muon calls it `adjust_lr_fn`, and None there means 'original'."""
     if "adjust" in group:
         return group["adjust"]
