@@ -52,7 +52,7 @@ def test_skipped_tokens_are_the_identity_to_the_bit(rows, training):
 
 
 def test_capacity_is_kept_in_training(rows):
-    for capacity, count in ((0.5, 12), (0.75, 18), (0.01, 1), (1.0, 24)):
+    for capacity, count in ((0.5, 12), (0.75, 18), (0.3, 8), (0.01, 1), (1.0, 24)):
         _, _, choice = through(deep(capacity=capacity), rows)
         assert choice.chosen.sum(dim=1).tolist() == [count] * 4
 
@@ -73,6 +73,14 @@ def test_the_chosen_attend_to_the_chosen_at_their_own_positions(rows, training):
     torch.testing.assert_close(y[choice.chosen], expected[choice.chosen], rtol=1e-5, atol=1e-6)
     if not training:
         assert len(set(choice.chosen.sum(dim=1).tolist())) > 1
+
+
+def test_the_block_is_told_the_positions_of_its_tokens(rows):
+    model, told = deep(layers=[1]), []
+    layer = model.model.layers[1]
+    layer.block.register_forward_pre_hook(lambda m, args, kwargs: told.append(kwargs["position_ids"]), with_kwargs=True)
+    _, _, choice = through(model, rows)
+    assert told[0].tolist() == [row.nonzero().flatten().tolist() for row in choice.chosen]
 
 
 def test_a_mask_is_cut_to_the_chosen(rows):

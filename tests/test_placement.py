@@ -21,6 +21,8 @@ def test_the_split_is_that_of_the_dense_rule_plus_the_experts(family):
     experts = {name for name, p in model.named_parameters() if p.ndim == 3}
     by_shape_and_name = set(muon.hidden_matrices(model)) - {"transformer.wpe.weight"}  # positions are looked up
     assert in_muon == by_shape_and_name | experts
+    reasons = {name: place.reason for name, place in placement.places(model).items()}
+    assert all("router" in reasons[name] for name in reasons if name.endswith("mlp.gate.weight"))
     made = placement.optimizers(model)
     held = [id(p) for o in made for g in o.param_groups for p in g["params"]]
     assert sorted(held) == sorted(id(p) for p in model.parameters())  # each once

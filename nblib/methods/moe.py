@@ -13,8 +13,8 @@ Both are terms of the loop, apart from the language loss: `train.evaluate` never
 A term is summed over tokens, so each is weight x value x the tokens of this micro-batch; dividing by the tokens of the
 step then weighs micro-batches by their tokens, and nothing is multiplied by their number.
 
-Router logits are taken from hooks that live for one forward pass, so activation checkpointing, which runs the routers
-again in backward, does not count twice.
+Router logits are collected by hooks during one forward pass, so activation checkpointing, which runs the routers again
+in backward, does not count twice.
 
 Footgun: a collapsed router costs little language loss on a small model. Look at the load, not at the loss.
 """
@@ -56,17 +56,26 @@ class Routed(NamedTuple):
 @contextmanager
 def routing(model: nn.Module) -> Iterator[list[Routed]]:
     """Collects what the routers do while it is open, in the order in which they run."""
-    seen: list[Routed] = []
-
-    def watch(name: str):
-        return lambda module, args, output: seen.append(Routed(name, output[0], output[2]))
-
-    handles = [m.register_forward_hook(watch(name)) for name, m in routers(model).items()]
+    found, seen = routers(model), []
+    fresh = [m for m in found.values() if "reports_to" not in m.__dict__]
+    for m in fresh:
+        m.register_forward_hook(_report)
+    if fresh and any(m._compiled_call_impl is not None for m in model.modules()):
+        torch._dynamo.reset()  # code compiled before a hook was there does not call it, and nothing notices
+    for name, m in found.items():
+        m.reports_to = (name, seen)
     try:
         yield seen
     finally:
-        for handle in handles:
-            handle.remove()
+        for m in found.values():
+            m.reports_to = None
+
+
+@torch.compiler.disable  # traced, the list it writes to would be the first one for ever; so a graph ends at a router
+def _report(router: nn.Module, args, output) -> None:
+    if router.reports_to is not None:
+        name, seen = router.reports_to
+        seen.append(Routed(name, output[0], output[2]))
 
 
 def balance(logits: Tensor, chosen: Tensor) -> Tensor:
@@ -111,8 +120,9 @@ def auxiliary(
     seen: list[Routed], *, tokens: int | Tensor, balance_weight: float, z_weight: float, mask: Tensor | None = None
 ) -> Terms:
     """The weighted terms, as sums over `tokens`. Padded positions, where `mask` is 0, do not count."""
-    seen = [_unpadded(r, mask) for r in seen]
-    found = {}
+    if not seen:
+        raise ValueError("no router has reported: the language loss did not run the model that routing() was given")
+    seen, found = [_unpadded(r, mask) for r in seen], {}
     if balance_weight:
         mean = torch.stack([balance(r.logits, r.chosen) for r in seen]).mean()
         found["balance"] = balance_weight * mean * tokens
