@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nblib import losses, text, train
+from nblib import compiling, losses, text, train
 from nblib.methods import heads, placement
 
 
@@ -26,7 +26,7 @@ def test_heads_are_the_plain_cross_entropies(tiny, rows):
     terms = heads.loss()(tiny, {"input_ids": rows, "labels": labels})
     hidden = tiny.model(input_ids=rows).last_hidden_state.double()
     weights = [w / 2 for w in (1, 0.5, 0.3, 0.2)]
-    for i, (w, head) in enumerate(zip(weights, [tiny.lm_head, *tiny.ahead]), 1):
+    for i, (w, head) in enumerate(zip(weights, [tiny.lm_head, *tiny.ahead.values()]), 1):
         logits = hidden[:, :-i] @ head.weight.double().T
         expected = F.cross_entropy(logits.flatten(0, 1), labels[:, i:].flatten(), reduction="sum")
         assert float(terms[f"ahead{i}"]) == pytest.approx(w * float(expected), rel=1e-5)
@@ -36,8 +36,9 @@ def test_heads_are_the_plain_cross_entropies(tiny, rows):
 
 def test_heads_train_and_go(tiny, stream, machine, rows):
     plain = tiny(input_ids=rows).logits
+    layers = compiling.blocks(tiny)
     heads.attach(tiny)
-    assert torch.equal(tiny(input_ids=rows).logits, plain)
+    assert torch.equal(tiny(input_ids=rows).logits, plain) and compiling.blocks(tiny) == layers
     where = placement.places(tiny)
     assert all(where[n].optimizer == "AdamW" for n in where if n.startswith("ahead"))
     batches = text.Batches(stream, rows=8, length=32)

@@ -29,6 +29,11 @@ def test_the_split_is_that_of_the_dense_rule_plus_the_experts(family):
     assert not placement.lint_rates(model, made)
 
 
+def test_a_hidden_matrix_as_wide_as_the_vocabulary_is_no_head():
+    model = models.tiny(96, hidden=32, layers=1, heads=2)  # the inner width is 96, too
+    assert placement.places(model)["model.layers.0.mlp.up_proj.weight"].optimizer == "Muon"
+
+
 def test_frozen_parameters_are_nobodys(mixture):
     mixture.model.layers[0].requires_grad_(False)
     assert not any(".0." in name for name in placement.places(mixture))

@@ -44,7 +44,7 @@ class DepthLayer(nn.Module):
         for linear in (self.router, self.predictor[0], self.predictor[2]):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
-        # It starts by sending on about the capacity, or in causal training nothing would be worked on at first.
+        # In causal training everything is worked on at first: of tokens that are never chosen nothing is learnt.
         nn.init.constant_(self.predictor[2].bias, 1.0 if causal else 0.0)
         self.seen: list[Choice] | None = None  # a list while somebody watches
 
@@ -165,7 +165,8 @@ def attach(
         raise ValueError(f"capacity = {capacity}: must be above 0 and at most 1")
     if skipped not in SKIPPED:
         raise ValueError(f"skipped = {skipped!r}: allowed are {', '.join(SKIPPED)}")
-    stack = next(m for m in model.modules() if isinstance(m, nn.ModuleList) and list(m) == compiling.blocks(model))
+    trunk = model.base_model
+    stack = next(m for m in trunk.modules() if isinstance(m, nn.ModuleList) and list(m) == compiling.blocks(trunk))
     layers = list(range(1, len(stack), 2)) if layers is None else layers
     if wrong := [i for i in layers if not 0 <= i < len(stack) or isinstance(stack[i], DepthLayer)]:
         raise ValueError(f"layers = {layers}: {wrong[0]} is not one of 0 to {len(stack) - 1}, or is wrapped already")

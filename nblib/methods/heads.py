@@ -23,7 +23,7 @@ WEIGHTS = (1.0, 0.5, 0.3, 0.2)
 NAME = "ahead"
 
 
-def attach(model: nn.Module, *, heads: int = len(WEIGHTS)) -> nn.ModuleList:
+def attach(model: nn.Module, *, heads: int = len(WEIGHTS)) -> nn.ModuleDict:
     """Give the model heads for the 2nd to the `heads`-th next token, stored in `model.ahead`."""
     if heads < 2:
         raise ValueError(f"heads = {heads}: must be at least 2, the model has the first")
@@ -33,10 +33,14 @@ def attach(model: nn.Module, *, heads: int = len(WEIGHTS)) -> nn.ModuleList:
         raise ValueError(f"{type(model).__name__}: its head is more than one matrix product")
     own = model.get_output_embeddings().weight
     vocabulary, hidden = own.shape
-    model.ahead = nn.ModuleList(
-        nn.Linear(hidden, vocabulary, bias=False, device=own.device, dtype=own.dtype) for _ in range(heads - 1)
+    # No ModuleList: the longest one is taken for the decoder layers where a model is compiled block by block.
+    model.ahead = nn.ModuleDict(
+        {
+            str(i): nn.Linear(hidden, vocabulary, bias=False, device=own.device, dtype=own.dtype)
+            for i in range(2, heads + 1)
+        }
     )
-    for head in model.ahead:
+    for head in model.ahead.values():
         nn.init.normal_(head.weight, std=model.config.initializer_range)
     return model.ahead
 
@@ -59,7 +63,7 @@ def loss(*, weights: tuple[float, ...] = WEIGHTS):
 
     def terms(model: nn.Module, batch: Batch) -> Terms:
         hidden, own = losses.hidden_states(model, batch)
-        each = [own, *(head.weight for head in model.ahead)]
+        each = [own, *(head.weight for head in model.ahead.values())]
         parts = zip(normalised(len(each), weights), each)
         return {f"{NAME}{i}": w * ahead(hidden, weight, batch["labels"], i) for i, (w, weight) in enumerate(parts, 1)}
 
@@ -89,7 +93,7 @@ def evaluate(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[float]:
     for few in rows.split(batch):
         few = few.to(device)
         hidden, own = losses.hidden_states(model, {"input_ids": few})
-        for i, weight in enumerate([own, *(head.weight for head in model.ahead)]):
+        for i, weight in enumerate([own, *(head.weight for head in model.ahead.values())]):
             sums[i] += float(ahead(hidden, weight, few, i + 1))
     model.train(was_training)
     return [total / (len(rows) * (rows.shape[1] - i)) for i, total in enumerate(sums, 1)]

@@ -52,9 +52,9 @@ def _outside_blocks(model: nn.Module) -> dict[int, str]:
     table = {}
     for what, module in (("output head", model.get_output_embeddings()), ("embedding", model.get_input_embeddings())):
         table |= {id(p): what for p in module.parameters()} if module is not None else {}
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    vocabulary, trunk = model.get_input_embeddings().weight.shape[0], set(model.base_model.modules())
     for module in model.modules():  # further heads over the vocabulary
-        if isinstance(module, nn.Linear) and module.out_features == vocabulary:
+        if module not in trunk and isinstance(module, nn.Linear) and module.out_features == vocabulary:
             table.setdefault(id(module.weight), "output head")
     return table
 
