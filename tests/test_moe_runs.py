@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from nblib import text, train
+from nblib import doctor, text, train
 from nblib.methods import depths, heads, moe, moe_runs, placement
 
 SMALL = dict(rows=4, length=32, hidden=32, layers=2, heads=2, moe_intermediate_size=32)
@@ -73,3 +73,21 @@ def test_everything_on_resumes_to_the_bit(data, machine, tmp_path):
     assert found["straight"][1] == found["resumed"][1]
     for (name, p), q in zip(found["straight"][0].named_parameters(), found["resumed"][0].parameters()):
         assert torch.equal(p, q), name
+
+
+def test_the_doctor_finds_nothing(data, machine):
+    model = moe_runs.build(moe_runs.SKIPPING, 256, **{k: v for k, v in SMALL.items() if k not in ("rows", "length")})
+    heads.attach(model)
+    made = placement.optimizers(model)
+    with doctor.watch(model, optimizer=made, say=False) as report:
+        train.fit(
+            model,
+            text.Batches(data.stream, rows=4, length=32),
+            made,
+            total=8,
+            schedule=train.cosine(8, warmup=2),
+            loss=moe.loss(language=depths.loss(heads.loss())),
+            machine=machine,
+        )
+    assert not report.findings and not report.faults
+    assert sum(verdict.state == "OK" for verdict in report.verdicts.values()) > 20  # it did look
