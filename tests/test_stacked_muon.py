@@ -297,7 +297,7 @@ class Maps(nn.Module):
     def __init__(self):
         super().__init__()
         make = torch.Generator().manual_seed(0)
-        shapes = {"matrix": (33, 24), "other": (33, 24), "stack": (3, 24, 16), "two": (4, 16, 24)}
+        shapes = {"matrix": (33, 24), "other": (33, 24), "stack": (3, 24, 16), "one": (1, 16, 24), "four": (4, 16, 24)}
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=make)))
     def forward(self, x):

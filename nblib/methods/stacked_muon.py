@@ -43,6 +43,8 @@ def orthogonalise(
     """U f(S) V^T of every matrix U S V^T in G (..., out, in), with f = `response`: singular values near 1."""
     if G.ndim < 2:
         raise ValueError(f"G has shape {tuple(G.shape)}: only matrices (..., out, in) can be orthogonalised")
+    if not G.numel():  # a process that was left without an expert
+        return G.to(dtype)
     a, b, c = coefficients
     X = G.to(dtype).flatten(0, -3) if G.ndim > 2 else G.to(dtype)[None]  # (N, out, in)
     tall = X.shape[-2] > X.shape[-1]
