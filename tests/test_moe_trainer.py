@@ -62,7 +62,8 @@ def test_the_trainers_resume_brings_the_experts_back(mixture, tmp_path):
     resumed, rest, _ = by_trainer(other, tmp_path / "b", resume=str(tmp_path / "a" / "checkpoint-2"))
     for (name, p), q in zip(straight.model.named_parameters(), resumed.model.parameters()):
         assert torch.equal(p, q), name
-    assert [line["loss"] for line in rest][-2:] == [line["loss"] for line in log][-2:]
+    for kind in ("loss", "language_loss", "balance_loss"):
+        assert [line[kind] for line in rest][-2:] == [line[kind] for line in log][-2:]
 
 
 def test_the_trainer_refuses_what_would_count_twice(mixture, tmp_path):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
-from nblib import models
+from nblib import models, train
 from nblib.methods import muon, placement, stacked_muon
 
 
@@ -59,7 +59,8 @@ def test_the_audit_finds_what_is_misplaced_missing_or_twice(mixture):
     [
         (dict(lr=3e-4), "AdamW's kind of number"),
         (dict(lr=0.02, adjust="match_rms_adamw"), "number for 'original'"),
-        (dict(adamw_lr=0.02), "Muon's kind of number"),
+        (dict(adamw_lr=0.02), None),  # no matrix is in it
+        (dict(adamw_lr=0.2), "every entry"),
         (dict(adamw_lr=9e-5), "beside Muon"),
         (dict(lr=0.5), "of their own size"),
         (dict(), None),
@@ -69,6 +70,24 @@ def test_the_audit_finds_what_is_misplaced_missing_or_twice(mixture):
 def test_the_lint_reads_a_rate_in_its_convention(mixture, rates, words):
     said = placement.lint_rates(mixture, placement.optimizers(mixture, **rates))
     assert any(words in sentence for sentence in said) if words else not said, said
+
+
+def test_muons_rate_in_an_adamw_that_holds_matrices(mixture):
+    said = placement.lint_rates(mixture, [train.adamw(mixture, lr=0.02)])
+    assert any("Muon's kind of number" in sentence for sentence in said)
+
+
+def test_step_sizes_are_those_of_the_next_step(mixture):
+    made = placement.optimizers(mixture)
+    table = {row["parameter"]: row for row in placement.step_sizes(mixture, made)}
+    before = {name: p.detach().clone() for name, p in mixture.named_parameters()}
+    for p in mixture.parameters():
+        p.grad = torch.randn_like(p)
+    made[0].step()
+    for name, row in table.items():
+        moved = (dict(mixture.named_parameters())[name].detach() - before[name]).square().mean().sqrt()
+        assert row["rms of a step"] == pytest.approx(float(moved), rel=0.15)
+        assert row["ratio"] == pytest.approx(row["rms of a step"] / row["rms of the weights"])
 
 
 def test_the_lint_knows_torchs_own_muon_and_decayed_norms(mixture):

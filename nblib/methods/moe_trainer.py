@@ -32,6 +32,7 @@ class Trainer(hf.Trainer):
             )
         self.weights = dict(balance_weight=balance_weight, z_weight=z_weight)
         self._sums: dict[str, torch.Tensor] = {}
+        self._since = 0
 
     def compute_loss(self, model: nn.Module, inputs, return_outputs=False, num_items_in_batch=None):
         if not model.training:
@@ -45,6 +46,8 @@ class Trainer(hf.Trainer):
             name: term / all_of_step * (self.accelerator.num_processes if num_items_in_batch is not None else 1)
             for name, term in terms.items()
         }
+        if not self._sums:
+            self._since = self.state.global_step
         self._sums = {name: self._sums.get(name, 0) + share.detach() for name, share in shares.items()}
         loss = sum(shares.values())
         return (loss, outputs) if return_outputs else loss
@@ -52,7 +55,7 @@ class Trainer(hf.Trainer):
     def log(self, logs: dict, *args, **options) -> None:
         """Adds the terms, as means over the steps since the last line that had a loss."""
         if "loss" in logs and self._sums:
-            steps = max(1, self.state.global_step - getattr(self, "_logged_at", 0))
+            steps = max(1, self.state.global_step - self._since)
             logs |= {f"{name}_loss": float(total) / steps for name, total in self._sums.items()}
-            self._sums, self._logged_at = {}, self.state.global_step
+            self._sums = {}
         super().log(logs, *args, **options)

@@ -72,8 +72,7 @@ def _step(p: Tensor, group: dict, rate: float) -> float:
     """Root mean square of a step at this rate; for AdamW the most that it usually is."""
     if placement.convention(group) == "AdamW":
         return rate
-    shape = (p.shape[-1], p.shape[-2]) if group.get("transposed") else p.shape
-    return stacked_muon.step_rms(shape, rate, placement.convention(group))
+    return stacked_muon.step_rms(stacked_muon.map_shape(p.shape, group), rate, placement.convention(group))
 
 
 def _verdict(stuck: bool, group: dict | None, reach: float, rounded: float, moved: float) -> str:

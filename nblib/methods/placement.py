@@ -23,6 +23,7 @@ from nblib.methods.stacked_muon import StackedMuon
 # Where a rate usually lies. A number outside its own convention's range and inside the other's was copied.
 USUAL = {"original": (5e-3, 1e-1), "match_rms_adamw": (1e-5, 1e-2), "AdamW": (1e-5, 1e-2)}
 LARGE_STEP = 0.5  # of a matrix's own size in one step
+LARGEST, SMALLEST_BESIDE = 0.1, 2e-4  # rates of AdamW for anything; for embeddings, head and norms beside Muon
 
 
 class Place(NamedTuple):
@@ -146,26 +147,29 @@ def audit(model: nn.Module, made: list[Optimizer]) -> list[Row]:
 
 def lint_rates(model: nn.Module, made: list[Optimizer]) -> list[str]:
     """What is doubtful about the split and the rates, a sentence each; an empty list when nothing is."""
+    rows = audit(model, made)
     said = [
         f"{row.parameter} is in {row.is_in}, belongs in {row.belongs_in} ({row.reason})"
-        for row in audit(model, made)
+        for row in rows
         if not row.right
     ]
-    for group in (g for o in made for g in o.param_groups):
+    named, groups = dict(model.named_parameters()), [g for o in made for g in o.param_groups]
+    maps = {id(named[row.parameter]) for row in rows if row.belongs_in == "Muon"}
+    with_muon = any(convention(g) != "AdamW" for g in groups)
+    for group in groups:
         mode = convention(group)
-        said += _odd_rate(group, mode, with_muon=any(convention(g) != "AdamW" for o in made for g in o.param_groups))
-        if mode != "AdamW":
-            said += _odd_steps(group, mode)
-        elif group["weight_decay"] and (flat := [p for p in group["params"] if p.ndim < 2]):
-            said.append(f"weight decay {group['weight_decay']:g} pulls {len(flat)} norms and biases towards zero")
-    return said
+        if mode == "AdamW":
+            said += _odd_adamw(group, maps=any(id(p) in maps for p in group["params"]), with_muon=with_muon)
+        else:
+            said += _odd_muon(group, mode)
+    return list(dict.fromkeys(said))
 
 
-def steps(made: list[Optimizer], model: nn.Module) -> list[dict]:
-    """Per parameter in Muon: rms of one step, of the weights, and their ratio, at the rates as they are now."""
+def step_sizes(model: nn.Module, made: list[Optimizer]) -> list[dict]:
+    """Per parameter in Muon: rms of one step, of the weights, and their ratio, at the groups' base rates."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [
-        {"parameter": names[id(p)], "convention": convention(g), "rate": g["lr"], **_step(p, g)}
+        {"parameter": names[id(p)], "convention": convention(g), "rate": _rate(g), **_step(p, g)}
         for o in made
         for g in o.param_groups
         if convention(g) != "AdamW"
@@ -173,36 +177,48 @@ def steps(made: list[Optimizer], model: nn.Module) -> list[dict]:
     ]
 
 
+def _rate(group: dict) -> float:
+    return float(group.get("base_lr", group["lr"]))  # the loop's schedule moves `lr`
+
+
 def _step(p: Tensor, group: dict) -> dict:
-    shape = (p.shape[-1], p.shape[-2]) if group.get("transposed") else p.shape[-2:]
-    moved, there = stacked_muon.step_rms(shape, float(group["lr"]), convention(group)), float(p.detach().float().norm())
-    there /= p.numel() ** 0.5
+    moved = stacked_muon.step_rms(stacked_muon.map_shape(p.shape, group), _rate(group), convention(group))
+    there = float(p.detach().float().norm()) / p.numel() ** 0.5
     return {"rms of a step": moved, "rms of the weights": there, "ratio": moved / there if there else float("inf")}
 
 
-def _odd_rate(group: dict, mode: str, *, with_muon: bool) -> list[str]:
-    rate, (low, high) = float(group.get("base_lr", group["lr"])), USUAL[mode]
+def _odd_muon(group: dict, mode: str) -> list[str]:
+    rate, (low, high), said = _rate(group), USUAL[mode], []
     if mode == "original" and rate < low:
-        return [
+        said.append(
             f"rate {rate:g} is AdamW's kind of number, and with 'original' scaling a matrix moves by {rate:g} in "
             "spectral norm: take about 0.02, or adjust = 'match_rms_adamw'"
-        ]
+        )
     if mode == "match_rms_adamw" and rate > high:
-        return [f"rate {rate:g} is a number for 'original' scaling; with 'match_rms_adamw' take AdamW's, about 0.003"]
-    if mode == "AdamW" and rate > high:
-        return [f"rate {rate:g} in AdamW is Muon's kind of number: {len(group['params'])} tensors need about 0.003"]
-    if mode == "AdamW" and with_muon and rate < 2e-4:
-        return [
-            f"rate {rate:g} in the AdamW beside Muon: embeddings, head and norms hardly train at it, whatever Muon does"
-        ]
-    return [f"rate {rate:g} with {mode!r}: usual are {low:g} to {high:g}"] if rate > high else []
-
-
-def _odd_steps(group: dict, mode: str) -> list[str]:
+        said.append(
+            f"rate {rate:g} is a number for 'original' scaling; with 'match_rms_adamw' take AdamW's, about 0.003"
+        )
     large = [s for p in group["params"] if (s := _step(p, group)["ratio"]) > LARGE_STEP]
-    if not large:
-        return []
-    return [f"{len(large)} matrices move by up to {max(large):.2g} of their own size in one step at {group['lr']:g}"]
+    if large:
+        said.append(f"{len(large)} matrices move by up to {max(large):.2g} of their own size in one step at {rate:g}")
+    return said
+
+
+def _odd_adamw(group: dict, *, maps: bool, with_muon: bool) -> list[str]:
+    rate, (low, high), said = _rate(group), USUAL["AdamW"], []
+    if rate > high and maps:  # embeddings of a small model can take far more than its matrices
+        said.append(f"rate {rate:g} in AdamW is Muon's kind of number: matrices need about 0.003")
+    elif rate > LARGEST:
+        said.append(
+            f"rate {rate:g} in AdamW moves every entry by about that in each step: usual are {low:g} to {high:g}"
+        )
+    if with_muon and rate < SMALLEST_BESIDE:
+        said.append(
+            f"rate {rate:g} in the AdamW beside Muon: embeddings, head and norms hardly train at it, whatever Muon does"
+        )
+    if group["weight_decay"] and (flat := [p for p in group["params"] if p.ndim < 2]):
+        said.append(f"weight decay {group['weight_decay']:g} pulls {len(flat)} norms and biases towards zero")
+    return said
 
 
 def _kind(group: dict) -> str:

@@ -84,9 +84,16 @@ def scale(out: int, into: int, adjust: str) -> float:
     return math.sqrt(max(1.0, out / into)) if adjust == "original" else 0.2 * math.sqrt(max(out, into))
 
 
-def step_rms(shape: torch.Size | tuple, lr: float, adjust: str) -> float:
-    """About how far one step moves an entry of a matrix (..., out, in): root mean square, without decay."""
+def map_shape(shape: torch.Size, group: dict) -> tuple[int, int]:
+    """(out, in) of one map of a parameter, as its group says it is stored."""
     out, into = shape[-2:]
+    out = out // 2 if group.get("halves") else out
+    return (into, out) if group.get("transposed") else (out, into)
+
+
+def step_rms(shape: tuple[int, int], lr: float, adjust: str) -> float:
+    """About how far one step moves an entry of a map (out, in): root mean square, without decay."""
+    out, into = shape
     return lr * scale(out, into, adjust) * 0.9 / math.sqrt(max(out, into))  # 0.9: the mean of `response`, squared
 
 
@@ -151,16 +158,12 @@ class StackedMuon(Optimizer):
             busy.append(active)
         together = torch.cat(updates) if len(updates) > 1 else updates[0]
         together = orthogonalise(together, dtype=runtime.PRECISIONS[group["compute"]])
-        rate, decay = group["lr"] * _scale(together.shape, group), group["lr"] * group["weight_decay"]
+        rate = group["lr"] * scale(*map_shape(params[0].shape, group), group["adjust"])
+        decay = group["lr"] * group["weight_decay"]
         for p, active, u in zip(params, busy, together.split([len(u) for u in updates])):
             u, w = _own(u.reshape(p.shape if p.ndim == 2 else _local(p).shape), p), _local(p)
             w.mul_(1 - decay if active is None else 1 - decay * active)
             w.add_(u if active is None else u * active, alpha=-rate)
-
-
-def _scale(shape: torch.Size, group: dict) -> float:
-    out, into = shape[-2:]
-    return scale(into, out, group["adjust"]) if group["transposed"] else scale(out, into, group["adjust"])
 
 
 def _batches(group: dict) -> Iterator[list[Tensor]]:
