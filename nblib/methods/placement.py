@@ -65,12 +65,12 @@ def _place(module: nn.Module, leaf: str, p: Tensor, lookups: dict[int, str]) -> 
         return Place("AdamW", f"{lookups[id(p)]}: its rows belong to single tokens")
     if p.ndim < 2:
         return Place("AdamW", "bias: one-dimensional" if leaf == "bias" else "norm or scale: one-dimensional")
-    if hasattr(module, "top_k") and hasattr(module, "num_experts"):
-        return Place("AdamW", "router: its rows are scores of single experts")
     if p.ndim == 3 and getattr(module, "num_experts", None) == p.shape[0]:
         turned = bool(getattr(module, "is_transposed", False))
         reason = f"stacked experts: {p.shape[0]} maps, each orthogonalised alone"
         return Place("Muon", reason, turned, leaf == "gate_up_proj" and not turned)
+    if hasattr(module, "top_k") and hasattr(module, "num_experts"):
+        return Place("AdamW", "router: its rows are scores of single experts")
     if p.ndim == 2 and isinstance(module, (nn.Linear, Conv1D)):
         if min(p.shape) == 1:
             return Place("AdamW", "a map to or from one number: a vector")
