@@ -48,12 +48,13 @@ class Setting(NamedTuple):
     balance_weight: float = 0.05
     z_weight: float = 0.001
     weights: str = "fp32"
-    capacity: float = 1.0  # below 1, every second layer skips tokens
+    capacity: float = 1.0  # below 1, layers skip tokens
+    every: int = 2  # which of them: each second, or each (1)
     skipped: str = "identity"
 
 
 MUON, ADAMW = Setting(), Setting(optimizer="adamw", lr=3e-3)
-SKIPPING = Setting(capacity=0.75)
+SKIPPING = Setting(capacity=0.75, every=1)
 
 
 class Outcome(NamedTuple):
@@ -70,7 +71,8 @@ def build(setting: Setting, vocabulary: int, *, seed: int = 0, **shape) -> nn.Mo
     if setting.capacity < 1:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            depths.attach(model, capacity=setting.capacity, skipped=setting.skipped)
+            layers = list(range(setting.every - 1, model.config.num_hidden_layers, setting.every))
+            depths.attach(model, capacity=setting.capacity, layers=layers, skipped=setting.skipped)
     return model.to(runtime.PRECISIONS[setting.weights])
 
 
