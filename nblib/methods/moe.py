@@ -1,0 +1,257 @@
+"""Mixtures of experts: the two losses that keep a router healthy, and what the router does with the tokens.
+
+    balance   E sum_e f_e P_e     f_e the share of the k N assignments that go to expert e, P_e its mean probability
+    z         mean (log sum_e exp logit_e)^2                          (Fedus et al., 2021; Zoph et al., 2022)
+
+f counts and has no gradient; P has, and is pushed down where f is large. Balance is 1 where either is uniform, E when
+one expert takes all with certainty, and E / k when always the same k do (with probability 1 / k each). It is taken per
+layer, then averaged over layers. transformers' `load_balancing_loss_func` differs twice: its f sums to k, so its
+uniform is k, and it averages f and P over all layers before it multiplies, so layers that collapse onto different
+experts cancel.
+
+Both are terms of the loop, apart from the language loss: `train.evaluate` never sees them, perplexity has none of it.
+A term is summed over tokens, so each is weight x value x the tokens of this micro-batch; dividing by the tokens of the
+step then weighs micro-batches by their tokens, and nothing is multiplied by their number.
+
+Router logits are collected by hooks during one forward pass, so activation checkpointing, which runs the routers again
+in backward, does not count twice.
+
+Footgun: a collapsed router costs little language loss on a small model. Look at the load, not at the loss.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nblib import losses
+from nblib.train import Batch, Terms
+
+STARVED = 0.1  # of the fair share
+
+
+def is_router(module: nn.Module) -> bool:
+    """transformers' routers, and ours: a weight of their own, `top_k` of `num_experts`, (logits, weights, indices)."""
+    return hasattr(module, "top_k") and hasattr(module, "num_experts") and bool(module._parameters)
+
+
+def routers(model: nn.Module) -> dict[str, nn.Module]:
+    found = {name: m for name, m in model.named_modules() if is_router(m)}
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no router: it is not a mixture of experts")
+    return found
+
+
+class Routed(NamedTuple):
+    """What one router did in one forward pass."""
+
+    layer: str
+    logits: Tensor  # (N, E)
+    chosen: Tensor  # (N, k)
+
+
+@contextmanager
+def routing(model: nn.Module) -> Iterator[list[Routed]]:
+    """Collects what the routers do while it is open, in the order in which they run."""
+    found, seen = routers(model), []
+    fresh = [m for m in found.values() if "reports_to" not in m.__dict__]
+    for m in fresh:
+        m.register_forward_hook(_report)
+    if fresh and any(m._compiled_call_impl is not None for m in model.modules()):
+        torch._dynamo.reset()  # code compiled before a hook was there does not call it, and nothing notices
+    for name, m in found.items():
+        m.reports_to = (name, seen)
+    try:
+        yield seen
+    finally:
+        for m in found.values():
+            m.reports_to = None
+
+
+@torch.compiler.disable  # traced, the list it writes to would be the first one for ever; so a graph ends at a router
+def _report(router: nn.Module, args, output) -> None:
+    if router.reports_to is not None:
+        name, seen = router.reports_to
+        seen.append(Routed(name, output[0], output[2]))
+
+
+def balance(logits: Tensor, chosen: Tensor) -> Tensor:
+    """E sum f P of one router: logits (N, E), chosen (N, k)."""
+    E = logits.shape[1]
+    return E * (load(chosen, E) * logits.float().softmax(dim=1).mean(dim=0)).sum()
+
+
+def z(logits: Tensor) -> Tensor:
+    return logits.float().logsumexp(dim=1).square().mean()
+
+
+def load(chosen: Tensor, experts: int) -> Tensor:
+    """Share of the assignments per expert, (E,), summing to 1."""
+    flat = chosen.flatten()
+    counts = torch.zeros(experts, device=flat.device)  # not bincount, which waits for the device
+    return counts.scatter_add_(0, flat, torch.ones_like(flat, dtype=counts.dtype)) / flat.numel()
+
+
+def loss(
+    *,
+    balance_weight: float = 0.01,
+    z_weight: float = 0.001,
+    language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
+) -> Callable[[nn.Module, Batch], Terms]:
+    """A loss for the loop: the terms of `language`, and 'balance' and 'z' where their weight is not zero."""
+    for name, value in dict(balance_weight=balance_weight, z_weight=z_weight).items():
+        if value < 0:
+            raise ValueError(f"{name} = {value}: must be at least 0")
+
+    def terms(model: nn.Module, batch: Batch) -> Terms:
+        with routing(model) as seen:
+            found = dict(language(model, batch))
+        tokens, mask = losses.supervised(batch["labels"]), batch.get("attention_mask")
+        weights = dict(balance_weight=balance_weight, z_weight=z_weight)
+        return found | auxiliary(seen, tokens=tokens, mask=mask, **weights)
+
+    return terms
+
+
+def auxiliary(
+    seen: list[Routed], *, tokens: int | Tensor, balance_weight: float, z_weight: float, mask: Tensor | None = None
+) -> Terms:
+    """The weighted terms, as sums over `tokens`. Padded positions, where `mask` is 0, do not count."""
+    if not seen:
+        raise ValueError("no router has reported: the language loss did not run the model that routing() was given")
+    seen, found = [_unpadded(r, mask) for r in seen], {}
+    if balance_weight:
+        mean = torch.stack([balance(r.logits, r.chosen) for r in seen]).mean()
+        found["balance"] = balance_weight * mean * tokens
+    if z_weight:
+        found["z"] = z_weight * torch.stack([z(r.logits) for r in seen]).mean() * tokens
+    return found
+
+
+def _unpadded(routed: Routed, mask: Tensor | None) -> Routed:
+    if mask is None or bool(mask.all()):
+        return routed
+    if mask.numel() != len(routed.logits):
+        raise ValueError(
+            f"attention_mask has {mask.numel()} positions, {routed.layer} saw {len(routed.logits)}: "
+            "with layers that skip tokens, leave padding out of the batch"
+        )
+    keep = mask.flatten().bool()
+    return routed._replace(logits=routed.logits[keep], chosen=routed.chosen[keep])
+
+
+# ---------------------------------------------------------------------------------------------------- diagnosis
+
+
+class Health(NamedTuple):
+    """How one router spreads its tokens. Shares are in units of the fair share 1 / E."""
+
+    layer: str
+    smallest: float
+    largest: float
+    entropy: float  # of the load, over that of a uniform one
+    gini: float  # 0 when all experts take the same, towards 1 when one takes all
+    effective: float  # experts, exp of the entropy
+    dead: int  # experts without a token
+    starved: int  # experts under a tenth of the fair share, the dead included
+    balance: float
+    z: float
+    collapsed: bool
+
+
+@torch.no_grad()
+def health(routed: Routed) -> Health:
+    """Judge one router. Collapsed: nearer to 'always the same k' than to uniform, on the scale of the entropy."""
+    (_, E), k = routed.logits.shape, routed.chosen.shape[1]
+    share = load(routed.chosen, E)
+    entropy = float(-torch.xlogy(share, share).sum())
+    least, most = math.log(k), math.log(E)
+    return Health(
+        layer=routed.layer,
+        smallest=float(share.min()) * E,
+        largest=float(share.max()) * E,
+        entropy=entropy / most if E > 1 else 1.0,
+        gini=gini(share),
+        effective=math.exp(entropy),
+        dead=int((share == 0).sum()),
+        starved=int((share < STARVED / E).sum()),
+        balance=float(balance(routed.logits, routed.chosen)),
+        z=float(z(routed.logits)),
+        collapsed=k < E and entropy < (least + most) / 2,
+    )
+
+
+def gini(share: Tensor) -> float:
+    """Mean absolute difference between two experts over twice the mean."""
+    return float((share[:, None] - share[None]).abs().mean() / (2 * share.mean()))
+
+
+@torch.no_grad()
+def observe(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Routed]:
+    """What every router does on rows (R, T) in evaluation mode, the batches put together, on the CPU."""
+    was_training, device, parts = model.training, next(model.parameters()).device, {}
+    model.eval()
+    try:
+        for few in rows.split(batch):
+            with routing(model) as seen:
+                model.base_model(input_ids=few.to(device), use_cache=False)
+            for r in seen:
+                parts.setdefault(r.layer, []).append((r.logits.cpu(), r.chosen.cpu()))
+    finally:
+        model.train(was_training)
+    return [Routed(name, *(torch.cat(tensors) for tensors in zip(*found))) for name, found in parts.items()]
+
+
+def diagnose(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Health]:
+    """The health of every router on rows (R, T)."""
+    return [health(r) for r in observe(model, rows, batch=batch)]
+
+
+KINDS = ("word", "inside a word", "number", "punctuation", "space", "special")
+
+
+def kinds(tokenizer) -> Tensor:
+    """The kind of every token, an index into KINDS, (V,)."""
+    special = set(tokenizer.all_special_ids)
+    pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
+    return torch.tensor([5 if i in special else _kind(piece) for i, piece in enumerate(pieces)])
+
+
+def _kind(piece: str) -> int:
+    bare = piece.strip()
+    if not bare:
+        return 4
+    if any(c.isdigit() for c in bare):
+        return 2
+    if any(c.isalpha() for c in bare):
+        return 0 if piece[0].isspace() or bare[0].isupper() else 1
+    return 3
+
+
+def routing_map(routed: Routed, tokens: Tensor, kind_of: Tensor) -> Tensor:
+    """Where each kind of token goes: (kinds, E), rows summing to 1, nan for a kind that does not occur.
+
+    `tokens` are the rows that were observed; a layer that skips some cannot be mapped.
+    """
+    if tokens.numel() != len(routed.chosen):
+        raise ValueError(f"{routed.layer} saw {len(routed.chosen)} tokens, given are {tokens.numel()}")
+    kind, E = kind_of[tokens.flatten().cpu()], routed.logits.shape[1]
+    counts = torch.zeros(len(KINDS), E)
+    counts.index_put_((kind[:, None].expand_as(routed.chosen), routed.chosen), torch.tensor(1.0), accumulate=True)
+    return counts / counts.sum(dim=1, keepdim=True)
+
+
+def told_by_kind(table: Tensor, counts: Tensor) -> float:
+    """How much the kind of a token says about its expert: mutual information over the entropy of the load, 0 to 1.
+
+    `counts` are the tokens of each kind, (kinds,).
+    """
+    joint = table.nan_to_num() * (counts / counts.sum())[:, None]
+    independent = joint.sum(dim=1, keepdim=True) * joint.sum(dim=0, keepdim=True)
+    shared = torch.xlogy(joint, joint).sum() - torch.xlogy(joint, independent).sum()
+    share = joint.sum(dim=0)
+    entropy = -torch.xlogy(share, share).sum()
+    return float(shared / entropy) if entropy > 0 else 0.0

@@ -1,0 +1,93 @@
+"""Runs side by side: they repeat to the bit, the suspects are dealt out right, and all the methods resume together."""
+
+import copy
+
+import pytest
+import torch
+
+from nblib import doctor, text, train
+from nblib.methods import depths, heads, moe, moe_runs, placement
+
+SMALL = dict(rows=4, length=32, hidden=32, layers=2, heads=2, moe_intermediate_size=32)
+
+
+@pytest.fixture
+def data(stream):
+    return moe_runs.Data(stream, text.fixed_rows(stream, length=32, limit=16), 256)
+
+
+def test_a_run_repeats_to_the_bit_and_its_seed_decides(data, machine):
+    setting = moe_runs.Setting(capacity=0.75)
+    first, again, other = (
+        moe_runs.run(setting, data, steps=5, seed=seed, machine=machine, **SMALL) for seed in (0, 0, 1)
+    )
+    assert first.curve == again.curve and first.loss == again.loss != other.loss
+    assert len(first.curve) == 5 and len(first.health) == 2
+
+
+def test_a_race_is_two_runs_of_their_own_length(data, machine):
+    (row,) = moe_runs.race(data, machine=machine, steps=8, share=0.5, seeds=(3,), **SMALL)
+    slow = moe_runs.run(moe_runs.ADAMW, data, steps=8, seed=3, machine=machine, **SMALL)
+    fast = moe_runs.run(moe_runs.MUON, data, steps=4, seed=3, machine=machine, **SMALL)
+    assert (row["AdamW"], row["Muon"]) == (slow.loss, fast.loss)
+    assert row["Muon is there"] == (fast.loss <= slow.loss) and row["steps"] == "4 against 8"
+    with pytest.raises(ValueError, match="share = 2"):
+        moe_runs.race(data, machine=machine, share=2)
+
+
+def test_the_suspects_alone_together_and_all_but_each(data, machine):
+    which = moe_runs.combinations()
+    assert [len(w) for w in which] == [0, 1, 1, 1, 1, 3, 3, 3, 3, 4] and len(set(which)) == 10
+    table = moe_runs.trial(data, machine=machine, which=[which[2], which[-1]], steps=12, **SMALL)
+    assert [row["faults"] for row in table][:2] == ["none", "small rates"]
+    assert table[0]["share of the gain"] == 1 > table[1]["share of the gain"] > table[2]["share of the gain"] - 0.05
+
+
+@pytest.mark.parametrize("wrong", [dict(weights="fp8"), dict(optimizer="sgd")])
+def test_settings_are_refused_by_name(wrong, data, machine):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        moe_runs.run(moe_runs.Setting(**wrong), data, steps=1, machine=machine, **SMALL)
+
+
+def test_everything_on_resumes_to_the_bit(data, machine, tmp_path):
+    start = moe_runs.build(moe_runs.SKIPPING, 256, **{k: v for k, v in SMALL.items() if k not in ("rows", "length")})
+    heads.attach(start)
+    found = {}
+    for name, totals in {"straight": (6,), "resumed": (3, 6)}.items():
+        model, records = copy.deepcopy(start), []
+        for total in totals:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(total - 3 if name == "resumed" else 0)  # what resumes comes from the checkpoint alone
+            records += train.fit(
+                model,
+                text.Batches(data.stream, rows=4, length=32),
+                placement.optimizers(model, weight_decay=0.1),
+                total=total,
+                schedule=train.cosine(6, warmup=2),
+                loss=moe.loss(language=depths.loss(heads.loss())),
+                machine=machine,
+                checkpoints=tmp_path / name,
+            )
+        found[name] = (model, [{k: r[k] for k in ("loss", "ahead1", "balance", "depth", "grad_norm")} for r in records])
+    assert found["straight"][1] == found["resumed"][1]
+    for (name, p), q in zip(found["straight"][0].named_parameters(), found["resumed"][0].parameters()):
+        assert torch.equal(p, q), name
+
+
+def test_the_doctor_finds_nothing(data, machine):
+    model = moe_runs.build(moe_runs.SKIPPING, 256, **{k: v for k, v in SMALL.items() if k not in ("rows", "length")})
+    heads.attach(model)
+    made = placement.optimizers(model)
+    with doctor.watch(model, optimizer=made, say=False) as report:
+        train.fit(
+            model,
+            text.Batches(data.stream, rows=4, length=32),
+            made,
+            total=8,
+            schedule=train.cosine(8, warmup=2),
+            loss=moe.loss(language=depths.loss(heads.loss())),
+            machine=machine,
+        )
+    assert not report.findings and not report.faults
+    assert sum(verdict.state == "OK" for verdict in report.verdicts.values()) > 20  # it did look
