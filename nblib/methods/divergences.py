@@ -1,0 +1,136 @@
+"""How far apart two next-token distributions are: losses row by row, with every gradient in closed form.
+
+    forward   KL(p || q)                covers all that the teacher thinks possible
+    reverse   KL(q || p)                stays where the teacher is sure
+    js        mean of the KLs of p and q to (p + q) / 2
+    soft_ce   - sum p log q             = forward + entropy of p: the same gradient, but never 0
+
+with p = softmax(t / T) the teacher's, q = softmax(s / T) the student's. `mixed_rows` adds cross-entropy with the labels
+from the same logits. Its gradient with respect to T costs no second pass: with a = s / T and b = t / T,
+
+    L = T^2 D(b, a),        dL / dT = T (2 D - <dD/da, a> - <dD/db, b>).
+
+Against a cache of the k largest, a bucket stands for all other tokens. D is then over k + 1 classes: the student's
+last score is the log-sum-exp of its others, whose gradient is dealt out to them by their share.
+
+Footgun: renormalising the k largest (`tail=False`) looks like the same thing. It claims that the teacher thinks all
+others impossible, and the student, who has the whole vocabulary, is taught so.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nblib import losses
+from nblib.methods import teacher_cache
+
+Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+# log p, log q (n, C) -> D (n,), its gradients with respect to the scores of q and of p, (n, C) each
+Scores = Callable[..., tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]]
+# s / T (n, V), what the teacher said -> scores of q and of p (n, C), d (scores of p) / d log(1 / T), and how to turn a
+# gradient of q's scores into one of s / T
+
+
+def _times(p: Tensor, x: Tensor) -> Tensor:
+    """p x, and 0 where p is 0, whatever x is."""
+    return torch.where(p == 0, 0.0, p * x)
+
+
+def forward_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    p = log_p.exp()
+    terms = _times(p, log_p - log_q)
+    value = terms.sum(1)
+    return value, log_q.exp().sub_(p), terms - p * value[:, None]
+
+
+def reverse_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value, d_p, d_q = forward_kl(log_q, log_p)
+    return value, d_q, d_p
+
+
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    middle = torch.logaddexp(log_p, log_q).sub_(math.log(2))
+    value_p, _, d_p = forward_kl(log_p, middle)  # the middle's own gradients add up to nothing
+    value_q, _, d_q = forward_kl(log_q, middle)
+    return (value_p + value_q) / 2, d_q / 2, d_p / 2
+
+
+def soft_cross_entropy(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    p = log_p.exp()
+    terms = _times(p, -log_q)
+    value = terms.sum(1)
+    return value, log_q.exp().sub_(p), terms - p * value[:, None]
+
+
+DIVERGENCES = {"forward": forward_kl, "reverse": reverse_kl, "js": jensen_shannon, "soft_ce": soft_cross_entropy}
+
+
+def live(temperature: Tensor, weight: Tensor) -> Scores:
+    """Scores over the vocabulary, the teacher's made from its hidden states (n, D) and its head (V, D)."""
+
+    def scores(a: Tensor, h: Tensor):
+        b = (h @ weight.T).to(a.dtype) / temperature
+        return a, b, b, lambda d_a: d_a
+
+    return scores
+
+
+def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: bool = True) -> Scores:
+    """Scores over what a cache holds: all tokens, or k of them and a bucket for the others."""
+    weights = cache.tail_weights(float(temperature)) if cache.k and tail else None
+
+    def everything(a: Tensor, values: Tensor):
+        b = values.to(a.dtype) / temperature
+        return a, b, b, lambda d_a: d_a
+
+    def buckets(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
+        others = a.scatter(1, indices, -torch.inf)  # (n, V)
+        together = others.logsumexp(1, keepdim=True)  # (n, 1)
+        share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
+        if tail:
+            knots = torch.cat([tails.new_full((len(tails), 1), math.log(cache.vocabulary - cache.k)), tails], 1)
+            last, slope = (knots.to(a.dtype) @ a.new_tensor(w)[:, None] for w in weights)
+        else:
+            last, slope = torch.full_like(together, -torch.inf), torch.zeros_like(together)
+        b = values.to(a.dtype) / temperature
+
+        def dealt(d_a: Tensor) -> Tensor:  # (n, k + 1) -> (n, V)
+            return share.mul_(d_a[:, -1:]).scatter_(1, indices, d_a[:, :-1])
+
+        ours = torch.cat([a.gather(1, indices), together], 1)
+        return ours, torch.cat([b, last], 1), torch.cat([b, slope], 1), dealt
+
+    return buckets if cache.k else everything
+
+
+def mixed_rows(
+    divergence: Divergence, temperature: Tensor, scores: Scores, *, kd: float = 1.0, ce: float = 0.0, tally: dict
+) -> losses.RowLoss:
+    """The row loss kd T^2 D + ce (cross-entropy), of logits, labels (n,), weights (n,) and what `scores` asks for.
+
+    `tally` receives sums over the rows: `kd` and `ce`, each without its factor, and `slope`, the d loss / d T.
+    """
+
+    def add(name: str, value: Tensor) -> None:
+        tally[name] = tally.get(name, 0.0) + value
+
+    def rows(logits: Tensor, labels: Tensor, weights: Tensor, *said: Tensor) -> tuple[Tensor, Tensor]:
+        T = temperature.detach().to(logits.dtype)
+        a = logits / T
+        ours, theirs, slope, dealt = scores(a, *said)
+        value, d_ours, d_theirs = divergence(theirs.log_softmax(1), ours.log_softmax(1))
+        grad = dealt(d_ours)  # of D, with respect to a
+        if temperature.requires_grad:
+            per_row = 2 * value - (grad * a).sum(1) - _times(d_theirs, slope).sum(1)
+            add("slope", kd * T * (weights * per_row).sum())
+        add("kd", T**2 * (weights * value).sum())
+        loss, grad = kd * T**2 * value, grad.mul_(kd * T)
+        if ce:
+            hard, d_hard = losses.cross_entropy_rows(logits, labels)  # last: it overwrites the logits
+            add("ce", (weights * hard).sum())
+            loss, grad = loss + ce * hard, grad.add_(d_hard, alpha=ce)
+        return weights * loss, grad.mul_(weights[:, None])
+
+    return rows
