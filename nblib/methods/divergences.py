@@ -90,8 +90,9 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: bool = True
         together = others.logsumexp(1, keepdim=True)  # (n, 1)
         share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
         if tail:
-            knots = torch.cat([tails.new_full((len(tails), 1), math.log(cache.vocabulary - cache.k)), tails], 1)
-            last, slope = (knots.to(a.dtype) @ a.new_tensor(w)[:, None] for w in weights)
+            flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
+            knots = torch.cat([flat, tails.to(a.dtype)], 1)
+            last, slope = (knots @ a.new_tensor(w)[:, None] for w in weights)
         else:
             last, slope = torch.full_like(together, -torch.inf), torch.zeros_like(together)
         b = values.to(a.dtype) / temperature

@@ -147,7 +147,7 @@ class Cache:
         shards.expect(source or {})
         if not shards.done:
             raise ShardError(f"{folder} is not finished: call make again with the same arguments, it goes on")
-        self.folder, self.about, self.bytes = shards.folder, shards.about, shards.bytes()
+        self.folder, self.about = shards.folder, shards.about
         self.k, self.vocabulary = self.about["k"], self.about["vocabulary"]
         self.temperatures = tuple(self.about["temperatures"])
         self._found: dict[bytes, tuple[dict[str, Tensor], int]] = {}
@@ -155,6 +155,7 @@ class Cache:
         for tensors in shards.opened():
             self._found |= {key: (tensors, i) for i, key in enumerate(_keys(tensors))}
             self.tokens += tensors[VALUES].shape[:2].numel()
+        self.bytes = shards.bytes()
 
     @property
     def bytes_per_token(self) -> float:
