@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from nblib import losses
 from nblib.methods import teacher_cache
-from nblib.methods.divergences import DIVERGENCES, live, mixed_rows, stored
+from nblib.methods.divergences import DIVERGENCES, TAILS, live, mixed_rows, stored
 
 TOKEN_WEIGHTS = "token_weights"  # a batch may carry (B, T) weights of its labels
 CHUNK_ENTRIES = 2**25  # of logits at once; a divergence with all its gradients holds about eight copies
@@ -91,7 +91,7 @@ class Distillation:
     teacher      a frozen model, or the `teacher_cache.Cache` of one, with batches from `teacher_cache.Cached`
     temperature  a number, or a module of nblib/methods/temperature.py attached to the student
     kd, ce       factors of the two losses
-    tail         False leaves out what the cache says of all other tokens (the trap)
+    tail         how to read what a cache says of all other tokens: spread, bucket, none (the trap)
     alignment    a module of nblib/methods/alignment.py attached to the student; needs the live teacher
     """
 
@@ -100,7 +100,7 @@ class Distillation:
     divergence: str = "forward"
     kd: float = 1.0
     ce: float = 0.0
-    tail: bool = True
+    tail: str = "spread"
     alignment: nn.Module | None = None
     chunk: int | None = None
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -112,8 +112,10 @@ class Distillation:
             raise ValueError(f"temperature = {self.temperature}: must be above 0")
         if not (0 < self.kd < float("inf") and 0 <= self.ce < float("inf")):
             raise ValueError(f"kd = {self.kd}, ce = {self.ce}: kd must be above 0, ce from 0 up")
-        if not self.tail and self.divergence == "reverse":
-            raise ValueError("tail = False: the reverse divergence to a teacher who excludes tokens is infinite")
+        if self.tail not in TAILS:
+            raise ValueError(f"tail = {self.tail!r}: allowed are {', '.join(TAILS)}")
+        if self.tail == "none" and self.divergence == "reverse":
+            raise ValueError("tail = 'none': the reverse divergence to a teacher who excludes tokens is infinite")
         if self.alignment is not None and not self._live:
             raise ValueError("alignment: a cache holds no hidden states, it needs the live teacher")
 

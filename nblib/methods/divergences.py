@@ -10,11 +10,15 @@ from the same logits. Its gradient with respect to T costs no second pass: with 
 
     L = T^2 D(b, a),        dL / dT = T (2 D - <dD/da, a> - <dD/db, b>).
 
-Against a cache of the k largest, a bucket stands for all other tokens. D is then over k + 1 classes: the student's
-last score is the log-sum-exp of its others, whose gradient is dealt out to them by their share.
+Against a cache of the k largest there are three ways to read what is not in it:
 
-Footgun: renormalising the k largest (`tail=False`) looks like the same thing. It claims that the teacher thinks all
-others impossible, and the student, who has the whole vocabulary, is taught so.
+    spread    the teacher's tail goes to the other tokens in proportion to its mean probabilities: D over all of them
+    bucket    the others are one class, for the student too, whose gradient is dealt out by its own shares. What the
+              teacher thinks inside the bucket is not taught, so a student from scratch does not learn it
+    none      the k are renormalised
+
+Footgun: `none` looks harmless. It claims that the teacher thinks all others impossible, and the student, who has the
+whole vocabulary, is taught so.
 """
 
 import math
@@ -65,6 +69,7 @@ def soft_cross_entropy(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 DIVERGENCES = {"forward": forward_kl, "reverse": reverse_kl, "js": jensen_shannon, "soft_ce": soft_cross_entropy}
+TAILS = ("spread", "bucket", "none")
 
 
 def live(temperature: Tensor, weight: Tensor) -> Scores:
@@ -77,33 +82,46 @@ def live(temperature: Tensor, weight: Tensor) -> Scores:
     return scores
 
 
-def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: bool = True) -> Scores:
-    """Scores over what a cache holds: all tokens, or k of them and a bucket for the others."""
-    weights = cache.tail_weights(float(temperature)) if cache.k and tail else None
+def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spread") -> Scores:
+    """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of three ways."""
+    if tail not in TAILS:
+        raise ValueError(f"tail = {tail!r}: allowed are {', '.join(TAILS)}")
+    weights = cache.tail_weights(float(temperature)) if cache.k and tail != "none" else None
 
     def everything(a: Tensor, values: Tensor):
         b = values.to(a.dtype) / temperature
         return a, b, b, lambda d_a: d_a
 
-    def buckets(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
+    def last(a: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
+        """The score of the tail (n, 1), and its derivative by log(1 / T)."""
+        if tail == "none":
+            return a.new_full((len(a), 1), -torch.inf), a.new_zeros((len(a), 1))
+        flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
+        knots = torch.cat([flat, tails.to(a.dtype)], 1)
+        return tuple(knots @ a.new_tensor(w)[:, None] for w in weights)
+
+    def spread(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
+        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
+        prior = cache.prior.to(a) / temperature  # (V,)
+        b = prior.expand_as(a).scatter(1, indices, -torch.inf)  # (n, V)
+        together = b.logsumexp(1, keepdim=True)
+        mean = _times((b - together).exp_(), prior.expand_as(a)).sum(1, keepdim=True)
+        b = b.add_(whole - together).scatter_(1, indices, top)
+        return a, b, (prior + (slope - mean)).scatter_(1, indices, top), lambda d_a: d_a
+
+    def bucket(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
         others = a.scatter(1, indices, -torch.inf)  # (n, V)
         together = others.logsumexp(1, keepdim=True)  # (n, 1)
         share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
-        if tail:
-            flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
-            knots = torch.cat([flat, tails.to(a.dtype)], 1)
-            last, slope = (knots @ a.new_tensor(w)[:, None] for w in weights)
-        else:
-            last, slope = torch.full_like(together, -torch.inf), torch.zeros_like(together)
-        b = values.to(a.dtype) / temperature
+        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
 
         def dealt(d_a: Tensor) -> Tensor:  # (n, k + 1) -> (n, V)
             return share.mul_(d_a[:, -1:]).scatter_(1, indices, d_a[:, :-1])
 
         ours = torch.cat([a.gather(1, indices), together], 1)
-        return ours, torch.cat([b, last], 1), torch.cat([b, slope], 1), dealt
+        return ours, torch.cat([top, whole], 1), torch.cat([top, slope], 1), dealt
 
-    return buckets if cache.k else everything
+    return everything if not cache.k else spread if tail == "spread" else bucket
 
 
 def mixed_rows(

@@ -2,8 +2,8 @@
 
 A teacher that never changes says the same about the same row in every epoch and every experiment, so one forward
 pass will do. All logits would be 0.1 to 0.3 MB a token for real vocabularies. Kept are the k largest as fp16 with their
-indices (uint16 where they fit) and the *tail bucket*: the log-sum-exp of the others. Without the tail, softmax over
-the k claims that nothing else was possible; the student believes it (Distillation's `tail=False` shows what it costs).
+indices (uint16 where they fit), the *tail bucket*, which is the log-sum-exp of the others, and once for all tokens the
+teacher's mean probabilities. `divergences.stored` says what can be made of that.
 
 The tail depends on the temperature, and k values do not say how. It is stored at a few; at infinite temperature it is
 log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact.
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from nblib import losses, runtime
 from nblib.shards import ShardError, Shards
 
+PRIOR = "prior"  # mean log-probability of each token (V,), over the rows of the first shard, where it stands
 VALUES, INDICES, TAILS = KEYS = ("teacher_values", "teacher_indices", "teacher_tails")  # what a batch then carries
 POSITIONS = 512  # positions whose teacher logits exist at a time
 
@@ -82,10 +83,13 @@ def make(
         raise ValueError(f"temperatures = {temperatures}: must be different numbers above 0")
     about = {**source, "k": k, "temperatures": list(temperatures), "vocabulary": vocabulary}
     about |= {"precision": machine.precision, "values": "fp32" if exact else "fp16"}
-    first, waiting = batches.state_dict(), []
+    first, waiting, mean = batches.state_dict(), [], torch.zeros(vocabulary if k else 0, dtype=torch.float64)
 
     def write() -> None:
-        shards.add({name: torch.stack([row[name] for row in waiting]) for name in waiting[0]}, rows=len(waiting))
+        tensors = {name: torch.stack([row[name] for row in waiting]) for name in waiting[0]}
+        if k and not shards.shards:
+            tensors[PRIOR] = (mean / mean.sum()).log().float()
+        shards.add(tensors, rows=len(waiting))
         waiting.clear()
 
     with Shards(folder, about).maker():
@@ -96,7 +100,10 @@ def make(
         for batch in islice(batches, steps if shards.done < steps else 0):
             ids = batch["input_ids"]
             new = {key: i for i, key in enumerate(map(row_key, ids)) if key not in known}
-            answers = _ask(teacher, ids.to(machine.device), k, temperatures, machine, exact) if new else {}
+            if not new:
+                continue
+            answers, total = _ask(teacher, ids.to(machine.device), k, temperatures, machine, exact)
+            mean += total.cpu() if k else 0
             for key, i in new.items():
                 row = {name: tensor[i].cpu() for name, tensor in answers.items()}
                 waiting.append({"keys": torch.frombuffer(bytearray(key), dtype=torch.uint8)} | row)
@@ -115,25 +122,28 @@ def row_key(ids: Tensor) -> bytes:
     return hashlib.blake2b(ids.cpu().to(torch.int64).contiguous().numpy(), digest_size=16).digest()
 
 
-def _ask(teacher: nn.Module, ids: Tensor, k: int, temperatures, machine: runtime.Machine, exact: bool) -> dict:
-    """The answers to rows (B, T), at T - 1 positions each: the last predicts a token that is not in the row."""
+def _ask(teacher: nn.Module, ids: Tensor, k: int, temperatures, machine: runtime.Machine, exact: bool) -> tuple:
+    """The answers to rows (B, T), at T - 1 positions each: the last predicts a token that is not in the row. And the
+    sum of all probabilities (V,)."""
     with machine.autocast():
         hidden, weight = losses.hidden_states(teacher, {"input_ids": ids})
     B, T, D = hidden.shape
     kept = torch.float32 if exact else torch.float16
     parts: list[tuple[Tensor, ...]] = []
+    total = torch.zeros(len(weight), dtype=torch.float64, device=ids.device)
     for h in hidden[:, :-1].reshape(-1, D).split(POSITIONS):
         logits = (h @ weight.to(h.dtype).T).float()  # (n, V)
         said = logits.log_softmax(1)
         if k == 0:
             parts.append((said.to(kept),))
             continue
+        total += said.exp().sum(0)
         top, at = said.topk(k, dim=1)
         said.scatter_(1, at, -torch.inf)
         tails = torch.stack([(said / t).logsumexp(1) for t in temperatures], 1)  # (n, temperatures)
         index = at.to(torch.uint16 if weight.shape[0] <= 2**16 else torch.int32)
         parts.append((top.to(kept), index, tails.to(kept)))
-    return {name: torch.cat(some).view(B, T - 1, -1) for name, some in zip(KEYS, zip(*parts))}
+    return {name: torch.cat(some).view(B, T - 1, -1) for name, some in zip(KEYS, zip(*parts))}, total
 
 
 class Cache:
@@ -151,15 +161,17 @@ class Cache:
         self.k, self.vocabulary = self.about["k"], self.about["vocabulary"]
         self.temperatures = tuple(self.about["temperatures"])
         self._found: dict[bytes, tuple[dict[str, Tensor], int]] = {}
-        self.tokens = 0
+        self.tokens, self.prior = 0, None
         for tensors in shards.opened():
+            self.prior = tensors.pop(PRIOR, self.prior)
             self._found |= {key: (tensors, i) for i, key in enumerate(_keys(tensors))}
             self.tokens += tensors[VALUES].shape[:2].numel()
         self.bytes = shards.bytes()
 
     @property
     def bytes_per_token(self) -> float:
-        return self.bytes / self.tokens
+        """Per predicted token, besides the mean probabilities: 4 V bytes once."""
+        return (self.bytes - (self.prior.nbytes if self.k else 0)) / self.tokens
 
     def __call__(self, ids: Tensor) -> dict[str, Tensor]:
         """What the teacher said about rows (B, T): values (B, T - 1, k), indices and tails beside them."""
