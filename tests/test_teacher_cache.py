@@ -3,18 +3,20 @@
 import hashlib
 import os
 import signal
+import time
 
 import pytest
 import torch
 from conftest import FP32
 from torch.nn import functional as F
 
-from nblib import memory, models, shards, text, train
+from nblib import losses, memory, models, shards, text, train
 from nblib.methods import distill, divergences, teacher_cache
 from nblib.methods.distill import Distillation
 from nblib.methods.teacher_cache import Cache, Cached, Repeated
 from nblib.methods.temperature import Learned
 from nblib.shards import ShardError
+from nblib.workbook import base
 
 LENGTH, V, K = 32, 256, 16
 
@@ -402,3 +404,59 @@ def test_making_leaves_the_batches_where_they_stood(tmp_path, teacher, numbers, 
     cache = teacher_cache.make(tmp_path, teacher, batches, steps=3, source=source, k=4, machine=FP32)
     assert batches.state_dict() == before
     Cached(batches, cache).__next__()
+
+
+@pytest.mark.slow
+def test_students_of_the_base_model(tmp_path):
+    """The base model teaches one with a quarter of its parameters, at equal steps: speed from the cache, quality over
+    three seeds and from what is kept. Run with -s for the table."""
+    made, steps, rows, length = base.load(), 48, 4, 128
+    teacher = models.as_teacher(made.model.to("cpu"))
+    stream = text.encode(text.documents("prose"), made.tokenizer)
+    kept_back = text.encode(text.documents("prose", "validation"), made.tokenizer)
+    held_out = text.fixed_rows(kept_back, length=length, limit=32)
+
+    def rows_of() -> text.Batches:
+        return text.Batches(stream, rows=rows, length=length)
+
+    options = dict(steps=steps, source=teacher_cache.source(teacher, made.tokenizer, stream), machine=FP32)
+    full = teacher_cache.make(tmp_path / "full", teacher, rows_of(), k=0, **options)
+    top = teacher_cache.make(tmp_path / "top", teacher, rows_of(), k=32, **options)
+    print(f"\na token: all logits {full.bytes_per_token:.0f} bytes, the 32 largest {top.bytes_per_token:.1f}")
+    assert top.bytes_per_token < 140
+
+    def student(loss, cache=None, seed: int = 0) -> dict:
+        model = models.tiny(len(made.tokenizer), hidden=128, layers=2, heads=2, seed=seed)
+        batches = Cached(rows_of(), cache) if cache else rows_of()
+        started = time.process_time()
+        schedule = train.cosine(steps, warmup=6)
+        optimizer = train.adamw(model, lr=4e-3)
+        records = train.fit(model, batches, optimizer, total=steps, loss=loss, machine=FP32, schedule=schedule)
+        seconds = time.process_time() - started
+        assert models.count(model)["all"] < 0.26 * models.count(teacher)["all"]
+        result = train.evaluate(model, held_out, machine=FP32)["loss"]
+        return {"loss": result, "ms": 1e3 * seconds / steps, "trained": [r["loss"] for r in records]}
+
+    runs = {}
+    for name, loss, cache in (
+        ("live", Distillation(teacher, 1.0), None),
+        ("full", Distillation(full, 1.0), full),
+        ("spread", Distillation(top, 1.0), top),
+        ("bucket", Distillation(top, 1.0, tail="bucket"), top),
+        ("none", Distillation(top, 1.0, tail="none"), top),
+        ("live and labels", Distillation(teacher, 1.0, ce=0.5), None),
+        ("spread and labels", Distillation(top, 1.0, ce=0.5), top),
+        *((f"labels, seed {seed}", losses.causal_lm, None) for seed in range(3)),
+        *((f"full, seed {seed}", Distillation(full, 1.0), full) for seed in (1, 2)),
+    ):
+        seed = int(name[-1]) if name[-1].isdigit() else 0
+        runs[name] = student(loss, cache, seed)
+        print(f"{name:20} held-out loss {runs[name]['loss']:.4f}   {runs[name]['ms']:.1f} ms a step")
+    runs["full, seed 0"] = runs["full"]
+    for seed in range(3):
+        assert runs[f"full, seed {seed}"]["loss"] < runs[f"labels, seed {seed}"]["loss"] - 0.05
+    assert runs["full"]["loss"] == pytest.approx(runs["live"]["loss"], rel=0.01)
+    assert runs["spread and labels"]["loss"] == pytest.approx(runs["live and labels"]["loss"], rel=0.02)
+    assert runs["spread"]["loss"] < min(runs["bucket"]["loss"], runs["none"]["loss"])
+    assert runs["full"]["trained"][0] == pytest.approx(runs["live"]["trained"][0], rel=1e-5)  # fp16
+    assert runs["live"]["ms"] > 1.15 * runs["full"]["ms"] and runs["live"]["ms"] > 1.15 * runs["spread"]["ms"]

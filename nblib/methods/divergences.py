@@ -30,42 +30,36 @@ from torch import Tensor
 from nblib import losses
 from nblib.methods import teacher_cache
 
-Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-# log p, log q (n, C) -> D (n,), its gradients with respect to the scores of q and of p, (n, C) each
-Scores = Callable[..., tuple[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]]]
-# s / T (n, V), what the teacher said -> scores of q and of p (n, C), d (scores of p) / d log(1 / T), and how to turn a
-# gradient of q's scores into one of s / T
+NEVER = -1e4  # a score whose probability is exactly 0, and 0 times it as well
+Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]
+# log p, log q (n, C) -> D (n,), its gradient with respect to the scores of q (n, C), and on request to those of p
+Scores = Callable[..., tuple[Tensor, Tensor, Callable[[], Tensor], Callable[[Tensor], Tensor]]]
+# s / T (n, V), what the teacher said -> scores of q and of p (n, C); on request d (scores of p) / d log(1 / T); and how
+# a gradient of q's scores becomes one of s / T
 
 
-def _times(p: Tensor, x: Tensor) -> Tensor:
-    """p x, and 0 where p is 0, whatever x is."""
-    return torch.where(p == 0, 0.0, p * x)
+def forward_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+    p, gap = log_p.exp(), log_p - log_q
+    value = (p * gap).sum(1)
+    return value, log_q.exp().sub_(p), lambda: p * (gap - value[:, None])
 
 
-def forward_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    p = log_p.exp()
-    terms = _times(p, log_p - log_q)
-    value = terms.sum(1)
-    return value, log_q.exp().sub_(p), terms - p * value[:, None]
-
-
-def reverse_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def reverse_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     value, d_p, d_q = forward_kl(log_q, log_p)
-    return value, d_q, d_p
+    return value, d_q(), lambda: d_p
 
 
-def jensen_shannon(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def jensen_shannon(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     middle = torch.logaddexp(log_p, log_q).sub_(math.log(2))
     value_p, _, d_p = forward_kl(log_p, middle)  # the middle's own gradients add up to nothing
     value_q, _, d_q = forward_kl(log_q, middle)
-    return (value_p + value_q) / 2, d_q / 2, d_p / 2
+    return (value_p + value_q) / 2, d_q() / 2, lambda: d_p() / 2
 
 
-def soft_cross_entropy(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def soft_cross_entropy(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
     p = log_p.exp()
-    terms = _times(p, -log_q)
-    value = terms.sum(1)
-    return value, log_q.exp().sub_(p), terms - p * value[:, None]
+    value = -(p * log_q).sum(1)
+    return value, log_q.exp().sub_(p), lambda: -p * (log_q + value[:, None])
 
 
 DIVERGENCES = {"forward": forward_kl, "reverse": reverse_kl, "js": jensen_shannon, "soft_ce": soft_cross_entropy}
@@ -76,8 +70,8 @@ def live(temperature: Tensor, weight: Tensor) -> Scores:
     """Scores over the vocabulary, the teacher's made from its hidden states (n, D) and its head (V, D)."""
 
     def scores(a: Tensor, h: Tensor):
-        b = (h @ weight.T).to(a.dtype) / temperature
-        return a, b, b, lambda d_a: d_a
+        b = ((h @ weight.T).to(a.dtype) / temperature).clamp_min_(NEVER)
+        return a, b, lambda: b, lambda d_a: d_a
 
     return scores
 
@@ -89,28 +83,31 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spre
     weights = cache.tail_weights(float(temperature)) if cache.k and tail != "none" else None
 
     def everything(a: Tensor, values: Tensor):
-        b = values.to(a.dtype) / temperature
-        return a, b, b, lambda d_a: d_a
+        b = (values.to(a.dtype) / temperature).clamp_min_(NEVER)
+        return a, b, lambda: b, lambda d_a: d_a
 
     def last(a: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
         """The score of the tail (n, 1), and its derivative by log(1 / T)."""
         if tail == "none":
-            return a.new_full((len(a), 1), -torch.inf), a.new_zeros((len(a), 1))
+            return a.new_full((len(a), 1), NEVER), a.new_zeros((len(a), 1))
         flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
         knots = torch.cat([flat, tails.to(a.dtype)], 1)
         return tuple(knots @ a.new_tensor(w)[:, None] for w in weights)
 
     def spread(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
         top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
-        prior = cache.prior.to(a) / temperature  # (V,)
-        b = prior.expand_as(a).scatter(1, indices, -torch.inf)  # (n, V)
-        together = b.logsumexp(1, keepdim=True)
-        mean = _times((b - together).exp_(), prior.expand_as(a)).sum(1, keepdim=True)
-        b = b.add_(whole - together).scatter_(1, indices, top)
-        return a, b, (prior + (slope - mean)).scatter_(1, indices, top), lambda d_a: d_a
+        prior = (cache.prior.to(a) / temperature).clamp_min_(NEVER)  # (V,)
+        shares = prior.expand_as(a).scatter(1, indices, NEVER)  # (n, V)
+        together = shares.logsumexp(1, keepdim=True)
+
+        def slopes() -> Tensor:
+            mean = ((shares - together).exp_() * prior).sum(1, keepdim=True)
+            return (prior + (slope - mean)).scatter_(1, indices, top)
+
+        return a, (shares + (whole - together)).scatter_(1, indices, top), slopes, lambda d_a: d_a
 
     def bucket(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
-        others = a.scatter(1, indices, -torch.inf)  # (n, V)
+        others = a.scatter(1, indices, NEVER)  # (n, V)
         together = others.logsumexp(1, keepdim=True)  # (n, 1)
         share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
         top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
@@ -119,7 +116,7 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spre
             return share.mul_(d_a[:, -1:]).scatter_(1, indices, d_a[:, :-1])
 
         ours = torch.cat([a.gather(1, indices), together], 1)
-        return ours, torch.cat([top, whole], 1), torch.cat([top, slope], 1), dealt
+        return ours, torch.cat([top, whole], 1), lambda: torch.cat([top, slope], 1), dealt
 
     return everything if not cache.k else spread if tail == "spread" else bucket
 
@@ -142,7 +139,7 @@ def mixed_rows(
         value, d_ours, d_theirs = divergence(theirs.log_softmax(1), ours.log_softmax(1))
         grad = dealt(d_ours)  # of D, with respect to a
         if temperature.requires_grad:
-            per_row = 2 * value - (grad * a).sum(1) - _times(d_theirs, slope).sum(1)
+            per_row = 2 * value - (grad * a).sum(1) - (d_theirs() * slope()).sum(1)
             add("slope", kd * T * (weights * per_row).sum())
         add("kd", T**2 * (weights * value).sum())
         loss, grad = kd * T**2 * value, grad.mul_(kd * T)
