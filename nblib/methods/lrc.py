@@ -104,11 +104,16 @@ def attach(
         return new
 
     with torch.no_grad():
-        names = wiring.swap(model, replace, wiring.select(model, (nn.Linear, Conv1D)))
+        names = wiring.swap(model, replace, linear_layers(model))
     if not names:
         raise ValueError(f"{type(model).__name__} has no linear layer besides its head: nothing to make ternary")
     wiring.freeze(model, train=[p for m in layers(model).values() for p in _trained(m)])
     return names
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """What `attach` replaces. Stacked experts are parameters, not linear layers, and stay as they are."""
+    return wiring.select(model, (nn.Linear, Conv1D))
 
 
 def layers(model: nn.Module) -> dict[str, LRCLinear]:
@@ -146,7 +151,7 @@ def input_moments(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dic
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
     try:
-        for name, linear in wiring.select(model, (nn.Linear, Conv1D)).items():
+        for name, linear in linear_layers(model).items():
             handles.append(linear.register_forward_pre_hook(watch(name)))
         for batch in batches:
             model.base_model(input_ids=batch["input_ids"].to(device), use_cache=False)
