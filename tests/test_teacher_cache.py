@@ -104,10 +104,10 @@ def test_a_row_finds_what_the_teacher_said_about_it(tmp_path, teacher, numbers, 
 
 @pytest.mark.parametrize("vocab,most,index", [(60_000, 140, torch.uint16), (70_000, 200, torch.int32)])
 def test_bytes_per_token_at_the_32_largest(tmp_path, vocab, most, index):
-    """All on disk but 4 V bytes of mean probabilities; two temperatures included, per predicted token."""
+    """All on disk but 4 V bytes of mean probabilities, per predicted token."""
     teacher = models.as_teacher(models.tiny(vocab, hidden=8, layers=1, heads=1))
     rows = text.Batches(torch.randint(vocab, (2000,)), rows=2, length=256)
-    cache = teacher_cache.make(tmp_path, teacher, rows, steps=2, source={}, k=32, temperatures=(1.0, 2.0), machine=FP32)
+    cache = teacher_cache.make(tmp_path, teacher, rows, steps=2, source={}, k=32, machine=FP32)
     on_disk = sum(f.stat().st_size for f in tmp_path.glob("*.safetensors"))
     assert cache.tokens == 4 * 255 and cache.bytes == on_disk
     assert cache.bytes_per_token == (on_disk - 4 * vocab) / cache.tokens <= most
@@ -158,7 +158,14 @@ def _definition(cache, divergence, p, temperature, tail):
         known = torch.cat([torch.tensor([V - cache.k]).double().log(), tails[n]])
         coefficients = torch.linalg.solve(torch.vander(knots, increasing=True), known)
         last = sum(c / temperature**i for i, c in enumerate(coefficients))[None]
-        if tail == "spread":
+        if tail == "drawn":
+            counts = torch.bincount(p["drawn"][n], minlength=V)
+            some = counts.nonzero()[:, 0]
+            order = torch.cat([indices[n].long(), some, (~inside & (counts == 0)).nonzero()[:, 0]])
+            ours = s[order].log_softmax(0)
+            parts = last + (counts[some].double() / cache.draws).log()
+            theirs = torch.cat([theirs, parts, parts.new_full((V - len(theirs) - len(some),), -1e4)]).log_softmax(0)
+        elif tail == "spread":
             shares = (cache.prior.double()[~inside] / temperature).log_softmax(0)
             ours = torch.cat([s[indices[n].long()], s[~inside]]).log_softmax(0)
             theirs = torch.cat([theirs, last + shares]).log_softmax(0)
@@ -175,12 +182,13 @@ def _definition(cache, divergence, p, temperature, tail):
 def test_the_loss_from_k_values_and_all_its_gradients_equal_the_definition(
     tmp_path, teacher, numbers, source, divergence, tail
 ):
-    if tail == "none" and divergence == "reverse":
-        pytest.skip("infinite, and refused")
+    if tail in ("drawn", "none") and divergence in ("reverse", "js"):
+        pytest.skip("refused")
     cache = _make(tmp_path, teacher, numbers, source, temperatures=(1.0, 4.0))
     got = cache(next(_batches(numbers))["input_ids"][:1, :])
     draw = torch.Generator().manual_seed(3)
     p = {"values": got["teacher_values"][0], "indices": got["teacher_indices"][0], "tails": got["teacher_tails"][0]}
+    p["drawn"] = got["teacher_drawn"][0]
     p["h"] = torch.randn(1, LENGTH, 16, dtype=torch.float64, generator=draw).requires_grad_()
     p["w"] = torch.randn(V, 16, dtype=torch.float64, generator=draw).requires_grad_()
     T = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
@@ -233,6 +241,43 @@ def test_renormalising_is_the_trap_and_the_tail_mends_it(tmp_path, teacher, numb
     assert error["bucket"] < 0 < error["none"]  # a coarser look never sees more, who is sure of k is further away
     assert abs(error["spread"]) < min(-error["bucket"], error["none"])
     assert min(cosine["spread"], cosine["bucket"]) > cosine["none"]
+
+
+def test_what_is_drawn_from_the_tail_has_the_teachers_probabilities_in_the_mean(tmp_path, teacher, numbers, source):
+    """With many draws: never one of the k, each of the others as often as the teacher says, at the first temperature;
+    and the gradient then is that of the live teacher."""
+    cache = _make(tmp_path, teacher, numbers, source, k=4, draws=20_000, steps=1, temperatures=(2.0, 1.0), exact=True)
+    batch = next(Cached(_batches(numbers), cache))
+    with torch.no_grad():
+        said = teacher(batch["input_ids"]).logits[0, 0].double().log_softmax(-1)
+    top, tokens = batch["teacher_indices"][0, 0], batch["teacher_drawn"][0, 0]
+    assert not torch.isin(tokens, top).any()
+    wanted = (said.index_fill(0, top, -torch.inf) / 2).softmax(0)
+    often = torch.bincount(tokens, minlength=V) / 20_000
+    assert ((often - wanted).abs() < 5 * (wanted / 20_000).sqrt() + 1e-4).all()
+
+
+def test_the_gradient_from_draws_is_the_live_teachers_in_the_mean(tmp_path, teacher, numbers, source):
+    batch, grads = next(_batches(numbers)), {}
+    h = torch.randn(4, LENGTH, 16, requires_grad=True)
+    w = torch.randn(V, 16)
+    one = torch.tensor(1.0)
+
+    def gradient(said, scores):
+        loss, _ = distill.distillation(h, w, batch["labels"], said, scores, temperature=one)
+        return torch.autograd.grad(loss, h)[0]
+
+    with torch.no_grad():
+        th = teacher.model(batch["input_ids"]).last_hidden_state
+    live = gradient((th,), divergences.live(one, teacher.lm_head.weight.detach()))
+    for tail, draws in (("drawn", 1), ("drawn", 200), ("bucket", 1)):
+        cache = _make(tmp_path / f"{draws}", teacher, numbers, source, k=4, draws=draws, steps=1)
+        got = cache(batch["input_ids"])
+        said = tuple(got[name] for name in teacher_cache.KEYS)
+        grads[tail, draws] = gradient(said, divergences.stored(one, cache, tail=tail))
+    off = {name: float((g - live).norm() / live.norm()) for name, g in grads.items()}
+    print("\nrelative error of the gradient", off)
+    assert off["drawn", 200] < 0.3 * off["drawn", 1] and off["drawn", 200] < 0.3 * off["bucket", 1]
 
 
 def test_the_mean_of_what_the_teacher_said(tmp_path, teacher, numbers, source):
@@ -441,11 +486,12 @@ def test_students_of_the_base_model(tmp_path):
     for name, loss, cache in (
         ("live", Distillation(teacher, 1.0), None),
         ("full", Distillation(full, 1.0), full),
-        ("spread", Distillation(top, 1.0), top),
+        ("drawn", Distillation(top, 1.0), top),
+        ("spread", Distillation(top, 1.0, tail="spread"), top),
         ("bucket", Distillation(top, 1.0, tail="bucket"), top),
         ("none", Distillation(top, 1.0, tail="none"), top),
         ("live and labels", Distillation(teacher, 1.0, ce=0.5), None),
-        ("spread and labels", Distillation(top, 1.0, ce=0.5), top),
+        ("drawn and labels", Distillation(top, 1.0, ce=0.5), top),
         *((f"labels, seed {seed}", losses.causal_lm, None) for seed in range(3)),
         *((f"full, seed {seed}", Distillation(full, 1.0), full) for seed in (1, 2)),
     ):
@@ -455,8 +501,8 @@ def test_students_of_the_base_model(tmp_path):
     runs["full, seed 0"] = runs["full"]
     for seed in range(3):
         assert runs[f"full, seed {seed}"]["loss"] < runs[f"labels, seed {seed}"]["loss"] - 0.05
-    assert runs["full"]["loss"] == pytest.approx(runs["live"]["loss"], rel=0.01)
-    assert runs["spread and labels"]["loss"] == pytest.approx(runs["live and labels"]["loss"], rel=0.02)
+    assert runs["full"]["loss"] == pytest.approx(runs["live"]["loss"], rel=0.03)  # rounding alone makes a percent
+    assert runs["drawn and labels"]["loss"] == pytest.approx(runs["live and labels"]["loss"], rel=0.02)
     assert runs["spread"]["loss"] < min(runs["bucket"]["loss"], runs["none"]["loss"])
     assert runs["full"]["trained"][0] == pytest.approx(runs["live"]["trained"][0], rel=1e-5)  # fp16
     assert runs["live"]["ms"] > 1.15 * runs["full"]["ms"] and runs["live"]["ms"] > 1.15 * runs["spread"]["ms"]

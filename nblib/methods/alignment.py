@@ -25,16 +25,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nblib import losses
+from nblib.methods.objectives import DISTANCES
 
-DISTANCES = {  # of two tensors (n, D), one number per row; in fp32 or better
-    "mse": lambda s, t: (s - t).square().mean(-1),
-    "relative": lambda s, t: (s - t).square().sum(-1) / t.square().sum(-1).clamp_min(1e-12),
-    "normalised": lambda s, t: (F.normalize(s, dim=-1) - F.normalize(t, dim=-1)).square().mean(-1),  # 2 / D cosine
-    "cosine": lambda s, t: 1 - F.cosine_similarity(s, t, dim=-1),
-}
 Pairs = Sequence[tuple[int, int]]  # of a student's and a teacher's layer; 0 is the output of the embedding
 
 

@@ -91,7 +91,7 @@ class Distillation:
     teacher      a frozen model, or the `teacher_cache.Cache` of one, with batches from `teacher_cache.Cached`
     temperature  a number, or a module of nblib/methods/temperature.py attached to the student
     kd, ce       factors of the two losses
-    tail         how to read what a cache says of all other tokens: spread, bucket, none (the trap)
+    tail         how to read what a cache says of all other tokens: drawn, spread, bucket, none (the trap)
     alignment    a module of nblib/methods/alignment.py attached to the student; needs the live teacher
     """
 
@@ -100,7 +100,7 @@ class Distillation:
     divergence: str = "forward"
     kd: float = 1.0
     ce: float = 0.0
-    tail: str = "spread"
+    tail: str = "drawn"
     alignment: nn.Module | None = None
     chunk: int | None = None
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
@@ -114,8 +114,14 @@ class Distillation:
             raise ValueError(f"kd = {self.kd}, ce = {self.ce}: kd must be above 0, ce from 0 up")
         if self.tail not in TAILS:
             raise ValueError(f"tail = {self.tail!r}: allowed are {', '.join(TAILS)}")
-        if self.tail == "none" and self.divergence == "reverse":
-            raise ValueError("tail = 'none': the reverse divergence to a teacher who excludes tokens is infinite")
+        cached = not self._live and self.teacher.k
+        if cached and self.tail in ("drawn", "none") and self.divergence not in ("forward", "soft_ce"):
+            raise ValueError(
+                f"tail = {self.tail!r}: it excludes tokens, which divergence = {self.divergence!r} cannot measure; use "
+                "'spread' or 'bucket'"
+            )
+        if cached and self.tail == "drawn" and not self.teacher.draws:
+            raise ValueError("tail = 'drawn': the cache was made with draws = 0")
         if self.alignment is not None and not self._live:
             raise ValueError("alignment: a cache holds no hidden states, it needs the live teacher")
 

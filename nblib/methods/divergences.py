@@ -10,9 +10,11 @@ from the same logits. Its gradient with respect to T costs no second pass: with 
 
     L = T^2 D(b, a),        dL / dT = T (2 D - <dD/da, a> - <dD/db, b>).
 
-Against a cache of the k largest there are three ways to read what is not in it:
+Against a cache of the k largest there are four ways to read the tail, all that is not in them:
 
-    spread    the teacher's tail goes to the other tokens in proportion to its mean probabilities: D over all of them
+    drawn     the tail goes in equal parts to a few tokens that were drawn from it: the gradient of forward and soft_ce
+              is that of the whole distribution in the mean (compare sparse logit sampling, arXiv:2503.16870)
+    spread    the tail goes to the other tokens in proportion to its mean probabilities: D over all of them
     bucket    the others are one class, for the student too, whose gradient is dealt out by its own shares. What the
               teacher thinks inside the bucket is not taught, so a student from scratch does not learn it
     none      the k are renormalised
@@ -63,7 +65,7 @@ def soft_cross_entropy(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Ca
 
 
 DIVERGENCES = {"forward": forward_kl, "reverse": reverse_kl, "js": jensen_shannon, "soft_ce": soft_cross_entropy}
-TAILS = ("spread", "bucket", "none")
+TAILS = ("drawn", "spread", "bucket", "none")
 
 
 def live(temperature: Tensor, weight: Tensor) -> Scores:
@@ -76,8 +78,8 @@ def live(temperature: Tensor, weight: Tensor) -> Scores:
     return scores
 
 
-def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spread") -> Scores:
-    """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of three ways."""
+def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "drawn") -> Scores:
+    """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of four ways."""
     if tail not in TAILS:
         raise ValueError(f"tail = {tail!r}: allowed are {', '.join(TAILS)}")
     weights = cache.tail_weights(float(temperature)) if cache.k and tail != "none" else None
@@ -94,7 +96,18 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spre
         knots = torch.cat([flat, tails.to(a.dtype)], 1)
         return tuple(knots @ a.new_tensor(w)[:, None] for w in weights)
 
-    def spread(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
+    def drawn(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, tokens: Tensor):
+        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
+        times = (tokens[:, :, None] == tokens[:, None, :]).sum(2)  # (n, draws), how often each was drawn
+        part = whole + (times.to(a.dtype) / cache.draws).log()
+        b = torch.full_like(a, NEVER).scatter_(1, tokens, part).scatter_(1, indices, top)
+
+        def slopes() -> Tensor:
+            return torch.zeros_like(a).scatter_(1, tokens, slope.expand_as(part)).scatter_(1, indices, top)
+
+        return a, b, slopes, lambda d_a: d_a
+
+    def spread(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, _: Tensor):
         top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
         prior = (cache.prior.to(a) / temperature).clamp_min_(NEVER)  # (V,)
         shares = prior.expand_as(a).scatter(1, indices, NEVER)  # (n, V)
@@ -106,7 +119,7 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spre
 
         return a, (shares + (whole - together)).scatter_(1, indices, top), slopes, lambda d_a: d_a
 
-    def bucket(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor):
+    def bucket(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, _: Tensor):
         others = a.scatter(1, indices, NEVER)  # (n, V)
         together = others.logsumexp(1, keepdim=True)  # (n, 1)
         share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
@@ -118,7 +131,7 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "spre
         ours = torch.cat([a.gather(1, indices), together], 1)
         return ours, torch.cat([top, whole], 1), lambda: torch.cat([top, slope], 1), dealt
 
-    return everything if not cache.k else spread if tail == "spread" else bucket
+    return everything if not cache.k else {"drawn": drawn, "spread": spread}.get(tail, bucket)
 
 
 def mixed_rows(

@@ -2,8 +2,8 @@
 
 A teacher that never changes says the same about the same row in every epoch and every experiment, so one forward
 pass will do. All logits would be 0.1 to 0.3 MB a token for real vocabularies. Kept are the k largest as fp16 with their
-indices (uint16 where they fit), the *tail bucket*, which is the log-sum-exp of the others, and once for all tokens the
-teacher's mean probabilities. `divergences.stored` says what can be made of that.
+indices (uint16 where they fit), the *tail bucket*, which is the log-sum-exp of the others, a few tokens drawn from it,
+and once for all tokens the teacher's mean probabilities. nblib/methods/divergences.py says what is made of that.
 
 The tail depends on the temperature, and k values do not say how. It is stored at a few; at infinite temperature it is
 log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact.
@@ -31,7 +31,7 @@ from nblib import losses, runtime
 from nblib.shards import ShardError, Shards
 
 PRIOR = "prior"  # mean log-probability of each token (V,), over the rows of the first shard, where it stands
-VALUES, INDICES, TAILS = KEYS = ("teacher_values", "teacher_indices", "teacher_tails")  # what a batch then carries
+VALUES, INDICES, TAILS, DRAWN = KEYS = ("teacher_values", "teacher_indices", "teacher_tails", "teacher_drawn")
 POSITIONS = 512  # positions whose teacher logits exist at a time
 
 
@@ -59,6 +59,7 @@ def make(
     steps: int,
     source: dict[str, str],
     k: int = 32,
+    draws: int | None = None,
     temperatures: tuple[float, ...] = (1.0,),
     machine: runtime.Machine | None = None,
     shard_rows: int = 256,
@@ -68,7 +69,8 @@ def make(
     back to where they stood, so that training can go over the same ones.
 
     k             log-probabilities kept per token, 0 for all (then without indices and tail)
-    temperatures  at which the tail is exact; the loss may use any from the lowest up
+    draws         tokens drawn from the tail; None is 4 where an index takes two bytes, else 1
+    temperatures  at which the tail is exact, and drawn from at the first; the loss may use any from the lowest up
     exact         values in fp32: twice the size, to compare with the live teacher to the last digits
     """
     machine = machine or runtime.pick()
@@ -81,7 +83,10 @@ def make(
         raise ValueError(f"steps = {steps}, shard_rows = {shard_rows}: must be at least 1")
     if not temperatures or min(temperatures) <= 0 or len(set(temperatures)) < len(temperatures):
         raise ValueError(f"temperatures = {temperatures}: must be different numbers above 0")
-    about = {**source, "k": k, "temperatures": list(temperatures), "vocabulary": vocabulary}
+    draws = (4 if vocabulary <= 2**16 else 1) if draws is None else draws
+    if draws < 0:
+        raise ValueError(f"draws = {draws}: must be at least 0")
+    about = {**source, "k": k, "draws": draws if k else 0, "temperatures": list(temperatures), "vocabulary": vocabulary}
     about |= {"precision": machine.precision, "values": "fp32" if exact else "fp16"}
     first, waiting, mean = batches.state_dict(), [], torch.zeros(vocabulary if k else 0, dtype=torch.float64)
 
@@ -102,7 +107,7 @@ def make(
             new = {key: i for i, key in enumerate(map(row_key, ids)) if key not in known}
             if not new:
                 continue
-            answers, total = _ask(teacher, ids.to(machine.device), k, temperatures, machine, exact)
+            answers, total = _ask(teacher, ids.to(machine.device), k, draws, temperatures, machine, exact)
             mean += total.cpu() if k else 0
             for key, i in new.items():
                 row = {name: tensor[i].cpu() for name, tensor in answers.items()}
@@ -122,28 +127,32 @@ def row_key(ids: Tensor) -> bytes:
     return hashlib.blake2b(ids.cpu().to(torch.int64).contiguous().numpy(), digest_size=16).digest()
 
 
-def _ask(teacher: nn.Module, ids: Tensor, k: int, temperatures, machine: runtime.Machine, exact: bool) -> tuple:
+def _ask(teacher: nn.Module, ids: Tensor, k: int, draws: int, temperatures, machine, exact: bool) -> tuple:
     """The answers to rows (B, T), at T - 1 positions each: the last predicts a token that is not in the row. And the
     sum of all probabilities (V,)."""
     with machine.autocast():
         hidden, weight = losses.hidden_states(teacher, {"input_ids": ids})
     B, T, D = hidden.shape
-    kept = torch.float32 if exact else torch.float16
-    parts: list[tuple[Tensor, ...]] = []
+    kept, weight = torch.float32 if exact else torch.float16, weight.to(hidden.dtype)
+    index = torch.uint16 if len(weight) <= 2**16 else torch.int32
     total = torch.zeros(len(weight), dtype=torch.float64, device=ids.device)
-    for h in hidden[:, :-1].reshape(-1, D).split(POSITIONS):
-        logits = (h @ weight.to(h.dtype).T).float()  # (n, V)
-        said = logits.log_softmax(1)
-        if k == 0:
-            parts.append((said.to(kept),))
-            continue
-        total += said.exp().sum(0)
-        top, at = said.topk(k, dim=1)
-        said.scatter_(1, at, -torch.inf)
-        tails = torch.stack([(said / t).logsumexp(1) for t in temperatures], 1)  # (n, temperatures)
-        index = at.to(torch.uint16 if weight.shape[0] <= 2**16 else torch.int32)
-        parts.append((top.to(kept), index, tails.to(kept)))
-    return {name: torch.cat(some).view(B, T - 1, -1) for name, some in zip(KEYS, zip(*parts))}, total
+    parts: list[tuple[Tensor, ...]] = []
+    for row, states in zip(ids, hidden):
+        draw = torch.Generator().manual_seed(int.from_bytes(row_key(row)[:7]))  # the same whenever this row is asked
+        for h in states[:-1].split(POSITIONS):
+            said = (h @ weight.T).float().log_softmax(1)  # (n, V)
+            if k == 0:
+                parts.append((said.to(kept),))
+                continue
+            total += said.exp().sum(0)
+            top, at = said.topk(k, dim=1)
+            said.scatter_(1, at, -torch.inf)
+            tails = torch.stack([(said / t).logsumexp(1) for t in temperatures], 1)  # (n, temperatures)
+            sums = (said / temperatures[0] - tails[:, :1]).exp_().cumsum(1)
+            spots = torch.rand(len(h), draws, generator=draw).to(ids.device) * sums[:, -1:]
+            drawn = torch.searchsorted(sums, spots, right=True).clamp_max_(len(weight) - 1)
+            parts.append((top.to(kept), at.to(index), tails.to(kept), drawn.to(index)))
+    return {name: torch.cat(some).view(B, T - 1, some[0].shape[1]) for name, some in zip(KEYS, zip(*parts))}, total
 
 
 class Cache:
@@ -158,7 +167,7 @@ class Cache:
         if not shards.done:
             raise ShardError(f"{folder} is not finished: call make again with the same arguments, it goes on")
         self.folder, self.about = shards.folder, shards.about
-        self.k, self.vocabulary = self.about["k"], self.about["vocabulary"]
+        self.k, self.draws, self.vocabulary = (self.about[name] for name in ("k", "draws", "vocabulary"))
         self.temperatures = tuple(self.about["temperatures"])
         self._found: dict[bytes, tuple[dict[str, Tensor], int]] = {}
         self.tokens, self.prior = 0, None
@@ -184,7 +193,7 @@ class Cache:
             ) from None
         names = [name for name in KEYS if name in found[0][0]]
         got = {name: torch.stack([tensors[name][i] for tensors, i in found]) for name in names}
-        return {name: t.to(torch.int64) if name == INDICES else t for name, t in got.items()}
+        return {name: t.to(torch.int64) if name in (INDICES, DRAWN) else t for name, t in got.items()}
 
     def tail_weights(self, temperature: float) -> tuple[list[float], list[float]]:
         """The tail's log-sum-exp at a temperature is sum_i w_i (tail at knot i): w, and its derivative by log(1/T).
