@@ -502,7 +502,8 @@ def test_students_of_the_base_model(tmp_path):
     for seed in range(3):
         assert runs[f"full, seed {seed}"]["loss"] < runs[f"labels, seed {seed}"]["loss"] - 0.05
     assert runs["full"]["loss"] == pytest.approx(runs["live"]["loss"], rel=0.03)  # rounding alone makes a percent
-    assert runs["drawn and labels"]["loss"] == pytest.approx(runs["live and labels"]["loss"], rel=0.02)
-    assert runs["spread"]["loss"] < min(runs["bucket"]["loss"], runs["none"]["loss"])
+    for drawn, live in (("drawn", "live"), ("drawn and labels", "live and labels")):
+        assert runs[drawn]["loss"] < 1.02 * runs[live]["loss"]
+    assert runs["drawn"]["loss"] < runs["spread"]["loss"] < runs["bucket"]["loss"]
     assert runs["full"]["trained"][0] == pytest.approx(runs["live"]["trained"][0], rel=1e-5)  # fp16
-    assert runs["live"]["ms"] > 1.15 * runs["full"]["ms"] and runs["live"]["ms"] > 1.15 * runs["spread"]["ms"]
+    assert runs["live"]["ms"] > 1.15 * runs["full"]["ms"] and runs["live"]["ms"] > 1.15 * runs["drawn"]["ms"]
