@@ -98,14 +98,14 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
         partial.mkdir(parents=True)
         save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / "model.safetensors")
         torch.save(state["training"], partial / "training.pt")
-        hashes = {f.name: _sha256(f) for f in sorted(partial.iterdir())}
+        hashes = {f.name: sha256(f) for f in sorted(partial.iterdir())}
         (partial / "manifest.json").write_text(json.dumps({"sha256": hashes}))
         for path in [*partial.iterdir(), partial]:
-            _flush(path)
+            flush(path)
         if final.exists():  # this step was written before (resumed from an older one)
             shutil.rmtree(final)
         os.replace(partial, final)
-        _flush(final.parent)
+        flush(final.parent)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
@@ -132,7 +132,7 @@ def read(path: Path) -> dict:
     """One checkpoint, its hashes verified. Nothing is unpickled that could run code."""
     try:
         hashes = json.loads((path / "manifest.json").read_text())["sha256"]
-        wrong = [name for name, expected in hashes.items() if _sha256(path / name) != expected]
+        wrong = [name for name, expected in hashes.items() if sha256(path / name) != expected]
         if wrong:
             raise CheckpointError(f"{path.name} is damaged: {', '.join(wrong)} changed since it was written")
         training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
@@ -199,12 +199,12 @@ def _bytes(state: dict) -> int:
     return 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # weights and two moments
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)  # a rename is durable only once the folder that holds the name is, too

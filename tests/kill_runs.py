@@ -67,7 +67,7 @@ def main(folder: Path, kills: int, seed: int) -> dict:
     os.waitpid(child(folder / "straight", folder / "straight.txt", None), 0)
     whole = time.perf_counter() - started
     run = 0
-    places = ["save_file", "_sha256", "_flush", "_forget"]
+    places = ["save_file", "sha256", "flush", "_forget"]
     while done < kills:  # every run is killed two or three times and then left to finish
         run += 1
         at, result = folder / f"run{run}", folder / f"run{run}.txt"

@@ -154,7 +154,7 @@ def test_nothing_unsafe_is_unpickled(tiny, batches, tmp_path):
 
     torch.save(Evil(), path / "training.pt")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["sha256"]["training.pt"] = checkpoint._sha256(path / "training.pt")
+    manifest["sha256"]["training.pt"] = checkpoint.sha256(path / "training.pt")
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Exception, match="Weights only load failed|damaged"):
         checkpoint.read(path)

@@ -1,0 +1,119 @@
+"""Make the student's hidden states, or how they change from layer to layer, resemble the teacher's.
+
+    Hidden      distance of a student layer, taken to the teacher's width by a linear map, to a teacher layer
+    Dynamics    1 - CKA of the layers' updates h_(l+1) - h_l (feature dynamics distillation)
+
+The map is trained with the student and thrown away afterwards, so what it learns is not in the student: with a map per
+pair the states need only hold the same information, linearly. Linear CKA needs no map. It is 1 for states that are
+rotations and scalings of each other (Kornblith et al., arXiv:1905.00414):
+
+    CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)),        HSIC = |X^T Y|^2 of centred (n, D) states
+
+With n tokens and D channels this plug-in HSIC finds similarity where there is none, the more the larger D / n: two
+independent Gaussians of n = 512, D = 768 have a CKA of 0.6. `debiased` takes the unbiased HSIC (Song et al., 2012),
+whose value for independent states is 0 in the mean and may be negative. `floor` measures it for any two states: the
+CKA after one of them was shuffled.
+
+Attach a module to the student before its optimizer is made, `student.alignment = Hidden(...)`, so that the maps train,
+and delete it before saving.
+
+Footgun: HSIC is a property of the whole batch and no sum over tokens. `Dynamics` is computed per micro-batch and
+weighted by its tokens, so micro-batches do not add up to the large batch, and few tokens make it noisy.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nblib import losses
+from nblib.methods.objectives import DISTANCES
+
+Pairs = Sequence[tuple[int, int]]  # of a student's and a teacher's layer; 0 is the output of the embedding
+
+
+def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
+    """Linear CKA of two sets of states of the same n tokens, (n, D) and (n, E)."""
+    n, least = len(x), 4 if debiased else 2
+    if len(y) != n or n < least:
+        raise ValueError(f"cka needs the same tokens twice, at least {least}: got {n} and {len(y)}")
+    exact = torch.promote_types(x.dtype, torch.float32)
+    x, y = (z.to(exact) - z.to(exact).mean(0) for z in (x, y))
+    hsic = _unbiased if debiased else lambda a, b: (a.T @ b).square().sum()
+    product = hsic(x, x) * hsic(y, y)
+    return hsic(x, y) / product.clamp_min(torch.finfo(exact).tiny).sqrt()
+
+
+def _unbiased(x: Tensor, y: Tensor) -> Tensor:
+    """Song's HSIC with the kernels x x^T and y y^T, whose diagonals count as 0, without making them: O(n D E)."""
+    n = len(x)
+    own_x, own_y = x.square().sum(1), y.square().sum(1)  # the diagonals
+    row_x, row_y = x @ x.sum(0) - own_x, y @ y.sum(0) - own_y  # the sums of rows without them
+    trace = (x.T @ y).square().sum() - own_x @ own_y
+    means = row_x.sum() * row_y.sum() / ((n - 1) * (n - 2))
+    return (trace + means - 2 * (row_x @ row_y) / (n - 2)) / (n * (n - 3))
+
+
+@torch.no_grad()
+def floor(x: Tensor, y: Tensor, *, debiased: bool = True, draws: int = 10, seed: int = 0) -> Tensor:
+    """The CKA of the same states where nothing can be shared: y's rows in another order, `draws` times, (draws,)."""
+    if draws < 1:
+        raise ValueError(f"draws = {draws}: must be at least 1")
+    draw = torch.Generator().manual_seed(seed)
+    return torch.stack(
+        [cka(x, y[torch.randperm(len(y), generator=draw).to(y.device)], debiased=debiased) for _ in range(draws)]
+    )
+
+
+class Hidden(nn.Module):
+    """Sum over the pairs of the distance between mapped student states and teacher states, per supervised token."""
+
+    def __init__(self, pairs: Pairs, student: nn.Module, teacher: nn.Module, *, kind: str = "mse", weight: float = 1.0):
+        super().__init__()
+        if kind not in DISTANCES:
+            raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
+        self.pairs, self.kind, self.weight = _checked(pairs, student, teacher, steps=0), kind, _positive(weight)
+        widths = (student.config.hidden_size, teacher.config.hidden_size)
+        self.maps = nn.ModuleList([nn.Linear(*widths, bias=False) for _ in self.pairs])
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor) -> Tensor:
+        total = 0.0
+        for to, (s, t) in zip(self.maps, self.pairs):
+            (ours, _), (theirs, _) = (losses.shifted_rows(h, labels) for h in (student[s], teacher[t].detach()))
+            exact = torch.promote_types(ours.dtype, torch.float32)
+            total = total + DISTANCES[self.kind](to(ours).to(exact), theirs.to(exact)).sum()
+        return self.weight * total / len(self.pairs)
+
+
+class Dynamics(nn.Module):
+    """Mean over the pairs of 1 - CKA between updates of layers, times the supervised tokens. Has no parameters."""
+
+    def __init__(
+        self, pairs: Pairs, student: nn.Module, teacher: nn.Module, *, debiased: bool = True, weight: float = 1.0
+    ):
+        super().__init__()
+        self.pairs, self.debiased = _checked(pairs, student, teacher, steps=1), debiased
+        self.weight = _positive(weight)
+
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor) -> Tensor:
+        total, tokens = 0.0, losses.supervised(labels)
+        for s, t in self.pairs:
+            ours = losses.shifted_rows(student[s + 1] - student[s], labels)[0]
+            theirs = losses.shifted_rows((teacher[t + 1] - teacher[t]).detach(), labels)[0]
+            total = total + 1 - cka(ours, theirs, debiased=self.debiased)
+        return self.weight * tokens * total / len(self.pairs)
+
+
+def _checked(pairs: Pairs, student: nn.Module, teacher: nn.Module, *, steps: int) -> list[tuple[int, int]]:
+    last = tuple(m.config.num_hidden_layers - steps for m in (student, teacher))
+    if not pairs or any(not (0 <= s <= last[0] and 0 <= t <= last[1]) for s, t in pairs):
+        raise ValueError(
+            f"pairs = {list(pairs)}: student layers from 0 to {last[0]}, teacher layers from 0 to {last[1]}"
+        )
+    return [tuple(pair) for pair in pairs]
+
+
+def _positive(weight: float) -> float:
+    if not 0 < weight < float("inf"):
+        raise ValueError(f"weight = {weight}: must be above 0")
+    return weight

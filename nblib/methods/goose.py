@@ -1,0 +1,283 @@
+"""A spiking recurrent student: keys and values of -a, 0, a, and a state that decays instead of attention.
+
+Per layer, on x~ = LN(x), with l = 0 ... L - 1 and D channels:
+
+    mixed_t = m x~_t + (1 - m) x~_(t-1)      token shift, m of its own for k, v and r, starting at 1 - l / (L - 1)
+    k, v = spike(W_k mixed), spike(W_v mixed);    r = sigmoid(W_r mixed)
+    S_t = d S_(t-1) + k_t v_t,    d = sigmoid(w) per channel      out = x + r W_o S_t;    then a SiLU FFN
+
+    spike(x) = a (1[x > theta] - 1[x < -theta]),  theta = alpha mean_channels |x| per token; backward as if it were x
+
+The layer is that of the ASNN-Goose write-up, in the manner of RWKV. A token costs the same wherever it stands, and
+generation carries 2 D numbers per layer and sequence instead of a KV cache.
+
+Training needs all S_t at once. The write-up divides k v by d^t + 1e-8 and multiplies back after a cumulative sum: exact
+on paper, and gone as soon as d^t is below 1e-8 (at d = 0.38 from position 17 on, the whole state by 60). `scan` doubles
+instead: S += d^1 shift(S, 1), then d^2 shift(S, 2), d^4 shift(S, 4): log2 T passes, no negative power, right at every
+decay. Its backward pass is the same scan from the other end, so only S is kept.
+
+Footgun: only the product of the two amplitudes enters, so they always move together; and theta is relative to the
+token's own channels, so the firing rate hardly depends on the scale of W, which then gets its gradient from the
+straight-through estimator alone. Watch the rate and the dead channels: `spiking`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import transformers as tf
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+SCANS = ("doubling", "sequential")
+
+
+class GooseConfig(tf.PreTrainedConfig):
+    model_type = "goose"
+
+    def __init__(
+        self,
+        vocab_size: int = 4096,
+        hidden_size: int = 256,
+        num_hidden_layers: int = 4,
+        max_position_embeddings: int = 256,
+        alpha: float = 1.0,  # threshold over the mean of |x|
+        decay: float = -0.5,  # w at the start: d = 0.38
+        scan: str = "doubling",
+        tie_word_embeddings: bool = True,
+        **kwargs,
+    ):
+        if scan not in SCANS:
+            raise ValueError(f"scan = {scan!r}: allowed are {', '.join(SCANS)}")
+        if not alpha > 0:
+            raise ValueError(f"alpha = {alpha}: must be above 0")
+        self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
+        self.max_position_embeddings, self.alpha, self.decay, self.scan = max_position_embeddings, alpha, decay, scan
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+
+class Past(NamedTuple):
+    """All that a sequence leaves behind: per layer the last x~ and the state, (L, B, D) each, and its length."""
+
+    shifted: Tensor
+    state: Tensor
+    length: int
+
+
+def sequential(x: Tensor, d: Tensor) -> Tensor:
+    """S_t = d S_(t-1) + x_t over dimension 1, one step after the other: the definition. x (B, T, D), d (D,)."""
+    states = [x[:, 0]]
+    for t in range(1, x.shape[1]):
+        states.append(torch.addcmul(x[:, t], d, states[-1]))
+    return torch.stack(states, 1)
+
+
+def scan(x: Tensor, d: Tensor) -> Tensor:
+    """The same in log2 T passes."""
+    return _Scan.apply(x, d)
+
+
+def _doubled(x: Tensor, d: Tensor, *, reverse: bool = False) -> Tensor:
+    S, reach = x.clone(), 1
+    while reach < x.shape[1]:
+        here, before = (
+            (slice(None, -reach), slice(reach, None)) if reverse else (slice(reach, None), slice(None, -reach))
+        )
+        S[:, here] += d * S[:, before].clone()  # S now sums the last 2 reach inputs
+        d, reach = d * d, 2 * reach
+    return S
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, d):
+        S = _doubled(x, d)
+        ctx.save_for_backward(S, d)
+        return S
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        S, d = ctx.saved_tensors
+        G = _doubled(grad, d, reverse=True)  # what x_t receives from all later states
+        return G, (G[:, 1:] * S[:, :-1]).sum((0, 1))
+
+
+class Spike(nn.Module):
+    """-a, 0 or a. Straight through: d / dx is 1, d / da the sign; the threshold has no gradient."""
+
+    def __init__(self, alpha: float):
+        super().__init__()
+        self.alpha, self.amplitude = alpha, nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            theta = (self.alpha * x.abs().mean(-1, keepdim=True)).clamp(0.01, 10.0)
+            sign = (x > theta).to(x.dtype) - (x < -theta).to(x.dtype)
+        return self.amplitude * sign + (x - x.detach())
+
+
+class Recurrent(nn.Module):
+    def __init__(self, config: GooseConfig, layer: int):
+        super().__init__()
+        D = config.hidden_size
+        self.scan = {"doubling": scan, "sequential": sequential}[config.scan]
+        self.norm = nn.LayerNorm(D)
+        start = 1 - layer / max(1, config.num_hidden_layers - 1)
+        self.mix = nn.ParameterDict({name: nn.Parameter(torch.full((D,), start)) for name in "kvr"})
+        self.key, self.value, self.receptance, self.out = (nn.Linear(D, D, bias=False) for _ in range(4))
+        self.spike_k, self.spike_v = Spike(config.alpha), Spike(config.alpha)
+        self.w = nn.Parameter(torch.full((D,), float(config.decay)))
+
+    def forward(self, x: Tensor, last: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self.norm(x)  # (B, T, D)
+        before = torch.cat([last[:, None].to(y.dtype), y[:, :-1]], 1)
+        k, v, r = (torch.lerp(before, y, self.mix[name].to(y.dtype)) for name in "kvr")
+        k, v, r = self.spike_k(self.key(k)), self.spike_v(self.value(v)), self.receptance(r).sigmoid()
+        with torch.autocast(x.device.type, enabled=False):  # hundreds of products: fp32 or better
+            exact = torch.promote_types(k.dtype, torch.float32)
+            d, kv = self.w.to(exact).sigmoid(), k.to(exact) * v.to(exact)
+            first = torch.addcmul(kv[:, :1], d, state[:, None].to(exact))  # what came before is part of the first input
+            S = self.scan(torch.cat([first, kv[:, 1:]], 1), d)
+        return x + r * self.out(S.to(r.dtype)), y[:, -1], S[:, -1]
+
+
+class Block(GradientCheckpointingLayer):
+    def __init__(self, config: GooseConfig, layer: int):
+        super().__init__()
+        D = config.hidden_size
+        self.recurrent = Recurrent(config, layer)
+        self.norm, self.up, self.down = nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
+
+    def forward(self, x: Tensor, last: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, last, state = self.recurrent(x, last, state)
+        return x + self.down(F.silu(self.up(self.norm(x)))), last, state
+
+
+class GoosePreTrainedModel(tf.PreTrainedModel):
+    config_class = GooseConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["Block"]
+    supports_gradient_checkpointing = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Embedding):
+            tf.initialization.normal_(module.weight, std=0.02)
+        elif isinstance(module, nn.Linear):
+            tf.initialization.normal_(module.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+            if module.bias is not None:
+                tf.initialization.zeros_(module.bias)
+
+
+class GooseModel(GoosePreTrainedModel):
+    def __init__(self, config: GooseConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.layers = nn.ModuleList([Block(config, layer) for layer in range(config.num_hidden_layers)])
+        self.norm = nn.LayerNorm(config.hidden_size)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        past_key_values: Past | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> BaseModelOutputWithPast:
+        past = past_key_values or self.nothing(input_ids)
+        most, length = self.config.max_position_embeddings, past.length + input_ids.shape[1]
+        if length > most:
+            raise ValueError(f"length = {length}: max_position_embeddings allows {most}")
+        x = self.embed_tokens(input_ids) + self.embed_positions.weight[past.length : length]
+        states, kept = [x], []
+        for block, last, state in zip(self.layers, past.shifted, past.state):
+            x, last, state = block(x, last, state)
+            states.append(x)
+            kept.append((last, state))
+        states[-1] = x = self.norm(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=Past(*map(torch.stack, zip(*kept)), length) if use_cache else None,
+            hidden_states=tuple(states) if output_hidden_states else None,
+        )
+
+    def nothing(self, input_ids: Tensor) -> Past:
+        zeros = self.norm.weight.new_zeros(len(self.layers), len(input_ids), self.config.hidden_size)
+        return Past(zeros, zeros, 0)
+
+
+class GooseForCausalLM(GoosePreTrainedModel):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: GooseConfig):
+        super().__init__(config)
+        self.model = GooseModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs) -> CausalLMOutputWithPast:
+        out = self.model(input_ids, **kwargs)
+        logits = self.lm_head(out.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(
+            loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
+        )
+
+
+tf.AutoConfig.register("goose", GooseConfig)
+tf.AutoModelForCausalLM.register(GooseConfig, GooseForCausalLM)
+
+
+def tiny(
+    vocab_size: int, *, hidden: int = 256, layers: int = 4, length: int = 256, seed: int = 0, **config
+) -> nn.Module:
+    """A small student with random weights that depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shape = dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=length)
+        return GooseForCausalLM(GooseConfig(vocab_size=vocab_size, **shape, **config)).train()
+
+
+@torch.no_grad()
+def continued(model: nn.Module, ids: Tensor, *, tokens: int) -> Tensor:
+    """`tokens` more of each row (B, T), the likeliest each time, with one token per step and a state of fixed size."""
+    was_training, past, rows = model.training, None, [ids]
+    model.eval()
+    for _ in range(tokens):
+        out = model(rows[-1], past_key_values=past, use_cache=True)
+        past = out.past_key_values
+        rows.append(out.logits[:, -1:].argmax(-1))
+    model.train(was_training)
+    return torch.cat(rows, 1)
+
+
+@torch.no_grad()
+def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str, float]:
+    """Over rows (R, T): the share of spikes that are not 0, of channels that never fired (dead), and of channels that
+    fired at `always` of the positions or more (saturated); all layers together, and the rate per kind."""
+    fired: dict[str, Tensor] = {}
+    hooks = [
+        m.register_forward_hook(lambda _, __, out, name=name: fired.update({name: (out != 0).float().mean((0, 1))}))
+        for name, m in model.named_modules()
+        if isinstance(m, Spike)
+    ]
+    was_training = model.training
+    model.eval()
+    try:
+        model.model(rows)
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    every = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
+    facts = {"rate": every.mean(), "dead": (every == 0).float().mean(), "saturated": (every >= always).float().mean()}
+    for kind in ("spike_k", "spike_v"):
+        facts[f"rate_{kind[-1]}"] = torch.stack([x for name, x in fired.items() if name.endswith(kind)]).mean()
+    return {name: float(value) for name, value in facts.items()}

@@ -1,0 +1,241 @@
+"""The spiking recurrent student: its scan against the definition, causality, generation by state, spikes, the loop."""
+
+import math
+
+import pytest
+import torch
+import transformers as tf
+from conftest import FP32
+
+from nblib import compiling, losses, memory, models, text, train, wiring
+from nblib.methods import goose
+from nblib.methods.distill import Distillation
+from nblib.methods.goose import Spike
+
+DECAYS = (0.38, 0.5, 0.73, 0.88, 0.95, 0.99)
+T, D = 256, 24
+
+
+def _inputs(decay: float, dtype=torch.float32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of spikes, as the scan meets them, and a decay per channel around the given one."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randint(-1, 2, (3, T, D), generator=draw).to(dtype)
+    d = (torch.full((D,), decay) + 0.004 * torch.rand(D, generator=draw)).to(dtype)
+    return x.requires_grad_(), d.requires_grad_()
+
+
+def _divided(x, d):
+    """The write-up's parallel form."""
+    powers = d ** torch.arange(x.shape[1], dtype=x.dtype)[:, None]
+    return powers * torch.cumsum(x / (powers + 1e-8), 1)
+
+
+def _apart(ours: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float(((ours - wanted).abs().max() / wanted.abs().max()).detach())
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_parallel_scan_equals_the_sequential_one_at_every_decay(decay):
+    """States and both gradients, in fp32 at length 256, to 1e-5 of the float64 definition."""
+    exact = [t.detach().double().requires_grad_() for t in _inputs(decay)]
+    weights = torch.randn(3, T, D, dtype=torch.float64)
+    wanted = goose.sequential(*exact)
+    by_x, by_d = torch.autograd.grad((wanted * weights).sum(), exact)
+    for form in (goose.scan, goose.sequential):
+        x, d = _inputs(decay)
+        states = form(x, d)
+        ours = torch.autograd.grad((states * weights.float()).sum(), [x, d])
+        assert _apart(states, wanted) < 1e-5 and _apart(ours[0], by_x) < 1e-5 and _apart(ours[1], by_d) < 1e-5
+
+
+def test_dividing_by_powers_of_the_decay_loses_the_state():
+    """d^t + 1e-8: where d^t has fallen below 1e-8 nothing is left, and the gradients go with it."""
+    first_wrong = {}
+    for decay in DECAYS:
+        x, d = (t.detach() for t in _inputs(decay))
+        d = torch.full_like(d, decay)
+        wanted, theirs = goose.sequential(x, d), _divided(x, d)
+        off = (theirs - wanted).flatten(2).norm(dim=(0, 2)) / wanted.norm(dim=(0, 2))
+        wrong = (off > 0.1).nonzero()
+        first_wrong[decay] = int(wrong[0]) if len(wrong) else None
+    print("\nfirst position whose state is off by more than a tenth:", first_wrong)
+    assert first_wrong[0.95] is None and first_wrong[0.99] is None
+    for decay in DECAYS[:4]:  # below d^t = 1e-8 / 9 or so
+        assert first_wrong[decay] == pytest.approx(math.log(1e-7) / math.log(decay), rel=0.1)
+    late = _divided(*(t.detach() for t in _inputs(0.38)))[:, 100:]
+    assert late.abs().max() < 1e-6  # the write-up's own start: no memory at all
+
+
+def test_the_gradient_of_the_scan_is_right_to_the_last_digit():
+    x = torch.randn(2, 13, 3, dtype=torch.float64, requires_grad=True)
+    d = torch.rand(3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(goose.scan, (x, d))
+
+
+@pytest.fixture
+def model():
+    return goose.tiny(64, hidden=32, layers=3, length=64)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(64, (2, 48), generator=torch.Generator().manual_seed(5))
+
+
+def test_both_forms_of_the_model_agree_gradients_included(ids):
+    grads = {}
+    for form in goose.SCANS:
+        model = goose.tiny(64, hidden=32, layers=3, length=64, scan=form)
+        loss = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"]
+        grads[form] = (loss.detach(), torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(grads["doubling"][0], grads["sequential"][0])
+    for a, b in zip(grads["doubling"][1], grads["sequential"][1]):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_no_position_sees_the_future(model, ids):
+    with torch.no_grad():
+        before = model(ids).logits
+        changed = ids.clone()
+        changed[:, 20] = (changed[:, 20] + 1) % 64
+        after = model(changed).logits
+    assert torch.equal(before[:, :20], after[:, :20])
+    assert (before[:, 20:35] - after[:, 20:35]).abs().amax((0, 2)).gt(0).all()  # and those after it see the change
+
+
+@pytest.mark.parametrize("piece", [1, 7])
+def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(model, ids, piece):
+    with torch.no_grad():
+        whole = model(ids).logits
+        past, parts, sizes = None, [], set()
+        for part in ids.split(piece, dim=1):
+            out = model(part, past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            parts.append(out.logits)
+            sizes.add(past.shifted.numel() + past.state.numel())
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    assert sizes == {2 * 3 * 2 * 32} and past.length == 48  # 2 D per layer and row
+    told = goose.continued(model, ids[:, :10], tokens=5)
+    grown = ids[:, :10]
+    for _ in range(5):
+        grown = torch.cat([grown, model(grown).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(told, grown)
+
+
+def test_the_spike_is_ternary_and_straight_through():
+    spike = Spike(alpha=1.0)
+    spike.amplitude.data.fill_(0.5)
+    x = torch.tensor([[3.0, -2.0, 0.5, -0.1]], requires_grad=True)  # mean of |x| is 1.4
+    out = spike(x)
+    assert out.tolist() == [[0.5, -0.5, 0.0, 0.0]]
+    out.backward(torch.tensor([[1.0, 10.0, 100.0, 1000.0]]))
+    assert x.grad.tolist() == [[1.0, 10.0, 100.0, 1000.0]] and float(spike.amplitude.grad) == 1.0 - 10.0
+    assert spike(1e-4 * x).tolist() == [[0.0] * 4]  # the threshold's floor
+    assert spike(7 * x).tolist() == out.tolist()  # relative to the token's own channels
+
+
+def test_the_layer_is_the_write_ups_formula(model):
+    """One layer written out, position by position, in float64."""
+    layer = model.model.layers[1].recurrent.double()
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    x = torch.randn(1, 9, 32, dtype=torch.float64)
+    zeros = torch.zeros(1, 32, dtype=torch.float64)
+    ours, last, state = layer(x, zeros, zeros)
+    y, S = layer.norm(x[0]), torch.zeros(32, dtype=torch.float64)
+
+    def spiked(z, a):
+        theta = z.abs().mean().clamp(0.01, 10)
+        return a * ((z > theta).double() - (z < -theta).double())
+
+    for t in range(9):
+        shift = {n: m * y[t] + (1 - m) * (y[t - 1] if t else torch.zeros(32).double()) for n, m in layer.mix.items()}
+        k = spiked(layer.key.weight @ shift["k"], layer.spike_k.amplitude)
+        v = spiked(layer.value.weight @ shift["v"], layer.spike_v.amplitude)
+        r = torch.sigmoid(layer.receptance.weight @ shift["r"])
+        S = torch.sigmoid(layer.w) * S + k * v
+        torch.testing.assert_close(ours[0, t], x[0, t] + r * (layer.out.weight @ S))
+    torch.testing.assert_close(state[0], S)
+    torch.testing.assert_close(last[0], y[-1])
+
+
+def test_it_starts_as_the_write_up_says():
+    model = goose.tiny(512, hidden=128, layers=4)
+    layers = [block.recurrent for block in model.model.layers]
+    assert [round(float(layer.mix["k"][0]), 3) for layer in layers] == [1.0, 0.667, 0.333, 0.0]
+    assert float(layers[0].w.sigmoid()[0]) == pytest.approx(0.378, abs=1e-3)
+    assert float(layers[0].key.weight.std()) == pytest.approx(0.1 / math.sqrt(128), rel=0.05)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_facts_about_spikes(model, ids):
+    facts = goose.spiking(model, ids)
+    assert 0.2 < facts["rate"] < 0.6 and facts["saturated"] == 0 and model.training
+    assert facts["rate"] == pytest.approx((facts["rate_k"] + facts["rate_v"]) / 2)
+    with torch.no_grad():
+        model.model.layers[0].recurrent.key.weight[:8] = 0  # a quarter of one of six: dead
+        loud = model.model.layers[1].recurrent
+        loud.norm.weight.zero_()
+        loud.norm.bias.fill_(1.0)
+        for linear in (loud.key, loud.value):  # an eighth of two others: always over the mean, and the rest never
+            linear.weight.zero_()
+            linear.weight[:4] = 1.0
+    facts = goose.spiking(model, ids)
+    assert facts["saturated"] == pytest.approx(8 / 192) and facts["dead"] == pytest.approx((8 + 56) / 192)
+
+
+def test_saved_and_loaded_it_says_the_same(model, ids, tmp_path):
+    model.save_pretrained(tmp_path)
+    again = tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(again, goose.GooseForCausalLM) and torch.equal(again(ids).logits, model(ids).logits)
+    assert models.count(again) == models.count(model)
+
+
+def test_it_fits_the_librarys_tools(model, ids):
+    backbone, weight = losses.backbone_and_head(model)
+    assert backbone is model.model and weight is model.lm_head.weight
+    found = wiring.canary(model, lambda: losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / ids.numel())
+    assert found.alive, found.sentence
+    states = model(ids, output_hidden_states=True).hidden_states
+    assert len(states) == 4 and torch.equal(model.lm_head(states[-1]), model(ids).logits)
+    ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / (2 * 47)
+    torch.testing.assert_close(ours, model(ids, labels=ids).loss)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(ids).logits.isfinite().all()
+    facts = memory.estimate(model.config, rows=2, length=32)
+    assert facts["weights"] == 4 * models.count(model)["all"]
+    plain = torch.autograd.grad(ours, model.model.layers[0].recurrent.key.weight)[0]
+    compiling.checkpoint_blocks(model)
+    again = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / (2 * 47)
+    torch.testing.assert_close(torch.autograd.grad(again, model.model.layers[0].recurrent.key.weight)[0], plain)
+
+
+def test_what_cannot_be_is_refused(model):
+    with pytest.raises(ValueError, match="scan = 'divided': allowed are doubling, sequential"):
+        goose.tiny(64, scan="divided")
+    with pytest.raises(ValueError, match="alpha = 0"):
+        goose.tiny(64, alpha=0.0)
+    with pytest.raises(ValueError, match="max_position_embeddings allows 64"):
+        model(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_it_learns_from_a_teacher_and_resumes_to_the_bit(stream, tmp_path):
+    teacher = models.tiny(256, hidden=48, layers=2, heads=2, seed=9)
+    batches = text.Batches(stream, rows=8, length=32)
+    train.fit(teacher, batches, train.adamw(teacher, lr=1e-2), total=40, machine=FP32)
+    models.as_teacher(teacher)
+
+    def run(total, folder=None):
+        student = goose.tiny(256, hidden=32, layers=2, length=32)
+        batches = text.Batches(stream, rows=8, length=32)
+        options = dict(total=total, machine=FP32, loss=Distillation(teacher, 2.0, ce=0.5), checkpoints=folder)
+        return student, train.fit(student, batches, train.adamw(student, lr=1e-2), **options)
+
+    straight, records = run(60)
+    assert records[-1]["loss"] < 0.6 * records[0]["loss"]
+    run(57, tmp_path)
+    resumed, again = run(60, tmp_path)
+    assert [r["loss"] for r in again] == [r["loss"] for r in records[57:]]
+    for a, b in zip(straight.parameters(), resumed.parameters()):
+        assert torch.equal(a, b)
