@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import doctor
+from nblib import doctor, losses
 from tests.doctor.bench import assert_healthy, assert_root, batches, lm, quiet
 from tests.doctor.programs_a import Nano, adamw, lora, loss_of, train
 
@@ -211,6 +211,22 @@ def evaluated_between():
     return train(model, adamw(model), between=between)
 
 
+def evaluated_first_and_trained_by_its_backbone():
+    """A loss without logits calls a part of the model, the evaluation before it the whole."""
+    model = lm()
+    optimizer = adamw(model)
+    with doctor.watch(say=False, steps=4) as report:
+        with torch.no_grad():
+            model.eval()(batches(1, rows=8)[0])
+        model.train()
+        for ids in batches(4):
+            optimizer.zero_grad()
+            chunks = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"]
+            (chunks / losses.supervised(ids)).backward()
+            optimizer.step()
+    return report
+
+
 def teach_each_other():
     one, two = Nano(), Nano(hidden=48)
     return distil(one, two, grad=True, extra=[two])
@@ -250,6 +266,7 @@ HEALTHY = [
     adapter_off,
     lora_on_shared_base,
     evaluated_between,
+    evaluated_first_and_trained_by_its_backbone,
     teach_each_other,
     temperature_under_no_grad,
     constant_under_inference_mode,

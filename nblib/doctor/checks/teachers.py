@@ -93,8 +93,10 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
     """
     if not e.of(Backward):
         return unknown("no backward was seen")
-    learning = {id(c.module()) for c in e.of(Call) if c.grad}
-    idle = [m for m in e.models if id(m) not in learning] if any(id(m) in learning for m in e.models) else []
+    learning = {id(m): m for c in e.of(Call) if c.grad and (m := c.module()) is not None}.values()
+    # a loss without logits calls the backbone, an evaluation the whole: one model
+    idle = [m for m in e.models if not any(_related(m, called) for called in learning)]
+    idle = idle if len(idle) < len(e.models) else []
     ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
     references = [t for t in e.teachers if t not in e.models] + idle  # a shallow copy seems to be in the optimizer
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
