@@ -13,7 +13,7 @@ from conftest import FP32
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
-from nblib import checkpoint, compiling, losses, models, text, train, wiring
+from nblib import checkpoint, compiling, doctor, losses, models, text, train, wiring
 from nblib.methods import ard, ard_ranks, ard_run, ard_trainer, uncertainty
 
 KINDS = ("q_proj", "v_proj", "o_proj")
@@ -26,9 +26,9 @@ def _model(family: str = "qwen3", *, rank: int = 4, kinds=KINDS, wake: bool = Tr
     ard.attach(model, rank=rank, alpha=2 * rank, targets=ard.projections(model, kinds), **options)
     if wake:
         for a in ard.adapters(model).values():
-            nn.init.normal_(a.up, std=0.1)
-            if a.logvar is not None:
-                nn.init.normal_(a.logvar, std=0.05)  # so that the noise depends on the input
+            nn.init.normal_(a.lora_up, std=0.1)
+            if a.lora_logvar is not None:
+                nn.init.normal_(a.lora_logvar, std=0.05)  # so that the noise depends on the input
     return model
 
 
@@ -90,12 +90,12 @@ def test_kl_equals_torch_distributions(dtype):
 def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
     torch.manual_seed(0)
     layer = ard.ARDLinear(nn.Linear(16, 5), 3, 0.5, bounds=(-8.0, 4.0) if logvar == "bounded" else None).double()
-    nn.init.normal_(layer.up)
-    nn.init.normal_(layer.logvar, std=0.5)
+    nn.init.normal_(layer.lora_up)
+    nn.init.normal_(layer.lora_logvar, std=0.5)
     x, draws = torch.randn(1, 16, dtype=torch.float64), 40_000
     mean, spread = layer.latent(x)
-    stated = layer.base(x) + 0.5 * mean @ layer.up.T
-    variance = 0.25 * (layer.up.square() @ spread.exp().squeeze(0))  # independent ranks
+    stated = layer.base(x) + 0.5 * mean @ layer.lora_up.T
+    variance = 0.25 * (layer.lora_up.square() @ spread.exp().squeeze(0))  # independent ranks
     with torch.no_grad():
         seen = layer.train()(x.expand(draws, -1))
         assert torch.equal(layer.eval()(x), layer.eval()(x)) and torch.allclose(layer.eval()(x), stated)
@@ -105,14 +105,14 @@ def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
         wild = layer.latent(1e4 * x)[1]
         assert wild.min() >= -8 and wild.max() <= 4 and layer.latent(0 * x)[1].sub(-2).abs().max() < 0.1
     else:
-        assert torch.equal(layer.latent(x)[1], x @ layer.logvar.T)
+        assert torch.equal(layer.latent(x)[1], x @ layer.lora_logvar.T)
 
 
 def test_a_fresh_adapter_changes_nothing_and_everything_trains():
     plain = models.tiny(256, hidden=64, layers=2).eval()
     model, batch = _model(wake=False), _batch()
     assert torch.equal(model(batch["input_ids"]).logits, plain(batch["input_ids"]).logits)  # in training mode
-    expected = {f"{n}.{p}" for n in ard.adapters(model) for p in ("mean", "logvar", "middle", "up")}
+    expected = {f"{n}.{p}" for n in ard.adapters(model) for p in ("lora_mean", "lora_logvar", "lora_middle", "lora_up")}
     assert set(wiring.trainable(model)) == expected
     loss = ard.objective(model, beta=0.1)
     assert wiring.canary(model, lambda: sum(loss(model, batch).values()) / 60, expect=expected).alive
@@ -154,11 +154,11 @@ def test_beta_means_the_same_at_any_rank_and_depth():
     for model in (few, many, deep):
         a = ard.adapters(model)[name]
         with torch.no_grad():
-            a.mean[:2], a.logvar[:2] = start.mean, start.logvar
+            a.lora_mean[:2], a.lora_logvar[:2] = start.lora_mean, start.lora_logvar
         terms, _ = _gradients(model, _batch(), ard.objective(model, beta=0.3))
-        a.mean.grad = None
+        a.lora_mean.grad = None
         ard.kl(_collected(model, _batch())[0]).backward()
-        seen.append(a.mean.grad[:2].clone())
+        seen.append(a.lora_mean.grad[:2].clone())
     assert all(torch.allclose(g, seen[0], rtol=1e-4, atol=1e-6) for g in seen) and seen[0].abs().max() > 0
 
 
@@ -230,22 +230,24 @@ def test_accumulation_is_invariant_on_ragged_rows_with_warm_up(monkeypatch):
 # ------------------------------------------------------------------ two passes, as the method was first written
 
 
-def _two_passes(model, batch, beta):
+def _two_passes(model, batch, beta, through: bool = True):
     """The reference: run the model, run its backbone again for the inputs of the projections, and compute the KL of
-    every adapter there in plain operations. The noise is drawn once per pass, from the same seed."""
+    every adapter there in plain operations, with the noise of the first pass. `through` False cuts the inputs off, as
+    has been done: cheaper, and no gradient of the KL reaches the layers below."""
     state = torch.get_rng_state()
     ce = losses.causal_lm(model, batch)["ce"]
     torch.set_rng_state(state)
     kept, hooks = {}, []
     for name, a in ard.adapters(model).items():
         hooks.append(a.base.register_forward_pre_hook(lambda _, args, name=name: kept.update({name: args[0]})))
-    losses.hidden_states(model, batch)
+    with torch.set_grad_enabled(through):
+        losses.hidden_states(model, batch)
     for hook in hooks:
         hook.remove()
     total = 0
     for name, a in ard.adapters(model).items():
         x = kept[name].float()
-        mean, u = x @ a.mean.T, x @ a.logvar.T + a.middle
+        mean, u = x @ a.lora_mean.T, x @ a.lora_logvar.T + a.lora_middle
         logvar = -2 + 6 * torch.tanh((u + 2) / 6)  # bounds (-8, 4)
         each = 0.5 * (a.prior.log() - logvar + (logvar.exp() + mean**2) / a.prior - 1).sum(-1)
         total = total + each[batch["attention_mask"].bool()].sum()
@@ -263,17 +265,21 @@ def test_two_passes_give_the_same_loss_and_gradients():
 def test_two_pass_step_is_slower(capsys):
     """One run, steps in turn, medians. Aim 1.3 on an idle machine; asserted lower, because this one may be shared."""
     model, batch = _model(hidden=128), _ragged((128,) * 6)[0]
-    loss, times = ard.objective(model, beta=0.1), {"ours": [], "two passes": []}
-    ways = {"ours": loss, "two passes": lambda m, b: _two_passes(m, b, 0.1)}
+    ways = {
+        "ours": ard.objective(model, beta=0.1),
+        "two passes": lambda m, b: _two_passes(m, b, 0.1),
+        "second one cut off": lambda m, b: _two_passes(m, b, 0.1, through=False),
+    }
+    times = {name: [] for name in ways}
     for _ in range(12):
         for name, way in ways.items():
             started = time.perf_counter()
             _gradients(model, batch, way)
             times[name].append(time.perf_counter() - started)
-    ours, theirs = (sorted(times[name])[6] for name in ways)
+    middle = {name: sorted(seconds)[6] for name, seconds in times.items()}
     with capsys.disabled():
-        print(f"\nstep {1e3 * ours:.0f} ms, with two passes {1e3 * theirs:.0f} ms: ratio {theirs / ours:.2f}")
-    assert theirs / ours > 1.1
+        print("\n" + ", ".join(f"{n} {1e3 * t:.0f} ms ({t / middle['ours']:.2f})" for n, t in middle.items()))
+    assert middle["two passes"] / middle["ours"] > 1.1
 
 
 # ------------------------------------------------------------------ references: peft, 4 bits, autocast
@@ -286,13 +292,13 @@ def test_deterministic_mode_is_peft_lora():
     theirs = peft.get_peft_model(base, config).train()
     for name, a in ard.adapters(model).items():
         layer = theirs.base_model.model.get_submodule(name)
-        layer.lora_A.default.weight.data.copy_(a.mean.data)
-        layer.lora_B.default.weight.data.copy_(a.up.data)
+        layer.lora_A.default.weight.data.copy_(a.lora_mean.data)
+        layer.lora_B.default.weight.data.copy_(a.lora_up.data)
     terms, gradients = _gradients(model, batch, ard.objective(model, beta=0.1))
     ce, reference = _gradients(theirs, batch, losses.causal_lm)
     assert float(terms["kl"]) == 0 and float(terms["ce"]) == pytest.approx(float(ce["ce"]), rel=1e-6)
     for name in ard.adapters(model):
-        for mine, its in (("mean", "lora_A"), ("up", "lora_B")):
+        for mine, its in (("lora_mean", "lora_A"), ("lora_up", "lora_B")):
             expected = reference[f"base_model.model.{name}.{its}.default.weight"]
             assert torch.allclose(gradients[f"{name}.{mine}"], expected, rtol=1e-4, atol=1e-5)
 
@@ -343,10 +349,31 @@ def test_adapter_math_is_fp32_under_autocast():
         losses.hidden_states(model, batch)
         base = a.base(kept["x"])
     (latent,) = seen[next(iter(seen))]
-    exact = kept["x"].double() @ a.mean.double().T
+    exact = kept["x"].double() @ a.lora_mean.double().T
     assert latent.mean.dtype == latent.kl.dtype == torch.float32
     assert torch.allclose(latent.mean.double(), exact, atol=1e-5)  # bf16 products are a hundred times further off
     assert kept["out"].dtype == base.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("four_bit", [False, True])
+def test_the_doctor_is_clean(four_bit, stream, tmp_path):
+    model = models.tiny(256, hidden=64, layers=2)
+    if four_bit:
+        model.save_pretrained(tmp_path)
+        model = models.load(str(tmp_path), four_bit=True).train()
+    ard.attach(model, rank=4, alpha=8)
+    optimizer = train.adamw(model, lr=1e-2, weight_decay=0.0)
+    objective = ard.objective(model, beta=0.01, warmup=4, optimizer=optimizer)
+    with doctor.watch(model, optimizer=optimizer, steps=8) as report:
+
+        def loss(model, batch):
+            terms = objective(model, batch)
+            report.terms(**terms)
+            return terms
+
+        batches, options = text.Batches(stream, rows=4, length=32), dict(total=8, machine=FP32, clip=0)
+        train.fit(model, batches, optimizer, loss=loss, **options)
+    assert not report.findings, str(report)
 
 
 # ------------------------------------------------------------------ training: resume, priors, relevance
@@ -401,9 +428,9 @@ def test_priors_are_the_mean_square_of_the_latent():
     model = _model(kinds=("q_proj",)).eval()
     name, a = next(iter(ard.adapters(model).items()))
     with torch.no_grad():
-        a.mean.copy_(torch.linalg.qr(torch.randn(64, 64))[0][:4] * torch.tensor([2.0, 0.1, 1.0, 0.5])[:, None])
-        a.logvar.zero_()
-        a.middle.copy_(torch.tensor([0.2, 0.002, 0.05, 0.01]).log())
+        a.lora_mean.copy_(torch.linalg.qr(torch.randn(64, 64))[0][:4] * torch.tensor([2.0, 0.1, 1.0, 0.5])[:, None])
+        a.lora_logvar.zero_()
+        a.lora_middle.copy_(torch.tensor([0.2, 0.002, 0.05, 0.01]).log())
     seen = {}
     a.base.register_forward_pre_hook(lambda _, args: seen.update(x=args[0].double()))
     batch = _batch(rows=16, length=32)
@@ -470,8 +497,8 @@ def test_relevance_does_not_depend_on_how_a_rank_is_scaled():
     logits = model(_batch()["input_ids"]).logits
     for a in ard.adapters(model).values():
         with torch.no_grad():
-            a.mean[1] *= 3.0  # the same map, written differently
-            a.up[:, 1] /= 3.0
+            a.lora_mean[1] *= 3.0  # the same map, written differently
+            a.lora_up[:, 1] /= 3.0
     ard_ranks.estimate_priors(model, [_batch()])
     after = {by: ard_ranks.relevance(model, by=by) for by in ard_ranks.MEASURES}
     assert torch.allclose(model(_batch()["input_ids"]).logits, logits, atol=1e-5)
@@ -520,15 +547,15 @@ def test_pruned_ranks_are_gone_and_what_is_left_acts_as_before():
         dead[name] = torch.ones(4)
         dead[name][: i % 5] = 0  # from no rank to all of them
         with torch.no_grad():
-            a.up[:, dead[name] == 0] = 0
+            a.lora_up[:, dead[name] == 0] = 0
     logits, before = model(ids).logits, sum(p.numel() for p in wiring.trainable(model).values())
     left = ard_ranks.prune(model, dead, keep=int(sum(d.sum() for d in dead.values())))
     assert list(left.values()) == [4, 3, 2, 1, 0, 4] and len(ard.adapters(model)) == 5
     assert torch.allclose(model(ids).logits, logits, atol=1e-6)
     assert sum(p.numel() for p in wiring.trainable(model).values()) < 0.7 * before
     for name, a in ard.adapters(model).items():
-        assert a.mean.shape == a.logvar.shape == (left[name], a.base.in_features) and a.rank == left[name]
-        assert a.up.shape == (a.base.out_features, left[name]) and len(a.prior) == len(a.middle) == left[name]
+        assert a.lora_mean.shape == a.lora_logvar.shape == (left[name], a.base.in_features) and a.rank == left[name]
+        assert a.lora_up.shape == (a.base.out_features, left[name]) and len(a.prior) == len(a.lora_middle) == left[name]
     assert type(model.model.layers[1].self_attn.v_proj) is nn.Linear
     loss = ard.objective(model, beta=0.1)
     records = train.fit(model, iter([_batch()] * 3), train.adamw(model, lr=1e-2), total=3, loss=loss, machine=FP32)
@@ -626,7 +653,7 @@ def _spoil(model, batch, tokenizer, what: str) -> None:
     if what == "embedding":
         model.get_input_embeddings().weight.requires_grad_(True)
     elif what == "frozen":
-        next(iter(ard.adapters(model).values())).up.requires_grad_(False)
+        next(iter(ard.adapters(model).values())).lora_up.requires_grad_(False)
     elif what == "bf16":
         model.bfloat16()
     elif what == "vocabulary":

@@ -76,12 +76,12 @@ class ARDLinear(nn.Module):
         width, device = base.in_features, base.weight.device
         self.base, self.scale, self.bounds = base.requires_grad_(False), scale, bounds
         make = dict(device=device, dtype=torch.float32)
-        self.mean = nn.Parameter(torch.empty(rank, width, **make).uniform_(-1, 1).mul_(math.sqrt(6 / width)))
-        self.up = nn.Parameter(torch.zeros(base.out_features, rank, **make))
+        self.lora_mean = nn.Parameter(torch.empty(rank, width, **make).uniform_(-1, 1).mul_(math.sqrt(6 / width)))
+        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank, **make))
         small = torch.empty(rank, width, **make).uniform_(1e-3 / math.sqrt(2), 1e-3)
-        self.logvar = None if deterministic else nn.Parameter(small)
+        self.lora_logvar = None if deterministic else nn.Parameter(small)
         middle = None if deterministic or bounds is None else nn.Parameter(torch.full((rank,), start, **make))
-        self.middle = middle  # without it the first variance is 1, as loud as the signal
+        self.lora_middle = middle  # without it the first variance is 1, as loud as the signal
         self.register_buffer("prior", torch.ones(rank, **make))  # v_k
         self.register_buffer("power", torch.zeros(rank, **make))  # mean of mu_k^2, from the same tokens
         self.sampled = False  # draw in evaluation too
@@ -89,48 +89,52 @@ class ARDLinear(nn.Module):
 
     @property
     def rank(self) -> int:
-        return len(self.mean)
+        return len(self.lora_mean)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.base(x)
-        draws = self.logvar is not None and (self.training or self.sampled)
+        draws = self.lora_logvar is not None and (self.training or self.sampled)
         with torch.autocast(x.device.type, enabled=False):
-            h = x.to(self.mean.dtype)
+            h = x.to(self.lora_mean.dtype)
             # In training always the same operations, collected or not: recomputation must repeat what was done.
             if draws or self.seen is not None:
                 mean, logvar = self.latent(h)  # (..., r)
-                kl = None if self.logvar is None else divergence(mean, logvar, self.prior).sum(-1)  # (...,)
+                kl = None if self.lora_logvar is None else divergence(mean, logvar, self.prior).sum(-1)  # (...,)
                 z = mean + torch.randn_like(mean) * (0.5 * logvar).exp() if draws else mean
                 if self.seen is not None:
                     self.seen.append(Latent(mean.detach(), logvar.detach(), kl))
             else:
-                z = F.linear(h, self.mean)
-            update = F.linear(z, self.up) * self.scale
+                z = F.linear(h, self.lora_mean)
+            update = F.linear(z, self.lora_up) * self.scale
         return out + update.to(out.dtype)
 
     def latent(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance for inputs (..., in); the latter is -inf where nothing is drawn."""
-        if self.logvar is None:
-            mean = F.linear(h, self.mean)
+        if self.lora_logvar is None:
+            mean = F.linear(h, self.lora_mean)
             return mean, torch.full_like(mean, -math.inf)
-        mean, raw = F.linear(h, torch.cat([self.mean, self.logvar])).chunk(2, dim=-1)
+        mean, raw = F.linear(h, torch.cat([self.lora_mean, self.lora_logvar])).chunk(2, dim=-1)
         if self.bounds is None:
             return mean, raw
         low, high = self.bounds
         centre, half = (low + high) / 2, (high - low) / 2
-        return mean, centre + half * torch.tanh((raw + self.middle - centre) / half)  # the identity near the centre
+        return mean, centre + half * torch.tanh(
+            (raw + self.lora_middle - centre) / half
+        )  # the identity near the centre
 
     def keep(self, ranks: Tensor) -> None:
         """Drop all other ranks: the tensors get smaller. Optimizers that hold the old ones must be made again."""
-        ranks = ranks.to(self.mean.device)
-        for name in ("mean", "logvar", "middle"):
+        ranks = ranks.to(self.lora_mean.device)
+        for name in ("lora_mean", "lora_logvar", "lora_middle"):
             if (p := getattr(self, name)) is not None:
                 setattr(self, name, nn.Parameter(p.detach()[ranks].clone(), requires_grad=p.requires_grad))
-        self.up = nn.Parameter(self.up.detach()[:, ranks].clone(), requires_grad=self.up.requires_grad)
+        self.lora_up = nn.Parameter(self.lora_up.detach()[:, ranks].clone(), requires_grad=self.lora_up.requires_grad)
         self.prior, self.power = self.prior[ranks].clone(), self.power[ranks].clone()
 
     def extra_repr(self) -> str:
-        kind = "deterministic" if self.logvar is None else "raw" if self.bounds is None else f"bounded {self.bounds}"
+        kind = (
+            "deterministic" if self.lora_logvar is None else "raw" if self.bounds is None else f"bounded {self.bounds}"
+        )
         return f"rank={self.rank}, scale={self.scale:g}, {kind}"
 
 
@@ -266,7 +270,7 @@ def passes(
     model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
 ) -> Iterator[tuple[dict[str, list[Latent]], Tensor]]:
     """Run batches through the model in evaluation mode, without its head: (latents by adapter, mask of real tokens)."""
-    was_training, device = model.training, next(iter(adapters(model).values())).mean.device
+    was_training, device = model.training, next(iter(adapters(model).values())).lora_mean.device
     model.eval()
     try:
         for batch in batches:

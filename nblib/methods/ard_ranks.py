@@ -70,7 +70,7 @@ def hold_out(documents: list[str], *, percent: int = 10) -> tuple[list[str], lis
 def estimate_priors(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> int:
     """Fit every prior variance to the latents of these batches; returns the number of real tokens. Draws nothing."""
     found, tokens = adapters(model), 0
-    sums = {name: torch.zeros(2, a.rank, dtype=torch.float64, device=a.mean.device) for name, a in found.items()}
+    sums = {name: torch.zeros(2, a.rank, dtype=torch.float64, device=a.lora_mean.device) for name, a in found.items()}
     for seen, mask in passes(model, batches, machine=machine):
         tokens += int(mask.sum())
         for name, latents in seen.items():
@@ -103,7 +103,7 @@ def relevance(model: nn.Module, *, by: str = "signal") -> Scores:
         raise ValueError("the priors were never estimated: call estimate_priors first")
     scores = {}
     for name, a in adapters(model).items():
-        gain = 1.0 if by == "variance" else (a.scale * a.up.detach()).square().sum(0)  # (r,)
+        gain = 1.0 if by == "variance" else (a.scale * a.lora_up.detach()).square().sum(0)  # (r,)
         scores[name] = (a.power if by == "signal" else a.prior) * gain
     return scores
 

@@ -167,7 +167,7 @@ def save(model: nn.Module, folder: Path | str) -> Path:
     if not found:
         raise ValueError("the model has no adapters: there is nothing to save")
     specs = {
-        name: {"rank": a.rank, "scale": a.scale, "deterministic": a.logvar is None, "bounds": a.bounds}
+        name: {"rank": a.rank, "scale": a.scale, "deterministic": a.lora_logvar is None, "bounds": a.bounds}
         for name, a in found.items()
     }
     return _write(Path(folder) / FILE, _state(model), {"format": "pt", "ard": json.dumps(specs)})
@@ -218,8 +218,8 @@ def export_peft(model: nn.Module, folder: Path | str) -> Path:
     )
     state = {}
     for name, a in found.items():
-        state[f"base_model.model.{name}.lora_A.weight"] = a.mean.detach()
-        state[f"base_model.model.{name}.lora_B.weight"] = a.up.detach()
+        state[f"base_model.model.{name}.lora_A.weight"] = a.lora_mean.detach()
+        state[f"base_model.model.{name}.lora_B.weight"] = a.lora_up.detach()
     _write(folder / "adapter_model.safetensors", state, {"format": "pt"})
     config.save_pretrained(folder)
     return folder
