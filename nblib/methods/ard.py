@@ -60,7 +60,7 @@ def divergence(mean: Tensor, logvar: Tensor, variance: Tensor) -> Tensor:
 
 
 class ARDLinear(nn.Module):
-    """A frozen projection with r noisy latents beside it."""
+    """A frozen projection with r noisy latents beside it. Tensors are named lora_*, so that others see an adapter."""
 
     def __init__(
         self,
@@ -118,9 +118,8 @@ class ARDLinear(nn.Module):
             return mean, raw
         low, high = self.bounds
         centre, half = (low + high) / 2, (high - low) / 2
-        return mean, centre + half * torch.tanh(
-            (raw + self.lora_middle - centre) / half
-        )  # the identity near the centre
+        raw = raw + self.lora_middle
+        return mean, centre + half * torch.tanh((raw - centre) / half)  # near the centre the identity
 
     def keep(self, ranks: Tensor) -> None:
         """Drop all other ranks: the tensors get smaller. Optimizers that hold the old ones must be made again."""
@@ -132,10 +131,8 @@ class ARDLinear(nn.Module):
         self.prior, self.power = self.prior[ranks].clone(), self.power[ranks].clone()
 
     def extra_repr(self) -> str:
-        kind = (
-            "deterministic" if self.lora_logvar is None else "raw" if self.bounds is None else f"bounded {self.bounds}"
-        )
-        return f"rank={self.rank}, scale={self.scale:g}, {kind}"
+        kind = "raw" if self.bounds is None else f"bounded {self.bounds}"
+        return f"rank={self.rank}, scale={self.scale:g}, {'deterministic' if self.lora_logvar is None else kind}"
 
 
 # ------------------------------------------------------------------ attach
@@ -240,21 +237,22 @@ def sampling(model: nn.Module) -> Iterator[None]:
 
 def kl(seen: dict[str, list[Latent]], mask: Tensor | None = None) -> Tensor:
     """Collected KL summed over layers, ranks and the tokens of `mask` (B, T); None means that all are real."""
-    total = torch.zeros(())
     for name, latents in seen.items():
         if not latents:
             raise ValueError(f"the adapter {name} was not reached by the forward pass: its KL is unknown")
         for latent in latents:
             check_shape(name, latent, mask)
-            if latent.kl is not None:
-                total = total.to(latent.kl.device) + latent.kl.flatten()
-    drawn = any(latent.kl is not None for latents in seen.values() for latent in latents)
-    if drawn and torch.is_grad_enabled() and not total.requires_grad:
+    every = [latent for latents in seen.values() for latent in latents]
+    drawn = [latent.kl.flatten() for latent in every if latent.kl is not None]  # (tokens,) each
+    if not drawn:
+        return every[0].mean.new_zeros(())
+    total = sum(drawn)
+    if torch.is_grad_enabled() and not total.requires_grad:
         raise ValueError(
             "the KL has no graph: the adapters are frozen, or checkpointing is reentrant and ran them without "
             "gradients; use_reentrant=False"
         )
-    return total.masked_fill(~mask.bool().flatten(), 0).sum() if drawn and mask is not None else total.sum()
+    return total.sum() if mask is None else total.masked_fill(~mask.bool().flatten(), 0).sum()
 
 
 def check_shape(name: str, latent: Latent, mask: Tensor | None) -> None:

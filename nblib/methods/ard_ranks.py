@@ -110,6 +110,8 @@ def relevance(model: nn.Module, *, by: str = "signal") -> Scores:
 
 def grade(value: float, thresholds: tuple[float, float] = (0.01, 0.1)) -> str:
     """A word for a prior variance: above the second threshold, above the first, or neither."""
+    if not thresholds[0] < thresholds[1]:
+        raise ValueError(f"thresholds = {thresholds}: the first must be below the second")
     return "High" if value > thresholds[1] else "Medium" if value > thresholds[0] else "Low"
 
 

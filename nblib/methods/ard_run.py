@@ -149,6 +149,8 @@ def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3
     rows = []
     for prompt in prompts:
         ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+        if not ids.numel():
+            raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
         best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
         row = {"prompt": prompt}
         for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
