@@ -532,6 +532,12 @@ def test_the_pool_is_a_function_of_seed_and_epoch_and_apart_from_training():
     for_training, for_pool = ard_ranks.hold_out(documents, percent=20)
     assert not set(for_training) & set(for_pool) and len(for_training) + len(for_pool) == 300
     assert 0.1 < len(for_pool) / 300 < 0.3
+    kept, pool_rows = ard_ranks.hold_out(rows.repeat(2, 1), percent=30)  # every row twice
+    assert not set(kept[:, 0].tolist()) & set(pool_rows[:, 0].tolist()) and len(kept) + len(pool_rows) == 80
+    with pytest.raises(ValueError, match="percent = 100: allowed are 1 to 99"):
+        ard_ranks.hold_out(documents, percent=100)
+    with pytest.raises(ValueError, match="leaves one side empty"):
+        ard_ranks.hold_out(documents[:1], percent=50)
     for bad in (0, 41):
         with pytest.raises(ValueError, match=f"count = {bad}: allowed are 1 to 40"):
             ard_ranks.HeldOut(rows, count=bad)
@@ -853,6 +859,7 @@ def _trainer(folder, stream, epochs: int = 3, **options) -> tuple:
         model,
         arguments,
         train_dataset=made,
+        eval_dataset=[{"input_ids": r, "labels": r} for r in rows[96:104]],
         processing_class=tokenizer,
         callbacks=[ard_trainer.Priors(pool), watch, say],
         beta=0.05,
@@ -875,8 +882,24 @@ def test_the_trainer_route_trains_logs_and_resumes_bit_equal(stream, tmp_path):
 
     again, _, _ = _trainer(tmp_path / "resumed", stream)  # from the middle of the second epoch
     again.train(resume_from_checkpoint=str(tmp_path / "straight" / "checkpoint-6"))
+    resumed = [entry for entry in again.state.log_history if "ce" in entry]
+    assert [entry["ce"] for entry in resumed] == [entry["ce"] for entry in logs]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(measured[-1]["point_nll"], rel=1e-4)  # no KL in it
     mine, theirs = trainer.model.state_dict(), again.model.state_dict()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
+
+
+def test_the_trainer_takes_a_four_bit_base(stream, tmp_path):
+    models.tiny(256, hidden=64, layers=2).save_pretrained(tmp_path)
+    model = ard.attach(models.load(str(tmp_path), four_bit=True).train(), rank=4, alpha=8)
+    options = dict(max_steps=2, logging_steps=1, save_strategy="no", report_to=[], use_cpu=True, disable_tqdm=True)
+    rows = text.fixed_rows(stream, length=32, limit=32)
+    data = [{"input_ids": r, "labels": r} for r in rows]
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    arguments = tf.TrainingArguments(output_dir=str(tmp_path / "run"), learning_rate=1e-2, **options)
+    ard_trainer.Trainer(model, arguments, train_dataset=data, beta=0.01).train()
+    moved = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
+    assert moved == set(wiring.trainable(model))
 
 
 def test_the_trainer_and_the_loop_are_the_same_step(stream, tmp_path, monkeypatch):

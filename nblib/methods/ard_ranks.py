@@ -54,16 +54,18 @@ class HeldOut:
             yield {name: tensor[at] for name, tensor in self.rows.items()}
 
 
-def hold_out(documents: list[str], *, percent: int = 10) -> tuple[list[str], list[str]]:
-    """(for training, for the pool), decided by the hash of each text: copies of one text never stand on both sides."""
+def hold_out(rows: list[str] | Tensor, *, percent: int = 10) -> tuple:
+    """(for training, for the pool): documents, or rows of tokens (R, T), parted by the hash of each one's content, so
+    that copies of one never stand on both sides. Part documents before packing: packed rows overlap."""
     if not 0 < percent < 100:
         raise ValueError(f"percent = {percent}: allowed are 1 to 99")
-    sides: tuple[list[str], list[str]] = ([], [])
-    for text in documents:
-        sides[int(hashlib.sha256(b"pool" + text.encode()).hexdigest(), 16) % 100 < percent].append(text)
-    if not all(sides):
-        raise ValueError(f"percent = {percent} of {len(documents)} documents leaves one side empty: more documents")
-    return sides
+    contents = (row.encode() if isinstance(row, str) else row.cpu().numpy().tobytes() for row in rows)
+    held = [int(hashlib.sha256(b"pool" + content).hexdigest(), 16) % 100 < percent for content in contents]
+    if all(held) or not any(held):
+        raise ValueError(f"percent = {percent} of {len(rows)} rows leaves one side empty: more rows, another percent")
+    if isinstance(rows, Tensor):
+        return rows[~torch.tensor(held)], rows[torch.tensor(held)]
+    return [r for r, pool in zip(rows, held) if not pool], [r for r, pool in zip(rows, held) if pool]
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nblib import checkpoint, losses, runtime, wiring
-from nblib.methods.ard import Batch, adapters, install, passes
+from nblib.methods.ard import Batch, adapters, divergence, install, passes
 
 FILE = "ard.safetensors"
 Loss = Callable[[nn.Module, Batch], dict[str, Tensor]]
@@ -94,8 +94,7 @@ def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.M
     """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token."""
     rows = []
     for name, (mean, logvar) in latents(model, batches, machine=machine).items():
-        prior = adapters(model)[name].prior
-        kl = 0.5 * (prior.log() - logvar + (logvar.exp() + mean.square()) / prior - 1).sum(-1)
+        kl = divergence(mean, logvar, adapters(model)[name].prior).sum(-1)
         row = {"layer": name, "logvar min": logvar.min(), "logvar mean": logvar.mean(), "logvar max": logvar.max()}
         row |= {"logvar std": logvar.std(), "mean rms": mean.square().mean().sqrt(), "kl": kl.mean()}
         rows.append({key: value if key == "layer" else float(value) for key, value in row.items()})

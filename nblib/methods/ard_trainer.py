@@ -20,7 +20,8 @@ from nblib.methods import ard, ard_ranks, ard_run, uncertainty
 
 
 class Trainer(hf.Trainer):
-    """`beta` and `warmup` as in `ard.objective`; logs "ce" and "kl" (weighted) beside the loss."""
+    """`beta` and `warmup` as in `ard.objective`; logs "ce" and "kl" (weighted) beside the training loss. The loss of an
+    evaluation is the cross-entropy alone."""
 
     def __init__(self, model, *args, beta: float, warmup: int = 0, **options):
         if beta < 0 or warmup < 0:
@@ -30,7 +31,9 @@ class Trainer(hf.Trainer):
         if getattr(model, "is_quantized", False):
             model._hf_peft_config_loaded = True  # the Trainer asks this before it trains beside quantised weights
         super().__init__(model, *args, **options)
-        self.beta, self.warmup, self._sums, self._since = beta, warmup, {}, 0
+        self.beta, self.warmup = beta, warmup
+        self._sums: dict[str, Tensor] = {}  # terms since the last log, each divided by the tokens of its step
+        self._steps: set[int] = set()
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         self.model.ard_steps.fill_(self.state.global_step)
@@ -38,11 +41,13 @@ class Trainer(hf.Trainer):
 
         def sums(outputs, labels: Tensor) -> dict[str, Tensor]:
             terms = hf.cross_entropy(outputs, labels)
+            if not model.training:
+                return terms
             terms |= {"kl": weight * ard.kl(seen, inputs.get("attention_mask"))}
-            if model.training:
-                tokens = losses.supervised(labels) if num_items_in_batch is None else num_items_in_batch
-                for name, term in terms.items():
-                    self._sums[name] = self._sums.get(name, 0) + term.detach() / tokens
+            tokens = losses.supervised(labels) if num_items_in_batch is None else num_items_in_batch
+            self._steps.add(self.state.global_step)
+            for name, term in terms.items():
+                self._sums[name] = self._sums.get(name, 0) + term.detach() / tokens
             return terms
 
         self.loss_sums = sums  # a closure, because only this call knows what was collected and what is padding
@@ -50,15 +55,15 @@ class Trainer(hf.Trainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        steps = self.state.global_step - self._since
-        if "loss" in logs and steps and self._sums:
-            logs |= {name: float(value) / steps for name, value in self._sums.items()}
-            self._sums, self._since = {}, self.state.global_step
+        if "loss" in logs and self._sums:
+            logs |= {name: float(value) / len(self._steps) for name, value in self._sums.items()}
+            self._sums, self._steps = {}, set()
         super().log(logs, start_time)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
         folder = output_dir or self.args.output_dir
         if self.args.should_save:
+            self.model.ard_steps.fill_(self.state.global_step)
             ard_run.save(self.model, folder)
             if self.processing_class is not None:
                 self.processing_class.save_pretrained(folder)
