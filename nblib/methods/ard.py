@@ -81,7 +81,7 @@ class ARDLinear(nn.Module):
         small = torch.empty(rank, width, **make).uniform_(1e-3 / math.sqrt(2), 1e-3)
         self.lora_logvar = None if deterministic else nn.Parameter(small)
         middle = None if deterministic or bounds is None else nn.Parameter(torch.full((rank,), start, **make))
-        self.lora_middle = middle  # without it the first variance is 1, as loud as the signal
+        self.lora_middle = middle  # without it the first variance is 1, half as loud as the signal
         self.register_buffer("prior", torch.ones(rank, **make))  # v_k
         self.register_buffer("power", torch.zeros(rank, **make))  # mean of mu_k^2, from the same tokens
         self.sampled = False  # draw in evaluation too
