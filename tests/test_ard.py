@@ -585,14 +585,14 @@ def test_pruning_by_relevance_costs_less_than_at_random():
     stream = text.encode(text.documents("code"), stored.tokenizer)
     pool, held_out = (
         text.fixed_rows(text.encode(text.documents("code", split), stored.tokenizer), length=64, limit=n)
-        for split, n in (("validation", 32), ("held_out", 48))
+        for split, n in (("validation", 32), ("held_out", 32))
     )
     for seed in range(3):
         model = copy.deepcopy(stored.model)
         torch.manual_seed(seed)
         ard.attach(model, rank=8, alpha=8, targets=ard.projections(model, KINDS))
         optimizer, batches = train.adamw(model, lr=1e-2), text.Batches(stream, rows=8, length=64, seed=seed)
-        options = dict(total=24, machine=FP32, clip=0, schedule=train.cosine(24, warmup=3))
+        options = dict(total=20, machine=FP32, clip=0, schedule=train.cosine(20, warmup=3))
         start = train.evaluate(model, held_out, machine=FP32)["loss"]
         train.fit(model, batches, optimizer, loss=ard.objective(model, beta=0.01), **options)
         ard_ranks.estimate_priors(model, ard_ranks.HeldOut(pool, count=32))
