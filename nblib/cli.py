@@ -1,4 +1,4 @@
-"""The command line: `nblib list`, `run`, `report`, `refresh`, `estimate`, `doctor`.
+"""The command line: `nblib list`, `run`, `sweep`, `report`, `refresh`, `estimate`, `doctor`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 130 interrupted.
@@ -50,7 +50,8 @@ def _list(options: argparse.Namespace) -> int:
         folders = sorted(path.parent for path in (places.outputs() / name).glob("*/run.json"))
         state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
         print(f"{name}  {parameters.title(places.notebooks() / f'{name}.ipynb')}")
-        print(f"    profiles: {', '.join(jobs.profiles_of(name)) or 'none'};  last run: {state}")
+        sweeps = "".join(f"  sweep: {places.short(path)};" for path in jobs.sweeps_of(name))
+        print(f"    profiles: {', '.join(jobs.profiles_of(name)) or 'none'};{sweeps}  last run: {state}")
     return 0
 
 
@@ -81,6 +82,21 @@ def _run(options: argparse.Namespace) -> int:
     return runner.exit_code(outcomes)
 
 
+def _sweep(options: argparse.Namespace) -> int:
+    from nblib.workbook import report, runner, sweep, sweep_table
+
+    planned = sweep.plan(options.notebook, file=options.file, profile=options.profile, overrides=options.parameters)
+    if options.list:
+        print(sweep.listing(planned))
+        return 0
+    outcomes = runner.run(planned.jobs, force=options.force, keep_going=True, timeout=options.timeout)
+    rows = sweep_table.rows(planned, outcomes)
+    print(f"\n{sweep_table.text(planned, rows, show=options.show)}\n")
+    for path in (*sweep_table.write(planned, rows), report.write()):
+        print(path)
+    return runner.exit_code(outcomes)
+
+
 def _report(options: argparse.Namespace) -> int:
     from nblib.workbook import report
 
@@ -98,11 +114,15 @@ def _refresh(options: argparse.Namespace) -> int:
 
 def _estimate(options: argparse.Namespace) -> int:
     from nblib import memory
+    from nblib.methods import lrc
 
+    if options.lrc is not None and options.rank:
+        raise ParameterError("--rank and --lrc: choose one, adapters on float weights or a correction of ternary ones")
+    attach = None if options.lrc is None else (lambda model: lrc.attach(model, percent=options.lrc, init="kaiming"))
     names = ("rows", "length", "rank", "precision", "optimizer", "checkpointing", "logits")
     try:
         config = memory.config_of(options.model)
-        kinds = memory.estimate(config, **{name: getattr(options, name) for name in names})
+        kinds = memory.estimate(config, attach=attach, **{name: getattr(options, name) for name in names})
     except (ValueError, OSError) as error:
         raise ParameterError(str(error).splitlines()[0]) from error
     for kind, size in kinds.items():
@@ -139,6 +159,29 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
 
+    command = commands.add_parser(
+        "sweep",
+        help="run one notebook over a grid of parameters and end with a table",
+        description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
+        "resume what is not, go on after a failure, and end with a table of the results, which is also written as "
+        "outputs/<notebook>/sweep-<time>.json and .csv.",
+        epilog="A sweep file is flat YAML: `name: value` sets, `name: [a, b]` varies; see parameters/README.md. "
+        "Exit code 1: a run failed.",
+    )
+    command.set_defaults(command=_sweep)
+    command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
+    command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.sweep.yaml")
+    command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the sweep file")
+    command.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it at this value"
+    )
+    command.add_argument("--list", action="store_true", help="print the combinations and end")
+    command.add_argument(
+        "--show", type=_names, default=[], metavar="a,b", help="results in the table (default: the first few numbers)"
+    )
+    command.add_argument("--force", action="store_true", help="run again, in fresh folders, what is done already")
+    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+
     command = commands.add_parser("report", help="write outputs/index.html and print its path")
     command.set_defaults(command=_report)
 
@@ -154,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--rank", type=_positive, default=0, metavar="N", help="adapters of this rank; else all trains"
     )
+    command.add_argument("--lrc", type=float, metavar="PERCENT", help="ternary with a correction of this rank percent")
     command.add_argument("--checkpointing", action="store_true", help="recompute every block in backward")
     command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
@@ -180,6 +224,12 @@ def _parser() -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"nblib: {message}\n")  # one sentence, without the usage that --help shows
+
+
+def _names(text: str) -> list[str]:
+    if not all(names := [name.strip() for name in text.split(",")]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of names such as a,b")
+    return names
 
 
 def _positive(text: str) -> int:

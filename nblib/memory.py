@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import masking_utils
 
 from nblib import compiling, losses, models, wiring
 
@@ -174,6 +175,7 @@ def estimate(
     rows: int,
     length: int,
     rank: int = 0,
+    attach: Callable[[nn.Module], object] | None = None,
     precision: str = "fp32",
     optimizer: str = "adamw",
     checkpointing: bool = False,
@@ -181,8 +183,9 @@ def estimate(
 ) -> dict[str, int]:
     """Bytes by kind of one training step of a transformers model, given as its config or as the model itself.
 
-    `rank` 0 trains all weights; above that, LoRA of this rank on every linear layer of the blocks. `precision` is
-    autocast's, the weights are fp32. `logits` full is the plain loss of transformers, chunked is `losses.causal_lm`.
+    `rank` 0 trains all weights; above that, LoRA of this rank on every linear layer of the blocks. `attach` adapts
+    the model in another way, `lambda model: lrc.attach(model, init="kaiming")`. `precision` is autocast's, the
+    weights are fp32. `logits` full is the plain loss of transformers, chunked is `losses.causal_lm`.
 
     Each kind is counted where it is largest, and not all are alive at once: gradients grow while activations shrink.
     With checkpointing the peak also holds the inside of the block that is being recomputed, which is no kind of its
@@ -199,8 +202,10 @@ def estimate(
     for name, value, least in (("rows", rows, 1), ("length", length, 2), ("rank", rank, 0)):
         if value < least:
             raise ValueError(f"{name} = {value}: must be at least {least}")
-    with FakeTensorMode(), torch.random.fork_rng(devices=[]):
+    with FakeTensorMode(), torch.random.fork_rng(devices=[]), _rows_are_whole():
         model = _build(config, rank)
+        if attach:
+            attach(model)
         if checkpointing:
             compiling.checkpoint_blocks(model)
         params = [p for p in model.parameters() if p.requires_grad]
@@ -218,6 +223,21 @@ def estimate(
         "logits": marks["loss"] - marks["hidden"],
         "peak": sum(constant.values()) + account.most,
     }
+
+
+@contextmanager
+def _rows_are_whole() -> Iterator[None]:
+    """Positions without values cannot be read, so transformers would expect several documents in a row and build the
+    mask that keeps them apart, which the real step does not."""
+    asked = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if asked is None:
+        yield
+        return
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asked
 
 
 def config_of(name: str):

@@ -17,7 +17,7 @@ def notebooks() -> Path:
 
 
 def profiles() -> Path:
-    """The folder of `<notebook>.<profile>.yaml` files."""
+    """The folder of `<notebook>.<profile>.yaml` and `<notebook>.sweep.yaml` files."""
     return _folder("NBLIB_PARAMETERS", "parameters")
 
 

@@ -36,6 +36,11 @@ def _ahead(ids, targets):
     return max(range(4), key=agree)
 
 
+def _closest(residual, rank):
+    P, values, Z = torch.linalg.svd(residual, full_matrices=False)
+    return P[:, :rank] * values[:rank], Z[:rank].T
+
+
 def _along(start, end, fp32):
     way = fp32 - start
     return ((end - start) * way).sum() / (way * way).sum()
@@ -56,6 +61,8 @@ RIGHT = {
     "04.trouble": lambda loss, recent: not math.isfinite(loss) or (bool(recent) and loss > 3 * median(recent)),
     "05.ahead": _ahead,
     "05.share": _along,
+    "10.ternary": lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round().clamp(-1, 1),
+    "10.closest": _closest,
 }
 WRONG = {
     "00.schedule": [
@@ -126,6 +133,19 @@ WRONG = {
         lambda start, end, fp32: (end - start).norm() / (fp32 - start).norm(),
         lambda start, end, fp32: ((end - start) / (fp32 - start)).mean(),
         lambda start, end, fp32: torch.cosine_similarity(end - start, fp32 - start, dim=0),
+    ],
+    "10.ternary": [
+        lambda weight: weight.sign() * weight.abs().mean(),  # two values
+        lambda weight: (weight / weight.abs().mean()).round().clamp(-1, 1),  # the codes
+        lambda weight: weight.abs().max() * (weight / weight.abs().max()).round(),
+        lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round(),  # more than three values
+        lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).trunc().clamp(-1, 1),
+    ],
+    "10.closest": [
+        lambda residual, rank: (torch.linalg.svd(residual)[0][:, :rank], torch.linalg.svd(residual)[2][:rank].T),
+        lambda residual, rank: _closest(residual, rank + 1),
+        lambda residual, rank: (residual[:, :rank], torch.eye(residual.shape[1])[:, :rank]),  # its first columns
+        lambda residual, rank: [f[:, -rank:] for f in _closest(residual, min(residual.shape))],  # the smallest
     ],
 }
 

@@ -13,10 +13,11 @@ import pytest
 import yaml
 
 from nblib import places
-from nblib.workbook import parameters
+from nblib.workbook import parameters, sweep
 
 NOTEBOOKS = sorted(places.notebooks().glob("*.ipynb"))
-PROFILES = sorted(places.profiles().glob("*.yaml"))
+SWEEPS = sorted(places.profiles().glob("*.sweep.yaml"))
+PROFILES = sorted(set(places.profiles().glob("*.yaml")) - set(SWEEPS))
 HEADINGS = ("## Parameters", "## Set-up", "## What to remember", "## Exercises")
 
 
@@ -101,3 +102,10 @@ def test_every_profile_fits_its_notebook(profile: Path):
     assert values and parameters.check(declared, values, str(profile))
     assert yaml.safe_load(profile.read_text()) == values  # so plain papermill -f reads the same
     assert "nblib run" in profile.read_text().split("\n\n")[0]  # the header says how
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=lambda p: p.name)
+def test_every_sweep_fits_its_notebook_and_varies_something(file: Path):
+    name = file.name.split(".")[0]
+    assert len(sweep.plan(name, file=str(file)).jobs) > 1
+    assert f"nblib sweep {name}" in file.read_text().split("\n\n")[0]  # the header says how

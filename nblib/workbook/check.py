@@ -75,6 +75,24 @@ def _share(answer: Callable, kept: float, noise: bool = False) -> float:
     return float(answer(start, start + kept * way + off, start + way))
 
 
+def _rounded(answer: Callable, times: float = 1.0):
+    """The answer for a matrix whose mean absolute value is `times`."""
+    import torch
+
+    return answer(times * torch.tensor([[0.1, -0.2, 2.0], [-2.0, 0.6, 1.1]]))
+
+
+def _factors(answer: Callable, rank: int, wide: bool = False) -> tuple:
+    """What is left of a residual after the answer's product, and the least that any product of this rank leaves."""
+    import torch
+
+    residual = torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
+    residual = residual if wide else residual.T
+    U, V = answer(residual.clone(), rank)
+    least = torch.linalg.svdvals(residual)[rank:].square().sum().sqrt()
+    return float((residual - U @ V.T).norm()), float(least), (U.shape[1], V.shape[1])
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -199,5 +217,21 @@ EXERCISES = {
             "Stochastic rounding adds noise that is right on average: only the part along the way counts.",
             lambda f: math.isclose(_share(f, 1, noise=True), 1, abs_tol=1e-3),
         ),
+    ],
+    "10.ternary": [  # weight -> the matrix of -s, 0, s
+        ("There are three values, one of them zero.", lambda f: len(_rounded(f).unique()) == 3),
+        ("The values are -s, 0 and s.", lambda f: float(_rounded(f).min() + _rounded(f).max()) == 0),
+        ("s is the mean of the absolute values, here 1.", lambda f: math.isclose(_rounded(f).max(), 1, abs_tol=1e-6)),
+        ("Rounding decides at half of s: 0.6 goes up.", lambda f: float(_rounded(f)[1, 1]) > 0.9),
+        ("Twice the weight has twice the values.", lambda f: math.isclose(_rounded(f, times=2).max(), 2, rel_tol=1e-6)),
+    ],
+    "10.closest": [  # (residual, rank) -> U (out, rank), V (in, rank)
+        ("U and V have `rank` columns each.", lambda f: _factors(f, 3)[2] == (3, 3)),
+        (
+            "Eckart and Young: what is left has the norm of the other singular values.",
+            lambda f: math.isclose(*_factors(f, 3)[:2], rel_tol=1e-4),
+        ),
+        ("It must hold for wide matrices too.", lambda f: math.isclose(*_factors(f, 5, wide=True)[:2], rel_tol=1e-4)),
+        ("At full rank nothing is left.", lambda f: _factors(f, 12)[0] < 1e-4),
     ],
 }

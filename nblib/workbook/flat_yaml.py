@@ -18,14 +18,14 @@ class ParameterError(ValueError):
     """One or more problems with what was asked for, one sentence per line."""
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
-    """A flat YAML mapping of parameter values."""
+def load_yaml(path: Path, *, depth: int = 1) -> dict[str, Any]:
+    """A flat YAML mapping of parameter values; `depth` is how deep lists may go: 2 allows lists of lists."""
     try:
         loader = _Yaml(Path(path).read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if node is None:
             return {}
-        _refuse_nesting_and_doubles(node, path)
+        _refuse_nesting_and_doubles(node, path, depth)
         return loader.construct_document(node)
     except OSError as error:
         raise ParameterError(f"Cannot read the parameter file {path}: {error.strerror}.") from None
@@ -51,17 +51,22 @@ def spell(value: Any) -> str:
     return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
 
 
-def _refuse_nesting_and_doubles(node: yaml.Node, path: Path) -> None:
+def _refuse_nesting_and_doubles(node: yaml.Node, path: Path, depth: int) -> None:
     if not isinstance(node, yaml.MappingNode):
         raise ParameterError(f"{path}: expected lines of `name: value`.")
     seen = set()
     for key, value in node.value:
-        flat = not isinstance(value, yaml.SequenceNode) or all(isinstance(v, yaml.ScalarNode) for v in value.value)
-        if not isinstance(key, yaml.ScalarNode) or isinstance(value, yaml.MappingNode) or not flat:
+        if not isinstance(key, yaml.ScalarNode) or not _is_flat(value, depth):
             raise ParameterError(f"{path}, line {key.start_mark.line + 1}: the mapping must be flat.")
         if key.value in seen:
             raise ParameterError(f"{path}, line {key.start_mark.line + 1}: '{key.value}' is given twice.")
         seen.add(key.value)
+
+
+def _is_flat(node: yaml.Node, depth: int) -> bool:
+    if isinstance(node, yaml.SequenceNode):
+        return depth > 0 and all(_is_flat(item, depth - 1) for item in node.value)
+    return isinstance(node, yaml.ScalarNode)
 
 
 class _Yaml(yaml.SafeLoader):

@@ -30,6 +30,7 @@ class Job(NamedTuple):
     parameters: dict[str, Any]  # all of them
     key: str
     resume: str  # the command that continues this job
+    label: str = ""  # which of several jobs of one notebook, said when it starts
 
 
 def names() -> list[str]:
@@ -74,12 +75,31 @@ def plan(
     return jobs
 
 
+def variants(notebook: str, assignments: Sequence[Sequence[str]], *, profile: str | None = None) -> list[Job]:
+    """A job of the notebook for each list of `name=value`, on top of the profile."""
+    code = _code_hash()
+    return [_job(notebook, profile, each, (), False, code) for each in assignments]
+
+
 def profile_file(notebook: str, profile: str) -> Path:
     return places.profiles() / f"{notebook}.{profile}.yaml"
 
 
 def profiles_of(notebook: str) -> list[str]:
-    return sorted(path.name.split(".")[1] for path in places.profiles().glob(f"{notebook}.*.yaml"))
+    return [path.name[len(notebook) + 1 : -len(".yaml")] for path in _files_of(notebook) if not is_sweep(path)]
+
+
+def sweeps_of(notebook: str) -> list[Path]:
+    return [path for path in _files_of(notebook) if is_sweep(path)]
+
+
+def is_sweep(file: Path) -> bool:
+    """`<notebook>.sweep.yaml` and `<notebook>.<name>.sweep.yaml` hold grids (sweep.py) and are no profiles."""
+    return file.name.endswith(".sweep.yaml")
+
+
+def _files_of(notebook: str) -> list[Path]:
+    return sorted(places.profiles().glob(f"{notebook}.*.yaml"))
 
 
 def gpus() -> list[tuple[str, str]]:
@@ -100,8 +120,8 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     known = parameters.declared(path)
     sources, values = list(map(Path, files)), {}
     if profile is not None:
-        if (file := profile_file(name, profile)).exists():
-            sources.insert(0, file)
+        if profile in profiles_of(name):
+            sources.insert(0, profile_file(name, profile))
         elif profile_optional:
             print(f"[{name}] has no profile '{profile}' and runs on its defaults", flush=True)
             profile = None

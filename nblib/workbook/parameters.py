@@ -27,6 +27,7 @@ from nblib import places
 from nblib.workbook.flat_yaml import ParameterError as ParameterError
 from nblib.workbook.flat_yaml import dump_yaml as dump_yaml
 from nblib.workbook.flat_yaml import load_yaml as load_yaml
+from nblib.workbook.flat_yaml import spell
 
 SCALARS = {"int": int, "float": float, "str": str, "bool": bool}
 TYPES = (*SCALARS, "list[int]", "list[float]", "list[str]")
@@ -121,8 +122,15 @@ def parse_assignment(text: str, parameters: Mapping[str, Parameter]) -> tuple[st
     kind = parameters[name].type
     if not kind.startswith("list"):
         return name, _from_text(value, kind)
+    if kind == "list[str]" and (quoted := _quoted(value)) is not None:
+        return name, quoted
     inside = value.strip().removeprefix("[").removesuffix("]")
     return name, [_from_text(item.strip(" '\""), kind[5:-1]) for item in inside.split(",") if item.strip()]
+
+
+def assignment(name: str, value: Any) -> str:
+    """The text that `parse_assignment` reads as this value."""
+    return f"{name}={value if isinstance(value, str) else spell(value)}"
 
 
 def check(parameters: Mapping[str, Parameter], values: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -224,6 +232,15 @@ def _cast(value: Any, kind: str) -> Any | None:
     if kind == "float" and type(value) in (int, float):
         return float(value) if abs(value) < 1e308 else None  # False for nan and inf too
     return value if type(value) is SCALARS[kind] else None
+
+
+def _quoted(text: str) -> list[str] | None:
+    """The strings of a list that quotes every one of them, so that they may hold commas; else None."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
 
 
 def _from_text(text: str, kind: str) -> Any:

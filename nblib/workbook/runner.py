@@ -46,7 +46,7 @@ def run(
     """Execute the jobs. After a failure those not yet started stay unstarted, unless `keep_going`."""
     for job in jobs:
         _refuse_unwritable(places.outputs() / job.notebook)
-    waiting, outcomes = list(jobs), {}
+    waiting, outcomes = list(enumerate(jobs)), {}  # by position: jobs may be of one notebook
     turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), {}
 
     def work(slot: int) -> None:
@@ -54,13 +54,15 @@ def run(
             with turn:
                 if halt.is_set() or not waiting:
                     return
-                job = waiting.pop(0)
+                number, job = waiting.pop(0)
+            if job.label:
+                print(f"[{job.notebook}] {job.label}", flush=True)
             try:
                 outcome = _skipped(job) if not force else None
                 outcome = outcome or _one(job, slot, jobs_at_once, force, timeout, live, stopping)
             except OSError as error:
                 outcome = Outcome(job.notebook, "failed", 0.0, None, f"{job.notebook} failed: {error}")
-            outcomes[job.notebook] = outcome
+            outcomes[number] = outcome
             if outcome.sentence:
                 print(f"nblib: {outcome.sentence}", file=sys.stderr, flush=True)
             if outcome.status == "failed" and not keep_going:
@@ -82,7 +84,7 @@ def run(
         for thread in threads:
             thread.join()
     left = "stopped" if stopping.is_set() else "not run"
-    return [outcomes.get(job.notebook) or Outcome(job.notebook, left, 0.0, None) for job in jobs]
+    return [outcomes.get(n) or Outcome(job.notebook, left, 0.0, None) for n, job in enumerate(jobs)]
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
@@ -91,8 +93,13 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     for outcome in outcomes:
         results = key_results(read_json(outcome.folder / "result.json")) if outcome.folder else ""
         rows.append((outcome.notebook, outcome.status, f"{outcome.seconds:.1f}", results))
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join("  ".join([*(text.ljust(w) for text, w in zip(row, widths)), row[3]]).rstrip() for row in rows)
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """The texts in columns, as wide as their widest."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
@@ -106,6 +113,11 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     return 130 if "stopped" in states else 0 if states <= {"done", "skipped"} else 1
 
 
+def done(job: Job) -> Path | None:
+    """The newest finished run of the job."""
+    return next((folder for folder in _same(job) if runs.is_done(folder)), None)
+
+
 def _same(job: Job) -> Iterator[Path]:
     """Folders of earlier runs with the job's key, newest first."""
     for record in sorted((places.outputs() / job.notebook).glob("*/run.json"), reverse=True):
@@ -114,7 +126,7 @@ def _same(job: Job) -> Iterator[Path]:
 
 
 def _skipped(job: Job) -> Outcome | None:
-    folder = next((folder for folder in _same(job) if runs.is_done(folder)), None)
+    folder = done(job)
     if folder is None:
         return None
     print(f"[{job.notebook}] done already in {places.short(folder)}; --force runs it again", flush=True)

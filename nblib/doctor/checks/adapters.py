@@ -9,6 +9,7 @@ Footgun: at the start B is zero, so an adapter that works has no effect either. 
 import torch
 from torch import nn
 
+from nblib.doctor import measures
 from nblib.doctor.checks.static import moved
 from nblib.doctor.evidence import Evidence, Gradients, Step, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
@@ -175,10 +176,9 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
 
 def _more_than_rounding(e: Evidence, name: str) -> bool:
     """An adapter that was merged and taken out again leaves rounding behind."""
-    p, (_, first) = e.parameters()[name].detach(), e.first[name]
-    now = p.reshape(-1)[:: max(1, p.numel() // 2**20)].float()
-    gap, size = float((now - first.to(now.device).float()).norm()), float(first.float().norm())
-    return gap > (1e-4 if p.dtype.itemsize >= 4 else 2e-2) * size
+    now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
+    gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
+    return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
 
 
 CHECKS = [("S16", adapter_inactive), ("N20", adapter_without_effect), ("N12", frozen_moved)]

@@ -13,6 +13,7 @@ import time
 import torch
 from torch import Tensor
 
+from nblib.doctor import measures
 from nblib.doctor.evidence import Evidence, Step
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -78,14 +79,12 @@ def _compared(e: Evidence, wrapped: bool, world: int) -> Finding | Verdict:
 
 
 def _state(e: Evidence) -> tuple[list[str], dict[str, list[float]]]:
-    """Of the followed trainable weights: a fingerprint of where they were, and by tensor how they went on from "
-    "there."""
+    """Of the followed trainable weights: a fingerprint of where they were, and by tensor how they went on."""
     ps, start, way = e.parameters(), [], {}
     for name, (_, first) in sorted(e.first.items()):
         if name not in ps or not ps[name].requires_grad or not first.is_floating_point():
             continue
-        flat = ps[name].detach().reshape(-1)
-        now = flat[:: max(1, flat.numel() // 2**20)]
+        now = measures.strided(ps[name])
         if now.shape != first.shape:
             continue
         before = first.to(now.device).float()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nblib.doctor import measures
 from nblib.doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from nblib.doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
 
@@ -114,9 +115,7 @@ def coverage(e: Evidence) -> Coverage:
 
 def moved(e: Evidence, name: str) -> bool:
     """Whether a followed parameter differs from what it was at the start."""
-    p, (_, first) = e.parameters()[name].detach(), e.first[name]
-    flat = p.reshape(-1)
-    now = flat[:: max(1, flat.numel() // 2**20)]
+    now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
     return now.shape != first.shape or not torch.equal(now, first.to(now.device))
 
 

@@ -1,0 +1,298 @@
+"""LRC: a ternary model whose rounding error is corrected by a trained matrix of low rank.
+
+    y = Q(W) Q(x) + U (V^T x)        U (out, r), V (in, r), r = max(1, floor(min(in, out) * percent / 100))
+
+The large product runs on -s, 0, s; the small one sees x as it is and learns what rounding took away. In the usual,
+frozen form W is rounded once and only U and V train; in the joint form W trains too and is rounded at each forward.
+
+Where U and V start decides most of it. R = W - Q(W) is what is missing, and its truncated singular value
+decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). What counts is the error of the
+output, though, R x, so `svd_activation` decomposes R C^(1/2) with C the inputs' second moments, seen on a few batches
+(LQER, Zhang et al., 2024; EoRA, Liu et al., 2024), and takes C^(1/2) out again.
+
+Footgun: with `zeros` in both factors each one's gradient is a product with the other, zero for ever. The loss curve is
+flat and nothing is raised; `init` offers it only to show that (notebook 10).
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
+
+from nblib import models, wiring
+from nblib.methods import ternary
+
+INITS = ("svd_residual", "svd_activation", "kaiming", "zeros")
+DAMPING = 0.01  # of the mean second moment, added to all: directions that the few batches did not show
+WEIGHTS, RECIPE = "model.safetensors", "lrc.json"
+
+
+class LRCLinear(nn.Module):
+    """A linear layer as ternary weight and low-rank correction. `weight` holds Q(W), or W itself in the joint form."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int, *, joint=False, bits=0, once=None):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.joint, self.bits, self.once = joint, bits, once or ternary.Once()
+        self.weight = nn.Parameter(weight, requires_grad=joint)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.U = nn.Parameter(weight.new_zeros(self.out_features, rank))
+        self.V = nn.Parameter(weight.new_zeros(self.in_features, rank))
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        return tuple(ternary.grouped(f, self.bits) for f in (self.U, self.V)) if self.bits else (self.U, self.V)
+
+    def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
+        weight = ternary.ternary(self.weight) if self.joint else self.weight
+        U, V = self.factors()
+        return F.linear(self.once(x), weight, self.bias) + F.linear(x @ V, U)
+
+    def extra_repr(self) -> str:
+        return f"in={self.in_features}, out={self.out_features}, rank={self.U.shape[1]}, joint={self.joint}"
+
+
+def rank_of(out_features: int, in_features: int, percent: float) -> int:
+    return max(1, int(min(out_features, in_features) * percent / 100))
+
+
+def attach(
+    model: nn.Module,
+    *,
+    percent: float = 15.0,
+    rank: int = 0,
+    init: str = "svd_residual",
+    moments: dict[str, Tensor] | None = None,
+    randomised: bool = False,
+    joint: bool = False,
+    bits: int = 0,
+    keep_original: bool = False,
+) -> list[str]:
+    """Make every linear layer of a causal model an `LRCLinear`, freeze the rest, and return the layers' names.
+
+    percent  rank as a share of each matrix's smaller side; `rank` above 0 sets it directly
+    init     svd_residual, svd_activation (needs `moments`), kaiming (V random, U zero), zeros (a pitfall)
+    bits     4 or 8 rounds U and V as well, 0 does not
+    keep_original  leaves W beside Q(W) as the buffer `original`; otherwise the frozen form drops it
+
+    Embeddings and the head stay as they are, whether tied or not.
+    """
+    if init not in INITS:
+        raise ValueError(f"init = {init!r}: allowed are {', '.join(INITS)}")
+    if init == "svd_activation" and moments is None:
+        raise ValueError("init = 'svd_activation': needs moments = input_moments(model, batches) of the float model")
+    if not 0 < percent <= 100:
+        raise ValueError(f"percent = {percent}: must be above 0 and at most 100")
+    if rank < 0 or bits not in (0, 4, 8):
+        raise ValueError(f"rank = {rank}, bits = {bits}: rank must be at least 0, bits one of 0, 4, 8")
+    once = ternary.Once()
+
+    def replace(name: str, linear: nn.Module) -> LRCLinear:
+        W = _weight(linear)  # (out, in)
+        r = min(rank, *W.shape) if rank else rank_of(*W.shape, percent)
+        Q = W if W.is_meta else ternary.ternary(W)
+        new = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
+        if keep_original and not joint:
+            new.register_buffer("original", W, persistent=False)
+        U, V = _start(W, Q, r, init, moments[name] if init == "svd_activation" else None, randomised)
+        new.U.data, new.V.data = (f.to(W.dtype).contiguous() for f in (U, V))
+        return new
+
+    with torch.no_grad():
+        names = wiring.swap(model, replace, linear_layers(model))
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no linear layer besides its head: nothing to make ternary")
+    wiring.freeze(model, train=[p for m in layers(model).values() for p in _trained(m)])
+    return names
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """What `attach` replaces. Stacked experts are parameters, not linear layers, and stay as they are."""
+    return wiring.select(model, (nn.Linear, Conv1D))
+
+
+def layers(model: nn.Module) -> dict[str, LRCLinear]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, LRCLinear)}
+
+
+def _trained(layer: LRCLinear) -> list[nn.Parameter]:
+    return [layer.U, layer.V] + [layer.weight] * layer.joint
+
+
+def _weight(linear: nn.Module) -> Tensor:
+    """(out, in); GPT-2 stores its matrices the other way round."""
+    return linear.weight.detach().T.contiguous() if isinstance(linear, Conv1D) else linear.weight.detach()
+
+
+@torch.no_grad()
+def ternarise(model: nn.Module) -> list[str]:
+    """The ternary model without a correction, as the lower mark: rank 1, and zero."""
+    return attach(model, rank=1, init="zeros")
+
+
+@torch.no_grad()
+def input_moments(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Mean of x x^T per linear layer over the tokens of a few batches, (in, in), in the layers' own order."""
+    sums, counts, handles = {}, {}, []
+
+    def watch(name: str):
+        def hook(module, args):
+            x = args[0].flatten(0, -2).float()  # (B, T, in) -> (N, in)
+            sums[name] = sums.get(name, 0) + x.T @ x
+            counts[name] = counts.get(name, 0) + len(x)
+
+        return hook
+
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    try:
+        for name, linear in linear_layers(model).items():
+            handles.append(linear.register_forward_pre_hook(watch(name)))
+        for batch in batches:
+            model.base_model(input_ids=batch["input_ids"].to(device), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+        model.train(was_training)
+    return {name: total / counts[name] for name, total in sums.items()}
+
+
+def _start(W: Tensor, Q: Tensor, r: int, init: str, C: Tensor | None, randomised: bool) -> tuple[Tensor, Tensor]:
+    U, V = W.new_zeros(W.shape[0], r), W.new_zeros(W.shape[1], r)
+    if W.is_meta or init == "zeros":
+        return U, V
+    if init == "kaiming":
+        return U, nn.init.kaiming_uniform_(V.T.contiguous(), a=5**0.5).T.contiguous()
+    R = (W - Q).float()
+    if init == "svd_residual":
+        return truncated_svd(R, r, randomised=randomised)
+    C = C.double().clone()
+    C.diagonal().add_((DAMPING * C.diagonal().mean()).clamp_min(1e-12))
+    values, vectors = torch.linalg.eigh(C)
+    root = values.clamp_min(0).sqrt()
+    U, V = truncated_svd((R.double() @ (vectors * root) @ vectors.T).float(), r, randomised=randomised)
+    return balanced(U, ((vectors / root) @ vectors.T @ V.double()).float())
+
+
+def truncated_svd(R: Tensor, r: int, *, randomised: bool = False) -> tuple[Tensor, Tensor]:
+    """U (out, r) and V (in, r) with U V^T the best approximation of R; the singular values are shared equally."""
+    if randomised:  # Halko, Martinsson and Tropp (2011): the same space but for the weakest directions
+        with torch.random.fork_rng(devices=[R.device] if R.is_cuda else []):
+            torch.manual_seed(0)
+            P, s, Z = torch.svd_lowrank(R, q=min(r + 10, *R.shape), niter=2)
+    else:
+        P, s, Zh = torch.linalg.svd(R, full_matrices=False)
+        Z = Zh.T
+    root = s[:r].sqrt()
+    return P[:, :r] * root, Z[:, :r] * root
+
+
+def balanced(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
+    """The same product from factors of equal size, so that one learning rate suits both."""
+    (Qu, Ru), (Qv, Rv) = torch.linalg.qr(U), torch.linalg.qr(V)
+    A, B = truncated_svd(Ru @ Rv.T, U.shape[1])
+    return Qu @ A, Qv @ B
+
+
+def residual_energy(weight: Tensor) -> Tensor:
+    """Share of ||W - Q(W)||^2 that the first 1, 2, ... singular directions hold, (min(out, in),)."""
+    energy = torch.linalg.svdvals((weight - ternary.ternary(weight)).detach().float()).square()
+    return energy.cumsum(0) / energy.sum()
+
+
+def recovered(loss: float, *, rounded: float, full: float) -> float:
+    """Share of what rounding cost that is won back; above 1 where the model became better than the full one."""
+    if not rounded > full:
+        raise ValueError(f"rounded = {rounded}, full = {full}: rounding cost nothing, so there is no gap to recover")
+    return (rounded - loss) / (rounded - full)
+
+
+def facts(model: nn.Module) -> dict[str, int | float]:
+    found = layers(model).values()
+    ranks = [m.U.shape[1] for m in found]
+    every = list(model.parameters())
+    return {
+        "layers": len(ranks),
+        "smallest rank": min(ranks),
+        "largest rank": max(ranks),
+        "trainable": sum(p.numel() for p in every if p.requires_grad),
+        "all": sum(p.numel() for p in every),
+        "share that trains": sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every),
+    }
+
+
+def save(model: nn.Module, folder: str | Path) -> int:
+    """Write the model with two bits per ternary weight; returns its bytes on disk.
+
+    A joint model is saved as what it computes, its rounded weights, and a rounded correction as whole numbers with
+    their scales. So what comes back gives the same logits, and nothing finer than these is left to train on.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    found, tensors, recipe = layers(model), {}, {"layers": {}, "same": {}}
+    for name, layer in found.items():
+        weight = ternary.ternary(layer.weight) if layer.joint else layer.weight
+        tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": weight.abs().max()}
+        for factor in ("U", "V"):
+            tensors |= _stored(f"{name}.{factor}", getattr(layer, factor), layer.bits)
+        recipe["layers"][name] = {"shape": list(weight.shape), "rank": layer.U.shape[1], "bits": layer.bits}
+    ours = {f"{name}.{part}" for name in found for part in ("weight", "U", "V")}
+    first = {}
+    for name, tensor in model.state_dict().items():
+        if name not in ours and first.setdefault(tensor.data_ptr(), name) == name:
+            tensors[name] = tensor
+        elif name not in ours:  # a tied head is its embedding
+            recipe["same"][name] = first[tensor.data_ptr()]
+    recipe["dtype"] = str(model.dtype).removeprefix("torch.")
+    model.config.save_pretrained(folder)
+    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
+    (folder / RECIPE).write_text(json.dumps(recipe, indent=1))
+    return sum(file.stat().st_size for file in folder.iterdir())
+
+
+def load(folder: str | Path) -> nn.Module:
+    """The model that `save` wrote, in the frozen form, on the CPU."""
+    folder = Path(folder)
+    if not (folder / RECIPE).exists():
+        raise FileNotFoundError(f"folder {str(folder)!r}: no {RECIPE} in it, so lrc.save did not write (all of) it")
+    recipe, state = json.loads((folder / RECIPE).read_text()), load_file(folder / WEIGHTS)
+    dtype, once = getattr(torch, recipe["dtype"]), ternary.Once()
+    model = tf.AutoModelForCausalLM.from_config(models.load_config(str(folder)), dtype=dtype)
+    for name, layer in recipe["layers"].items():
+        shape, rank = torch.Size(layer["shape"]), layer["rank"]
+        codes = ternary.unpack(state.pop(f"{name}.codes"), shape)
+        state[f"{name}.weight"] = codes * state.pop(f"{name}.scale")
+        for factor, size in (("U", shape[0]), ("V", shape[1])):
+            if layer["bits"]:
+                parts = (state.pop(f"{name}.{factor}.{part}") for part in ("codes", "scales"))
+                state[f"{name}.{factor}"] = _opened(*parts, torch.Size([size, rank]), layer["bits"]).to(dtype)
+
+    def replace(name: str, linear: nn.Module) -> LRCLinear:
+        layer = recipe["layers"][name]
+        return LRCLinear(torch.empty(layer["shape"], dtype=dtype), linear.bias, layer["rank"], once=once)
+
+    wiring.swap(model, replace, {name: model.get_submodule(name) for name in recipe["layers"]})
+    model.load_state_dict(state | {name: state[same] for name, same in recipe["same"].items()})
+    wiring.freeze(model, train=[p for m in layers(model).values() for p in _trained(m)])
+    return model.eval()
+
+
+def _stored(name: str, factor: Tensor, bits: int) -> dict[str, Tensor]:
+    if not bits:
+        return {name: factor}
+    codes, scales = ternary.group_codes(factor, bits)
+    if bits == 4:  # two to a byte
+        pairs = (codes + 8).to(torch.uint8).view(len(codes), -1, 2)
+        codes = pairs[..., 0] | pairs[..., 1] << 4
+    return {f"{name}.codes": codes, f"{name}.scales": scales}
+
+
+def _opened(codes: Tensor, scales: Tensor, shape: torch.Size, bits: int) -> Tensor:
+    if bits == 4:
+        codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(1).to(torch.int8) - 8
+    return ternary.from_groups(codes, scales, shape)

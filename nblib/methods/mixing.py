@@ -1,0 +1,198 @@
+"""Who sets the weights of several losses: a schedule, or a small network trained along with the model.
+
+Both are modules to attach to the model (`model.mixer = ...`, after the model's own optimizer was made), so that
+their state is in every checkpoint. The router's parameters get an optimizer of their own, are clipped with the rest
+and step once per optimizer step, on the gradient summed over micro-batches and processes. The write-up's router stood
+outside the model: never clipped, not saved, and stepped after each of 32 micro-batches on the noise of one.
+
+`Router` is LDC-MTL (arXiv:2502.08585) as the write-up simplified it: over the weights w, too, it minimises
+
+    sum(w_i l_i) + penalty (max w_i l_i - min w_i l_i),     w = softmax(router(l)), l without gradient,
+
+so it is paid for giving the weight to whatever is small already. For l1 > l2 the slope in w1 below balance is
+(1 - penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at
+w1 = 0. `phase_diagram` measures it. Dividing each loss by its first value holds until the losses have fallen
+differently, by its running mean while they fall slowly. What does not collapse is `learns="spread"`: the weights
+see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. Its balance is w_i in
+proportion to 1 / l_i, so a small loss still takes most of the weight unless losses are normalised as well.
+
+Footguns: the weights add up to 1, so switching the router on replaces (1, 0.5) by a smaller total. It reads the losses
+of its micro-batch, so with it the cut into micro-batches matters a little. Without normalising, its gradient takes
+most of the norm that is clipped (notebook 10). `del model.mixer` before counting or saving the model.
+"""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def check(weights: dict[str, float], names: Sequence[str] | None = None) -> dict[str, float]:
+    """The same weights, or an error that says what is wrong with them."""
+    if names is not None and (unknown := [n for n in weights if n not in names]):
+        raise ValueError(f"objective {unknown[0]!r}: allowed are {', '.join(names)}")
+    if not any(weights.values()) or not all(0 <= w < math.inf for w in weights.values()):
+        raise ValueError(f"weights = {weights}: must be numbers from 0 up, not all zero")
+    return dict(weights)
+
+
+class Curriculum(nn.Module):
+    """Weights that follow the run: phases of (share of the run at which it ends, weights), in order.
+
+    A phase starts at its own weights; `linear` and `cosine` move from there to those of the next, `step` stays.
+    The position is a buffer that counts the micro-batches of training, and all of one optimizer step get the same
+    weights. Evaluation does not advance it.
+    """
+
+    def __init__(
+        self, phases: Sequence[tuple[float, dict[str, float]]], *, total: int, accumulate: int = 1, how: str = "step"
+    ):
+        super().__init__()
+        ends = [end for end, _ in phases]
+        if not ends or ends != sorted(set(ends)) or ends[0] <= 0 or ends[-1] != 1:
+            raise ValueError(f"phases end at {ends}: must rise from above 0 to exactly 1")
+        if how not in ("step", "linear", "cosine"):
+            raise ValueError(f"how = {how!r}: allowed are step, linear, cosine")
+        if total < 1 or accumulate < 1:
+            raise ValueError(f"total = {total}, accumulate = {accumulate}: must be at least 1")
+        self.phases = [(end, check(weights)) for end, weights in phases]
+        self.total, self.accumulate, self.how = total, accumulate, how
+        self.register_buffer("micro_batches", torch.zeros((), dtype=torch.long))
+
+    def all(self) -> list[dict[str, float]]:
+        return [weights for _, weights in self.phases]
+
+    def at(self, share: float) -> dict[str, float]:
+        """The weights at a share of the run."""
+        k = next((k for k, (end, _) in enumerate(self.phases) if share < end), len(self.phases) - 1)
+        start, (end, here) = self.phases[k - 1][0] if k else 0.0, self.phases[k]
+        after = self.phases[min(k + 1, len(self.phases) - 1)][1]
+        part = min(1.0, (share - start) / (end - start))
+        blend = {"step": 0.0, "linear": part, "cosine": 0.5 * (1 - math.cos(math.pi * part))}[self.how]
+        return {n: (1 - blend) * here.get(n, 0.0) + blend * after.get(n, 0.0) for n in here | after}
+
+    def forward(self) -> dict[str, float]:
+        weights = self.at(int(self.micro_batches) // self.accumulate / self.total)
+        if self.training:
+            self.micro_batches += 1
+        return weights
+
+
+class Router(nn.Module):
+    """K losses in, K weights of sum 1 out: LDC-MTL's K -> 32 -> K, trained along with the model.
+
+    penalty    on the largest minus the smallest weighted loss
+    normalise  none (the write-up), initial (each loss over its first value), running (over its own running mean)
+    learns     total: the weights minimise weighted sum + spread, and so does the model (the write-up)
+               spread: the weights minimise the spread alone, the model the weighted sum alone
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        penalty: float = 0.1,
+        normalise: str = "running",
+        learns: str = "spread",
+        decay: float = 0.98,
+    ):
+        super().__init__()
+        for name, value, allowed in (
+            ("normalise", normalise, ("none", "initial", "running")),
+            ("learns", learns, ("total", "spread")),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} = {value!r}: allowed are {', '.join(allowed)}")
+        if penalty < 0 or (learns == "spread" and not penalty):
+            raise ValueError(f"penalty = {penalty}: must be above 0, or the router learns nothing")
+        if not 0 <= decay < 1:
+            raise ValueError(f"decay = {decay}: must be from 0 to below 1")
+        self.names, self.normalise, self.learns, self.decay = tuple(names), normalise, learns, decay
+        self.net = nn.Sequential(nn.Linear(len(names), 32), nn.ReLU(), nn.Linear(32, len(names)))
+        self.register_buffer("scale", torch.zeros(len(names)))  # 0: this loss has not been seen
+        self.register_buffer("penalty", torch.tensor(float(penalty)), persistent=False)
+
+    def mix(self, sums: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
+        """Summed losses by name to their weighted sums, and the penalty as one more term, `spread`."""
+        some, each = next(iter(sums.values())), tokens.clamp(min=1)
+        mixed, spread, _ = self(torch.stack([sums.get(n, torch.zeros_like(some)) for n in self.names]) / each)
+        return {n: m * each for n, m in zip(self.names, mixed) if n in sums} | {"spread": spread * each}
+
+    def forward(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean losses (K,), 0 where an objective is off, to the weighted losses (K,), penalty * spread, weights (K,).
+
+        An absent loss is left out of the softmax: at value 0 it would be the easiest of all and take the weight.
+        """
+        with torch.autocast(means.device.type, enabled=False):
+            seen = _over_processes(means.detach().to(self.scale.dtype))  # the same weights and buffers in each
+            present = seen > 0
+            present = present | ~present.any()
+            scale = self._scale(seen, present)
+            logits = self.net(seen / scale)
+            weights = logits.masked_fill(~present, -math.inf).softmax(-1)
+            scaled = means / scale
+            alone = self.learns == "spread"
+            weighted = weights * (scaled.detach() if alone else scaled)
+            at = weights.detach() * seen / scale  # ranked by what every process sees, or the gradients would not add up
+            top, low = at.masked_fill(~present, -1).argmax(-1), at.masked_fill(~present, math.inf).argmin(-1)
+            spread = self.penalty * (weighted.gather(-1, top[..., None]) - weighted.gather(-1, low[..., None])).sum()
+            return (weights.detach() * scaled if alone else weighted), spread, weights.detach()
+
+    def _scale(self, seen: Tensor, present: Tensor) -> Tensor:
+        if self.normalise == "none":
+            return torch.ones_like(seen)
+        if self.training:
+            moved = self.decay * self.scale + (1 - self.decay) * seen if self.normalise == "running" else self.scale
+            new = torch.where(present, torch.where(self.scale == 0, seen, moved), self.scale)
+            self.scale.copy_(new)
+        return torch.where(self.scale > 0, self.scale, 1.0)
+
+
+def _over_processes(means: Tensor) -> Tensor:
+    if torch.distributed.is_initialized():
+        means = means.clone() / torch.distributed.get_world_size()
+        torch.distributed.all_reduce(means)
+    return means
+
+
+def phase_diagram(
+    ratios: Sequence[float],
+    penalties: Sequence[float],
+    *,
+    steps: int = 400,
+    lr: float = 3e-3,
+    falls: tuple[float, float] = (0.0, 0.0),
+    seed: int = 0,
+    **router,
+) -> Tensor:
+    """Train a router per cell on two losses alone and return its w1 at the end, (ratios, penalties).
+
+    The losses start at (ratio, 1) and fall by the factors exp(-falls) over the run. `router` takes its options. All
+    cells start from the same weights and run side by side under vmap; Adam works per element, so they do not meet.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        first = Router(("one", "two"), **router)
+    cells = [(float(r), float(p)) for r in ratios for p in penalties]
+    routers = [copy.deepcopy(first) for _ in cells]
+    for module, (_, penalty) in zip(routers, cells):
+        module.penalty.fill_(penalty)
+    params, buffers = torch.func.stack_module_state(routers)
+    start = torch.tensor([[ratio, 1.0] for ratio, _ in cells])  # (cells, 2)
+    adam = torch.optim.Adam(params.values(), lr=lr)
+
+    def cell(params: dict, buffers: dict, means: Tensor) -> tuple[Tensor, Tensor]:
+        mixed, spread, weights = torch.func.functional_call(first, (params, buffers), (means,))
+        return mixed.sum() + spread, weights[0]
+
+    late = []
+    for step in range(steps):
+        means = start * torch.exp(-torch.tensor(falls) * step / steps)
+        total, w1 = torch.vmap(cell)(params, buffers, means)
+        adam.zero_grad()
+        total.sum().backward()
+        adam.step()
+        late.append(w1)
+    return torch.stack(late[-max(1, steps // 20) :]).mean(0).view(len(ratios), len(penalties))  # it jitters at the kink

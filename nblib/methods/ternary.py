@@ -1,0 +1,120 @@
+"""Ternary weights and int8 activations, the rounding of BitNet b1.58 (Ma et al., 2024), and two bits each on disk.
+
+    s = max(mean |W|, 1e-5)      Q(W) = s * clip(round(W / s), -1, 1)          one s per matrix
+    g = max(max |x|, 1e-5)       Q(x) = g / 127 * round(127 x / g)             one g per token
+
+Rounding is flat almost everywhere, so its true gradient is zero, or for x, where g moves too, a gradient in one entry
+per token. The straight-through estimator answers with the identity instead. It belongs on x even when W is frozen:
+everything below the layer learns only through it.
+
+Footgun: `x + (Q(x) - x).detach()`, the usual way to write it, is not Q(x) to the last bit. Here it is a function with
+its own backward.
+"""
+
+import weakref
+
+import torch
+from torch import Tensor
+
+SMALLEST = 1e-5
+LEVELS = 127  # g >= |x|, so 127 x / g never leaves [-127, 127] and needs no clip
+GROUP = 32  # entries of a factor that share a scale in its quantised form
+
+
+class _Straight(torch.autograd.Function):
+    """rounding(z) forward, the identity backward."""
+
+    @staticmethod
+    def forward(ctx, z, rounding, *options):
+        return rounding(z.detach(), *options)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, *[None] * (len(ctx.needs_input_grad) - 1)
+
+
+def codes_and_scale(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """-1, 0, 1 in the weight's dtype, and the fp32 number that they are multiples of."""
+    scale = weight.detach().abs().mean(dtype=torch.float32).clamp_min(SMALLEST)
+    return (weight.detach() / scale).round_().clamp_(-1, 1).to(weight.dtype), scale
+
+
+def _ternary(weight: Tensor) -> Tensor:
+    codes, scale = codes_and_scale(weight)
+    return (codes * scale).to(weight.dtype)
+
+
+def _int8(x: Tensor) -> Tensor:
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    g = torch.linalg.vector_norm(wide, torch.inf, dim=-1, keepdim=True).clamp_min_(SMALLEST)  # (..., 1)
+    return (wide * (LEVELS / g)).round_().mul_(g / LEVELS).to(x.dtype)
+
+
+def _grouped(factor: Tensor, bits: int) -> Tensor:
+    codes, scales = group_codes(factor, bits)
+    return from_groups(codes, scales, factor.shape).to(factor.dtype)
+
+
+def ternary(weight: Tensor) -> Tensor:
+    """The weight as its matrix of -s, 0, s, straight-through."""
+    return _Straight.apply(weight, _ternary)
+
+
+def int8(x: Tensor) -> Tensor:
+    """Activations (..., D) as an int8 product would see them, straight-through."""
+    return _Straight.apply(x, _int8)
+
+
+def grouped(factor: Tensor, bits: int) -> Tensor:
+    """Symmetric rounding to `bits` with a scale per 32 entries, straight-through."""
+    return _Straight.apply(factor, _grouped, bits)
+
+
+def group_codes(factor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers (groups, 32) as int8, the last group filled up with zeros, and their fp32 scales (groups, 1)."""
+    if bits not in (4, 8):
+        raise ValueError(f"bits = {bits!r}: allowed are 4 and 8")
+    flat = factor.detach().flatten().float()
+    flat = torch.nn.functional.pad(flat, (0, -len(flat) % GROUP)).view(-1, GROUP)
+    most = 2 ** (bits - 1) - 1
+    scales = flat.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * most) / most
+    return (flat / scales).round_().clamp_(-most, most).to(torch.int8), scales
+
+
+def from_groups(codes: Tensor, scales: Tensor, shape: torch.Size) -> Tensor:
+    return (codes * scales).flatten()[: shape.numel()].view(shape)
+
+
+class Once:
+    """Rounds the tensor it is given, or returns the last result if it is given the same one again.
+
+    Queries, keys and values read one tensor, gate and up projection another; in eager mode each is rounded once. A
+    compiler merges equal work by itself, so there it does nothing. What it keeps between two calls is one activation.
+    """
+
+    def __init__(self):
+        self.of, self.state, self.result = lambda: None, None, None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or x.is_inference():  # inference tensors count no versions
+            return int8(x)
+        state = (x._version, torch.is_grad_enabled())  # changed in place, or wanted with its graph this time
+        if self.of() is not x or self.state != state:
+            self.of, self.state, self.result = weakref.ref(x), state, int8(x)
+        return self.result
+
+    def __reduce__(self):  # a copied or pickled model starts without somebody else's activation
+        return Once, ()
+
+
+def pack(codes: Tensor) -> Tensor:
+    """-1, 0, 1 of any shape as two bits each, four to a byte, (ceil(n / 4),)."""
+    flat = (codes.flatten() + 1).to(torch.uint8)
+    flat = torch.nn.functional.pad(flat, (0, -len(flat) % 4)).view(-1, 4)
+    return flat[:, 0] | flat[:, 1] << 2 | flat[:, 2] << 4 | flat[:, 3] << 6
+
+
+def unpack(packed: Tensor, shape: torch.Size) -> Tensor:
+    """The int8 codes that `pack` was given."""
+    pairs = torch.stack([packed >> shift & 3 for shift in (0, 2, 4, 6)], dim=1)  # (ceil(n / 4), 4)
+    return pairs.flatten()[: shape.numel()].view(shape).to(torch.int8) - 1

@@ -1,0 +1,55 @@
+"""Stop a run halfway, start it again, and compare it bit for bit with one that was never stopped.
+
+    resume.bit_equal(build, folder, total=6, machine=machine)
+
+trains what `build()` returns, a new model, its batches and its optimizers, twice: straight, and with Stop pressed in
+the middle. Every notebook of a method ends with it, because a method brings state of its own (priors, routers, caches,
+temperatures), and what is forgotten in a checkpoint shows here and in no loss curve.
+
+Footgun: `build` must not draw from what an earlier call left behind. It is seeded here before each call.
+"""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nblib import runtime, train
+
+
+class StopAfter:
+    """Controls of the loop that press Stop after a number of steps."""
+
+    lr_scale = 1.0
+
+    def __init__(self, steps: int):
+        self.left = steps
+
+    @property
+    def stop(self) -> bool:  # the loop asks once per step
+        self.left -= 1
+        return self.left <= 0
+
+
+def bit_equal(
+    build: Callable[[], tuple], folder: Path, *, total: int, machine: runtime.Machine, **options: Any
+) -> bool:
+    """Whether parameters and buffers end the same; `options` are those of `train.fit`."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def run(name: str, stop_after: int = 0):
+        runtime.seed_all(0)
+        model, batches, optimizers = build()
+        controls = StopAfter(stop_after) if stop_after else None
+        where = dict(total=total, checkpoints=folder / name, controls=controls, machine=machine)
+        return model, train.fit(model, batches, optimizers, **where, **options)
+
+    straight, _ = run("straight")
+    _, before = run("stopped", stop_after=total // 2)
+    resumed, after = run("stopped")
+    if (len(before), len(after)) != (total // 2, total - total // 2):
+        raise RuntimeError(f"{len(before)} of {total} steps before the stop and {len(after)} after it: not resumed")
+    ends = [[*m.parameters(), *m.buffers()] for m in (straight, resumed)]
+    return all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
