@@ -253,9 +253,10 @@ PITFALLS = [
         title="A divergence on hidden states the adapter never sees",
         symptom="The KL is in the thousands, every step is clipped, and the text is not learned.",
         claim="the log-variances run away and must be clamped (a fine-tuning repository)",
-        verdict="Unbounded log-variances at the same weight train. The KL was taken on `hidden_states[l]`, the residual "
-        "stream before the norm, while q_proj and v_proj see it after the norm. With post-norm blocks the two are the "
-        f"same; in a pre-norm model the stream grows with depth, and the KL with its square. Seen on {WITH_PEFT}.",
+        verdict="Unbounded log-variances at the same weight train. The KL was taken on `hidden_states[l]`, the "
+        "residual stream before the norm, while q_proj and v_proj see it after the norm. With post-norm blocks the "
+        "two are the same; in a pre-norm model the stream grows with depth, and the KL with its square. "
+        f"Seen on {WITH_PEFT}.",
         fix="Compute the KL in the adapter's own forward pass, on the input it is given.",
         broken=lambda: _charged("the hidden states"),
         fixed=lambda: _charged("the projection's input"),
