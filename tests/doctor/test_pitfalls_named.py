@@ -214,7 +214,7 @@ def itself(number: str) -> tuple:
 PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     **{
         number: itself(number)
-        for number in ("P01", "P02", "P03", "P04", "P06", "P08", "P12", "P21", "P26", "P27", "P29")
+        for number in ("P01", "P02", "P03", "P04", "P06", "P08", "P12", "P21", "P26", "P27", "P29", "P49")
     },
     "P07": (on_a_loaded_adapter, partial(on_a_loaded_adapter, is_trainable=True)),
     "P10": (partial(on_walked_factors, "attach first"), partial(on_walked_factors, "quantise first")),
