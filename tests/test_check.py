@@ -8,6 +8,7 @@ import torch
 
 import nblib
 from nblib import train
+from nblib.methods import ard
 from nblib.pitfalls import gradient_flow, handover, rounding
 from nblib.workbook.check import EXERCISES
 
@@ -46,6 +47,11 @@ def _along(start, end, fp32):
     return ((end - start) * way).sum() / (way * way).sum()
 
 
+def _variances(mean, logvar, mask):
+    keep = mask.bool()
+    return (mean.square() + logvar.exp())[keep].mean(0)
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -63,6 +69,8 @@ RIGHT = {
     "05.share": _along,
     "10.ternary": lambda weight: weight.abs().mean() * (weight / weight.abs().mean()).round().clamp(-1, 1),
     "10.closest": _closest,
+    "11.divergence": lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(-1),
+    "11.variances": _variances,
 }
 WRONG = {
     "00.schedule": [
@@ -146,6 +154,20 @@ WRONG = {
         lambda residual, rank: _closest(residual, rank + 1),
         lambda residual, rank: (residual[:, :rank], torch.eye(residual.shape[1])[:, :rank]),  # its first columns
         lambda residual, rank: [f[:, -rank:] for f in _closest(residual, min(residual.shape))],  # the smallest
+    ],
+    "11.divergence": [
+        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).mean(-1),  # a mean over ranks
+        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(),  # over tokens as well
+        lambda mean, logvar, variance: ard.divergence(mean, 2 * logvar, variance).sum(-1),  # a logarithm of deviations
+        lambda mean, logvar, variance: ard.divergence(mean, logvar, variance.square()).sum(-1),
+        lambda mean, logvar, variance: (0.5 * mean.square() / variance).sum(-1),
+    ],
+    "11.variances": [
+        lambda mean, logvar, mask: (mean.square() + logvar.exp()).mean((0, 1)),  # padding in both
+        lambda mean, logvar, mask: ((mean.square() + logvar.exp()) * mask[..., None]).mean((0, 1)),  # in the count
+        lambda mean, logvar, mask: _variances(mean, torch.full_like(logvar, -99), mask),  # without the noise
+        lambda mean, logvar, mask: 0.5 * _variances(mean, logvar, mask),
+        lambda mean, logvar, mask: _variances(mean, logvar, mask).sum(),
     ],
 }
 

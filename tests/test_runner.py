@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import papermill
@@ -78,7 +79,8 @@ def test_a_good_run_its_folder_the_skip_and_the_report(workbook, capsys):
     assert outcome.status == "done" and runs.is_done(folder) and runner.exit_code([outcome]) == 0
     assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", folder.name)
     expected = "environment.json figures metrics.jsonl notebook.ipynb parameters.yaml result.json run.json"
-    assert sorted(path.name for path in folder.iterdir()) == expected.split()
+    assert sorted(path.name for path in folder.iterdir() if path.name != "events") == expected.split()
+    assert (folder / "events").exists() == bool(find_spec("tensorboard"))
     assert "live 5" in capsys.readouterr().out
     metrics = [json.loads(line, parse_constant=pytest.fail) for line in (folder / "metrics.jsonl").open()]
     assert metrics == [{"step": 1, "loss": "nan", "norm": 2.0}, {"step": 2}]
@@ -309,6 +311,21 @@ def test_by_hand_a_run_gets_its_own_folder_and_resume_drops_a_torn_line(workbook
     other = runs.begin("00_a", {})
     other.log({"step": 3}), other.result(x=1), other.finish()
     assert "3" not in (run.dir / "metrics.jsonl").read_text() and not (run.dir / "result.json").exists()
+
+
+def test_tensorboard_gets_the_numbers_of_each_step(tmp_path):
+    """Read back by TensorBoard itself, which is not among what this workbook installs."""
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: no event files to read")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = runs.Run(tmp_path, {})
+    for step in (1, 2):
+        run.log({"run": "ard", "step": step, "of": 2, "loss": 3.0 / step, "kl": float("nan"), "stopped": "Stop"})
+    run.log({"epoch": 1})  # no step, so no place on the axis
+    run.finish()
+    found = EventAccumulator(str(tmp_path / "events")).Reload()
+    assert sorted(found.Tags()["scalars"]) == ["ard/kl", "ard/loss"]
+    assert [(e.step, e.value) for e in found.Scalars("ard/loss")] == [(1, 3.0), (2, 1.5)]
 
 
 def test_refresh_stores_outputs_and_touches_nothing_else(workbook):

@@ -93,6 +93,23 @@ def _factors(answer: Callable, rank: int, wide: bool = False) -> tuple:
     return float((residual - U @ V.T).norm()), float(least), (U.shape[1], V.shape[1])
 
 
+def _price(answer: Callable, mean, logvar, variance) -> list[float]:
+    """The answer for latents and a prior variance, given as lists."""
+    import torch
+
+    return answer(torch.tensor(mean), torch.tensor(logvar), torch.tensor(variance)).tolist()
+
+
+def _variances(answer: Callable, pads: int = 0, loud: float = 1.0) -> list[float]:
+    """The answer for two rows of two ranks, whose squared means average 1 and 4, followed by padding."""
+    import torch
+
+    mean = torch.tensor([[[1.0, 2.0], [-1.0, 2.0]], [[1.0, -2.0], [1.0, 2.0]]])
+    mean = torch.cat([mean, torch.full((2, pads, 2), 9.0)], dim=1)
+    mask = (torch.arange(2 + pads) < 2).long().expand(2, -1)
+    return answer(mean, torch.full_like(mean, math.log(loud)), mask).tolist()
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -233,5 +250,47 @@ EXERCISES = {
         ),
         ("It must hold for wide matrices too.", lambda f: math.isclose(*_factors(f, 5, wide=True)[:2], rel_tol=1e-4)),
         ("At full rank nothing is left.", lambda f: _factors(f, 12)[0] < 1e-4),
+    ],
+    "11.divergence": [  # (mean, logvar, variance) -> nats per token, the ranks on the last axis
+        (
+            "A latent that is its prior tells nothing and costs nothing.",
+            lambda f: math.isclose(_price(f, [[0.0]], [[math.log(3)]], [3.0])[0], 0, abs_tol=1e-6),
+        ),
+        (
+            "With unit variances the price is half the squared mean.",
+            lambda f: math.isclose(_price(f, [[2.0]], [[0.0]], [1.0])[0], 2, rel_tol=1e-5),
+        ),
+        (
+            "The mean is measured in units of the prior's variance.",
+            lambda f: math.isclose(_price(f, [[2.0]], [[math.log(4)]], [4.0])[0], 0.5, rel_tol=1e-5),
+        ),
+        (
+            "Noise narrower than the prior costs half the logarithm of the ratio, less what it saves.",
+            lambda f: math.isclose(_price(f, [[0.0]], [[-2.0]], [1.0])[0], 0.5 * (1 + math.exp(-2)), rel_tol=1e-5),
+        ),
+        (
+            "Ranks add up; they are not averaged. Tokens stay apart.",
+            lambda f: all(
+                math.isclose(a, b, rel_tol=1e-5)
+                for a, b in zip(_price(f, [[2.0, 2.0], [2.0, 0.0]], [[0.0, 0.0]] * 2, [1.0, 1.0]), (4, 2), strict=True)
+            ),
+        ),
+    ],
+    "11.variances": [  # (mean, logvar, mask) -> one variance per rank
+        ("There is one variance per rank.", lambda f: len(_variances(f)) == 2),
+        (
+            "The mean square of the latent holds its noise, too: twice the noise is more.",
+            lambda f: _variances(f, loud=2.0)[0] > _variances(f)[0] + 0.5,
+        ),
+        (
+            "It is the mean square itself, and not half of it: with squares 1 and 4 and noise 1 they are 2 and 5.",
+            lambda f: all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(_variances(f), (2, 5), strict=True)),
+        ),
+        (
+            "Padding changes nothing: neither the sum nor the count.",
+            lambda f: all(
+                math.isclose(a, b, rel_tol=1e-5) for a, b in zip(_variances(f, pads=3), _variances(f), strict=True)
+            ),
+        ),
     ],
 }

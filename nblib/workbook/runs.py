@@ -3,6 +3,7 @@
     outputs/<notebook>/<time>-<short id>/
         notebook.ipynb   parameters.yaml   environment.json   run.json      what ran, on what, how it ended
         metrics.jsonl    result.json       figures/           checkpoints/  adapter/     what came out
+        events/                                                    the metrics again, where tensorboard is installed
 
 A notebook's set-up cell calls `run = runs.begin("00_setup", globals())`, which checks the parameters once more (they
 may come from plain papermill or from a hand edit) and gives back the `Run` to log to. Every file is written under a
@@ -23,7 +24,8 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ class Run:
     dir: Path
     parameters: dict[str, Any]
     writes: bool = True  # only rank 0 of a multi-process run does
+    events: Any = field(default=None, repr=False)  # TensorBoard's writer, once there is something to write
 
     @property
     def checkpoints(self) -> Path:
@@ -50,6 +53,22 @@ class Run:
         if self.writes:
             with (self.dir / "metrics.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(to_json(record) + "\n")
+            self._to_tensorboard(record)
+
+    def _to_tensorboard(self, record: Mapping[str, Any]) -> None:
+        """The numbers of a step as scalars in events/, where tensorboard is installed. The runs of one notebook keep
+        apart by their name; a step that comes again after a resume replaces the earlier one in the plots."""
+        if "step" not in record or (self.events is None and find_spec("tensorboard") is None):
+            return
+        if self.events is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(make_folder(self.dir / "events")))
+        run = f"{record['run']}/" if "run" in record else ""
+        for name, value in record.items():
+            if isinstance(value, (int, float)) and name not in ("step", "of"):
+                self.events.add_scalar(run + name, value, record["step"])
+        self.events.flush()
 
     def result(self, **facts: Any) -> None:
         """Add to the summary by which runs are compared."""
@@ -67,6 +86,8 @@ class Run:
 
     def finish(self) -> None:
         """Mark a run made by hand as done; under the runner it is the runner who says so."""
+        if self.events is not None:
+            self.events.close()
         if self.writes and RUN_DIR not in os.environ:
             merge(self.dir / "run.json", {"status": "done", "finished": time.time()})
 

@@ -1,0 +1,243 @@
+"""Around a run of ARD-LoRA: checks before it, what to watch during it, and files after it.
+
+Before: `preflight` ends with the reason if anything but the adapters trains, if they are not fp32, if tokenizer and
+model disagree about special tokens, if padding is supervised or unmasked, or if a tensor gets no gradient. During:
+log-variances per layer, and the gradient norm of every loss term, by `autograd.grad`, which leaves `.grad` alone (a
+probe that zeroes gradients in the loop also wipes what accumulation has gathered so far). After: the full state as one
+safetensors file, and the mean adapter as an ordinary PEFT folder, which is what the model computes in evaluation.
+
+Footgun: PEFT's LoRA has no noise and no priors. An exported adapter gives the same logits, but nobody can draw from it
+or go on training it as ARD-LoRA; for that there is `save`.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from nblib import checkpoint, losses, runtime, wiring
+from nblib.methods.ard import Batch, adapters, divergence, install, passes
+
+FILE = "ard.safetensors"
+Loss = Callable[[nn.Module, Batch], dict[str, Tensor]]
+
+
+# ------------------------------------------------------------------ before
+
+
+def preflight(model: nn.Module, tokenizer, batch: Batch, *, loss: Loss | None = None) -> dict:
+    """Raise what would spoil the run, or return the facts. With `loss` two trial steps show that every tensor trains;
+    everything is put back afterwards."""
+    own = {f"{name}.{p}": t for name, a in adapters(model).items() for p, t in a.named_parameters(recurse=False)}
+    if not own:
+        raise ValueError("the model has no adapters: attach first")
+    trains = wiring.trainable(model)
+    if wrong := sorted(own.keys() ^ trains.keys()):
+        say = "an adapter that is frozen" if wrong[0] in own else "no adapter and trains"
+        raise ValueError(f"{len(wrong)} tensors train that should not, or the reverse: {wrong[0]} is {say}")
+    if wrong := [f"{name} is {p.dtype}" for name, p in own.items() if p.dtype != torch.float32]:
+        raise ValueError(f"adapters must be fp32, small updates are lost otherwise: {wrong[0]}")
+    _check_tokens(model, tokenizer)
+    _check_batch(model, tokenizer, batch)
+    if loss is not None:
+        tokens = losses.supervised(batch["labels"])
+        seen = wiring.canary(model, lambda: sum(loss(model, batch).values()) / tokens)
+        if not seen.alive:
+            raise ValueError(f"a trial of two steps failed: {seen.sentence}")
+    frozen = [p for p in model.parameters() if not p.requires_grad]
+    count = sum(p.numel() for p in own.values())
+    return {
+        "adapters": len(adapters(model)),
+        "tensors": len(own),
+        "trainable": count,
+        "bytes of the base": sum(p.numel() * p.element_size() for p in frozen),
+        "bytes of adapters, gradients and two moments": 4 * 4 * count,
+        "dtypes of the base": ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in frozen})),
+    }
+
+
+def _check_tokens(model: nn.Module, tokenizer) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model embeds {rows}: they are no pair")
+    for kind in ("pad", "eos", "bos"):
+        mine, theirs = getattr(tokenizer, f"{kind}_token_id"), getattr(model.config, f"{kind}_token_id", None)
+        allowed = theirs if isinstance(theirs, list) else [theirs]
+        if mine is not None and theirs is not None and mine not in allowed:
+            raise ValueError(f"{kind} is token {mine} for the tokenizer and {theirs} for the model: set one of them")
+
+
+def _check_batch(model: nn.Module, tokenizer, batch: Batch) -> None:
+    ids, labels, mask = batch["input_ids"], batch["labels"], batch.get("attention_mask")
+    if int(ids.max()) >= (rows := model.get_input_embeddings().weight.shape[0]):
+        raise ValueError(f"input_ids: token {int(ids.max())}, the model embeds {rows}")
+    if not int(losses.supervised(labels)):
+        raise ValueError(f"labels: none is supervised, all are {losses.IGNORED}")
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id != tokenizer.eos_token_id else None  # or it means both
+    if mask is None and pad is not None and bool((ids == pad).any()):
+        raise ValueError(f"input_ids hold the pad token {pad} and there is no attention_mask: its KL would count")
+    padding = torch.zeros_like(ids, dtype=torch.bool) if mask is None else ~mask.bool()
+    padding = padding if pad is None else padding | (labels == pad)
+    if wrong := int((padding & (labels != losses.IGNORED)).sum()):
+        raise ValueError(f"labels: {wrong} padding positions are supervised; set them to {losses.IGNORED}")
+
+
+# ------------------------------------------------------------------ during
+
+
+def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> list[dict]:
+    """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token."""
+    rows = []
+    for name, (mean, logvar) in latents(model, batches, machine=machine).items():
+        kl = divergence(mean, logvar, adapters(model)[name].prior).sum(-1)
+        row = {"layer": name, "logvar min": logvar.min(), "logvar mean": logvar.mean(), "logvar max": logvar.max()}
+        row |= {"logvar std": logvar.std(), "mean rms": mean.square().mean().sqrt(), "kl": kl.mean()}
+        rows.append({key: value if key == "layer" else float(value) for key, value in row.items()})
+    return rows
+
+
+def latents(
+    model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and log-variance (tokens, r) of every adapter over the real tokens, for a scatter of two ranks."""
+    found: dict[str, list] = {name: [] for name in adapters(model)}
+    for seen, mask in passes(model, batches, machine=machine):
+        for name, calls in seen.items():
+            found[name] += [[x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls]
+    return {name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in found.items()}
+
+
+def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None) -> list[dict]:
+    """A row per adapter: gradient norm of each loss term and of their sum, per supervised token.
+
+    `.grad` and the random generators stay as they are, so it may be called between any two steps.
+    """
+    params, before = wiring.trainable(model), checkpoint.generators()
+    tokens = losses.supervised(batch["labels"])
+    try:
+        with machine.autocast() if machine else torch.enable_grad():
+            terms = {name: term / tokens for name, term in loss(model, batch).items() if term.requires_grad}
+        found = {}
+        for name, term in terms.items():
+            grads = torch.autograd.grad(term, list(params.values()), retain_graph=True, allow_unused=True)
+            found[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
+    finally:
+        checkpoint.set_generators(before)
+    rows = []
+    for layer, adapter in adapters(model).items():
+        own = [f"{layer}.{p}" for p, _ in adapter.named_parameters(recurse=False)]
+        norms = {name: _norm(grads[p] for p in own) for name, grads in found.items()}
+        rows.append({"layer": layer, **norms, "total": _norm(sum(g[p] for g in found.values()) for p in own)})
+    return rows
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return float(torch.cat([t.flatten() for t in tensors]).norm())
+
+
+@torch.no_grad()
+def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3) -> list[dict]:
+    """What the model would say next, with its probability: the same prompts at every epoch show what changes."""
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    rows = []
+    for prompt in prompts:
+        ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+        if not ids.numel():
+            raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
+        best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
+        row = {"prompt": prompt}
+        for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
+            row |= {f"{n}": tokenizer.decode([token]), f"p{n}": p}
+        rows.append(row)
+    model.train(was_training)
+    return rows
+
+
+# ------------------------------------------------------------------ after
+
+
+def save(model: nn.Module, folder: Path | str) -> Path:
+    """All that the adapters are, priors and step count included, as one safetensors file; the base is not in it."""
+    found = adapters(model)
+    if not found:
+        raise ValueError("the model has no adapters: there is nothing to save")
+    specs = {
+        name: {"rank": a.rank, "scale": a.scale, "deterministic": a.lora_logvar is None, "bounds": a.bounds}
+        for name, a in found.items()
+    }
+    return _write(Path(folder) / FILE, _state(model), {"format": "pt", "ard": json.dumps(specs)})
+
+
+def load(model: nn.Module, folder: Path | str) -> nn.Module:
+    """Put saved adapters on the base they were made for, or back into a model that already holds such adapters."""
+    path = Path(folder) / FILE
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no saved adapters there")
+    with safe_open(path, framework="pt") as file:
+        specs, saved = json.loads(file.metadata()["ard"]), {key: file.get_tensor(key) for key in file.keys()}
+    if not adapters(model):
+        if missing := [name for name in specs if name not in dict(model.named_modules())]:
+            raise ValueError(f"{path} has adapters for modules that this model lacks, the first is {missing[0]}")
+        install(model, specs)
+    here = _state(model)
+    if wrong := sorted(n for n in here.keys() | saved.keys() if n not in here or n not in saved):
+        raise ValueError(f"{path} and the model hold different adapters, the first difference is {wrong[0]}")
+    with torch.no_grad():
+        for name, tensor in here.items():
+            if tensor.shape != saved[name].shape:
+                raise ValueError(f"{path}: {name} is {tuple(saved[name].shape)}, the model's {tuple(tensor.shape)}")
+            tensor.copy_(saved[name])
+    return model
+
+
+def export_peft(model: nn.Module, folder: Path | str) -> Path:
+    """The mean adapter as a PEFT LoRA folder: `PeftModel.from_pretrained(base, folder)` gives the same logits."""
+    from peft import LoraConfig
+
+    found = adapters(model)
+    if not found:
+        raise ValueError("the model has no adapters: there is nothing to export")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks = {name: a.rank for name, a in found.items()}
+    alphas = {name: a.scale * a.rank for name, a in found.items()}  # PEFT divides by the rank a layer has left
+    config = LoraConfig(
+        r=max(ranks.values()),
+        lora_alpha=max(alphas.values()),
+        target_modules=list(found),
+        rank_pattern=ranks,
+        alpha_pattern=alphas,
+        base_model_name_or_path=getattr(model, "name_or_path", None),
+        task_type="CAUSAL_LM",
+        inference_mode=True,
+    )
+    state = {}
+    for name, a in found.items():
+        state[f"base_model.model.{name}.lora_A.weight"] = a.lora_mean.detach()
+        state[f"base_model.model.{name}.lora_B.weight"] = a.lora_up.detach()
+    _write(folder / "adapter_model.safetensors", state, {"format": "pt"})
+    config.save_pretrained(folder)
+    return folder
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    state = {"ard_steps": model.ard_steps}
+    for name, a in adapters(model).items():
+        own = [*a.named_parameters(recurse=False), *a.named_buffers(recurse=False)]
+        state |= {f"{name}.{key}": tensor.detach() for key, tensor in own}
+    return state
+
+
+def _write(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> Path:
+    """Under another name first: whoever reads finds the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=metadata)
+    os.replace(partial, path)
+    return path

@@ -1,0 +1,103 @@
+"""AdaLoRA and MonteCLoRA from peft in the plain loop, so that ARD-LoRA can be compared with them on equal terms.
+
+*AdaLoRA* (arXiv:2303.10512) starts with more ranks than it may keep and masks the least important ones on a schedule:
+before `tinit` none, in the last `tfinal` steps no more. It needs the gradients of the step just taken, so `allocate`
+hooks it behind the optimizer, where they still are. peft adds the penalty that keeps its factors orthogonal to the loss
+that the model computes itself; a loop with a loss of its own must add it, and `adalora_loss` does.
+
+*MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples whose covariance is
+learned. Its divergence is that of the pass just made, and it draws in training mode only.
+
+Footgun: MonteCLoRA fills a buffer of noise ahead, so a forward pass that is recomputed, as under activation
+checkpointing, draws another one: its gradients are wrong without a word (pitfall P57). And it cannot be copied by
+`copy.deepcopy` after a forward pass in training mode.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nblib import losses
+
+Batch = dict[str, Tensor]
+
+
+def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iterable[str], steps: int) -> nn.Module:
+    """AdaLoRA of `rank` ranks per layer, of which `keep` on average are left after half the steps."""
+    from peft import AdaLoraConfig
+
+    if not 1 <= keep <= rank:
+        raise ValueError(f"keep = {keep}: allowed are 1 to {rank}, the rank")
+    if steps < 6:
+        raise ValueError(f"steps = {steps}: at least 6, or there is no time to take ranks away")
+    spans = dict(tinit=steps // 6, tfinal=steps // 2, deltaT=1, total_step=steps)
+    shape = dict(init_r=rank, target_r=keep, lora_alpha=alpha, target_modules=list(kinds))
+    return _adapted(model, AdaLoraConfig(**shape, **spans, task_type="CAUSAL_LM"))
+
+
+def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
+    """Let AdaLoRA choose its ranks after every step of this optimizer."""
+    taken = 0
+
+    def chosen(*_) -> None:
+        nonlocal taken
+        taken += 1
+        model.base_model.update_and_allocate(taken)
+
+    optimizer.register_step_post_hook(chosen)
+    return optimizer
+
+
+def orthogonality(model: nn.Module) -> Tensor:
+    """How far AdaLoRA's factors are from orthogonal ones: the mean Frobenius distance of their Gram matrices."""
+    factors = [(name, p) for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name]
+    grams = [p @ p.T if ".lora_A." in name else p.T @ p for name, p in factors]
+    return sum((g - torch.eye(len(g), device=g.device, dtype=g.dtype)).norm() for g in grams) / len(grams)
+
+
+def adalora_loss(model: nn.Module, batch: Batch, *, weight: float = 0.5) -> dict[str, Tensor]:
+    """Next-token loss and the penalty with the weight peft gives it."""
+    tokens = losses.supervised(batch["labels"])
+    return losses.causal_lm(model, batch) | {"orthogonality": weight * tokens * orthogonality(model)}
+
+
+def ranks_left(model: nn.Module) -> int:
+    """Ranks that AdaLoRA has not masked, over all layers."""
+    return sum(int(p.detach().ne(0).sum()) for name, p in model.named_parameters() if ".lora_E." in name)
+
+
+def monteclora(model: nn.Module, *, rank: int, alpha: float, kinds: Iterable[str], **noise) -> nn.Module:
+    """MonteCLoRA with peft's defaults; `noise` are options of its MontecloraConfig."""
+    from peft import LoraConfig, MontecloraConfig
+
+    shape = dict(r=rank, lora_alpha=alpha, target_modules=list(kinds))
+    return _adapted(model, LoraConfig(**shape, monteclora_config=MontecloraConfig(**noise)))
+
+
+def monteclora_loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Next-token loss and the divergence, which is a number per token and already weighted."""
+    terms = losses.causal_lm(model, batch)
+    return terms | {"kl": model.base_model._get_monteclora_loss() * losses.supervised(batch["labels"])}
+
+
+@contextmanager
+def drawing(model: nn.Module) -> Iterator[None]:
+    """Let MonteCLoRA draw while something is measured: `sampling` of uncertainty.measure. Dropout would come along."""
+    was_training = model.training
+    model.train()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _adapted(model: nn.Module, config) -> nn.Module:
+    from peft import get_peft_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers by a name that is on its way out
+        return get_peft_model(model, config).train()

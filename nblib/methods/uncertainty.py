@@ -1,0 +1,120 @@
+"""Does a model know what it knows? Accuracy, likelihood and calibration per token, from one forward pass or many.
+
+A calibrated model that says 0.7 is right seven times in ten. Tokens are sorted by the probability of their top
+candidate into equal-width bins (lo, hi], and the expected calibration error is the mean gap,
+
+    ECE = sum over bins of n_b / N * | accuracy_b - confidence_b |        (Guo et al., arXiv:1706.04599)
+
+A model with noise inside can be asked more than once. The honest prediction is the mean of the *probabilities*,
+p = 1/S sum of softmax(logits_s); only this average can show doubt that a single pass, with the noise switched off,
+cannot. Nothing here knows where the noise comes from: `sampling(model)` is the context in which the model draws.
+
+Logits exist for a chunk of tokens at a time; between passes only the last hidden states are kept, (S, n, D).
+
+Footgun: ECE is a property of the top candidate only, and says nothing about accuracy: a model that always answers with
+the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from nblib import checkpoint, losses, runtime
+
+Batch = dict[str, Tensor]
+TINY = 1e-30  # below it a probability is not believed
+
+
+@torch.no_grad()
+def measure(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    samples: int = 0,
+    sampling: Callable[[nn.Module], AbstractContextManager] | None = None,
+    bins: int = 15,
+    chunk: int = 1024,
+    seed: int = 0,
+    machine: runtime.Machine | None = None,
+) -> dict:
+    """Accuracy, NLL and ECE over the supervised tokens; `samples` 0 is the point estimate.
+
+    The noise is drawn from `seed`, and the generators are left as they were: measuring does not change a run.
+    """
+    if samples < 0 or bins < 1 or chunk < 1:
+        raise ValueError(f"samples = {samples}, bins = {bins}, chunk = {chunk}: at least 0, 1 and 1")
+    if samples and sampling is None:
+        raise ValueError(f"samples = {samples}: give sampling, the context in which the model draws")
+    parts = []
+    with evaluating(model, seed), sampling(model) if samples else nullcontext():
+        for batch in batches:
+            batch = {name: tensor.to(next(model.parameters()).device) for name, tensor in batch.items()}
+            with machine.autocast() if machine else nullcontext():
+                parts += _judged(model, batch, max(1, samples), chunk)
+    if not parts:
+        raise ValueError("batches: no supervised token to measure on")
+    confidence, right, nats = (torch.cat(column).cpu() for column in zip(*parts))  # (N,) each
+    rows = reliability(confidence, right, bins=bins)
+    facts = {"accuracy": float(right.double().mean()), "nll": float(nats.double().mean()), "ece": ece(rows)}
+    return facts | {"tokens": len(nats), "samples": samples, "reliability": rows}
+
+
+def reliability(confidence: Tensor, right: Tensor, *, bins: int = 15) -> list[dict]:
+    """One row per bin (lo, hi] of equal width: tokens, mean confidence, accuracy. An empty bin has None for both."""
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    place = torch.bucketize(confidence.double(), edges[1:-1])  # right edge included
+    count = torch.bincount(place, minlength=bins)
+    said = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence.double())
+    held = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double())
+    rows = []
+    for low, high, n, s, h in zip(
+        edges[:-1].tolist(), edges[1:].tolist(), count.tolist(), said.tolist(), held.tolist()
+    ):
+        means = {"confidence": s / n, "accuracy": h / n} if n else {"confidence": None, "accuracy": None}
+        rows.append({"from": low, "to": high, "tokens": n, **means})
+    return rows
+
+
+def ece(rows: list[dict]) -> float:
+    """Expected calibration error of a reliability table."""
+    total = sum(row["tokens"] for row in rows)
+    return sum(row["tokens"] / total * abs(row["accuracy"] - row["confidence"]) for row in rows if row["tokens"])
+
+
+@contextmanager
+def evaluating(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Evaluation mode and generators of its own inside; both as they were afterwards."""
+    before, was_training = checkpoint.generators(), model.training
+    runtime.seed_all(seed)
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+        checkpoint.set_generators(before)
+
+
+def _judged(model: nn.Module, batch: Batch, samples: int, chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """(confidence, right, nats) of every supervised token of a batch, chunk by chunk."""
+    drawn, targets, weight = [], None, None
+    for _ in range(samples):
+        found = losses.hidden_states(model, batch)
+        if found is None:  # the head is more than a matrix product, so the logits themselves are kept
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            found = model(**inputs, use_cache=False).logits, None
+        hidden, targets = losses.shifted_rows(found[0], batch["labels"])  # (n, D), (n,)
+        drawn.append(hidden)
+        weight = found[1]
+    judged = []
+    for at in range(0, len(targets), chunk):
+        true, p = targets[at : at + chunk], 0
+        for hidden in drawn:
+            h = hidden[at : at + chunk]
+            logits = h if weight is None else h @ weight.to(h.dtype).T  # (c, V)
+            p = p + logits.float().softmax(-1) / samples
+        confidence, guess = p.max(-1)
+        nats = -p.gather(1, true[:, None]).squeeze(1).clamp_min(TINY).log()
+        judged.append((confidence, guess == true, nats))
+    return judged
