@@ -28,6 +28,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -165,11 +166,11 @@ class GoosePreTrainedModel(tf.PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
-            tf.initialization.normal_(module.weight, std=0.02)
+            initialization.normal_(module.weight, std=0.02)
         elif isinstance(module, nn.Linear):
-            tf.initialization.normal_(module.weight, std=0.1 / math.sqrt(self.config.hidden_size))
+            initialization.normal_(module.weight, std=0.1 / math.sqrt(self.config.hidden_size))
             if module.bias is not None:
-                tf.initialization.zeros_(module.bias)
+                initialization.zeros_(module.bias)
 
 
 class GooseModel(GoosePreTrainedModel):
