@@ -21,6 +21,15 @@ from nblib.workbook import base
 LENGTH, V, K = 32, 256, 16
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A forked child waits for ever for the threads that its parent had."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def numbers() -> torch.Tensor:
     steps = torch.randint(1, 12, (8_000,), generator=torch.Generator().manual_seed(1))
