@@ -297,6 +297,20 @@ def test_a_ternary_weight_takes_two_bits_on_disk(tmp_path):
     assert size - header == weights // 4 + rest + scales
 
 
+def test_a_save_that_fails_leaves_the_earlier_one(batch, tmp_path, monkeypatch):
+    model = small()
+    lrc.save(model, tmp_path / "model")
+
+    def full_disk(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken, pytest.raises(OSError):
+        broken.setattr(lrc, "save_file", full_disk)
+        lrc.save(small(rank=2), tmp_path / "model")
+    back = lrc.load(tmp_path / "model")
+    assert torch.equal(model.eval()(batch["input_ids"]).logits, back(batch["input_ids"]).logits)
+
+
 def test_a_folder_without_its_recipe_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(FileNotFoundError, match="no lrc.json in it"):
         lrc.load(tmp_path)

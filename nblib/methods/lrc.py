@@ -15,6 +15,8 @@ flat and nothing is raised; `init` offers it only to show that (notebook 10).
 """
 
 import json
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -227,13 +229,12 @@ def facts(model: nn.Module) -> dict[str, int | float]:
 
 
 def save(model: nn.Module, folder: str | Path) -> int:
-    """Write the model with two bits per ternary weight; returns its bytes on disk.
+    """Write the model with two bits per ternary weight, as a folder of its own; returns its bytes on disk.
 
     A joint model is saved as what it computes, its rounded weights, and a rounded correction as whole numbers with
     their scales. So what comes back gives the same logits, and nothing finer than these is left to train on.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     found, tensors, recipe = layers(model), {}, {"layers": {}, "same": {}}
     for name, layer in found.items():
         weight = ternary.ternary(layer.weight) if layer.joint else layer.weight
@@ -249,9 +250,12 @@ def save(model: nn.Module, folder: str | Path) -> int:
         elif name not in ours:  # a tied head is its embedding
             recipe["same"][name] = first[tensor.data_ptr()]
     recipe["dtype"] = str(model.dtype).removeprefix("torch.")
-    model.config.save_pretrained(folder)
-    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, folder / WEIGHTS)
-    (folder / RECIPE).write_text(json.dumps(recipe, indent=1))
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")  # an earlier save stays whole until the end
+    model.config.save_pretrained(partial)
+    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial / WEIGHTS)
+    (partial / RECIPE).write_text(json.dumps(recipe, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(partial, folder)
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
