@@ -18,6 +18,7 @@ import platform
 import random
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,7 +58,7 @@ def pick(device: str = "auto", precision: str = "auto") -> Machine:
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device = 'cuda', but torch sees no CUDA device here; use auto or cpu")
     if precision == "auto":
-        precision, why_precision = _native_precision(device)
+        precision, why_precision = native_precision(device)
     elif precision in PRECISIONS:
         why_precision = "precision asked for"
     else:
@@ -67,7 +68,9 @@ def pick(device: str = "auto", precision: str = "auto") -> Machine:
     return Machine(torch.device(device), precision, f"{device}: {why_device}; {precision}: {why_precision}")
 
 
-def _native_precision(device: str) -> tuple[str, str]:
+@cache
+def native_precision(device: str) -> tuple[str, str]:
+    """The lowest precision that the chip multiplies natively, and how we know."""
     if device == "cuda":
         if torch.cuda.get_device_capability() >= (8, 0):
             return "bf16", "this card multiplies bf16 natively"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from nblib import text, train
-from nblib.methods import movement, stacked_muon
+from nblib.methods import movement, muon
 
 
 def moved(model, made, machine, stream, total=5, **options):
@@ -33,7 +33,7 @@ def test_the_reach_is_how_far_steady_gradients_go():
     model.a, model.b = nn.Parameter(torch.randn(24, 16)), nn.Parameter(torch.ones(8))
     model.c, model.d, model.e = (nn.Parameter(torch.ones(3)) for _ in range(3))
     made = [
-        stacked_muon.StackedMuon([model.a], lr=0.02),
+        muon.Muon([model.a], lr=0.02),
         torch.optim.AdamW([model.b, model.c], lr=1e-3, weight_decay=0.0),
     ]
     made.append(torch.optim.AdamW([model.d], lr=0.0))

@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import AdamW
 
 from nblib import models, train
-from nblib.methods import muon, placement, stacked_muon
+from nblib.methods import muon, placement
 
 
 @pytest.fixture
@@ -19,8 +19,9 @@ def test_the_split_is_that_of_the_dense_rule_plus_the_experts(family):
     model = models.tiny(256, family=family, hidden=32, layers=2, heads=2, tie_word_embeddings=False)
     in_muon = {name for name, place in placement.places(model).items() if place.optimizer == "Muon"}
     experts = {name for name, p in model.named_parameters() if p.ndim == 3}
-    by_shape_and_name = set(muon.hidden_matrices(model)) - {"transformer.wpe.weight"}  # positions are looked up
-    assert in_muon == by_shape_and_name | experts
+    ends = ("embed_tokens.weight", "lm_head.weight", "wte.weight", "wpe.weight", "mlp.gate.weight")  # and the router
+    matrices = {name for name, p in model.named_parameters() if p.ndim == 2 and not name.endswith(ends)}
+    assert in_muon == matrices | experts
     reasons = {name: place.reason for name, place in placement.places(model).items()}
     assert all("router" in reasons[name] for name in reasons if name.endswith("mlp.gate.weight"))
     made = placement.optimizers(model)
@@ -99,15 +100,13 @@ def test_the_lint_knows_torchs_own_muon_and_decayed_norms(mixture):
     assert any("AdamW's kind of number" in s for s in said) and any("towards zero" in s for s in said)
 
 
-@pytest.mark.parametrize("adjust", stacked_muon.ADJUST)
+@pytest.mark.parametrize("adjust", muon.ADJUST)
 @pytest.mark.parametrize("shape", [(64, 64), (128, 32), (32, 128)])
 def test_the_size_of_a_step_is_foretold(shape, adjust):
     p = nn.Parameter(torch.zeros(shape))
     p.grad = torch.randn(shape)
-    stacked_muon.StackedMuon([p], lr=0.01, adjust=adjust).step()
-    assert float(p.detach().square().mean().sqrt()) == pytest.approx(
-        stacked_muon.step_rms(shape, 0.01, adjust), rel=0.1
-    )
+    muon.Muon([p], lr=0.01, adjust=adjust).step()
+    assert float(p.detach().square().mean().sqrt()) == pytest.approx(muon.step_rms(shape, 0.01, adjust), rel=0.1)
 
 
 def test_several_pass_for_one(mixture):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nblib.methods import placement, stacked_muon
+from nblib.methods import muon, placement
 
 
 class Moved(NamedTuple):
@@ -72,7 +72,7 @@ def _step(p: Tensor, group: dict, rate: float) -> float:
     """Root mean square of a step at this rate; for AdamW the most that it usually is."""
     if placement.convention(group) == "AdamW":
         return rate
-    return stacked_muon.step_rms(stacked_muon.map_shape(p.shape, group), rate, placement.convention(group))
+    return muon.step_rms(muon.map_shape(p.shape, group), rate, placement.convention(group))
 
 
 def _verdict(stuck: bool, group: dict | None, reach: float, rounded: float, moved: float) -> str:

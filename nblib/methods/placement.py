@@ -1,9 +1,8 @@
 """Which optimizer each parameter belongs in, the reason, and whether its rate is a number of the right convention.
 
-`muon.hidden_matrices` goes by shape and name and knows dense models and Qwen3's router. Here a parameter is judged by
-the module that owns it: weights of linear layers inside the blocks and stacked experts are maps between spaces and
-belong in Muon. Embeddings, heads, norms, biases, routers, and what is used entry by entry (a state space's decay
-rates, a convolution's taps: two and three dimensions, and no map) belong in AdamW.
+A parameter is judged by the module that owns it. Weights of linear layers inside the blocks and stacked experts are
+maps between spaces and belong in Muon. Embeddings, heads, norms, biases, routers, and what is used entry by entry (a
+state space's decay rates, a convolution's taps: two and three dimensions, and no map) belong in AdamW.
 
 A rate means nothing without its convention (P30): 0.02 with "original" and 0.003 with "match_rms_adamw" move a matrix
 of width 512 by about the same. So `lint_rates` reads the mode first, and shows what a step moves next to what is there.
@@ -17,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from transformers.pytorch_utils import Conv1D
 
-from nblib.methods import stacked_muon
-from nblib.methods.stacked_muon import StackedMuon
+from nblib.methods import muon
+from nblib.methods.muon import Muon
 
 # Where a rate usually lies. A number outside its own convention's range and inside the other's was copied.
 USUAL = {"original": (5e-3, 1e-1), "match_rms_adamw": (1e-5, 1e-2), "AdamW": (1e-5, 1e-2)}
@@ -85,10 +84,10 @@ def optimizers(
     adamw_lr: float = 3e-3,
     weight_decay: float = 0.0,
     adjust: str = "original",
-    compute: str = "bf16",
+    compute: str = "auto",
     halves: bool = False,
 ) -> list[Optimizer]:
-    """[StackedMuon, fused AdamW] over all that trains, as `places` deals it out. AdamW's matrices decay too."""
+    """[Muon, fused AdamW] over all that trains, as `places` deals it out. AdamW's matrices decay too."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     where = places(model)
     if not named:
@@ -104,7 +103,7 @@ def optimizers(
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     options = dict(lr=lr, weight_decay=weight_decay, adjust=adjust, compute=compute)
-    made = [StackedMuon(groups, **options)] if groups else []
+    made = [Muon(groups, **options)] if groups else []
     adam = [g for g in adam if g["params"]]
     return made + ([AdamW(adam, lr=adamw_lr, betas=(0.9, 0.95), fused=True)] if adam else [])
 
@@ -182,7 +181,7 @@ def _rate(group: dict) -> float:
 
 
 def _step(p: Tensor, group: dict) -> dict:
-    moved = stacked_muon.step_rms(stacked_muon.map_shape(p.shape, group), _rate(group), convention(group))
+    moved = muon.step_rms(muon.map_shape(p.shape, group), _rate(group), convention(group))
     there = float(p.detach().float().norm()) / p.numel() ** 0.5
     return {"rms of a step": moved, "rms of the weights": there, "ratio": moved / there if there else float("inf")}
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from nblib import train
-from nblib.methods import muon
+from nblib.methods import placement
 from nblib.pitfalls import VERSIONS, Pitfall, byte_model
 from nblib.pitfalls.bench import seeded
 
@@ -51,7 +51,7 @@ def start_loss() -> float:
 
 def muon_run(lr: float, aux: float, *, adjust: str = "original") -> dict:
     """Muon on the hidden matrices at `lr`, AdamW on embeddings, head and norms at `aux`."""
-    loss = from_scratch(lambda m: muon.optimizers(m, lr=lr, adamw_lr=aux, weight_decay=0.0, adjust=adjust))
+    loss = from_scratch(lambda m: placement.optimizers(m, lr=lr, adamw_lr=aux, weight_decay=0.0, adjust=adjust))
     gain = (start_loss() - loss) / (start_loss() - adamw_loss())
     return {"convention": adjust, "Muon rate": lr, "AdamW rate": aux, "loss after": loss, "share of AdamW's gain": gain}
 
@@ -80,8 +80,8 @@ def by_shape(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optim
 def wrongly_taken(family: str, *, tied: bool = True) -> list[str]:
     """What `ndim == 2` hands to Muon and should not."""
     model = byte_model.untrained(family=family, tie_word_embeddings=tied)
-    right = set(muon.hidden_matrices(model))
-    return [name for name, p in model.named_parameters() if p.ndim == 2 and name not in right]
+    where = placement.places(model)
+    return [name for name, p in model.named_parameters() if p.ndim == 2 and where[name].optimizer != "Muon"]
 
 
 def stacked_experts() -> str:
@@ -98,7 +98,7 @@ def split_run(split: str, lr: float = 3e-3, *, adjust: str = "match_rms_adamw") 
     """A new dense model with its parameters dealt out to Muon and AdamW 'ndim == 2' or 'by name'."""
     make = {
         "ndim == 2": lambda m: by_shape(m, lr, 3e-3, adjust),
-        "by name": lambda m: muon.optimizers(m, lr=lr, adamw_lr=3e-3, weight_decay=0.0, adjust=adjust),
+        "by module": lambda m: placement.optimizers(m, lr=lr, adamw_lr=3e-3, weight_decay=0.0, adjust=adjust),
     }[split]
     loss = from_scratch(make)
     gain = (start_loss() - loss) / (start_loss() - adamw_loss())
@@ -234,10 +234,10 @@ PITFALLS = [
         "dimensions, which Muon refuses. Split by name, a rate ten times smaller does well; split by shape, "
         "the rate of AdamW does not. At a much larger one (0.02 'original') the wrong split trains too, if less well, "
         f"which is why it passes unnoticed. {VERSIONS}",
-        fix="nblib.methods.muon.hidden_matrices: by name, inside the blocks, no router",
+        fix="nblib.methods.placement.places: by the module that owns it, inside the blocks, no router",
         broken=lambda: split_run("ndim == 2"),
-        claimed=lambda: split_run("by name", lr=3e-4),
-        fixed=lambda: split_run("by name"),
+        claimed=lambda: split_run("by module", lr=3e-4),
+        fixed=lambda: split_run("by module"),
         seen=_little_gained,
         check="S13",
     ),

@@ -28,7 +28,7 @@ import torch
 from torch import nn
 
 from nblib import checkpoint, losses, models, places, runtime, text, train
-from nblib.methods import muon
+from nblib.methods import muon, placement
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
     "default": dict(steps=240, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
@@ -63,7 +63,7 @@ def load(
 
 def key(recipe: str, machine: runtime.Machine) -> str:
     """The hash of everything that decides the weights."""
-    files = [module.__file__ for module in (text, models, losses, train, muon)] + [__file__]
+    files = [module.__file__ for module in (text, models, losses, train, muon, placement)] + [__file__]
     code = [text.strip_code(ast.parse(Path(file).read_text())) for file in files]
     parts = [RECIPES[recipe], text.fingerprint(text.documents("prose")), machine.precision, torch.__version__, code]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
@@ -84,7 +84,7 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     records = train.fit(
         model,
         batches,
-        muon.optimizers(model, lr=r["muon_lr"], adamw_lr=r["adamw_lr"], weight_decay=0.0),
+        placement.optimizers(model, lr=r["muon_lr"], adamw_lr=r["adamw_lr"], weight_decay=0.0),
         total=r["steps"],
         schedule=train.cosine(r["steps"], warmup=10),
         clip=0,  # Muon's step does not depend on the size of the gradient, AdamW's barely

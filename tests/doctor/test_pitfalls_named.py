@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from nblib import doctor, hf, models, pitfalls
 from nblib.doctor import Report
-from nblib.methods import muon
+from nblib.methods import placement
 from nblib.pitfalls import (
     autocast_and_inference,
     bench,
@@ -130,7 +130,7 @@ def with_a_scaler(scaler: torch.amp.GradScaler) -> Report:
 
 def with_muon(rate: float, aux: float) -> Report:
     def make(model):
-        return muon.optimizers(model, lr=rate, adamw_lr=aux, weight_decay=0.0, adjust="original")
+        return placement.optimizers(model, lr=rate, adamw_lr=aux, weight_decay=0.0, adjust="original")
 
     return watched(lambda: optimizers.from_scratch(make, steps=12))
 
@@ -139,7 +139,7 @@ def with_a_split(split: str) -> Report:
     def make(model):
         if split == "ndim == 2":
             return optimizers.by_shape(model, 3e-3, 3e-3, "match_rms_adamw")
-        return muon.optimizers(model, lr=3e-3, adamw_lr=3e-3, weight_decay=0.0, adjust="match_rms_adamw")
+        return placement.optimizers(model, lr=3e-3, adamw_lr=3e-3, weight_decay=0.0, adjust="match_rms_adamw")
 
     return watched(lambda: optimizers.from_scratch(make, steps=12))
 

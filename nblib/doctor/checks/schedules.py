@@ -210,11 +210,13 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
         return not_applicable("no Muon optimizer")
     judged = False
     for index, o in kinds:
+        group = o.object.param_groups[0]
+        convention = group.get("adjust_lr_fn", group.get("adjust", ...))  # torch's name, ours; None is 'original'
         rates = [max(s.rates) for s in e.of(Step, optimizer=index) if s.rates]
-        if not rates or _rising(rates[len(rates) // 2 :]) or "adjust_lr_fn" not in o.object.param_groups[0]:
+        if not rates or _rising(rates[len(rates) // 2 :]) or convention is ...:
             continue
         judged = True
-        matched = o.object.param_groups[0]["adjust_lr_fn"] == "match_rms_adamw"
+        matched = convention == "match_rms_adamw"
         top = max(rates)
         ups = [u for s in e.of(Step, optimizer=index) for u in s.updates if u.lr]
         size = median(u.rms for u in ups) / 0.2 if ups else None
@@ -225,7 +227,7 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
                 "N5b",
                 "muon-learning-rate",
                 WARN,
-                f"Muon at lr {top:.2g} with adjust_lr_fn={o.object.param_groups[0]['adjust_lr_fn']!r}{equal}",
+                f"Muon at lr {top:.2g} with convention {convention or 'original'!r}{equal}",
                 f"{want} for this convention",
                 f"Muon's learning rate is that of the other convention: {'far too large' if matched else 'too small'}.",
                 "Use lr about 0.02 with 'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.",
