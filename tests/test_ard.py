@@ -105,7 +105,7 @@ def test_the_sampled_forward_has_the_stated_mean_and_variance(logvar):
         wild = layer.latent(1e4 * x)[1]
         assert wild.min() >= -8 and wild.max() <= 4 and layer.latent(0 * x)[1].sub(-2).abs().max() < 0.1
     else:
-        assert torch.equal(layer.latent(x)[1], x @ layer.lora_logvar.T)
+        torch.testing.assert_close(layer.latent(x)[1], x @ layer.lora_logvar.T, rtol=0, atol=1e-14)
 
 
 def test_a_fresh_adapter_changes_nothing_and_everything_trains():
@@ -724,7 +724,9 @@ def test_monte_carlo_averages_probabilities_and_leaves_the_run_alone():
     state = torch.get_rng_state()
     found = uncertainty.measure(model, [batch], samples=3, **options)
     assert torch.equal(torch.get_rng_state(), state) and model.training
-    assert found == uncertainty.measure(model, [batch], samples=3, chunk=7, **options)
+    in_chunks = uncertainty.measure(model, [batch], samples=3, chunk=7, **options)
+    for kind in ("accuracy", "nll", "ece", "tokens"):
+        assert found[kind] == pytest.approx(in_chunks[kind], rel=1e-6)
     assert not any(a.sampled for a in ard.adapters(model).values())
 
     model.eval()

@@ -8,7 +8,7 @@ import torch
 from nblib import doctor, text, train
 from nblib.methods import depths, heads, moe, moe_runs, placement
 
-SMALL = dict(rows=4, length=32, hidden=32, layers=2, heads=2, moe_intermediate_size=32)
+SMALL = dict(rows=4, length=32, hidden=32, layers=2, heads=2, width=32)
 
 
 @pytest.fixture
@@ -41,6 +41,22 @@ def test_the_suspects_alone_together_and_all_but_each(data, machine):
     table = moe_runs.trial(data, machine=machine, which=[which[2], which[-1]], steps=12, **SMALL)
     assert [row["faults"] for row in table][:2] == ["none", "small rates"]
     assert table[0]["share of the gain"] == 1 > table[1]["share of the gain"] > table[2]["share of the gain"] - 0.05
+
+
+def test_weights_in_bf16_hold_bf16_and_lose_what_is_small(data):
+    lost = []
+    for weights in ("fp32", "bf16"):
+        setting = moe_runs.Setting(weights=weights, lr=1e-5, adamw_lr=1e-5)
+        model = moe_runs.build(setting, 256, **{k: v for k, v in SMALL.items() if k not in ("rows", "length")})
+        norm, before = model.model.norm.weight, [p.detach().clone() for p in model.parameters()]
+        for optimizer in moe_runs.optimizers(setting, model):
+            for p in model.parameters():
+                p.grad = torch.ones_like(p)
+            optimizer.step()
+        assert (weights == "bf16") == all(torch.equal(p, p.bfloat16().float()) for p in model.parameters())
+        assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before))
+        lost.append(bool((norm == 1).all()))
+    assert lost == [False, True]
 
 
 @pytest.mark.parametrize("wrong", [dict(weights="fp8"), dict(optimizer="sgd")])

@@ -78,6 +78,20 @@ def _report(router: nn.Module, args, output) -> None:
         seen.append(Routed(name, output[0], output[2]))
 
 
+def sizes(model: nn.Module) -> dict[str, int]:
+    """Parameters: all, those that work on one token (of the experts only k), and those of the experts."""
+    stacks = [
+        p
+        for m in model.modules()
+        for p in m._parameters.values()
+        if p is not None and p.ndim == 3 and getattr(m, "num_experts", None) == len(p)
+    ]
+    k = next(iter(routers(model).values())).top_k
+    total, experts = sum(p.numel() for p in model.parameters()), sum(p.numel() for p in stacks)
+    active = total - experts + sum(k * p[0].numel() for p in stacks)
+    return {"parameters": total, "active": active, "of the experts": experts}
+
+
 def balance(logits: Tensor, chosen: Tensor) -> Tensor:
     """E sum f P of one router: logits (N, E), chosen (N, k)."""
     E = logits.shape[1]

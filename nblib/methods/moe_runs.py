@@ -13,7 +13,7 @@ AdamW with one rate for all is a straw man: embeddings want a higher one than ma
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from nblib import losses, models, runtime, text, train
-from nblib.methods import depths, moe, placement
+from nblib.methods import depths, hybrid, moe, placement
 
-SHAPE = dict(hidden=128, layers=2, heads=4, moe_intermediate_size=128, num_experts=8, num_experts_per_tok=2)
+FAMILIES = ("qwen3_moe", "mixtral", "jamba")
+SHAPE = dict(family="qwen3_moe", hidden=128, layers=2, heads=4, width=128, experts=8, top_k=2)
 
 
 class Data(NamedTuple):
@@ -35,7 +36,8 @@ class Data(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a run is made of. `weights` is the dtype of the parameters, not of autocast.
+    """What a run is made of. `weights` is what the parameters can hold, not autocast: with
+    "bf16" they are rounded after every step, and the products stay as they are, which a CPU without bf16 would emulate.
 
     The defaults, and ADAMW, are the best of those tried on prose with SHAPE; tune anew for another shape or length.
     """
@@ -45,7 +47,7 @@ class Setting(NamedTuple):
     adamw_lr: float = 2e-2
     adjust: str = "original"
     halves: bool = False
-    balance_weight: float = 0.05
+    balance_weight: float = 0.1
     z_weight: float = 0.001
     weights: str = "fp32"
     capacity: float = 1.0  # below 1, layers skip tokens
@@ -64,20 +66,63 @@ class Outcome(NamedTuple):
     seconds: float
 
 
+def backbone(
+    vocabulary: int,
+    *,
+    family: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    width: int,
+    experts: int,
+    top_k: int,
+    length: int = 1024,
+    seed: int = 0,
+) -> nn.Module:
+    """A new mixture of one of three families by one set of names; `width` is the inner width of one expert."""
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k = {top_k}: must be at least 1 and at most experts = {experts}")
+    named = {
+        "qwen3_moe": dict(moe_intermediate_size=width, num_experts=experts, num_experts_per_tok=top_k),
+        "mixtral": dict(intermediate_size=width, num_local_experts=experts, num_experts_per_tok=top_k),
+        "jamba": dict(intermediate_size=width, experts=experts, top_k=top_k, attention_every=max(2, min(4, layers))),
+    }
+    if family not in named:
+        raise ValueError(f"family = {family!r}: allowed are {', '.join(FAMILIES)}")
+    shape = dict(hidden=hidden, layers=layers, heads=heads, length=length, seed=seed) | named[family]
+    return hybrid.jamba(vocabulary, **shape) if family == "jamba" else models.tiny(vocabulary, family=family, **shape)
+
+
 def build(setting: Setting, vocabulary: int, *, seed: int = 0, **shape) -> nn.Module:
     if setting.weights not in ("fp32", "bf16"):
         raise ValueError(f"weights = {setting.weights!r}: allowed are fp32, bf16")
-    model = models.tiny(vocabulary, family="qwen3_moe", seed=seed, **(SHAPE | shape))
+    model = backbone(vocabulary, seed=seed, **(SHAPE | shape))
     if setting.capacity < 1:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             layers = list(range(setting.every - 1, model.config.num_hidden_layers, setting.every))
             depths.attach(model, capacity=setting.capacity, layers=layers, skipped=setting.skipped)
-    return model.to(runtime.PRECISIONS[setting.weights])
+    if setting.weights == "bf16":
+        _round(model.parameters())
+    return model
+
+
+@torch.no_grad()
+def _round(params: Iterable[Tensor]) -> None:
+    for p in params:
+        p.copy_(p.bfloat16())
 
 
 def optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
     """Both sides have two rates: `lr` for the maps between spaces, `adamw_lr` for embeddings, norms and routers."""
+    made = _optimizers(setting, model)
+    if setting.weights == "bf16":
+        for o in made:
+            o.register_step_post_hook(lambda o, *_: _round(p for g in o.param_groups for p in g["params"]))
+    return made
+
+
+def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
     if setting.optimizer not in ("muon", "adamw"):
         raise ValueError(f"optimizer = {setting.optimizer!r}: allowed are muon, adamw")
     if setting.optimizer == "muon":

@@ -7,8 +7,8 @@ NS5 runs in the precision that the chip multiplies natively: torch's is always b
 instructions emulates, many times slower than fp32.
 
 An expert layer stores E matrices as one (E, out, in) parameter, which torch's refuses and a flattened (E out, in)
-gets wrong: each expert is a map of its own. Here NS5 runs over the last two dimensions, and all matrices of one shape, experts or not,
-go through it in one batch, so a hundred small matrices cost a few kernels instead of thousands.
+gets wrong: each expert is a map of its own. Here NS5 runs over the last two dimensions, and all matrices of one shape,
+experts or not, go through it in one batch, so a hundred small matrices cost a few kernels instead of thousands.
 
 NS5 is five times s <- 3.4445 s - 4.7750 s^3 + 2.0315 s^5 on every singular value of u / ||u||; `response` is that
 curve. It does not converge to 1 and need not: it stays within BAND for all s above 0.005 (Jordan et al., 2024).
