@@ -8,7 +8,7 @@ import torch
 
 import nblib
 from nblib import train
-from nblib.methods import ard
+from nblib.methods import ard, moe, muon
 from nblib.pitfalls import gradient_flow, handover, rounding
 from nblib.workbook.check import EXERCISES
 
@@ -52,6 +52,23 @@ def _variances(mean, logvar, mask):
     return (mean.square() + logvar.exp())[keep].mean(0)
 
 
+def _times(f, P):
+    return P.shape[1] * (f * P).sum(-1)
+
+
+def _share(logits, chosen):
+    return moe.load(chosen, logits.shape[1])
+
+
+def _iterated(G, coefficients=muon.QUINTIC, steps=muon.ITERATIONS):
+    """Newton and Schulz on a matrix as it is."""
+    a, b, c = coefficients
+    for _ in range(steps):
+        A = G @ G.T
+        G = a * G + b * A @ G + c * A @ A @ G
+    return G
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -71,6 +88,8 @@ RIGHT = {
     "10.closest": _closest,
     "11.divergence": lambda mean, logvar, variance: ard.divergence(mean, logvar, variance).sum(-1),
     "11.variances": _variances,
+    "12.balance": moe.balance,
+    "12.orthogonal": lambda G: _iterated(G / G.norm()),
 }
 WRONG = {
     "00.schedule": [
@@ -168,6 +187,30 @@ WRONG = {
         lambda mean, logvar, mask: _variances(mean, torch.full_like(logvar, -99), mask),  # without the noise
         lambda mean, logvar, mask: 0.5 * _variances(mean, logvar, mask),
         lambda mean, logvar, mask: _variances(mean, logvar, mask).sum(),
+    ],
+    "12.balance": [
+        lambda logits, chosen: moe.balance(logits, chosen) / logits.shape[1],  # without E
+        lambda logits, chosen: moe.balance(logits, chosen) * chosen.shape[1],  # transformers' f, which sums to k
+        lambda logits, chosen: _times(logits.softmax(1).mean(0), logits.softmax(1).mean(0)[None])[0],  # P for f
+        lambda logits, chosen: _times(_share(logits, chosen), _share(logits, chosen)[None])[0],  # f for P
+        lambda logits, chosen: moe.balance(logits, logits.topk(chosen.shape[1]).indices),  # whom it would choose
+        lambda logits, chosen: (
+            _times(logits.softmax(1).gather(1, chosen).mean(), torch.ones(1, 1))[0] * logits.shape[1]
+        ),
+        lambda logits, chosen: _times(_share(logits, chosen), logits.exp().mean(0)[None])[0],  # not normalised
+        lambda logits, chosen: moe.balance(logits.detach(), chosen),
+    ],
+    "12.orthogonal": [
+        lambda G: G / G.norm(),
+        lambda G: _iterated(G),  # grows without bound
+        lambda G: _iterated(G / G.norm(), (1.5, -0.5, 0.0)),  # the cubic, for which five times are too few
+        lambda G: _iterated(G / G.norm(), (3.4445, -4.7750, 2.3015)),  # mistyped
+        lambda G: _iterated(G / G.norm(), steps=2),
+        lambda G: -_iterated(G / G.norm()),
+        lambda G: _iterated(G / G.norm()).T,
+        lambda G: torch.linalg.qr(G.T)[0].T if G.shape[0] < G.shape[1] else torch.linalg.qr(G)[0],  # others' vectors
+        lambda G: _iterated(G / 20),  # right for gradients of one size
+        lambda G: G.sign() / max(G.shape) ** 0.5,
     ],
 }
 

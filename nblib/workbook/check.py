@@ -110,6 +110,51 @@ def _variances(answer: Callable, pads: int = 0, loud: float = 1.0) -> list[float
     return answer(mean, torch.full_like(mean, math.log(loud)), mask).tolist()
 
 
+def _balance(answer: Callable, probabilities: list, chosen: list) -> float:
+    """The answer for tokens whose router gives these probabilities, (N, E), and chose these experts, (N, k)."""
+    import torch
+
+    return float(answer(torch.tensor(probabilities).log(), torch.tensor(chosen)))
+
+
+def _pushes_down(answer: Callable) -> bool:
+    """Whether a step against the gradient takes probability from the expert that has all tokens."""
+    import torch
+
+    logits = torch.zeros(4, 3, requires_grad=True)
+    loss = answer(logits, torch.zeros(4, 1, dtype=torch.long))
+    if not loss.requires_grad:
+        return False
+    (gradient,) = torch.autograd.grad(loss, logits)
+    return bool((gradient[:, 0] > 0).all() and (gradient[:, 1:] < 0).all())
+
+
+def _seen_from(answer: Callable, shape: tuple[int, int], times: float = 1.0):
+    """U^T O V of the answer O for U S V^T, diagonal where the singular vectors are kept, and its singular values.
+
+    nan where O is no finite matrix of that shape."""
+    import torch
+
+    G = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    made = answer((times * G).float()).double()
+    if made.shape != G.shape or not made.isfinite().all():
+        return torch.full((16, 16), math.nan), torch.full((16,), math.nan)
+    inside = U.T @ made @ Vh.T
+    return inside, torch.linalg.svdvals(inside)
+
+
+def _in_band(values) -> bool:
+    from nblib.methods.muon import BAND
+
+    return BAND[0] - 0.02 < float(values.min()) and float(values.max()) < BAND[1] + 0.02
+
+
+def _crossed(inside) -> float:
+    """The largest entry off the diagonal."""
+    return float((inside - inside.diagonal().diag()).abs().max())
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -291,6 +336,62 @@ EXERCISES = {
             lambda f: all(
                 math.isclose(a, b, rel_tol=1e-5) for a, b in zip(_variances(f, pads=3), _variances(f), strict=True)
             ),
+        ),
+    ],
+    "12.balance": [  # (logits (N, E), chosen (N, k)) -> E sum f P
+        (
+            "Uniform routing is balanced: 1, whatever the number of experts.",
+            lambda f: math.isclose(_balance(f, [[0.25] * 4] * 4, [[0], [1], [2], [3]]), 1, rel_tol=1e-5),
+        ),
+        (
+            "f is a share of all assignments and sums to 1, also where a token has two experts.",
+            lambda f: math.isclose(_balance(f, [[0.25] * 4] * 2, [[0, 1], [2, 3]]), 1, rel_tol=1e-5),
+        ),
+        (
+            "One expert that has all tokens, and is sure of it, costs E.",
+            lambda f: math.isclose(_balance(f, [[1.0, 1e-30, 1e-30]] * 5, [[0]] * 5), 3, rel_tol=1e-5),
+        ),
+        (
+            "f counts who was chosen, and P is what the router thought: they may disagree.",
+            lambda f: math.isclose(_balance(f, [[0.25, 0.75]] * 4, [[0]] * 4), 0.5, rel_tol=1e-5),
+        ),
+        (
+            "f and P are each averaged over the tokens, and multiplied then: sure tokens that differ are in balance.",
+            lambda f: math.isclose(_balance(f, [[1.0, 1e-30], [1e-30, 1.0]], [[0], [1]]), 1, rel_tol=1e-5),
+        ),
+        (
+            "A probability does not change when all logits of a token are larger.",
+            lambda f: math.isclose(_balance(f, [[2.0, 6.0]] * 4, [[0]] * 4), 0.5, rel_tol=1e-5),
+        ),
+        ("The gradient must flow through P, and push the busy expert down.", _pushes_down),
+    ],
+    "12.orthogonal": [  # G (out, in) -> the orthogonal matrix near it, by five quintic iterations
+        (
+            "The result has the shape of G and is finite: what is above 1 explodes, so divide by the norm first.",
+            lambda f: bool(_seen_from(f, (16, 24))[1].isfinite().all()),
+        ),
+        (
+            "Five quintic iterations bring all singular values into the band around 1, none far below or above.",
+            lambda f: _in_band(_seen_from(f, (16, 24))[1]),
+        ),
+        (
+            "The singular vectors must stay: only odd powers of G, such as G G^T G, leave them alone.",
+            lambda f: _crossed(_seen_from(f, (16, 24))[0]) < 0.01,
+        ),
+        (
+            "It must hold for tall matrices too.",
+            lambda f: _in_band(_seen_from(f, (24, 16))[1]) and _crossed(_seen_from(f, (24, 16))[0]) < 0.01,
+        ),
+        (
+            "The size of a gradient plays no part: try one a thousand times as large, and one a thousandth.",
+            lambda f: (
+                all(_in_band(_seen_from(f, (16, 24), times)[1]) for times in (1e3, 1e-3))
+                and float((_seen_from(f, (16, 24), 1e3)[0] - _seen_from(f, (16, 24), 1e-3)[0]).abs().max()) < 0.01
+            ),
+        ),
+        (
+            "G points one way and its negative the other: V and U come with their signs.",
+            lambda f: float(_seen_from(f, (16, 24))[0].diagonal().min()) > 0,
         ),
     ],
 }

@@ -29,6 +29,7 @@ from nblib.pitfalls import (
     loop,
     loss_scaling,
     memory,
+    mixtures,
     precision,
     quantised,
     rollback,
@@ -205,6 +206,12 @@ def on_micro_batches(kind: type) -> Report:
     return by_callback(kind, models.tiny(hf_trainer.VOCAB, **hf_trainer.FAMILY), hf_trainer._Rows(8), **options)
 
 
+def on_experts(who: str) -> Report:
+    """With the model's own loss: what the loop's reads of its targets, in chunks, is not seen."""
+    model, rows = mixtures.choosing(who), byte_model.stream("prose")[: 8 * 64].view(8, 64)
+    return steps(model, lambda: model(input_ids=rows, labels=rows).loss)
+
+
 # ------------------------------------------------------------------------------------------------------ the pairs
 def itself(number: str) -> tuple:
     """The catalogue's own two runs, each in one watch."""
@@ -252,6 +259,7 @@ PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     ),
     "P44": (partial(on_a_distilled_student, flatten=False), partial(on_a_distilled_student, flatten=True)),
     "P46": (partial(on_micro_batches, hf_trainer.CustomLoss), partial(on_micro_batches, hf.Trainer)),
+    "P65": (partial(on_experts, "experts"), partial(on_experts, "tokens")),
 }
 ALLOWED = {"P26": ("N4",)}  # bf16 ends the overflow and, as parameters, rounds: P24
 
@@ -296,6 +304,7 @@ HEALTHY = {
         max_steps=3,
     ),
     "P42 a padding of its own": partial(on_ends, pad_is_eos=False),
+    "P65 room for the first that come": partial(on_experts, "tokens, while there is room"),
     "P46 two models one after the other": partial(watched, lambda: hf_trainer.loss_scale(hf.Trainer)),
     "P46 mixtures one after the other": partial(watched, lambda: hf_trainer.auxiliary_scale(hf.Trainer)),
 }
