@@ -14,6 +14,8 @@ import torch  # noqa: E402
 from nblib import models, runtime, text  # noqa: E402
 
 pytest_plugins = ["browser"]  # the fixture `lab`
+# For bf16 products of more than a toy: emulated they take fifty times as long as in fp32.
+native_bf16 = pytest.mark.skipif(runtime.native_precision("cpu")[0] != "bf16", reason="this CPU emulates bf16")
 FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
 
 

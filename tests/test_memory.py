@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as tf
+from conftest import native_bf16
 
 from nblib import cli, compiling, memory, models
 from nblib.pitfalls import graphs
@@ -57,8 +58,8 @@ def measure(config, *, rank=0, checkpointing=False, optimizer="adamw", **options
         dict(checkpointing=True),
         dict(rank=8),
         dict(rank=8, checkpointing=True, logits="full"),
-        dict(precision="bf16", optimizer="momentum"),
-        dict(precision="bf16", optimizer="sgd", logits="full"),
+        pytest.param(dict(precision="bf16", optimizer="momentum"), marks=native_bf16),
+        pytest.param(dict(precision="bf16", optimizer="sgd", logits="full"), marks=native_bf16),
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "plain",
 )
