@@ -5,7 +5,7 @@ import torch
 from conftest import FP32
 from torch.distributions import Categorical, kl_divergence
 
-from nblib import losses, models, text, train
+from nblib import compiling, losses, models, text, train
 from nblib.methods import against_teacher, alignment, goose
 from nblib.methods.alignment import Dynamics, Hidden
 from nblib.methods.distill import Distillation
@@ -104,6 +104,34 @@ def test_alignment_trains_with_the_student_and_resumes_to_the_bit(stream, teache
     assert [r["loss"] for r in again] == [r["loss"] for r in records[9:]]
     for a, b in zip(straight.parameters(), resumed.parameters()):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_compiled_blocks_stay_one_graph_when_their_states_are_asked_for(tiny, teacher, batches, checkpointed):
+    ran = []
+
+    def backend(graph, inputs):
+        ran.append(0)
+
+        def run(*args):
+            ran[-1] += 1
+            return graph(*args)
+
+        return run
+
+    torch._dynamo.reset()
+    tiny.alignment = Hidden([(0, 1), (2, 4)], tiny, teacher)
+    loss, batch = Distillation(teacher, alignment=tiny.alignment), next(batches)
+    plain = loss(tiny, batch)
+    compiling.compile_blocks(tiny, backend=backend)
+    if checkpointed:
+        compiling.checkpoint_blocks(tiny)
+    for _ in range(2):
+        terms = loss(tiny, batch)
+        sum(terms.values()).backward()
+        torch.testing.assert_close(terms, plain)
+    torch._dynamo.reset()
+    assert ran == [2 * 2]  # two passes through two blocks, one graph for both
 
 
 def test_what_cannot_be_aligned_is_refused(tiny, teacher, batches):

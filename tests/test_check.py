@@ -8,7 +8,7 @@ import torch
 
 import nblib
 from nblib import train
-from nblib.methods import ard, moe, muon
+from nblib.methods import ard, divergences, moe, muon
 from nblib.pitfalls import gradient_flow, handover, rounding
 from nblib.workbook.check import EXERCISES
 
@@ -69,6 +69,26 @@ def _iterated(G, coefficients=muon.QUINTIC, steps=muon.ITERATIONS):
     return G
 
 
+def _softened(student, teacher, T):
+    return T**2 * divergences.forward_kl((teacher / T).log_softmax(1), (student / T).log_softmax(1))[0]
+
+
+def _tail(student, top, at, safe=True):
+    """The k classes and one more; `xlogy` knows that 0 log 0 is 0."""
+    q = student.softmax(1).gather(1, at)
+    rest_p, rest_q = ((1 - x.sum(1)).clamp_min(0) for x in (top.exp(), q))
+    inside = (top.exp() * (top - q.log())).sum(1)
+    if not safe:
+        return inside + rest_p * (rest_p.log() - rest_q.log())
+    return inside + torch.xlogy(rest_p, rest_p) - torch.xlogy(rest_p, rest_q)
+
+
+def _spread(student, top, at):
+    rest = (1 - top.exp().sum(1, keepdim=True)).clamp_min(1e-9) / max(1, student.shape[1] - at.shape[1])
+    p = rest.expand_as(student).scatter(1, at, top.exp())
+    return divergences.forward_kl(p.log(), student.log_softmax(1))[0]
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -90,6 +110,8 @@ RIGHT = {
     "11.variances": _variances,
     "12.balance": moe.balance,
     "12.orthogonal": lambda G: _iterated(G / G.norm()),
+    "13.divergence": _softened,
+    "13.tail": _tail,
 }
 WRONG = {
     "00.schedule": [
@@ -211,6 +233,23 @@ WRONG = {
         lambda G: torch.linalg.qr(G.T)[0].T if G.shape[0] < G.shape[1] else torch.linalg.qr(G)[0],  # others' vectors
         lambda G: _iterated(G / 20),  # right for gradients of one size
         lambda G: G.sign() / max(G.shape) ** 0.5,
+    ],
+    "13.divergence": [
+        lambda s, t, T: _softened(t, s, T),  # the other way round
+        lambda s, t, T: _softened(s, t, T) / T**2,
+        lambda s, t, T: T**2 * _softened(s, t / T, 1.0),  # softens the teacher alone
+        lambda s, t, T: _softened(s, t, T).mean(),
+        lambda s, t, T: _softened(s, t, T) / s.shape[1],  # a mean over the vocabulary
+        lambda s, t, T: -(T**2) * ((t / T).softmax(1) * (s / T).log_softmax(1)).sum(1),  # the teacher's entropy is left
+        lambda s, t, T: T**2 * ((t / T).softmax(1) * ((t / T).softmax(1) / (s / T).softmax(1)).log()).sum(1),
+    ],
+    "13.tail": [
+        lambda s, top, at: divergences.forward_kl(top, s.log_softmax(1).gather(1, at))[0],  # leaves the others out
+        lambda s, top, at: divergences.forward_kl(top.log_softmax(1), s.log_softmax(1).gather(1, at))[0],  # the trap
+        lambda s, top, at: divergences.forward_kl(top.log_softmax(1), s.gather(1, at).log_softmax(1))[0],  # both
+        lambda s, top, at: _tail(s, top, at).sum(),
+        lambda s, top, at: _tail(s, top, at, safe=False),  # 0 log 0
+        _spread,  # asks for equal shares among the others
     ],
 }
 

@@ -1,5 +1,6 @@
 """Distillation against torch.distributions and autograd in float64, the temperature as a parameter, and the loop."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -10,8 +11,8 @@ from torch import nn
 from torch.distributions import Categorical, kl_divergence
 from torch.nn import functional as F
 
-from nblib import losses, memory, models, text, train
-from nblib.methods import distill, divergences
+from nblib import compiling, losses, memory, models, text, train
+from nblib.methods import distill, divergences, goose
 from nblib.methods.distill import Distillation
 from nblib.methods.temperature import Adversarial, Learned, Reversed
 
@@ -206,6 +207,20 @@ def test_options_that_cannot_be_are_refused(tiny, batches):
             Learned(**wrong)
     with pytest.raises(ValueError, match="must rise"):
         Adversarial(6.0, total=10)
+
+
+@pytest.mark.parametrize("family", [*models.FAMILIES, "goose"])
+def test_the_states_of_the_layers_are_those_of_transformers_and_no_hook_stays(family, batches):
+    """Embeddings first, the last after the final norm; what else a batch carries is not for the model."""
+    options = {} if family == "goose" else dict(family=family, heads=2)
+    model = (goose.tiny if family == "goose" else models.tiny)(256, hidden=32, layers=3, **options).eval()
+    batch = next(batches)
+    theirs = copy.deepcopy(model)(input_ids=batch["input_ids"], output_hidden_states=True).hidden_states
+    for _ in range(2):  # nothing is left over from one pass to the next
+        last, head, states = distill.states_of(model, batch | {distill.TOKEN_WEIGHTS: torch.ones(4, 32)}, layers=True)
+        torch.testing.assert_close(states, list(theirs))
+        assert states[-1] is last and head is model.get_output_embeddings().weight
+    assert not any(block._forward_pre_hooks for block in compiling.blocks(model))
 
 
 # ---------------------------------------------------------------- in the loop

@@ -1,7 +1,8 @@
 """Make the student's hidden states, or how they change from layer to layer, resemble the teacher's.
 
-    Hidden      distance of a student layer, taken to the teacher's width by a linear map, to a teacher layer
-    Dynamics    1 - CKA of the layers' updates h_(l+1) - h_l (feature dynamics distillation)
+    hidden_distillation   distance of every student layer to the teacher's, where both have the same shape
+    Hidden                distance of a student layer, taken to the teacher's width by a linear map, to a teacher layer
+    Dynamics              1 - CKA of the layers' updates h_(l+1) - h_l (feature dynamics distillation)
 
 The map is trained with the student and thrown away afterwards, so what it learns is not in the student: with a map per
 pair the states need only hold the same information, linearly. Linear CKA needs no map. It is 1 for states that are
@@ -25,10 +26,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nblib import losses
-from nblib.methods.objectives import DISTANCES
 
+DISTANCES = {  # of two tensors (n, D), one number per row; in fp32 or better
+    "mse": lambda s, t: (s - t).square().mean(-1),
+    "relative": lambda s, t: (s - t).square().sum(-1) / t.square().sum(-1).clamp_min(1e-12),
+    "normalised": lambda s, t: (F.normalize(s, dim=-1) - F.normalize(t, dim=-1)).square().mean(-1),  # 2 / D cosine
+    "cosine": lambda s, t: 1 - F.cosine_similarity(s, t, dim=-1),
+}
+LAYER_WEIGHTS = {"uniform": lambda i: 1.0, "progressive": lambda i: float(i), "exponential": lambda i: 2.0**i}
 Pairs = Sequence[tuple[int, int]]  # of a student's and a teacher's layer; 0 is the output of the embedding
 
 
@@ -63,6 +71,46 @@ def floor(x: Tensor, y: Tensor, *, debiased: bool = True, draws: int = 10, seed:
     return torch.stack(
         [cka(x, y[torch.randperm(len(y), generator=draw).to(y.device)], debiased=debiased) for _ in range(draws)]
     )
+
+
+def hidden_distillation(
+    student: Sequence[Tensor],
+    teacher: Sequence[Tensor],
+    labels: Tensor,
+    *,
+    kind: str = "mse",
+    weights: str | Sequence[float] = "uniform",
+) -> Tensor:
+    """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
+
+    One (B, T, D) per block, the last after the final norm: `distill.states_of` without its first. Later blocks
+    have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides by the
+    teacher's square per token.
+    """
+    if kind not in DISTANCES:
+        raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
+    shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
+    if shapes[0] != shapes[1] or not student:
+        described = (f"{len(each)} of {each[-1:]}" for each in shapes)
+        raise ValueError("hidden states: student {}, teacher {}; allowed: as many, as wide".format(*described))
+    total = 0.0
+    for share, s, t in zip(layer_weights(weights, len(student)), student, teacher, strict=True):
+        if share:
+            exact = torch.promote_types(s.dtype, torch.float32)
+            (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
+            total = total + share * DISTANCES[kind](s.to(exact), t.to(exact)).sum()
+    return total
+
+
+def layer_weights(weights: str | Sequence[float], layers: int) -> list[float]:
+    """One share per layer, adding up to 1."""
+    if isinstance(weights, str):
+        if weights not in LAYER_WEIGHTS:
+            raise ValueError(f"weights = {weights!r}: allowed are {', '.join(LAYER_WEIGHTS)} or one number per layer")
+        weights = [LAYER_WEIGHTS[weights](i) for i in range(1, layers + 1)]
+    if len(weights) != layers or not all(0 <= w < float("inf") for w in weights) or not any(weights):
+        raise ValueError(f"weights = {weights}: allowed are {layers} numbers, none negative, not all zero")
+    return [w / sum(weights) for w in weights]
 
 
 class Hidden(nn.Module):

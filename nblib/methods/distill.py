@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from nblib import losses
+from nblib import compiling, losses
 from nblib.methods import teacher_cache
 from nblib.methods.divergences import DIVERGENCES, TAILS, live, mixed_rows, stored
 
@@ -79,7 +79,7 @@ def check_teacher(teacher: nn.Module, student: nn.Module) -> None:
         raise ValueError(f"the teacher is not frozen ({trains[0]} requires a gradient): models.as_teacher(teacher)")
     if any(p.is_inference() for p in teacher.parameters()):
         raise ValueError("the teacher was made in torch.inference_mode: what it says cannot be saved for backward")
-    ours, theirs = (m.get_output_embeddings().weight.shape[0] for m in (student, teacher))
+    ours, theirs = (len(_parts(m)[1]) for m in (student, teacher))
     if ours != theirs:
         raise ValueError(f"the student scores {ours} tokens, the teacher {theirs}: they need one vocabulary")
 
@@ -179,12 +179,33 @@ class Distillation:
                 )
 
 
-def states_of(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, tuple]:
-    """Last hidden states (B, T, D), the head (V, D), and on request the states of every layer, embeddings first."""
+def states_of(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, list]:
+    """Last hidden states (B, T, D), the head (V, D), and on request the states of every layer: what enters the first
+    block, what leaves each, and the last after the final norm.
+
+    Asked by hooks of our own on what enters the blocks: those of transformers' `output_hidden_states` stay, break the
+    graph of a compiled block (ContextVar, torch 2.13), and where it is checkpointed as well leave it uncompiled without
+    a word.
+    """
+    backbone, head = _parts(model)
+    extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
+    inputs = {name: tensor for name, tensor in batch.items() if name not in extra}
+    states: list[Tensor] = []
+
+    def keep(block: nn.Module, entering: tuple) -> None:
+        states.append(entering[0])
+
+    hooks = [block.register_forward_pre_hook(keep) for block in compiling.blocks(backbone)] if layers else []
+    try:
+        last = backbone(**inputs, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return last, head, [*states, last] if layers else []
+
+
+def _parts(model: nn.Module) -> tuple[nn.Module, Tensor]:
     parts = losses.backbone_and_head(model)
     if parts is None:
         raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
-    inputs = {name: tensor for name, tensor in batch.items() if name not in extra}
-    out = parts[0](**inputs, use_cache=False, output_hidden_states=layers)
-    return out.last_hidden_state, parts[1], out.hidden_states if layers else ()
+    return parts

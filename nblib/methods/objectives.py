@@ -10,8 +10,7 @@ it, so that micro-batches add up to the large batch; one in which nothing is sup
 what has a weight is computed. The weights are fixed, or set by one of the modules in `mixing`. `objective.seen()`
 gives the means without the weights: the write-up logged other numbers than it trained on.
 
-The teacher runs without a graph, in evaluation mode, on the unmasked tokens. It lives outside the student's module
-tree, or `student.train()` would switch on its dropout and the checkpoint would save it.
+The teacher answers on the unmasked tokens, and keeps the rules of `distill.check_teacher`.
 
 Footgun: under causal attention masking token i hides nothing from position i - 1, which never saw it. The masked
 objective of a causal model is next-token prediction with a damaged past, not bidirectional denoising.
@@ -22,19 +21,11 @@ from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from nblib import compiling, losses
-from nblib.methods import mixing
+from nblib import losses
+from nblib.methods import alignment, distill, divergences, mixing
 
 NAMES = ("ce", "logits", "hidden", "masked")
-DISTANCES = {  # of two tensors (n, D), one number per row; in fp32 or better
-    "mse": lambda s, t: (s - t).square().mean(-1),
-    "relative": lambda s, t: (s - t).square().sum(-1) / t.square().sum(-1).clamp_min(1e-12),
-    "normalised": lambda s, t: (F.normalize(s, dim=-1) - F.normalize(t, dim=-1)).square().mean(-1),  # 2 / D cosine
-    "cosine": lambda s, t: 1 - F.cosine_similarity(s, t, dim=-1),
-}
-LAYER_WEIGHTS = {"uniform": lambda i: 1.0, "progressive": lambda i: float(i), "exponential": lambda i: 2.0**i}
 
 
 def logit_distillation(
@@ -47,53 +38,9 @@ def logit_distillation(
     temperature: float,
 ) -> Tensor:
     """T^2 KL of the teacher's next-token distribution to the student's, (B, T, D) each, logits chunk by chunk."""
-    if len(weight) != len(teacher_weight):
-        raise ValueError(f"the student scores {len(weight)} tokens, the teacher {len(teacher_weight)}: one vocabulary")
-    if temperature <= 0:
-        raise ValueError(f"temperature = {temperature}: must be above 0")
-    rows, _ = losses.shifted_rows(hidden, labels)
-    teacher_rows, _ = losses.shifted_rows(teacher_hidden, labels)
-    return losses.soft_targets(rows, weight, teacher_rows, teacher_weight, temperature=temperature)
-
-
-def hidden_distillation(
-    student: Sequence[Tensor],
-    teacher: Sequence[Tensor],
-    labels: Tensor,
-    *,
-    kind: str = "mse",
-    weights: str | Sequence[float] = "uniform",
-) -> Tensor:
-    """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
-
-    One (B, T, D) per block, the last after the final norm: `output_hidden_states[1:]` of transformers. Later blocks
-    have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides by the
-    teacher's square per token.
-    """
-    if kind not in DISTANCES:
-        raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
-    shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
-    if shapes[0] != shapes[1] or not student:
-        described = (f"{len(each)} of {each[-1:]}" for each in shapes)
-        raise ValueError("hidden states: student {}, teacher {}; allowed: as many, as wide".format(*described))
-    total = 0.0
-    for share, s, t in zip(layer_weights(weights, len(student)), student, teacher, strict=True):
-        if share:
-            exact = torch.promote_types(s.dtype, torch.float32)
-            (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
-            total = total + share * DISTANCES[kind](s.to(exact), t.to(exact)).sum()
-    return total
-
-
-def layer_weights(weights: str | Sequence[float], layers: int) -> list[float]:
-    """One share per layer, adding up to 1."""
-    if isinstance(weights, str):
-        if weights not in LAYER_WEIGHTS:
-            raise ValueError(f"weights = {weights!r}: allowed are {', '.join(LAYER_WEIGHTS)} or one number per layer")
-        weights = [LAYER_WEIGHTS[weights](i) for i in range(1, layers + 1)]
-    if len(weights) != layers or not all(0 <= w < float("inf") for w in weights) or not any(weights):
-        raise ValueError(f"weights = {weights}: allowed are {layers} numbers, none negative, not all zero")
-    return [w / sum(weights) for w in weights]
+    T = torch.tensor(float(temperature), device=labels.device)
+    scores = divergences.live(T, teacher_weight.detach().to(teacher_hidden.dtype))
+    return distill.distillation(hidden, weight, labels, (teacher_hidden,), scores, temperature=T)[0]
 
 
 def check_mask_id(tokenizer, mask_id: int) -> list[int]:
@@ -146,33 +93,9 @@ def masked_tokens(
         rest, others = mask_tokens(ids, probability=1.0, among=among & ~chosen, **options)
         seen, chosen, labels = torch.cat([seen, rest]), torch.cat([chosen, others]), labels.repeat(2, 1)
         batch = {name: torch.cat([tensor, tensor]) for name, tensor in batch.items()}
-    hidden, weight, _ = _states(model, batch | {"input_ids": seen})
+    hidden, weight, _ = distill.states_of(model, batch | {"input_ids": seen})
     rows, targets = losses.shifted_rows(hidden, labels.masked_fill(~chosen, losses.IGNORED))
     return losses.chunked_loss(rows, weight, targets) / (1.0 if complementary else probability)
-
-
-def _states(model: nn.Module, batch: dict[str, Tensor], *, layers: bool = False) -> tuple[Tensor, Tensor, list]:
-    """Last hidden states (B, T, D), the head (V, D), and on request every block's states, the last one normed.
-
-    By hooks of our own: those of transformers' `output_hidden_states` stay, break the graph of a compiled block
-    (ContextVar, torch 2.13), and where it is checkpointed as well leave it uncompiled without a word.
-    """
-    parts = losses.backbone_and_head(model)
-    if parts is None:
-        raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    kept: list[Tensor] = []
-
-    def keep(block: nn.Module, inputs: tuple, out: Tensor | tuple) -> None:
-        kept.append(out if isinstance(out, Tensor) else out[0])
-
-    hooks = [block.register_forward_hook(keep) for block in compiling.blocks(model)] if layers else []
-    try:
-        inputs = {k: v for k, v in batch.items() if k != "labels"}
-        last = parts[0](**inputs, use_cache=False).last_hidden_state
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return last, parts[1], [*kept[:-1], last] if layers else []
 
 
 @dataclass
@@ -200,6 +123,8 @@ class Objective:
         used = sorted({name for phase in phases for name, w in mixing.check(phase, NAMES).items() if w})
         if self.teacher is None and (needs := [n for n in ("logits", "hidden") if n in used]):
             raise ValueError(f"teacher = None: needed for {' and '.join(needs)}")
+        if not 0 < self.temperature < float("inf"):
+            raise ValueError(f"temperature = {self.temperature}: must be above 0")
         if self.mask_id is None and "masked" in used:
             raise ValueError("mask_id = None: masked needs one of the tokenizer's special tokens, see check_mask_id")
         if self.router is not None and set(self.router.names) != set(used):
@@ -229,10 +154,10 @@ class Objective:
     def _sums(self, model: nn.Module, batch: dict[str, Tensor], on: Iterable[str]) -> dict[str, Tensor]:
         sums, labels = {}, batch["labels"]
         if {"ce", "logits", "hidden"} & set(on):
-            hidden, weight, states = _states(model, batch, layers="hidden" in on)
+            hidden, weight, states = distill.states_of(model, batch, layers="hidden" in on)
         if {"logits", "hidden"} & set(on):
             with torch.no_grad():
-                t_hidden, t_weight, t_states = _states(self.teacher, batch, layers="hidden" in on)
+                t_hidden, t_weight, t_states = distill.states_of(self.teacher, batch, layers="hidden" in on)
         if "ce" in on:
             rows, targets = losses.shifted_rows(hidden, labels)
             sums["ce"] = losses.chunked_loss(rows, weight, targets)
@@ -241,7 +166,9 @@ class Objective:
                 hidden, weight, t_hidden, t_weight, labels, temperature=self.temperature
             )
         if "hidden" in on:
-            sums["hidden"] = hidden_distillation(states, t_states, labels, kind=self.distance, weights=self.layers)
+            sums["hidden"] = alignment.hidden_distillation(
+                states[1:], t_states[1:], labels, kind=self.distance, weights=self.layers
+            )
         if "masked" in on:
             sums["masked"] = masked_tokens(
                 model,
@@ -254,6 +181,8 @@ class Objective:
         return sums
 
     def _check(self, model: nn.Module) -> None:
+        if self.teacher is not None:
+            distill.check_teacher(self.teacher, model)
         inside = set(map(id, model.modules()))
         for part in (self.weights, self.router):
             if isinstance(part, nn.Module) and id(part) not in inside:
@@ -261,7 +190,3 @@ class Objective:
                     f"the {type(part).__name__} is not attached to the model, so no checkpoint would hold its state: "
                     "model.mixer = ..."
                 )
-        if self.teacher is not None and (self.teacher.training or any(id(m) in inside for m in self.teacher.modules())):
-            raise ValueError(
-                "the teacher is in training mode or inside the student: pass models.as_teacher(teacher), not attached"
-            )

@@ -155,6 +155,29 @@ def _crossed(inside) -> float:
     return float((inside - inside.diagonal().diag()).abs().max())
 
 
+def _softened(answer: Callable, student, teacher, T: float = 1.0) -> list[float]:
+    """The answer for logits given as lists, if it is one number per token."""
+    import torch
+
+    found = answer(torch.tensor(student), torch.tensor(teacher), T)
+    return found.tolist() if found.shape == (len(student),) else []
+
+
+def _with_a_tail(answer: Callable, student, teacher) -> list[float]:
+    """The answer for probabilities given as lists, of which it is shown the teacher's two largest."""
+    import torch
+
+    top = torch.tensor(teacher).topk(2, dim=1)
+    found = answer(torch.tensor(student).log() + 3, top.values.log(), top.indices)
+    return found.tolist() if found.shape == (len(student),) else []
+
+
+def _near(found: list[float], *wanted: float) -> bool:
+    return len(found) == len(wanted) and all(
+        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5) for a, b in zip(found, wanted)
+    )
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -392,6 +415,50 @@ EXERCISES = {
         (
             "G points one way and its negative the other: V and U come with their signs.",
             lambda f: float(_seen_from(f, (16, 24))[0].diagonal().min()) > 0,
+        ),
+    ],
+    "13.divergence": [  # (student's logits, teacher's logits, T) -> T^2 KL(teacher || student) of each token
+        (
+            "One number per token, and 0 where both agree.",
+            lambda f: _near(_softened(f, [[1.0, 2.0]] * 3, [[1.0, 2.0]] * 3), 0, 0, 0),
+        ),
+        (
+            "The teacher weighs the logarithms, added up over the vocabulary: try 1 / 4 and 3 / 4 against two halves.",
+            lambda f: _near(
+                _softened(f, [[0.0, 0.0]], [[0.0, math.log(3)]]), 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+            ),
+        ),
+        (
+            "Both are softened: at T = 2, logits twice as large must give T^2 times the same divergence.",
+            lambda f: _near(
+                _softened(f, [[0.0, 2.0]], [[6.0, 0.0]], 2.0),
+                *(4 * x for x in _softened(f, [[0.0, 1.0]], [[3.0, 0.0]])),
+            ),
+        ),
+        (
+            "A probability may underflow where its logarithm does not: try logits of a thousand.",
+            lambda f: _near(_softened(f, [[0.0, 1000.0]], [[1000.0, 0.0]]), 1000),
+        ),
+    ],
+    "13.tail": [  # (student's logits, the teacher's k largest log-probabilities, their ids) -> KL of each token
+        (
+            "One number per token, and 0 for a student who says what the teacher says, to all tokens.",
+            lambda f: _near(_with_a_tail(f, [[0.4, 0.1, 0.3, 0.2]] * 2, [[0.4, 0.1, 0.3, 0.2]] * 2), 0, 0),
+        ),
+        (
+            "The others are one class, and who has what among them is not asked.",
+            lambda f: _near(_with_a_tail(f, [[0.4, 0.25, 0.3, 0.05]], [[0.4, 0.1, 0.3, 0.2]]), 0),
+        ),
+        (
+            "That class counts like any token: try a student who gives it too much.",
+            lambda f: _near(
+                _with_a_tail(f, [[0.2, 0.3, 0.15, 0.35]], [[0.4, 0.1, 0.3, 0.2]]),
+                0.7 * math.log(2) + 0.3 * math.log(0.3 / 0.65),
+            ),
+        ),
+        (
+            "Where the k are all there is, nothing is left for the others: that adds 0, and no nan.",
+            lambda f: _near(_with_a_tail(f, [[0.25, 0.75]], [[0.5, 0.5]]), 0.5 * math.log(4 / 3)),
         ),
     ],
 }

@@ -23,6 +23,7 @@ from nblib.pitfalls import (
     bench,
     byte_model,
     data,
+    distilling,
     gradient_flow,
     handover,
     hf_trainer,
@@ -260,6 +261,10 @@ PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     "P44": (partial(on_a_distilled_student, flatten=False), partial(on_a_distilled_student, flatten=True)),
     "P46": (partial(on_micro_batches, hf_trainer.CustomLoss), partial(on_micro_batches, hf.Trainer)),
     "P65": (partial(on_experts, "experts"), partial(on_experts, "tokens")),
+    "P68": (
+        partial(watched, lambda: distilling.by_heart("mean", steps=10)),
+        partial(watched, lambda: distilling.by_heart("batchmean", steps=10)),
+    ),
 }
 ALLOWED = {"P26": ("N4",)}  # bf16 ends the overflow and, as parameters, rounds: P24
 
