@@ -242,7 +242,7 @@ def _heard_later(rows: Tensor) -> bool:
 
 
 def _norms(dtype: torch.dtype, *, rate: float, warmup: int, steps: int = 102, schedule_ends: int = 10_000) -> dict:
-    """The write-up's number of steps, with Muon at its rate, and AdamW at `rate` for the norms."""
+    """The write-up's number of steps and rate of Muon, with AdamW at `rate` for the norms."""
     model = untrained(hidden=32).to(dtype)
     made, start = placement.optimizers(model, lr=3e-4, adamw_lr=rate), movement.snapshot(model)
     schedule = train.cosine(schedule_ends, warmup=warmup)

@@ -135,8 +135,9 @@ def _seen_from(answer: Callable, shape: tuple[int, int], times: float = 1.0):
     nan where O is no finite matrix of that shape."""
     import torch
 
-    G = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    U, _, Vh = torch.linalg.svd(G, full_matrices=False)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    U, _, Vh = torch.linalg.svd(drawn, full_matrices=False)
+    G = U * torch.logspace(0, -1.5, 16) @ Vh
     made = answer((times * G).float()).double()
     if made.shape != G.shape or not made.isfinite().all():
         return torch.full((16, 16), math.nan), torch.full((16,), math.nan)
@@ -147,7 +148,7 @@ def _seen_from(answer: Callable, shape: tuple[int, int], times: float = 1.0):
 def _in_band(values) -> bool:
     from nblib.methods.muon import BAND
 
-    return BAND[0] - 0.02 < float(values.min()) and float(values.max()) < BAND[1] + 0.02
+    return BAND[0] - 0.06 < float(values.min()) and float(values.max()) < BAND[1] + 0.06  # bf16 is fine, too
 
 
 def _crossed(inside) -> float:
@@ -390,7 +391,7 @@ EXERCISES = {
     ],
     "12.orthogonal": [  # G (out, in) -> the orthogonal matrix near it, by five quintic iterations
         (
-            "The result has the shape of G and is finite: what is above 1 explodes, so divide by the norm first.",
+            "The result has the shape of G, and neither inf nor nan.",
             lambda f: bool(_seen_from(f, (16, 24))[1].isfinite().all()),
         ),
         (
@@ -399,17 +400,17 @@ EXERCISES = {
         ),
         (
             "The singular vectors must stay: only odd powers of G, such as G G^T G, leave them alone.",
-            lambda f: _crossed(_seen_from(f, (16, 24))[0]) < 0.01,
+            lambda f: _crossed(_seen_from(f, (16, 24))[0]) < 0.1,
         ),
         (
             "It must hold for tall matrices too.",
-            lambda f: _in_band(_seen_from(f, (24, 16))[1]) and _crossed(_seen_from(f, (24, 16))[0]) < 0.01,
+            lambda f: _in_band(_seen_from(f, (24, 16))[1]) and _crossed(_seen_from(f, (24, 16))[0]) < 0.1,
         ),
         (
-            "The size of a gradient plays no part: try one a thousand times as large, and one a thousandth.",
+            "The size of a gradient plays no part, as it is divided away first: try a thousand times as much.",
             lambda f: (
                 all(_in_band(_seen_from(f, (16, 24), times)[1]) for times in (1e3, 1e-3))
-                and float((_seen_from(f, (16, 24), 1e3)[0] - _seen_from(f, (16, 24), 1e-3)[0]).abs().max()) < 0.01
+                and float((_seen_from(f, (16, 24), 1e3)[0] - _seen_from(f, (16, 24), 1e-3)[0]).abs().max()) < 0.1
             ),
         ),
         (

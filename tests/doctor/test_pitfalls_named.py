@@ -208,7 +208,7 @@ def on_micro_batches(kind: type) -> Report:
 
 
 def on_experts(who: str) -> Report:
-    """With the model's own loss: what the loop's reads of its targets, in chunks, is not seen."""
+    """With the model's own loss: F11 needs to see the targets, and in chunks, as the loop has them, it does not."""
     model, rows = mixtures.choosing(who), byte_model.stream("prose")[: 8 * 64].view(8, 64)
     return steps(model, lambda: model(input_ids=rows, labels=rows).loss)
 
