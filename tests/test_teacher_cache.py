@@ -513,6 +513,7 @@ def test_students_of_the_base_model(tmp_path):
     assert runs["full"]["loss"] == pytest.approx(runs["live"]["loss"], rel=0.03)  # rounding alone makes a percent
     for drawn, live in (("drawn", "live"), ("drawn and labels", "live and labels")):
         assert runs[drawn]["loss"] < 1.02 * runs[live]["loss"]
-    assert runs["drawn"]["loss"] < runs["spread"]["loss"] < runs["bucket"]["loss"]
+    worse = max(runs["drawn"]["loss"], runs["spread"]["loss"])  # which of the two is better depends on the base model
+    assert worse < runs["bucket"]["loss"]
     assert runs["full"]["trained"][0] == pytest.approx(runs["live"]["trained"][0], rel=1e-5)  # fp16
     assert runs["live"]["ms"] > 1.15 * runs["full"]["ms"] and runs["live"]["ms"] > 1.15 * runs["drawn"]["ms"]
