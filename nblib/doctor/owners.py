@@ -31,6 +31,10 @@ def merge(e: Evidence) -> nn.Module | None:
         return None
     whole = min(owners, key=lambda pair: pair[0])[1]
     e.models[:] = [whole]
+    e.teachers[:] = [m for m in e.teachers if m is not whole]  # it was asked without gradients first, to be evaluated
+    for call in e.of(Call):
+        if call.module() is whole:
+            call.role = "model"
     e.events[:] = [event for event in e.events if not isinstance(event, Call) or not _is(event, parts)]
     return whole
 

@@ -141,6 +141,23 @@ def test_backbone_and_head_apart(seen):
     expect(seen[0])
 
 
+def test_evaluated_whole_first_then_trained_by_its_parts(seen):
+    """The backbone and a module attached to the model are two roots; what holds both was no teacher."""
+    m = bench.lm(hidden=32)
+    m.temperature = torch.nn.Linear(1, 1)
+    with doctor.watch(say=False):
+        with torch.no_grad():
+            m(input_ids=next(iter(bench.batches(1))))
+
+        def loss(x):
+            scale = m.temperature(torch.ones(1)).exp()
+            return ce(m.lm_head(m.model(input_ids=x).last_hidden_state) / scale, x)
+
+        train((loss(x) for x in bench.batches(N)), [adam(m)])
+    expect(seen[0], model=N + 1)  # the question before training, too
+    assert seen[0].model is m and not seen[0].teachers
+
+
 @pytest.mark.parametrize("declared", ["base", "peft", "nothing", "wrapped inside"])
 def test_peft(seen, declared):
     import peft
