@@ -2,7 +2,7 @@
 
 The convention: torch's Muon offers two, and the same number moves a matrix by very different amounts in them (P30).
 The partner: Muon takes hidden matrices only, so half of the training happens in an AdamW beside it, at a rate of its
-own, and who belongs where is decided by names, not by `ndim` (P31). The clock: a schedule counts optimizer steps,
+own, and who belongs where is decided by modules, not by `ndim` (P31). The clock: a schedule counts optimizer steps,
 starts above zero and stays down at the end (P34). And an update needs no gradient to move a weight (P35).
 
 Footgun: every one of these lowers the loss. A run with a wrong rate is not broken, it is slow, and slow looks like a
@@ -95,7 +95,7 @@ def stacked_experts() -> str:
 
 
 def split_run(split: str, lr: float = 3e-3, *, adjust: str = "match_rms_adamw") -> dict:
-    """A new dense model with its parameters dealt out to Muon and AdamW 'ndim == 2' or 'by name'."""
+    """A new dense model with its parameters dealt out to Muon and AdamW 'ndim == 2' or 'by module'."""
     make = {
         "ndim == 2": lambda m: by_shape(m, lr, 3e-3, adjust),
         "by module": lambda m: placement.optimizers(m, lr=lr, adamw_lr=3e-3, weight_decay=0.0, adjust=adjust),
@@ -231,7 +231,7 @@ PITFALLS = [
         symptom="Muon is slower than AdamW with the split of torch's own example",
         claim="the rate is too small for Muon",
         verdict="ndim == 2 also picks embeddings, an untied head and routers, and leaves out experts stacked in three "
-        "dimensions, which Muon refuses. Split by name, a rate ten times smaller does well; split by shape, "
+        "dimensions, which Muon refuses. Split by module, a rate ten times smaller does well; split by shape, "
         "the rate of AdamW does not. At a much larger one (0.02 'original') the wrong split trains too, if less well, "
         f"which is why it passes unnoticed. {VERSIONS}",
         fix="nblib.methods.placement.places: by the module that owns it, inside the blocks, no router",
