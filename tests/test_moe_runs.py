@@ -107,3 +107,18 @@ def test_the_doctor_finds_nothing(data, machine):
         )
     assert not report.findings and not report.faults
     assert sum(verdict.state == "OK" for verdict in report.verdicts.values()) > 20  # it did look
+
+
+@pytest.mark.parametrize("family", moe_runs.FAMILIES)
+def test_a_backbone_has_the_experts_asked_for_and_a_token_meets_k_of_them(family):
+    shape = dict(family=family, hidden=32, layers=2, heads=2, width=48)
+    one, two = (moe_runs.backbone(64, experts=6, top_k=k, **shape) for k in (1, 2))
+    assert all((r.num_experts, r.top_k) == (6, 2) for r in moe.routers(two).values())
+    sizes = moe.sizes(two)
+    expert = 3 * 32 * 48 * len(moe.routers(two))  # gate, up and down, in every layer that has a router
+    assert sizes["of the experts"] == 6 * expert and sizes["active"] == sizes["parameters"] - 4 * expert
+    assert sizes["active"] - moe.sizes(one)["active"] == expert
+    with pytest.raises(ValueError, match="top_k = 7"):
+        moe_runs.backbone(64, experts=6, top_k=7, **shape)
+    with pytest.raises(ValueError, match="family = 'gpt2'"):
+        moe_runs.backbone(64, experts=6, top_k=2, **(shape | dict(family="gpt2")))
