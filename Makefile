@@ -9,6 +9,7 @@ STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml 2>/dev/null
 PROFILE ?=
 PORT ?= 8888
 JOBS ?= 1
+NOTEBOOKS ?= notebooks
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -37,8 +38,8 @@ test: env  ## every test: units, properties, runner, notebooks, browser
 	$(BIN)/python -m pytest tests
 	$(MAKE) --no-print-directory nbval
 
-nbval: env  ## re-execute every notebook and compare the tagged cells
-	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 400 notebooks
+nbval: env  ## re-execute the notebooks and compare the tagged cells; NOTEBOOKS=notebooks/10_lrc.ipynb
+	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 900 $(NOTEBOOKS)
 
 refresh: env  ## re-execute every notebook on its defaults and store the outputs
 	$(BIN)/nblib refresh
