@@ -39,7 +39,7 @@ test: env  ## every test: units, properties, runner, notebooks, browser
 	$(MAKE) --no-print-directory nbval
 
 nbval: env  ## re-execute the notebooks and compare the tagged cells; NOTEBOOKS=notebooks/10_lrc.ipynb
-	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 900 $(NOTEBOOKS)
+	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 400 $(NOTEBOOKS)
 
 refresh: env  ## re-execute every notebook on its defaults and store the outputs
 	$(BIN)/nblib refresh

@@ -36,8 +36,10 @@ class Data(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a run is made of. `weights` is what the parameters can hold, not autocast: with
-    "bf16" they are rounded after every step, and the products stay as they are, which a CPU without bf16 would emulate.
+    """What a run is made of.
+
+    `weights` is what the parameters can hold, not autocast. With "bf16" they are rounded after every step and the
+    products stay as they are: a CPU without bf16 would emulate those.
 
     The defaults, and ADAMW, are the best of those tried on prose with SHAPE; tune anew for another shape or length.
     """
