@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= $(shell for v in 3.11 3.12 3.13; do command -v python$$v >/dev/null && python$$v -c 'import venv, ensurepip' 2>/dev/null && { echo python$$v; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml 2>/dev/null | sha256sum | cut -c1-12)
+STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml doctor/pyproject.toml 2>/dev/null | sha256sum | cut -c1-12)
 PROFILE ?=
 PORT ?= 8888
 JOBS ?= 1
@@ -24,7 +24,7 @@ $(STAMP):
 	@test -n "$(PYTHON)" || { echo "make env: needs Python 3.11 to 3.13 with venv (Debian: apt-get install python3 python3-venv)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./doctor
 	@rm -f $(VENV)/.stamp-*; touch $@
 
 run: env  ## run the whole sequence headlessly; PROFILE=full or gpu, JOBS=2

@@ -2,8 +2,6 @@
 
 import logging
 
-from nblib.workbook.check import check as check  # light: neither torch nor papermill
-
 __version__ = "0.1.0"
 
 # Whoever imports bitsandbytes (peft, the HF Trainer) on a CPU with AVX-512 BF16 hears on stderr that an optional

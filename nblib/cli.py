@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from nblib.workbook.flat_yaml import ParameterError
-from nblib.workbook.records import Unwritable
+from nblib.run.flat_yaml import ParameterError
+from nblib.run.records import Unwritable
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,32 +38,32 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _list(options: argparse.Namespace) -> int:
     if options.pitfalls:
-        from nblib import pitfalls
+        from lessons import pitfalls
 
         for p in pitfalls.catalogue():
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
-    from nblib import places
-    from nblib.workbook import jobs, parameters, runs
+    from nblib import paths
+    from nblib.run import jobs, parameters, runs
 
     for name in jobs.names():
-        folders = sorted(path.parent for path in (places.outputs() / name).glob("*/run.json"))
+        folders = sorted(path.parent for path in (paths.outputs() / name).glob("*/run.json"))
         state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
-        print(f"{name}  {parameters.title(places.notebooks() / f'{name}.ipynb')}")
-        sweeps = "".join(f"  sweep: {places.short(path)};" for path in jobs.sweeps_of(name))
+        print(f"{name}  {parameters.title(paths.notebooks() / f'{name}.ipynb')}")
+        sweeps = "".join(f"  sweep: {paths.short(path)};" for path in jobs.sweeps_of(name))
         print(f"    profiles: {', '.join(jobs.profiles_of(name)) or 'none'};{sweeps}  last run: {state}")
     return 0
 
 
 def _run(options: argparse.Namespace) -> int:
-    from nblib import places
-    from nblib.workbook import jobs, report, runner
+    from nblib import paths
+    from nblib.run import jobs, report, runner
 
     if options.all == bool(options.notebooks):
         raise ParameterError("run takes either names of notebooks or --all; `nblib list` shows them.")
     names = jobs.names() if options.all else options.notebooks
     if not names:
-        raise ParameterError(f"There are no notebooks in {places.notebooks()}.")
+        raise ParameterError(f"There are no notebooks in {paths.notebooks()}.")
     planned = jobs.plan(
         names,
         profile=options.profile,
@@ -83,7 +83,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from nblib.workbook import report, runner, sweep, sweep_table
+    from nblib.run import report, runner, sweep, sweep_table
 
     planned = sweep.plan(options.notebook, file=options.file, profile=options.profile, overrides=options.parameters)
     if options.list:
@@ -98,14 +98,14 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from nblib.workbook import report
+    from nblib.run import report
 
     print(report.write())
     return 0
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    from nblib.workbook import jobs, refresh, runner
+    from nblib.run import jobs, refresh, runner
 
     outcomes = refresh.refresh(options.notebooks or jobs.names())
     print(f"\n{runner.summary(outcomes)}")
@@ -132,7 +132,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from nblib.doctor import script
+    from train_doctor import script
 
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)

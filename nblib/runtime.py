@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy
 import torch
 
-from nblib import places
+from nblib import paths
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "tokenizers", "ipykernel", "papermill")
@@ -142,7 +142,7 @@ def version(package: str) -> str | None:
 def commit() -> str | None:
     """The git commit, marked '+' when the tree has changes; None outside a checkout."""
     try:
-        git = ["git", "-C", str(places.root())]
+        git = ["git", "-C", str(paths.root())]
         head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
         dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

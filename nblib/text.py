@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nblib import places
+from nblib import paths
 
 SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}  # of hash % 100
 SKIPPED = {
@@ -68,7 +68,7 @@ def _all_documents(source: str) -> list[str]:
 def _embedded(source: str) -> list[str]:
     """Reading the standard library takes seconds, so the result is kept per Python version."""
     name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
-    kept = places.store() / "text" / name
+    kept = paths.store() / "text" / name
     try:
         return json.loads(kept.read_text())
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ import time
 
 import torch
 
-from nblib import losses, memory, models, places, runtime, text, train
+from nblib import losses, memory, models, paths, runtime, text, train
 
 TINY = dict(vocab=4096, hidden=256, layers=4, rows=8, length=256, steps=24, accumulate=1)
 REAL = dict(vocab=151_936, hidden=256, layers=4, rows=8, length=256, steps=6, accumulate=1)
@@ -187,7 +187,7 @@ def main(chosen: list[str]) -> None:
         report[name] = SECTIONS[name]()
         for what, s in report[name].items():
             print(f"  {what:42} {s['median']:>12.4g}   [{s['min']:.4g}, {s['max']:.4g}]  n={s['runs']}", flush=True)
-    path = places.outputs() / "benchmarks.json"
+    path = paths.outputs() / "benchmarks.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(report, indent=1))
     print(f"\n{path}")

@@ -9,8 +9,7 @@ import ngram
 import pytest
 import torch
 
-from nblib import runtime, text
-from nblib.workbook import base
+from nblib import base, runtime, text
 
 
 @pytest.fixture(scope="module")

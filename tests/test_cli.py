@@ -87,7 +87,7 @@ def test_no_place_to_write(workbook, monkeypatch, capsys, outputs, command):
 
 
 def test_a_profile_with_all_leaves_the_others_on_their_defaults_and_says_so(workbook, capsys):
-    from nblib.workbook import jobs
+    from nblib.run import jobs
 
     planned = jobs.plan(["00", "10"], profile="gpu", profile_optional=True)
     assert [job.values for job in planned] == [{"steps": 9}, {}]

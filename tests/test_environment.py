@@ -5,9 +5,9 @@ import tomllib
 
 import yaml
 
-from nblib import places
+from nblib import paths
 
-ROOT = places.root()
+ROOT = paths.root()
 
 
 def test_environment_yml_installs_what_the_makefile_installs():

@@ -10,10 +10,10 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
+from lessons.pitfalls import compilation
+from lessons.pitfalls import recomputation as bench
+from lessons.pitfalls.recomputation import kept_and_flops, step_memory, torch_linear
 from nblib import cli, compiling, memory, models
-from nblib.pitfalls import graphs
-from nblib.pitfalls import memory as bench
-from nblib.pitfalls.memory import kept_and_flops, step_memory, torch_linear
 
 VOCABULARY = 32_768
 
@@ -132,12 +132,12 @@ def test_the_librarys_own_switch_turns_the_cache_off():
 
 
 def test_a_graph_break_brings_the_masked_fault_back():
-    facts = graphs.eager_and_compiled(reentrant=True, graph_break=True)
+    facts = compilation.eager_and_compiled(reentrant=True, graph_break=True)
     assert facts["compiled"] == facts["eager"] and facts["compiled"].startswith("1 of")
 
 
 def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
-    rows = graphs.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
+    rows = compilation.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
     assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]
 
 

@@ -13,12 +13,12 @@ import nbformat
 import pytest
 import yaml
 
-from nblib import places
-from nblib.workbook import parameters, sweep
+from nblib import paths
+from nblib.run import parameters, sweep
 
-NOTEBOOKS = sorted(places.notebooks().glob("*.ipynb"))
-SWEEPS = sorted(places.profiles().glob("*.sweep.yaml"))
-PROFILES = sorted(set(places.profiles().glob("*.yaml")) - set(SWEEPS))
+NOTEBOOKS = sorted(paths.notebooks().glob("*.ipynb"))
+SWEEPS = sorted(paths.profiles().glob("*.sweep.yaml"))
+PROFILES = sorted(set(paths.profiles().glob("*.yaml")) - set(SWEEPS))
 HEADINGS = ("## Parameters", "## Set-up", "## What to remember", "## Exercises")
 
 
@@ -62,13 +62,13 @@ def test_small_enough_to_read_on_a_forge(request, notebook):
 
 def test_skeleton(notebook):
     text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-    places = [text.index(heading) for heading in HEADINGS]
-    assert places == sorted(places) and text.startswith("# ")
-    assert "What you will see" in text[: places[0]] and "Time and hardware" in text[: places[0]]
-    remembered = text[places[2] : places[3]].count("\n- ")
-    exercises = len(re.findall(r"^\d\. ", text[places[3] :], re.M))
+    paths = [text.index(heading) for heading in HEADINGS]
+    assert paths == sorted(paths) and text.startswith("# ")
+    assert "What you will see" in text[: paths[0]] and "Time and hardware" in text[: paths[0]]
+    remembered = text[paths[2] : paths[3]].count("\n- ")
+    exercises = len(re.findall(r"^\d\. ", text[paths[3] :], re.M))
     assert 3 <= remembered <= 5 and 3 <= exercises <= 5
-    assert text[places[3] :].count("nblib.check(") == 2
+    assert text[paths[3] :].count("check(") == 2
 
 
 def test_first_code_cell_holds_the_parameters_and_nothing_hides(notebook):
@@ -99,7 +99,7 @@ def test_prose_repeats_no_measured_number(notebook):
 def test_every_profile_fits_its_notebook(profile: Path, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # a name is enough here
     name = profile.name.split(".")[0]
-    declared = parameters.declared(places.notebooks() / f"{name}.ipynb")
+    declared = parameters.declared(paths.notebooks() / f"{name}.ipynb")
     values = parameters.load_yaml(profile)
     assert values and parameters.check(declared, values, str(profile))
     assert yaml.safe_load(profile.read_text()) == values  # so plain papermill -f reads the same

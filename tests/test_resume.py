@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from nblib import losses, models, text, train
-from nblib.workbook import resume
+from nblib import losses, models, resume, text, train
 
 
 def build(stream, model=None):

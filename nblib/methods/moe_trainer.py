@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from nblib import hf, losses
-from nblib.methods import moe, placement
+from nblib.methods import moe, param_groups
 
 
 class Trainer(hf.Trainer):
@@ -24,7 +24,7 @@ class Trainer(hf.Trainer):
         if muon is not None and "make_optimizer" in options:
             raise ValueError("muon and make_optimizer: give one of them")
         if muon is not None:
-            options["make_optimizer"] = lambda model: placement.Together(placement.optimizers(model, **muon))
+            options["make_optimizer"] = lambda model: param_groups.Together(param_groups.optimizers(model, **muon))
         super().__init__(*args, **options)
         if self.model.config.output_router_logits:
             raise ValueError(

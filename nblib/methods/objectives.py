@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nblib import losses
-from nblib.methods import alignment, distill, divergences, mixing
+from nblib.methods import alignment, distill, divergences, loss_weights
 
 NAMES = ("ce", "logits", "hidden", "masked")
 
@@ -105,7 +105,7 @@ class Objective:
     A `mixing.Router` comes on top: what it makes of the plain losses is still multiplied by those weights.
     """
 
-    weights: dict[str, float] | mixing.Curriculum
+    weights: dict[str, float] | loss_weights.Curriculum
     _: KW_ONLY
     teacher: nn.Module | None = field(default=None, repr=False)
     temperature: float = 1.0
@@ -115,12 +115,12 @@ class Objective:
     mask_probability: float = 0.15
     special_ids: Sequence[int] = ()  # never masked: what check_mask_id returns
     complementary: bool = False
-    router: mixing.Router | None = None
+    router: loss_weights.Router | None = None
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # name -> loss, term, tokens
 
     def __post_init__(self):
         phases = [self.weights] if isinstance(self.weights, dict) else self.weights.all()
-        used = sorted({name for phase in phases for name, w in mixing.check(phase, NAMES).items() if w})
+        used = sorted({name for phase in phases for name, w in loss_weights.check(phase, NAMES).items() if w})
         if self.teacher is None and (needs := [n for n in ("logits", "hidden") if n in used]):
             raise ValueError(f"teacher = None: needed for {' and '.join(needs)}")
         if not 0 < self.temperature < float("inf"):

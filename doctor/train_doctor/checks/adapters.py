@@ -1,0 +1,184 @@
+"""Adapters that are there and do nothing: S16, N20; and frozen weights that move: N12.
+
+Whether an adapter has an effect is not read from flags but tried (probes.py): its factors are replaced by other
+numbers for one forward pass, and the logits must change.
+
+Footgun: at the start B is zero, so an adapter that works has no effect either. Hence other numbers, not on and off.
+"""
+
+import torch
+from torch import nn
+
+from train_doctor import measures
+from train_doctor.checks.static import moved
+from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+IGNORED = ("missing adapter keys", "unexpected adapter keys")  # peft, when the keys of a file do not fit
+SCALES = ("scaling", "scale", "alpha", "lora_alpha", "multiplier", "lora_scale")
+
+
+def adapter_inactive(e: Evidence) -> Finding | Verdict:
+    """S16. The adapter trains and the model answers as before; or an adapter was loaded and seems untrained.
+
+    Fires when the adapter has no part in the forward pass and a reason is found (switched off, merged, not the active
+    one, its scale is zero), or when loading it left out keys: peft warns of missing adapter keys, and
+    load_state_dict(strict=False) returns them to nobody. Loading base weights into a model with adapters misses their
+    keys too, and is right.
+    """
+    if e.model is None:
+        return unknown("no model was seen")
+    wrong = _wrongly_loaded(e)
+    if wrong is not None:
+        return wrong
+    if not any(is_adapter(n) for n in e.parameters()):
+        return not_applicable("no adapter")
+    reason = _reason(e)
+    effect = e.probes.get("adapter")
+    off = bool(e.forwards) and all(c.adapters_off for c in e.forwards)
+    if reason and (off or (effect is not None and effect == 0.0)):
+        return Finding(
+            "S16",
+            "adapter-inactive",
+            ERROR,
+            f"{reason}; other numbers in its factors change the logits by "
+            + (f"{effect:.2g}" if effect is not None else "nothing that could be tried"),
+            "an adapter that takes part in the forward pass",
+            f"The adapter (LoRA) has no part in the forward pass: {reason}.",
+            "model.set_adapter(name), model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before "
+            "the loop.",
+        )
+    return OK if effect is not None else unknown("the adapter's effect could not be tried")
+
+
+def _wrongly_loaded(e: Evidence) -> Finding | None:
+    said = [w for w in e.warned if any(text in w.lower() for text in IGNORED)]
+    lost = [(m, k, u) for _, m, k in e.loaded if (u := [n for n in k if is_adapter(n)])]
+    adapters = any(is_adapter(n) for n in e.parameters())
+    if lost:
+        missing, _, unexpected = lost[-1]
+        absent = sum(is_adapter(n) for n in missing)
+        seen = f"load_state_dict left out {len(unexpected)} adapter keys ({unexpected[0]}), {absent} were not given"
+    elif said and adapters:
+        absent, seen = 1, " ".join(said[-1].split())[:160]
+    else:
+        return None
+    return Finding(
+        "S16",
+        "adapter-keys-lost",
+        ERROR if lost and absent else WARN,
+        seen,
+        "every adapter key of the file found in the model",
+        "The adapter's (LoRA) weights were not loaded: their keys do not fit the model's names, and the mismatch was "
+        "ignored, "
+        "so training starts from a fresh one.",
+        "Load with PeftModel.from_pretrained, or rename the keys; and look at what load_state_dict(strict=False) "
+        "returns.",
+    )
+
+
+def _reason(e: Evidence) -> str:
+    """Why an adapter would have no effect, from what its layers say; "" when they say nothing."""
+    if e.forwards and all(c.adapters_off for c in e.forwards):
+        return "it is switched off (disable_adapter) during the training forwards"
+    layers = [m for _, m in e.modules() if any(is_adapter(n) for n, _ in m.named_parameters(recurse=False))]
+    layers += [m for _, m in e.modules() if isinstance(getattr(m, "lora_A", None), nn.Module) and m not in layers]
+    if not layers:
+        return ""
+    if all(getattr(m, "merged", False) is True for m in layers):
+        return "it is merged into the base weights (merge_adapter)"
+    if all(getattr(m, "disable_adapters", False) is True for m in layers):
+        return "it is switched off (disable_adapter_layers)"
+    named = [m for m in layers if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
+    training = {k for m in named for k, part in m.lora_A.items() if any(p.requires_grad for p in part.parameters())}
+    active = {k for m in named for k in getattr(m, "active_adapters", [])}
+    if training and not training & active:
+        return f"the adapter that trains is {sorted(training)}, the active one is {sorted(active)}"
+    drops = [m.p for name, m in e.modules() if "lora_dropout" in name and isinstance(m, nn.Dropout) and m.training]
+    if drops and min(drops) >= 1:
+        return "its dropout is 1, which drops all that it is given (lora_dropout is the share dropped, not kept)"
+    if all(any(_zero(getattr(m, name, None)) for name in SCALES) for m in layers):
+        return "its scale is zero (alpha = 0)"
+    return ""
+
+
+def _zero(value) -> bool:
+    if isinstance(value, dict):
+        return bool(value) and all(_zero(v) for v in value.values())
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.requires_grad and float(value) == 0.0
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
+
+
+def adapter_without_effect(e: Evidence) -> Finding | Verdict:
+    """N20. The adapter's weights change and the model's answers do not.
+
+    Fires when the logits stay the same, bit for bit, whatever numbers stand in the adapter's factors: the layer that
+    holds them is not the one that is called, or its output is dropped.
+    """
+    effect = e.probes.get("adapter")
+    if not any(is_adapter(n) for n in e.trainable()):
+        return not_applicable("no trainable adapter")
+    if effect is None:
+        return unknown("the adapter's effect could not be tried")
+    if effect > 0 or _reason(e):
+        return OK
+    count = sum(is_adapter(n) for n in e.trainable())
+    return Finding(
+        "N20",
+        "adapter-without-effect",
+        ERROR,
+        f"other numbers in {count} adapter tensors change the logits by 0",
+        "logits that depend on the adapter",
+        "The adapter (LoRA) has no effect on the output: what it computes is not used by the layers that are called.",
+        "Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be the one that is called.",
+    )
+
+
+def frozen_moved(e: Evidence) -> Finding | Verdict:
+    """N12. Weights that should stay as they are drift.
+
+    Fires when a frozen parameter changed between the first backward and the end. In an optimizer that means it was
+    frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be an
+    average or a codebook that the loop keeps on purpose.
+    """
+    if not e.stepped or not e.first:
+        return unknown("no optimizer step was seen")
+    every, mine = e.parameters(), e.optimized()
+    shared = {p.data_ptr() for p in e.trainable().values()}
+    thawed = {n for g in e.of(Gradients) for n in g.norms}  # layers may take turns
+    frozen = {n: p for n, p in every.items() if n in e.frozen_at_start - thawed and not p.requires_grad}
+    frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}
+    drifted = [n for n, p in frozen.items() if p.is_floating_point() and moved(e, n)]
+    drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
+    if not drifted:
+        return OK if frozen else not_applicable("nothing is frozen")
+    live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
+    held = [n for n in drifted if id(every[n]) in mine & live]
+    return Finding(
+        "N12",
+        "frozen-moved",
+        ERROR if held else WARN,
+        f"{len(drifted)} of {len(frozen)} frozen tensors that were followed changed in {len(e.of(Step))} steps "
+        f"({(held or drifted)[0]})",
+        "0",
+        "Frozen weights (requires_grad=False) change: "
+        + (
+            "they were frozen after a backward and the optimizer still has their gradient or momentum."
+            if held
+            else "something other than the optimizer writes to them."
+        ),
+        "Freeze before the optimizer is built, and set the gradients of what is frozen to None."
+        if held
+        else "If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).",
+    )
+
+
+def _more_than_rounding(e: Evidence, name: str) -> bool:
+    """An adapter that was merged and taken out again leaves rounding behind."""
+    now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
+    gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
+    return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
+
+
+CHECKS = [("S16", adapter_inactive), ("N20", adapter_without_effect), ("N12", frozen_moved)]

@@ -1,0 +1,233 @@
+"""Who receives a gradient in the backward pass: S10, B1, B3, B2, B4.
+
+Footgun: no gradient is not a fault by itself. Experts that no token went to, a pooler that nothing uses, an adapter
+that is switched off have none and are healthy. What counts is a module that took part and was cut off.
+"""
+
+import math
+import re
+
+from torch import nn
+
+from train_doctor.checks.seen import hidden, spoilt
+from train_doctor.checks.static import moved
+from train_doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+
+def _norms(e: Evidence) -> dict[str, list[float | None]]:
+    """Gradient norms of each trainable parameter over the rounds."""
+    found: dict[str, list[float | None]] = {}
+    for event in e.of(Gradients):
+        for name, norm in event.norms.items():
+            found.setdefault(name, []).append(norm)
+    return found
+
+
+def reentrant_cut(e: Evidence) -> Finding | Verdict:
+    """S10. With gradient checkpointing, adapters do not learn, or backward says that nothing requires a gradient.
+
+    A reentrant checkpoint gives its region gradients only if one of its inputs requires one; behind a frozen embedding
+    none does. Fires when such regions were entered with gradients on and trainable tensors inside were only ever
+    called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
+    """
+    if not e.regions and hidden(e):
+        return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
+    if not e.regions:
+        return not_applicable("no reentrant checkpoint was entered with gradients on")
+    if not e.cut_regions:
+        return OK
+    norms, owners = _norms(e), e.owners()
+    lost = [
+        n
+        for n in e.trainable()
+        if e.called.get(id(owners[n])) and not e.called_with_grad.get(id(owners[n])) and not any(norms.get(n, ()))
+    ]
+    if not lost and e.cut_regions == e.regions and any(_without_graph(b) for b in e.of(Backward)):
+        lost = [n for n in e.trainable() if e.called.get(id(owners[n]))]  # seen with gradients in a check in eval mode
+    if not lost:
+        return OK
+    return Finding(
+        "S10",
+        "reentrant-checkpoint-cut",
+        ERROR,
+        f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
+        f"{len(e.trainable())} trainable tensors are inside them and got none ({lost[0]} ...)",
+        "at least one input of each checkpointed region requires a gradient",
+        "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
+        "trainable inside the checkpointed regions gets no gradient.",
+        "Use use_reentrant=False, or call model.enable_input_require_grads().",
+    )
+
+
+def _without_graph(event: Backward) -> bool:
+    """A loss without a gradient that was computed with gradients on, from an output that had none already."""
+    calls = [c for c in event.calls if c.role == "model"]
+    return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
+
+
+def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
+    """B1. Part of the model stays at its initial values although it is used in the forward pass.
+
+    Fires for trainable tensors of modules that were called and whose gradient was None at every step, while others had
+    one. A module that was never called (an unrouted expert, an inactive adapter) is no fault; a single module at a
+    dead end (an unused pooler) is a warning only.
+    """
+    norms, owners, ps = _norms(e), e.owners(), e.trainable()
+    if not norms:
+        return unknown("no optimizer step was seen, so no gradients were looked at")
+    if not any(norm is not None for each in norms.values() for norm in each):
+        return not_applicable("nothing has a gradient: that has another cause")
+    inside = hidden(e)
+    called = [
+        n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
+    ]
+    cut = [n for n in called if all(norm is None for norm in norms[n])]
+    if not cut and any(id(owners[n]) in inside and norms[n][-1] is None for n in ps if n in norms):
+        return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
+    if not cut:
+        return OK if called else unknown("no module with trainable tensors was seen to be called")
+    followed = [n for n in cut if n in e.first]
+    if followed and all(moved(e, n) for n in followed):
+        return not_applicable("what has no gradient is moved by other means, as an average of the rest is")
+    shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
+    modules = {id(owners[n]) for n in cut}
+    kinds = {re.sub(r"\d+", "#", n) for n in cut}
+    size = sum(ps[n].numel() for n in cut) / sum(ps[n].numel() for n in called)
+    table = any(isinstance(owners[n], nn.Embedding) for n in cut)
+    held = any(id(ps[n]) in e.optimized() for n in cut)
+    sure = held and (table or len(modules) >= 3 or size >= 0.2 or len(cut) > len(kinds))
+    why = (
+        "they run under no_grad inside the forward pass"
+        if len(shielded) == len(cut)
+        else "their output is cut from the loss (.detach(), .data, .item(), no_grad, or a new tensor made of values)"
+    )
+    return Finding(
+        "B1",
+        "called-but-no-gradient",
+        ERROR if sure and len(shielded) < len(cut) else WARN,  # no_grad may stand for frozen
+        f"{len(cut)} of {len(called)} trainable tensors whose module was called have gradient None in all "
+        f"{len(e.of(Gradients))} steps: {', '.join(cut[:3])}{' ...' if len(cut) > 3 else ''}",
+        "a gradient for every trainable tensor that took part in the forward pass",
+        f"Part of the model takes part in the forward pass but gets no gradient: {why}.",
+        f"Look at what happens to the output of {cut[-1].rpartition('.')[0] or 'the model'} and keep it in the graph.",
+    )
+
+
+def _leaf(module: nn.Module) -> bool:
+    """Whether a call of it must use its parameters; one with parts inside may own tensors for other occasions."""
+    return not any(True for _ in module.children())
+
+
+def zero_gradients(e: Evidence) -> Finding | Verdict:
+    """B3. The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.
+
+    Fires when every trainable tensor that has a gradient has one of exactly zero, at every step (parameters anchored
+    by `+ p.sum() * 0`, a loss weight of zero, both factors of an adapter at zero), or all adapters' second factors
+    do while the first are not zero.
+    """
+    norms = _norms(e)
+    have = {n: [x for x in each if x is not None] for n, each in norms.items()}
+    have = {n: each for n, each in have.items() if each}
+    if not have:
+        return unknown("no gradients were seen")
+    seconds = [n for n in have if "lora_B" in n or "lora_embedding_B" in n]
+    everything = not any(x for each in have.values() for x in each)
+    if not everything and not (seconds and not any(x for n in seconds for x in have[n])):
+        return OK
+    ps = e.trainable()
+    firsts = [n for n in have if "lora_A" in n or "lora_embedding_A" in n]
+    both = firsts and seconds and not any(bool(ps[n].detach().any()) for n in firsts + seconds if n in ps)
+    if both:
+        why, fix = (
+            "both factors of every adapter are zero, and each one's gradient is multiplied by the other",
+            "Leave the first factor (lora_A) random and only the second (lora_B) zero.",
+        )
+    else:
+        why, fix = (
+            "what is differentiated does not depend on them (a path multiplied by zero, a dead branch, a loss of zero)",
+            "Look for a factor of zero between these tensors and the loss.",
+        )
+    which = list(have) if everything else seconds
+    return Finding(
+        "B3",
+        "gradients-exactly-zero",
+        ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
+        f"{len(which)} of {len(have)} gradients are exactly 0 in all {len(e.of(Gradients))} steps ({which[0]} ...)",
+        "gradients other than zero",
+        f"The trainable tensors are in the graph, but their gradients are exactly zero: {why}.",
+        fix,
+    )
+
+
+def first_factor_dead(e: Evidence) -> Finding | Verdict:
+    """B2. An adapter's second factor learns, its first one stays as it was initialised.
+
+    While lora_B is zero the gradient of lora_A is zero too, in the first step and as long as the rate is zero. Fires
+    when it stays exactly zero in two steps after lora_B has moved.
+    """
+    rounds = [g for g in e.of(Gradients)]
+    firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
+    if not firsts:
+        return not_applicable("no trainable low-rank adapter")
+    if len(rounds) < 3:
+        return unknown("fewer than three steps were seen")
+    moved = next((s.round for s in e.of(Step) if any(s.rates) and s.own), None)
+    later = [g for g in rounds if moved is not None and g.round > moved]
+    ps = e.trainable()
+    dead = []
+    for name in firsts:
+        other = name.replace("lora_A", "lora_B")
+        if other in ps and bool(ps[other].detach().any()) and len(later) >= 2:
+            cut = all(g.norms.get(name) == 0 and g.norms.get(other) for g in later)  # while the second one learns
+            dead += [name] if cut else []
+    alive = [n for n in firsts if n.replace("lora_A", "lora_B") in ps]
+    if not dead or len(dead) < len(alive) / 2:
+        return OK
+    return Finding(
+        "B2",
+        "adapter-first-factor-dead",
+        ERROR,
+        f"{len(dead)} of {len(firsts)} lora_A tensors have gradients of exactly 0 in {len(later)} steps "
+        "after lora_B moved",
+        "gradients in both factors once lora_B is not zero",
+        "The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B has left zero.",
+        "Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.",
+    )
+
+
+def non_finite_gradients(e: Evidence) -> Finding | Verdict:
+    """B4. Weights turn to NaN: an optimizer stepped on gradients that were not finite.
+
+    A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it. Where
+    the weights are still finite it is a warning: some optimizers leave such a step out by themselves (the fused ones do
+    under a scaler), and weights may have been put back.
+    """
+    events = e.of(Gradients)
+    if not events:
+        return unknown("no gradients were seen")
+    for event in events:
+        bad = [n for n, norm in event.norms.items() if norm is not None and not math.isfinite(norm)]
+        if bad and not spoilt(e) and any(b.scale for b in e.of(Backward)):
+            continue  # a fused optimizer is stepped all the same, and skips inside
+        if bad:
+            first = next((b.value for b in e.of(Backward, round=event.round) if b.value is not None), None)
+            return Finding(
+                "B4",
+                "gradients-not-finite",
+                ERROR if spoilt(e) else WARN,
+                f"step {event.round + 1} used {len(bad)} gradients with NaN or infinity ({bad[0]} ...); loss {first}",
+                "finite gradients at every step that is made",
+                "The optimizer stepped on gradients that are NaN or infinite, which spoils the weights for good.",
+                "Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not finite.",
+            )
+    return OK
+
+
+CHECKS = [
+    ("S10", reentrant_cut),
+    ("B1", called_but_no_gradient),
+    ("B2", first_factor_dead),
+    ("B3", zero_gradients),
+    ("B4", non_finite_gradients),
+]

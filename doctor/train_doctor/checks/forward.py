@@ -1,0 +1,202 @@
+"""What replays of the first batch showed: F5 and F10 to F13.
+
+Footgun: a probe that could not be made (a model that cannot be called again as it was) is UNKNOWN, not OK.
+"""
+
+import math
+
+from train_doctor.checks.seen import spoilt
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.probes import resets
+
+CLEAR = 0.02  # smaller shifts may come of numbers scaled together over a batch (8-bit activations)
+
+
+def not_finite(e: Evidence) -> Finding | Verdict:
+    """F5. The loss is NaN from the first step, or from one special batch on.
+
+    Fires when a loss was not finite and the logits it came from were not either, while the weights were. The batch is
+    run again, and the first module whose output is not finite though its input was is named. Logits that are minus
+    infinity on purpose (a vocabulary filled up, a mask) give a finite loss and are left alone.
+    """
+    wrong = [b for b in e.of(Backward) if b.value is not None and not math.isfinite(b.value)]
+    if not e.forwards:
+        return unknown("no forward of the model was seen")
+    if not wrong:
+        return OK
+    calls = [c for c in wrong[0].calls if c.role == "model" and c.finite is False]
+    if not calls:
+        return OK if any(c.finite for c in wrong[0].calls) else unknown("no logits were seen")
+    name, kind, fact = e.probes.get("broken") or ("", "", "")
+    if fact == "weights":
+        return not_applicable("the weights themselves are not finite")
+    if not kind and wrong[0].round > 0:
+        return unknown("the batch could not be run again")
+    where = f"the first is the output of {name or kind} ({kind}, {fact.split(' ')[0]})" if kind else "in the logits"
+    why, fix = _cause(calls[0], kind, fact)
+    return Finding(
+        "F5",
+        "output-not-finite",
+        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
+        f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
+        "finite activations",
+        f"The model's own output is NaN or infinite: {why}.",
+        fix,
+    )
+
+
+def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
+    if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
+        return (
+            "an overflow: float16 (fp16) ends at 65504 and an activation went over it",
+            "Use bfloat16, or keep this module in float32.",
+        )
+    left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
+    if left or "ttention" in kind:
+        return (
+            "rows of the attention mask are masked from end to end (padding at the left), and a softmax over nothing "
+            "is NaN",
+            "Let padding attend to itself, use a large negative number in place of -inf, or pad at the right.",
+        )
+    return (
+        "something in this module divides by 0 or takes the logarithm or root of what is not positive",
+        "Add a small number inside the division, logarithm or root.",
+    )
+
+
+def cache_on(e: Evidence) -> Finding | Verdict:
+    """F10. Training takes more memory than it should: each forward keeps keys and values for a generation.
+
+    A note, because the result is right. With packed documents it is wrong, and F12 says so. Under checkpointing written
+    by hand the gradients are wrong without a message: the recomputation in backward appends to the cache that the
+    forward has filled. That is seen by the cache's length, and an error.
+    """
+    calls = e.forwards
+    if not calls:
+        return unknown("no forward of the model was seen")
+    if not any(c.cached for c in calls):
+        return OK
+    if grown := next((c for c in calls if c.recached), None):
+        return Finding(
+            "F10",
+            "cache-on",
+            ERROR,
+            f"the key-value cache held {grown.kept} positions after the forward, {grown.recached} after the backward",
+            "no cache, or one that backward leaves alone",
+            "A key-value cache is on under activation checkpointing: when backward recomputes a block, it appends to "
+            "the keys and values of the first time, so attention and all gradients through it are wrong.",
+            "Pass use_cache=False (or set model.config.use_cache = False) while training.",
+        )
+    return Finding(
+        "F10",
+        "cache-on",
+        NOTE,
+        f"{sum(c.cached for c in calls)} of {len(calls)} training forwards returned a key-value cache",
+        "none",
+        "The key-value cache of generation is on while training, which costs memory.",
+        "Set model.config.use_cache = False (or pass use_cache=False).",
+    )
+
+
+def future(e: Evidence) -> Finding | Verdict:
+    """F11. The training loss falls far below what is possible, and generated text is senseless.
+
+    Later tokens were changed: logits at earlier supervised positions must not move. Only where targets are next
+    tokens; masked models look both ways and rightly so, a prefix may see all of itself.
+    """
+    readings = [b.reading for b in e.of(Backward) if b.reading is not None]
+    if not any(r.offset == 1 for r in readings):
+        return not_applicable("the targets are not known to be the next tokens")
+    if "ahead" not in e.probes:
+        return unknown("the first batch could not be run again")
+    reach = e.probes.get("reach")
+    if reach is None or reach < 1:
+        return OK
+    return Finding(
+        "F11",
+        "sees-the-future",
+        ERROR if e.probes["ahead"] > CLEAR and not _coupled(e) else WARN,
+        f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
+        "spread",
+        "0",
+        "The model sees the future, the very tokens it is asked to predict: the causal mask is missing, wrong or one "
+        "too wide.",
+        "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
+    )
+
+
+def _coupled(e: Evidence) -> bool:
+    """Whether tokens of a batch meet outside of attention: experts with room for so many, statistics of a batch."""
+    words = ("batchnorm", "expert", "moe", "router")
+    return any(word in f"{name} {type(m).__name__}".lower() for name, m in e.modules() for word in words)
+
+
+def packed(e: Evidence) -> Finding | Verdict:
+    """F12. Packed training gives worse answers than unpacked: documents in one row read each other.
+
+    Where positions begin anew inside a row, the first documents were changed: logits of the last one must not move.
+    Texts put end to end without new positions are pretraining as usual and are left alone.
+    """
+    calls = [c for c in e.forwards if c.positions is not None and c.ids is not None]
+    calls = [c for c in calls if c.positions.shape[-1] == c.ids.shape[1]]
+    if not any(bool(resets(c).any()) for c in calls):
+        return not_applicable("no positions begin anew inside a row")
+    if "packed" not in e.probes:
+        return unknown("the first batch could not be run again")
+    moved, limit = e.probes["packed"]
+    if moved <= limit:
+        return OK
+    cached = any(c.cached for c in calls)
+    ones = any(c.mask is not None and bool((c.mask != 0).all()) for c in calls)
+    why = (
+        "the key-value cache is on, which turns the separation off"
+        if cached and not ones
+        else "an attention mask of ones was given, which says that all tokens belong together"
+        if ones
+        else "positions alone do not separate them in this attention"
+    )
+    return Finding(
+        "F12",
+        "packed-documents-mix",
+        ERROR if moved > CLEAR else WARN,
+        f"changing earlier documents of a row moved the logits of its last one by {moved:.2g} of their spread",
+        "0",
+        f"Packed documents see each other (attention leaks across their boundary): {why}.",
+        "Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.",
+    )
+
+
+def padding_seen(e: Evidence) -> Finding | Verdict:
+    """F13. The same text gives another answer in another batch: it depends on how much padding stands beside it.
+
+    What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
+    model cannot be seen in any case.
+    """
+    if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
+        return unknown("there is padding, but the batch could not be run again")
+    if "pads" not in e.probes:
+        return not_applicable("no padding was seen in a batch that could be run again")
+    moved, limit, masked = e.probes["pads"]
+    if moved <= limit:
+        return OK
+    return Finding(
+        "F13",
+        "padding-seen",
+        WARN,
+        f"changing the padding moved the logits of attended tokens by {moved:.2g} of their spread",
+        "0",
+        "The model ignores the attention mask it is given."
+        if masked
+        else "The attention mask is not given to the model, so text attends to its padding.",
+        "Use the mask inside attention." if masked else "Pass attention_mask to the model.",
+    )
+
+
+CHECKS = [
+    ("F5", not_finite),
+    ("F10", cache_on),
+    ("F11", future),
+    ("F12", packed),
+    ("F13", padding_seen),
+]

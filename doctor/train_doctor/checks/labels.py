@@ -1,0 +1,310 @@
+"""What the loss asks for: F14 to F19 and D8, from the targets laid over the ids that went in.
+
+Footgun: a token counts as supervised where it is a target, which is one position before it is read. All tables here
+are at the position of the token itself.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.probes import runs
+from train_doctor.targets import IGNORED, shifted
+
+
+class Batch(NamedTuple):
+    """One training forward: which of its tokens the loss asks for."""
+
+    ids: Tensor  # (B, T)
+    asked: Tensor  # (B, T) the token is a target
+    mask: Tensor | None  # (B, T) attention
+    offset: int | None
+
+
+def batches(e: Evidence) -> Iterator[Batch]:
+    """Training batches with known targets: from the loss, else from the labels given to the model."""
+    for event in e.of(Backward):
+        reading = event.reading
+        known = reading is not None and reading.targets is not None and reading.masked
+        if known and reading.offset in (0, 1, 2):
+            asked = shifted((reading.targets != IGNORED).long(), -reading.offset, 0).bool()
+            yield Batch(reading.ids, asked, reading.mask, reading.offset)
+        elif reading is None or reading.targets is None:
+            yield from (_from_labels(c) for c in event.calls if _labelled(e, c))
+
+
+def _labelled(e: Evidence, call: Call) -> bool:
+    plain = call.role == "model" and call.grad and call.labels is not None and call.ids is not None
+    return plain and call.labels.shape == call.ids.shape and "labels" in call.kwargs
+
+
+def _from_labels(call: Call) -> Batch:
+    return Batch(call.ids, call.labels != IGNORED, call.mask, None)
+
+
+def rows_without_targets(e: Evidence) -> Finding | Verdict:
+    """F14. The loss is NaN or 0 from the start, or the model learns from far fewer examples than it is given.
+
+    Counts rows in which no token is a target: every label is -100. A single such row happens (an answer cut off by
+    truncation); all rows, or a good part of them over several batches, mean that the place where the answer begins was
+    not found. Rows that a packed batch leaves empty at its end are few, so they stay below the limit.
+    """
+    rows = empty = seen = 0
+    for event in e.of(Backward):
+        for asked in _asked_rows(e, event):
+            seen += 1
+            rows, empty = rows + len(asked), empty + int((~asked).sum())
+    if not rows:
+        return unknown("no targets were seen")
+    share = empty / rows
+    if share < 0.2 or (share < 1 and (rows < 8 or empty < 3)):
+        return OK
+    return Finding(
+        "F14",
+        "rows-without-targets",
+        ERROR if share == 1 and (seen > 1 or rows >= 8) else WARN,
+        f"{empty} of {rows} rows have no supervised token: all their labels are {IGNORED}",
+        "some supervised tokens in nearly every row",
+        f"{'Nothing is asked of the model' if share == 1 else 'Much of the data is not learnt from'}: the labels of "
+        "these rows are all masked, because the marker of the answer (response template) was not found in them or "
+        "truncation cut it off.",
+        "Print one row's labels; correct the response marker (or the truncation length) so that answers keep labels.",
+    )
+
+
+def _asked_rows(e: Evidence, event: Backward) -> Iterator[Tensor]:
+    reading = event.reading
+    if reading is not None and reading.targets is not None:
+        yield (reading.targets != IGNORED).any(1)
+        return
+    for call in event.calls:
+        if _labelled(e, call):
+            yield (call.labels[:, 1:] != IGNORED).any(1)
+
+
+def padding_supervised(e: Evidence) -> Finding | Verdict:
+    """F15. The loss falls fast and looks too good, answers are short or full of padding.
+
+    Counts targets that are padding: where the attention mask is 0, or, without a mask, in runs of the pad token at the
+    end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
+    be learnt.
+    """
+    bad = total = outside = 0
+    masked = seen = False
+    for batch in batches(e):
+        pads = _pads(e, batch)
+        if pads is None:
+            continue
+        seen, masked = True, masked or batch.mask is not None
+        wrong = batch.asked & pads
+        wrong[:, 0] = False
+        many = wrong.sum(1, keepdim=True) > 1
+        bad, total = bad + int((wrong & many).sum()), total + int(batch.asked.sum())
+        outside += int((batch.asked & ~pads)[:, 1:].sum())
+    if not seen:
+        return unknown("no padding could be told from text: neither a mask nor a pad token was seen")
+    if not bad or bad < 0.005 * total:
+        return OK
+    if not outside:
+        return unknown("every target lies where the mask is 0: this mask seems to mean the opposite")
+    return Finding(
+        "F15",
+        "padding-supervised",
+        ERROR if masked else WARN,
+        f"{bad} of {total} supervised tokens are padding ({bad / total:.0%})",
+        f"labels of padding are {IGNORED}, which the loss ignores",
+        "The loss counts padding (pad tokens) as text: the model learns to write padding, which is easy, and the loss "
+        "looks better than it is.",
+        f"Set the labels to {IGNORED} where the attention mask is 0 (or pass ignore_index=pad_token_id).",
+    )
+
+
+def _pads(e: Evidence, batch: Batch) -> Tensor | None:
+    if batch.mask is not None and batch.mask.shape == batch.ids.shape:
+        return batch.mask == 0
+    pad = e.token("pad")
+    if pad is not None:
+        return runs(batch.ids, pad)
+    return _guessed(batch.ids)
+
+
+def _guessed(ids: Tensor) -> Tensor | None:
+    """Runs of one and the same token at the end of several rows, of different lengths: padding without a name."""
+    last = ids[:, -1]
+    token = int(last.mode().values)
+    tail = (ids == token).flip(1).int().cumprod(1).flip(1).bool()
+    lengths = tail.sum(1)
+    long = lengths[lengths >= 4]
+    if (
+        len(long) < 2
+        or len(long) < 0.4 * len(ids)
+        or len(set(long.tolist())) < 2
+        or bool((lengths == ids.shape[1]).all())
+    ):
+        return None
+    return tail & (lengths >= 4)[:, None]
+
+
+def end_never_supervised(e: Evidence) -> Finding | Verdict:
+    """F16. The trained model never stops: it writes on after its answer.
+
+    Fires when most rows contain the end-of-text token among what is attended, after a token that is learnt, and not
+    once is it a target. This is what a collator does that masks padding by its id while padding and end-of-text share
+    one. Texts without an end token, and an end token that only begins the row or stands in a prompt, are left alone.
+    """
+    eos = e.token("eos")
+    if eos is None:
+        return unknown("the end-of-text token is not known; give the tokenizer")
+    rows = have = 0
+    for batch in batches(e):
+        if batch.offset not in (None, 1):
+            continue
+        ends = batch.ids == eos
+        if batch.mask is not None and batch.mask.shape == ends.shape:
+            ends &= batch.mask != 0
+        if bool((ends & batch.asked).any()):
+            return OK
+        begun = batch.asked.int().cummax(1).values.bool()
+        rows, have = rows + len(ends), have + int((ends & begun).any(1).sum())
+    if rows < 4:
+        return unknown("too few rows with known targets")
+    if have < 0.5 * rows:
+        return OK
+    same = (
+        " (pad_token and eos_token are one, and the collator masks padding by its id)" if e.token("pad") == eos else ""
+    )
+    return Finding(
+        "F16",
+        "end-never-supervised",
+        WARN,
+        f"{have} of {rows} rows end their text with token {eos} (eos_token_id), and it is never a target",
+        "the end of an answer is supervised",
+        f"The end-of-text token (EOS) is never a target{same}, so the model does not learn to stop.",
+        "Give padding a pad_token of its own (not the eos_token), or mask labels by the attention mask and not by the "
+        "pad id.",
+    )
+
+
+def labels_shifted_twice(e: Evidence) -> Finding | Verdict:
+    """F17. The loss is stuck high, text comes out with every second word missing.
+
+    Fires when the labels given to the model are already one ahead of its ids and the loss inside it is computed two
+    ahead: the model shifts by itself. A model that takes targets as they are has a loss one ahead and is left alone.
+    """
+    readings = [b.reading for b in e.of(Backward) if b.reading is not None]
+    if not any(r.offset is not None for r in readings):
+        given = [r for r in readings if r.given is not None]
+        return unknown("no targets of a loss were seen" if not given else "the loss inside the model was not seen")
+    wrong = [r for r in readings if r.given == 1 and r.offset == 2 and 1 not in r.offsets]
+    if not wrong or len(wrong) < len([r for r in readings if r.offset is not None]):
+        return OK
+    return Finding(
+        "F17",
+        "labels-already-shifted",
+        ERROR,
+        "labels[t] is input_ids[t + 1], and the loss pairs the logits at t with input_ids[t + 2]",
+        "labels equal to input_ids for a model that shifts them itself",
+        "A double shift: the labels were shifted by hand and the model shifts them again, so every position learns the "
+        "token after the next one.",
+        "Pass labels=input_ids (with -100 where nothing is asked); do not shift before the model.",
+    )
+
+
+def two_beginnings(e: Evidence) -> Finding | Verdict:
+    """F18. Slightly worse results than the base model's, with no error anywhere: each text begins with two BOS tokens.
+
+    Fires when nearly all rows begin with the beginning-of-text token twice, as chat templates make it that write one
+    into a text that the tokenizer then gives another. Padding at the left that uses the same token is left alone.
+    """
+    bos, pad = e.token("bos"), e.token("pad")
+    if bos is None:
+        return not_applicable("no beginning-of-text token is known")
+    calls = [c for c in e.forwards if c.ids is not None and c.ids.shape[1] > 2]
+    rows = twice = 0
+    for call in calls:
+        ids = call.ids
+        masked = call.mask is not None and call.mask.shape == ids.shape
+        text = call.mask != 0 if masked else ids != pad if pad is not None and pad != bos else torch.ones_like(ids) != 0
+        text &= text.sum(1, keepdim=True) > 2
+        begin = text.int().argmax(1).clamp(max=ids.shape[1] - 3)  # behind padding at the left
+        one, two, three = (ids.gather(1, begin[:, None] + n)[:, 0] for n in range(3))
+        attended = text.any(1) & (masked or bos != pad)
+        rows += len(ids)
+        twice += int(((one == bos) & (two == bos) & (three != bos) & attended).sum())
+    if not rows:
+        return unknown("no ids were seen")
+    if twice < 0.9 * rows:
+        return OK
+    return Finding(
+        "F18",
+        "two-beginnings",
+        WARN,
+        f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice",
+        "one beginning-of-text token",
+        "Every text has a double BOS: the chat template already writes the beginning-of-text token and the tokenizer "
+        "adds another.",
+        "Tokenize templated text with add_special_tokens=False.",
+    )
+
+
+def cut_off(e: Evidence) -> Finding | Verdict:
+    """F19. Answers never end or lack their last part: most texts are longer than the batch and were cut.
+
+    A note only: rows of equal length without an end token are also what packing and pretraining on one long stream
+    give, where nothing is lost.
+    """
+    eos = e.token("eos")
+    calls = [c for c in e.forwards if c.ids is not None and c.mask is not None and c.mask.shape == c.ids.shape]
+    padded = [c for c in calls if bool((c.mask == 0).any())]
+    if eos is None or not padded:
+        return not_applicable("no padded batches, or no known end-of-text token")
+    rows = sum(len(c.ids) for c in calls)
+    cut = sum(int(((c.mask.sum(1) == c.ids.shape[1]) & ~(c.ids == eos).any(1)).sum()) for c in calls)
+    if cut < 0.5 * rows or not any(bool((c.ids == eos).any()) for c in calls):
+        return OK
+    return Finding(
+        "F19",
+        "cut-off",
+        NOTE,
+        f"{cut} of {rows} rows fill the whole length and have no end-of-text token",
+        "most texts fit",
+        "Most texts are cut off at the maximum length (truncation), and their EOS with them.",
+        "Raise max_length, or split texts on purpose.",
+    )
+
+
+def same_data(e: Evidence) -> Finding | Verdict:
+    """D8. The training loss falls at once and the evaluation does not: every step sees the same rows.
+
+    A note only: overfitting one batch on purpose looks the same and is good practice.
+    """
+    seen = [c.ids for c in e.forwards if c.ids is not None]
+    if len(seen) < 3:
+        return unknown("fewer than three batches of ids were seen")
+    repeats = sum(a.shape == b.shape and bool(torch.equal(a, b)) for a, b in zip(seen, seen[1:]))
+    if repeats < len(seen) - 1:
+        return OK
+    return Finding(
+        "D8",
+        "same-data",
+        NOTE,
+        f"all {len(seen)} forwards got the same batch",
+        "a new batch in each step, unless one batch is overfitted on purpose",
+        "The loop trains on one and the same batch again and again, which it overfits.",
+        "Take the next batch inside the loop, if this is not on purpose.",
+    )
+
+
+CHECKS = [
+    ("F14", rows_without_targets),
+    ("F15", padding_supervised),
+    ("F16", end_never_supervised),
+    ("F17", labels_shifted_twice),
+    ("F18", two_beginnings),
+    ("F19", cut_off),
+    ("D8", same_data),
+]

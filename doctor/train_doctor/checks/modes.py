@@ -1,0 +1,113 @@
+"""Train or eval: S11 and N16.
+
+Footgun: a mode is the flag of every module by itself, not of the model. A model that was loaded in eval and then
+wrapped (peft) has a root in train mode around an inside in eval mode.
+"""
+
+from torch import nn
+
+from train_doctor.checks.seen import hidden
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.finding import NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+
+def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
+    """Every dropout with p > 0 of the trained models: p, and whether it was in train mode.
+
+    Modules count when they were called with gradients on. Attention often has no module and passes a number that its
+    own module keeps (`self.attention_dropout`, `self.dropout`); that number counts with the flag of that module. Of
+    what is compiled the flags are all that can be seen.
+    """
+    found, modes, inside = {}, _modes(e), hidden(e)
+    over = modes and modes[-1] and not e.model.training  # an evaluation came after the training
+    for name, m in e.modules():
+        if id(m) in e.dropouts:
+            _, training, p = e.dropouts[id(m)]
+            found[name] = p, training
+            continue
+        if id(m) in inside and isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0:
+            found[name] = m.p, m.training or bool(over)
+        for attribute, value in vars(m).items():
+            if "dropout" in attribute and isinstance(value, float) and 0.0 < value < 1.0:
+                found[f"{name}.{attribute}".lstrip(".")] = value, m.training or bool(over)
+    return found
+
+
+def _modes(e: Evidence) -> list[bool]:
+    """The flag of the root at each forward that a backward was made from, in order."""
+    trained = [c for b in e.of(Backward) for c in b.calls if c.role == "model" and c.grad and not c.raised]
+    return [c.training for c in trained or e.forwards]
+
+
+def _flipped(modes: list[bool]) -> bool:
+    return bool(modes) and modes[0] and not modes[-1]
+
+
+def eval_mode_training(e: Evidence) -> Finding | Verdict:
+    """S11. It overfits sooner than it should; the configured dropout seems to do nothing.
+
+    Fires when the steps were made from forwards in eval mode while the model has dropout with p > 0. transformers'
+    from_pretrained returns a model in eval mode, and peft's wrapper around it says train while the inside does not. A
+    model without dropout loses nothing, and a part put in eval mode on purpose under a root in train mode is left
+    alone.
+    """
+    modes = _modes(e)
+    if e.model is None or not modes or not e.of(Backward):
+        return unknown("no training forward was seen")
+    if _flipped(modes):
+        return not_applicable("the mode changed during the loop: see N16")
+    drops = live_dropouts(e)
+    if not drops:
+        return OK
+    wrapped = not _inside(e).training and _inside(e) is not e.model  # records decide if an evaluation came after
+    asleep = {n: p for n, (p, training) in drops.items() if not training}
+    if (any(modes) and not wrapped) or not asleep:
+        return OK
+    name, p = next(iter(asleep.items()))
+    return Finding(
+        "S11",
+        "eval-mode-training",
+        WARN,
+        f"{len(asleep)} of {len(drops)} dropouts with p > 0 are in eval mode while training ({name}, p = {p:g})",
+        "0 of them in eval mode",
+        "The model trains in eval mode: model.train() was never called (from_pretrained returns eval mode), so its "
+        "dropout is off.",
+        "Call model.train() before the loop; or set dropout to 0 in the config if it should be off.",
+    )
+
+
+def _inside(e: Evidence):
+    """The transformers model within peft's wrapper, or the model itself."""
+    base = getattr(e.model, "get_base_model", None)
+    return base() if callable(base) else e.model
+
+
+def mode_flip(e: Evidence) -> Finding | Verdict:
+    """N16. After the first evaluation the training loss drops a little and from then on the model overfits.
+
+    Fires when the first training forwards were in train mode and the last ones in eval mode: an evaluation called
+    model.eval() and nobody called model.train() after it. Forwards of the evaluation itself do not count, only those
+    that a backward was made from.
+    """
+    modes = _modes(e)
+    if len(modes) < 2 or not e.of(Backward):
+        return unknown("fewer than two training forwards were seen")
+    if not _flipped(modes):
+        return OK
+    at = len(modes) - modes[::-1].index(True)
+    drops = live_dropouts(e)
+    stateful = [n for n, m in e.modules() if "BatchNorm" in type(m).__name__]
+    between = [c for c in e.of(Call) if c.role == "model" and not c.grad]
+    after = "after an evaluation pass " if between else ""
+    return Finding(
+        "N16",
+        "mode-flip",
+        WARN if drops or stateful else NOTE,
+        f"training forwards 1 to {at} in train mode, {at + 1} to {len(modes)} in eval mode; {len(drops)} dropouts",
+        f"all {len(modes)} in train mode",
+        f"The model was put into eval mode during training {after}and never put back, so dropout is off from then on.",
+        "Call model.train() after each evaluation, before the next training forward.",
+    )
+
+
+CHECKS = [("S11", eval_mode_training), ("N16", mode_flip)]

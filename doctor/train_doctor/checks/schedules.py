@@ -1,0 +1,313 @@
+"""Learning rates and the optimizers they are meant for: S13, N5b, N5, N9, N10, N11, B6.
+
+Footgun: a scheduler that is called rarely may be one per epoch, and one that is called often may be sized so. A rate
+of zero at the start is a warm-up. So the severe verdicts rest on what the rates were, not on how they came about.
+"""
+
+from statistics import median
+
+import torch
+from torch import nn
+
+from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+
+def _by_round(e: Evidence) -> list[float]:
+    """The highest rate of any optimizer in each round."""
+    return [max((r for s in steps for r in s.rates), default=0.0) for steps in e.by_round(Step).values()]
+
+
+def _rising(rates: list[float]) -> bool:
+    return len(rates) > 1 and rates[-1] > 1.05 * rates[0]
+
+
+def rate_is_zero(e: Evidence) -> Finding | Verdict:
+    """N11. Steps are made and nothing changes, because the learning rate is zero.
+
+    Fires when all rates of all optimizers were zero in three steps running: a schedule that has run out, a warm-up by
+    integer division, a schedule that is never stepped. A warm-up that begins at zero is past it after one step.
+    """
+    rates = _by_round(e)
+    if len(rates) < 3:
+        return unknown("fewer than three steps were seen")
+    longest = here = 0
+    for rate in rates:
+        here = here + 1 if rate == 0 else 0
+        longest = max(longest, here)
+    if longest < 3:
+        return OK
+    scheduled = bool(e.of(Schedule))
+    if rates[0] > 0:
+        why = "the schedule has run out: it was built for fewer steps than are made"
+    elif scheduled:
+        why = "the schedule gives zero (an integer division in the warmup, or far too long a warmup)"
+    elif any("initial_lr" in g for o in e.optimizers if o.object for g in o.object.param_groups):
+        why = "a schedule that starts at zero was built but scheduler.step() is never called"
+    else:
+        why = "it was set to zero"
+    return Finding(
+        "N11",
+        "learning-rate-zero",
+        ERROR if rates[-1] == 0 else WARN,  # a late start may be meant
+        f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
+        "a rate above zero, but for the first step of a warm-up and the very last one",
+        f"The learning rate (lr) is zero: {why}.",
+        "Look at the schedule's arguments (total steps, warm-up steps) and step it once per optimizer step.",
+    )
+
+
+def scheduler_rate(e: Evidence) -> Finding | Verdict:
+    """N9. The learning rate decays too fast: the scheduler is stepped for every micro-batch.
+
+    Fires when one scheduler is stepped at least 1.5 times per step of its optimizer, or before the first step. Calls
+    before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
+    are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
+    half of the steps watched, and stays there, is named as well.
+    """
+    begun, calls, steps, early = False, {}, 0, False
+    for event in e.events:
+        begun = begun or isinstance(event, Backward)
+        if isinstance(event, ScalerStep) and not event.stepped or isinstance(event, Step):
+            steps += 1
+        elif isinstance(event, Schedule) and begun and not event.epochal:
+            calls.setdefault(event.scheduler, []).append(event)
+            early = early or not steps
+    if not calls:
+        return not_applicable("no scheduler was stepped")
+    worst, ratio = None, 0.0
+    for events in calls.values():
+        index = events[0].optimizer
+        made = len(e.of(Step, optimizer=index)) if index >= 0 else steps
+        made += sum(not s.stepped for s in e.of(ScalerStep))
+        if made and len(events) / made > ratio:
+            worst, ratio = events, len(events) / made
+    world = torch.distributed.get_world_size() if _distributed() else 1
+    if steps < 2 and not early:
+        return unknown("fewer than two optimizer steps were seen")
+    many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
+    if not many and not early:
+        return _ended_early(e) or OK
+    backwards = len(e.of(Backward)) / max(1, len(e.of(Step)))
+    return Finding(
+        "N9",
+        "scheduler-steps-too-often" if many else "scheduler-before-optimizer",
+        WARN,
+        f"{ratio:.2g} scheduler steps per optimizer step ({backwards:.2g} backwards per optimizer step)"
+        if many
+        else "scheduler.step() came before the first optimizer.step()",
+        "one scheduler step after each optimizer step",
+        "The scheduler is stepped per micro-batch (inside gradient accumulation), so the learning rate decays that "
+        "many times too fast."
+        if many
+        else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
+        "Call scheduler.step() once, right after optimizer.step().",
+    )
+
+
+def _ended_early(e: Evidence) -> Finding | None:
+    """The rate was above zero, and is zero in the last two steps of few: the schedule was built for fewer.
+
+    More zeros than two are N11.
+    """
+    rates = _by_round(e)
+    above = sum(rate > 0 for rate in rates)
+    if not rates or rates[0] <= 0 or len(rates) - above != 2 or 2 * above > len(rates) or any(rates[above:]):
+        return None
+    return Finding(
+        "N9",
+        "schedule-ends-early",
+        WARN,
+        f"the learning rate reached 0 after {above} of {len(rates)} steps",
+        "a rate above zero until the last step",
+        "The schedule reaches zero too early: it was built for fewer steps than are made (num_training_steps counts "
+        "optimizer steps).",
+        "Give the scheduler the number of optimizer steps of the whole run, and step it once per optimizer step.",
+    )
+
+
+def _distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def one_unscheduled(e: Evidence) -> Finding | Verdict:
+    """N10. With two optimizers (Muon and AdamW), one decays and the other keeps its rate.
+
+    Fires as a warning when schedulers were stepped, but only for some of the optimizers. Constant rates for all are
+    fine, and so are optimizers that step too rarely to tell.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("one optimizer")
+    rates = {i: [s.rates for s in e.of(Step, optimizer=i)] for i in range(len(e.optimizers))}
+    rates = {i: each for i, each in rates.items() if len(each) >= 3}
+    if len(rates) < len(e.optimizers):
+        return unknown("some optimizer stepped fewer than three times")
+    moving = [i for i, each in rates.items() if len({tuple(r) for r in each}) >= 2]
+    fixed = [i for i in rates if i not in moving]
+    if not moving or not fixed or not e.of(Schedule):
+        return OK
+    names = [e.optimizers[i].kind.__name__ for i in (fixed[0], moving[0])]
+    return Finding(
+        "N10",
+        "one-optimizer-unscheduled",
+        WARN,
+        f"{names[0]} kept its rate {rates[fixed[0]][0][0]:.2g} while that of {names[1]} changed",
+        "a schedule for each optimizer",
+        f"Only one of the optimizers has a scheduler: {names[0]} trains at a constant rate.",
+        "Build a scheduler for each optimizer and step them all.",
+    )
+
+
+def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
+    """S13. A Muon run learns worse than AdamW: embeddings, the output head or vectors are in Muon's group.
+
+    Looked at in optimizers whose class is named after Muon. Groups that are marked as AdamW's (use_muon=False, an
+    algorithm of another name) are left out, and classes that sort by themselves are not judged.
+    """
+    found, kinds = [], [o for o in e.optimizers if "muon" in o.kind.__name__.lower() and o.object is not None]
+    if not kinds:
+        return not_applicable("no Muon optimizer")
+    tables = {id(m.weight) for _, m in e.modules() if isinstance(m, nn.Embedding)}
+    tables |= {id(t) for t in (e.embedding(), e.head()) if t is not None}
+    names = {id(p): n for n, p in e.parameters().items()}
+    sorts = False
+    for o in kinds:
+        keys = {key.lower() for group in (o.object.defaults, *o.object.param_groups) for key in group}
+        sorts = sorts or any(word in o.kind.__name__.lower() for word in ("adam", "aux", "hybrid"))
+        sorts = sorts or any("adam" in key or "betas" in key for key in keys)  # arguments of the optimizer for the rest
+        for group in o.object.param_groups:
+            said = " ".join(v.lower() for v in group.values() if isinstance(v, str))
+            if group.get("use_muon") is False or any(word in said for word in ("adamw", "lion", "sgd")):
+                if "match_rms_adamw" not in said or group.get("use_muon") is False:
+                    continue
+            for p in group["params"]:
+                aside = o.object.state.get(p, {}).get("use_muon") is False
+                if not aside and (id(p) in tables or p.dim() < 2):
+                    found.append(names.get(id(p), f"a tensor of shape {tuple(p.shape)}"))
+    if not found:
+        return OK
+    if sorts:
+        return unknown("this optimizer may sort its parameters by itself")
+    return Finding(
+        "S13",
+        "embedding-in-muon",
+        ERROR if any(o.kind is getattr(torch.optim, "Muon", None) for o in kinds) else WARN,
+        f"{len(found)} tensors in Muon that are no hidden matrices: {', '.join(found[:3])}",
+        "hidden matrices in Muon; embeddings, head, norms and biases in AdamW",
+        "Muon orthogonalises updates of tensors that are not maps between hidden layers (embedding, head or vectors).",
+        "Select by module, not by ndim == 2: give embeddings, head and vectors to AdamW.",
+    )
+
+
+def muon_rate(e: Evidence) -> Finding | Verdict:
+    """N5b. Muon hardly moves the weights at AdamW's learning rate, or tears them apart at its own.
+
+    torch's Muon has two conventions: "original" wants about 0.02, "match_rms_adamw" wants AdamW's rate. Compared are
+    the convention and the highest rate seen, once it no longer rises.
+    """
+    kinds = [(i, o) for i, o in enumerate(e.optimizers) if "muon" in o.kind.__name__.lower() and o.object is not None]
+    if not kinds:
+        return not_applicable("no Muon optimizer")
+    judged = False
+    for index, o in kinds:
+        group = o.object.param_groups[0]
+        convention = group.get("adjust_lr_fn", group.get("adjust", ...))  # torch's name, ours; None is 'original'
+        rates = [max(s.rates) for s in e.of(Step, optimizer=index) if s.rates]
+        if not rates or _rising(rates[len(rates) // 2 :]) or convention is ...:
+            continue
+        judged = True
+        matched = convention == "match_rms_adamw"
+        top = max(rates)
+        ups = [u for s in e.of(Step, optimizer=index) for u in s.updates if u.lr]
+        size = median(u.rms for u in ups) / 0.2 if ups else None
+        if (matched and top >= 0.01) or (not matched and 0 < top < 2e-3):
+            want = "AdamW's rates (1e-5 to 3e-3)" if matched else "rates around 0.02"
+            equal = f"; each step is like AdamW's at {size:.2g}" if size else ""
+            return Finding(
+                "N5b",
+                "muon-learning-rate",
+                WARN,
+                f"Muon at lr {top:.2g} with convention {convention or 'original'!r}{equal}",
+                f"{want} for this convention",
+                f"Muon's learning rate is that of the other convention: {'far too large' if matched else 'too small'}.",
+                "Use lr about 0.02 with 'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.",
+            )
+    return OK if judged else unknown("a rate that still rises, no step, or a Muon of another kind")
+
+
+def update_size(e: Evidence) -> Finding | Verdict:
+    """N5. The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
+
+    Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
+    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
+    new is small, and a step is a large part of it.
+    """
+    rounds = sorted(e.by_round(Step))
+    later = set(rounds[len(rounds) // 2 :])
+    new = {u.name for s in e.of(Step) for u in s.updates if u.relative == float("inf") or "trainable_tokens" in u.name}
+    ups: list[Update] = [
+        u
+        for s in e.of(Step)
+        if s.round in later
+        for u in s.updates
+        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
+    ]
+    if any(issubclass(o.kind, torch.optim.LBFGS) for o in e.optimizers):
+        return not_applicable("a line search chooses the size of a step")
+    if not ups or len(rounds) < 3:
+        return unknown("no matrix was seen in three steps with a gradient and a rate above zero")
+    share, rms = median(u.relative for u in ups), median(u.rms for u in ups)
+    known = {u.name for u in ups}
+    first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if u.name in known and u.lr > 0]
+    jump = median(first) if first else 0.0  # weights that grew a hundredfold at once change little afterwards
+    large = 0.3 < share < float("inf") or jump > 2.0
+    small = not large and rms / 0.2 < 1e-7 and not _rising(_by_round(e)) and share < 1e-6
+    if not large and not small:
+        return OK
+    return Finding(
+        "N5",
+        "update-too-large" if large else "update-too-small",
+        WARN,
+        f"a step changes the matrices by {max(share, jump) if large else share:.2g} of their norm "
+        f"(lr {max(_by_round(e)):.2g})",
+        "roughly 1e-4 to 1e-1",
+        f"The learning rate (lr) is far too {'large (too high)' if large else 'small (too low)'} for these weights.",
+        f"{'Lower' if large else 'Raise'} the learning rate by a factor of ten or more.",
+    )
+
+
+def clip_saturated(e: Evidence) -> Finding | Verdict:
+    """B6. Changing the loss scale or the data changes nothing: every step is clipped to the same length.
+
+    Fires as a warning when the norm was above ten times the limit in at least eight of ten clips, after the first two.
+    """
+    clips = [c for c in e.of(Clip) if 0 < c.limit < 1e6 and c.total is not None][2:]
+    if not e.of(Clip):
+        return not_applicable("no gradient clipping was seen")
+    if len(clips) < 6:
+        return unknown("fewer than eight clips that limit were seen")
+    over = [c for c in clips if c.total > 10 * c.limit]
+    if len(over) < 0.8 * len(clips):
+        return OK
+    return Finding(
+        "B6",
+        "clip-saturated",
+        WARN,
+        f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median "
+        f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",
+        "norms near the limit after the first steps",
+        "Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning rate or the "
+        "loss, decides.",
+        "Raise max_norm, or find why the gradients are so large.",
+    )
+
+
+CHECKS = [
+    ("S13", misplaced_in_muon),
+    ("N5b", muon_rate),
+    ("N5", update_size),
+    ("N9", scheduler_rate),
+    ("N10", one_unscheduled),
+    ("N11", rate_is_zero),
+    ("B6", clip_saturated),
+]

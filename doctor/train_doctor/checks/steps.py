@@ -1,0 +1,302 @@
+"""The order of a step: clear, backward, unscale, clip, step. N1, N2, N3, N7, N8, S17.
+
+Footgun: what looks like disorder may be on purpose: GAN-like loops clear one optimizer while another's gradients wait,
+SAM clears between its two backwards. So everything here is asked of the optimizer that steps, and of its own tensors.
+"""
+
+import math
+
+from train_doctor import measures
+from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, ZeroGrad
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
+
+
+def gradients_not_cleared(e: Evidence) -> Finding | Verdict:
+    """N1. The loss falls, then jumps or oscillates as if the learning rate were too high; gradient norms keep growing.
+
+    An optimizer's gradients were still there when the next backward added to them, and nothing cleared them before its
+    next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between.
+    """
+    steps = e.of(Step)
+    if not steps or not e.of(Backward):
+        return unknown("no backward followed by an optimizer step was seen")
+    stale = [s for s in steps if s.stale]
+    again = len(steps) - len({s.optimizer for s in steps})
+    if again < 1:
+        return unknown("no optimizer stepped twice")
+    if len(stale) < min(2, again):
+        return OK
+    later = [e.of(Step, optimizer=number)[1:] for number in range(len(e.optimizers))]
+    never = any(each and all(s.stale for s in each) for each in later)
+    first = e.of(Backward)[0].norm
+    grown = f"; the gradient norm went from {first:.3g} to {steps[-1].norm:.3g}" if first and steps[-1].norm else ""
+    return Finding(
+        "N1",
+        "gradients-not-cleared",
+        ERROR if never else WARN,  # cleared now and then: a window of steps may be meant
+        f"{len(stale)} of {again} later steps still contained the gradients of the step before{grown}",
+        "gradients cleared once between one optimizer step and the next",
+        "zero_grad is missing (or clears other tensors): every step applies the sum of all gradients so far.",
+        "Call optimizer.zero_grad() once per step, after optimizer.step() or before the first backward.",
+    )
+
+
+def cleared_too_soon(e: Evidence) -> Finding | Verdict:
+    """N2. Nothing moves, or accumulation has no effect: the gradients are thrown away before the step uses them.
+
+    Two forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
+    between micro-batches, so that only the last one counts. SAM (the same batch again) and loops that put gradients
+    back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step.
+    """
+    if not e.of(Step):
+        return unknown("no optimizer step was seen")
+    lost = _lost_at_step(e)
+    if lost:
+        return Finding(
+            "N2",
+            "cleared-before-step",
+            ERROR,
+            f"{lost} of {len(e.of(Step))} steps found no gradient, though a backward had made some since the last step",
+            "the gradients of the backward are still there when the optimizer steps",
+            "zero_grad stands between backward and step: the gradients are erased before they are used.",
+            "Move zero_grad() before the backward, or after the step.",
+        )
+    gaps, rounds = _cleared_gaps(e)
+    usual = rounds >= 0.5 * len(e.of(Step))  # a bad batch dropped now and then is no habit
+    if rounds and usual and (gaps >= 2 * rounds or rounds >= 2):
+        return Finding(
+            "N2",
+            "cleared-between-micro-batches",
+            ERROR,
+            f"gradients were cleared {gaps} times between the backwards of one step, in {rounds} steps",
+            "gradients add up over all micro-batches of a step",
+            "zero_grad is called for every micro-batch: only the last one of each step reaches the weights.",
+            "Call zero_grad() once per optimizer step, not once per micro-batch.",
+        )
+    return OK if len(e.of(Step)) > 1 else unknown("only one optimizer step was seen")
+
+
+def _lost_at_step(e: Evidence) -> int:
+    """Steps whose own gradients were cleared, by zero_grad or by hand, since a backward made them."""
+    lost, made, cleared = 0, None, frozenset()
+    alone = len(e.optimizers) == 1
+    for event in e.events:
+        if isinstance(event, Backward):
+            made, cleared = event.norm, frozenset()
+        elif isinstance(event, ZeroGrad) and made:
+            cleared |= event.ids if event.had else frozenset()
+        elif isinstance(event, Step):
+            mine = e.optimizers[event.optimizer].ids
+            lost += bool(made and not event.own and mine and (cleared & mine or (alone and _covers(e, mine))))
+            cleared -= mine
+            made = None if alone else made
+    return lost
+
+
+def _covers(e: Evidence, ids: set[int]) -> bool:
+    return {id(p) for p in e.trainable().values()} <= ids
+
+
+def _cleared_gaps(e: Evidence) -> tuple[int, int]:
+    """(gaps, rounds): backwards of one step that follow each other with a clearing in between, on different batches.
+
+    A step that a GradScaler skipped is the end of its round too, and gradients that are not finite are rightly dropped.
+    """
+    gaps, rounds, here, last, cleared = 0, 0, 0, None, False
+    since_last = False  # cleared since the last backward
+    for event in e.events:
+        if isinstance(event, Backward):
+            if last is not None and cleared and _other_batch(last, event):
+                here += 1
+            last, cleared, since_last = event, False, False
+        elif isinstance(event, ZeroGrad) and event.had and last is not None:
+            cleared = since_last = last.norm is None or math.isfinite(last.norm)
+        elif isinstance(event, ScalerStep) and not event.stepped:
+            here, last, cleared = 0, None, False
+        elif isinstance(event, Step):
+            kept = last is not None and not since_last and event.norm is not None and last.norm is not None
+            if here and kept and len(e.optimizers) == 1 and event.norm <= last.norm * 1.001:
+                gaps, rounds = gaps + here, rounds + 1
+            here, last, cleared = 0, None, False
+    return gaps, rounds
+
+
+def _other_batch(a: Backward, b: Backward) -> bool:
+    ids = [next((c.ids for c in x.calls if c.role == "model" and c.ids is not None), None) for x in (a, b)]
+    if ids[0] is None or ids[1] is None:
+        return False
+    return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
+
+
+def does_not_move(e: Evidence) -> Finding | Verdict:
+    """N3. Gradients are there, the rate is above zero, and still some weights are exactly what they were.
+
+    Looked at in fp32 tensors over three steps: not one element changed, or everything that the steps changed was put
+    back afterwards. Rates of zero (warm-up), gradients of zero and embeddings with few rows in use are left out.
+    """
+    tables = {id(e.embedding()), id(e.head())}
+    tried: dict[str, list[float]] = {}
+    for step in e.of(Step):
+        for u in step.updates:
+            if u.gradient and math.isfinite(u.gradient) and u.lr > 1e-9 and u.dtype.itemsize >= 4:
+                tried.setdefault(u.name, []).append(u.changed)
+    tried = {name: shares for name, shares in tried.items() if len(shares) >= 3}
+    if not tried:
+        return unknown("no fp32 tensor was stepped three times with a gradient and a rate above zero")
+    ps = e.parameters()
+    stuck = [n for n, shares in tried.items() if max(shares) == 0.0 and id(ps.get(n)) not in tables]
+    back = [n for n, shares in tried.items() if n in ps and max(shares) > 0.5 and _as_at_start(e, n, ps[n])]
+    if not stuck and not back:
+        return OK
+    name, how = (stuck or back)[0], "no step changed" if stuck else "the steps changed, and something put back,"
+    return Finding(
+        "N3",
+        "weights-do-not-move",
+        ERROR if stuck or len(e.loaded) > 1 else WARN,  # once is the end of a search for a rate
+        f"{how} {len(stuck or back)} of {len(tried)} fp32 tensors looked at ({name} ...), with gradients and lr > 0",
+        "every tensor with a gradient and a rate above zero moves",
+        "The optimizer's step has no effect on these weights."
+        if stuck
+        else "The weights are overwritten after each step (a reload, or a copy back from an average).",
+        "Look at what the step is given (another copy, a patched step) and at what is copied into the model after it.",
+    )
+
+
+def _as_at_start(e: Evidence, name: str, p) -> bool:
+    number, first = e.first[name]
+    now = measures.strided(p)
+    return number == id(p) and now.shape == first.shape and bool((now == first).all())
+
+
+def clipped_before_unscale(e: Evidence) -> Finding | Verdict:
+    """N7. With a GradScaler, clipping makes learning crawl: it saw norms tens of thousands of times too large.
+
+    Fires when a finite clip was made under an enabled scaler before `unscale_`. max_norm=inf, for the log, is fine.
+    """
+    clips = [c for c in e.of(Clip) if c.limit < LOGGING]
+    if not clips:
+        return not_applicable("no gradient clipping was seen")
+    wrong = [c for c in clips if c.scaled and not c.nothing]
+    if not wrong:
+        return OK
+    scale = next((b.scale for b in e.of(Backward) if b.scale), None)
+    if scale is not None and scale <= 1.0:
+        return OK
+    seen = next((c.total for c in wrong if c.total is not None and math.isfinite(c.total)), None)
+    real = f"; it saw {seen:.4g}, the real norm was {seen / scale:.4g}" if seen and scale else ""
+    return Finding(
+        "N7",
+        "clip-before-unscale",
+        ERROR,
+        f"{len(wrong)} of {len(clips)} clips were made on gradients still multiplied by the loss scale{real}",
+        "scaler.unscale_(optimizer) first, then the clip",
+        "Gradients are clipped before unscale_, while they carry the GradScaler's factor, so unscaling afterwards "
+        "leaves next to nothing.",
+        "Call scaler.unscale_(optimizer) before clip_grad_norm_.",
+    )
+
+
+def clipped_at_wrong_time(e: Evidence) -> Finding | Verdict:
+    """N8. Clipping seems to do nothing, or accumulation comes out wrong: it runs before the gradients are complete.
+
+    Fires when a finite clip stands where no backward has come since the last step, or when the same tensors are
+    clipped after every micro-batch of a step. A second backward after a clearing (SAM) is another thing.
+    """
+    early = micro = good = 0
+    fresh: list[Clip] = []  # clips since the last backward or step
+    backwards = 0  # since the last step
+    for event in e.events:
+        if isinstance(event, Clip) and event.limit < LOGGING:
+            fresh.append(event)
+            early += not backwards
+        elif isinstance(event, ZeroGrad) and event.had and backwards:
+            fresh = []
+        elif isinstance(event, Backward):
+            micro += sum(bool(backwards) and _clipped_later(e, event, c) for c in fresh)
+            fresh, backwards = [], backwards + 1
+        elif isinstance(event, (Step, ScalerStep)):
+            good += bool(fresh) and backwards > 0
+            if isinstance(event, ScalerStep) or len(e.optimizers) == 1:
+                backwards = 0
+            fresh = []
+    if not early and not micro and not good:
+        return not_applicable("no gradient clipping was seen")
+    if micro >= 2 or (early >= 2 and not good):
+        where = "after single micro-batches" if micro >= 2 else "before the backward or after the step"
+        return Finding(
+            "N8",
+            "clip-at-wrong-time",
+            ERROR,
+            f"{max(micro, early)} clips stood {where}, {good} directly before a step",
+            "one clip per step, between the last backward and the step",
+            f"Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the clipped gradient.",
+            "Clip once, after the last backward of the step and right before optimizer.step().",
+        )
+    return OK
+
+
+def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
+    """Whether the same tensors are clipped again before the step, or stepped: not those of another loss in the loop."""
+    start = next(i for i, x in enumerate(e.events) if x is backward)
+    for event in e.events[start:]:
+        if isinstance(event, Clip) and event.ids & clip.ids:
+            return True
+        if isinstance(event, Step):
+            return bool(e.optimizers[event.optimizer].ids & clip.ids) and len(e.optimizers) == 1
+    return False
+
+
+def shared_update(e: Evidence) -> Finding | Verdict:
+    """S17. Training is about twice as fast and less stable than the learning rate says.
+
+    Fires when one parameter is updated twice from the same gradient: by two optimizers that both hold it and step with
+    no backward between, or by a second step of the same optimizer. Two losses with a backward each are two updates that
+    somebody wanted.
+    """
+    if not e.stepped:
+        return unknown("no optimizer step was seen")
+    shared, again, rounds = set(), 0, e.by_round(Step)
+    for steps in rounds.values():
+        seen: dict[int, Step] = {}
+        for s in steps:
+            o = e.optimizers[s.optimizer]
+            if s.backwards == 0 and s.optimizer in seen and s.norm:
+                again += 1
+            for number in seen:
+                other = e.optimizers[number]
+                if number != s.optimizer and not _one_in_the_other(o.object, other.object):
+                    shared |= o.live & other.live
+            seen[s.optimizer] = s
+    if not shared and again < min(2, len(rounds)):
+        return OK
+    what = f"{len(shared)} tensors are held, and stepped in the same step, by two optimizers" if shared else ""
+    return Finding(
+        "S17",
+        "shared-update",
+        ERROR,
+        what or f"{again} steps of an optimizer followed its last one with no backward between",
+        "each tensor updated once per gradient",
+        "The same gradient is applied twice (a double step): "
+        + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
+        "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
+    )
+
+
+def _one_in_the_other(a, b) -> bool:
+    """Lookahead, SAM and the like are optimizers that hold another and step it."""
+    if a is None or b is None:
+        return False
+    inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
+    return inside or any(g is h for g in a.param_groups for h in b.param_groups)
+
+
+CHECKS = [
+    ("N1", gradients_not_cleared),
+    ("N2", cleared_too_soon),
+    ("N3", does_not_move),
+    ("N7", clipped_before_unscale),
+    ("N8", clipped_at_wrong_time),
+    ("S17", shared_update),
+]

@@ -1,0 +1,195 @@
+"""Embeddings, output layers and positions: S9, N13, S14, S15.
+
+Footgun: peft keeps a trained copy beside the original (modules_to_save). Only the active one counts, which is what
+`Evidence.embedding` and `Evidence.head` return.
+"""
+
+import torch
+from torch import Tensor
+
+from train_doctor.evidence import Call, Evidence, Step
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
+LONG = 256  # positions from which on rounded frequencies tell
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.data_ptr() == b.data_ptr()
+
+
+def _comparable(into: Tensor | None, out: Tensor | None) -> bool:
+    if into is None or out is None or into.shape != out.shape:
+        return False
+    return into.device.type != "meta" and out.device.type != "meta" and into.is_floating_point()
+
+
+def tie_broken(e: Evidence) -> Finding | Verdict:
+    """S9. The loss is worse than it should be, and after saving and loading the model is worse again.
+
+    Fires when the config says that embedding and output layer are one matrix and they are two: the tie was lost in
+    to_empty, in sharding, or both ends were put into modules_to_save. A model without a config is asked whether both
+    began with equal values. `untied=True` says that it is on purpose; then nothing is looked at.
+    """
+    into, out = e.embedding(), e.head()
+    if e.declared.get("untied"):
+        return not_applicable("declared untied")
+    if not _comparable(into, out):
+        return unknown("no pair of embedding and output layer was found")
+    told = None  # a module of one's own may carry a config whose default says tied
+    if hasattr(e.model, "tie_weights"):
+        told = getattr(e.config, "tie_word_embeddings", None)
+    if told is None and e.tied_at_start is None and not _same(into, out):
+        return unknown("no backward was seen, so it is not known whether both began with equal values")
+    if _same(into, out) or e.tied_at_start or not (told is True or (told is None and e.alike_at_start)):
+        return OK
+    both = into.requires_grad and out.requires_grad
+    gap = float((into.detach().float() - out.detach().float()).abs().max())
+    why = "their values were equal at the start" if told is None else "the config says tied"
+    if any("modules_to_save" in n for n in e.parameters()):
+        how, fix = (
+            "modules_to_save copied the ends of a tied model, and the copies are trained apart",
+            "Use trainable_token_indices, or only the embedding with ensure_weight_tying=True.",
+        )
+    else:
+        how, fix = (
+            "embedding and output layer (lm_head) are two matrices: the tie was lost when weights were materialised, "
+            "copied or "
+            "sharded",
+            "Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and "
+            "before the optimizer is built.",
+        )
+    return Finding(
+        "S9",
+        "tie-broken",
+        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
+        f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by up to {gap:.2g}",
+        "one storage for both",
+        f"The tie is broken: {how}; each gets half of the gradient, and a reload keeps only one of them.",
+        fix,
+    )
+
+
+def tie_drift(e: Evidence) -> Finding | Verdict:
+    """N13. The model was tied when training began and is not any more.
+
+    Fires when embedding and output layer shared their storage at the first backward and do not at the end: something
+    replaced one of them during the loop (load_state_dict(assign=True), a new layer).
+    """
+    into, out = e.embedding(), e.head()
+    if e.tied_at_start is None or not _comparable(into, out):
+        return unknown("no pair of embedding and output layer was found")
+    if len(e.of(Step)) < 2:
+        return unknown("fewer than two optimizer steps were seen")
+    if not e.tied_at_start or _same(into, out) or e.declared.get("untied"):
+        return OK
+    gap = float((into.detach().float() - out.detach().float()).abs().max())
+    return Finding(
+        "N13",
+        "tie-drift",
+        WARN if getattr(e.config, "tie_word_embeddings", None) is False else ERROR,  # told so on the way
+        f"one storage at the first backward, two at the end, which differ by up to {gap:.2g}",
+        "one storage throughout",
+        "Embedding and output layer (lm_head) were tied when training began, and one of them was replaced during the "
+        "loop.",
+        "Tie again (tie_weights) after whatever replaces weights (loading with assign=True, resizing), and build the "
+        "optimizer anew.",
+    )
+
+
+def _used(e: Evidence) -> set[int]:
+    """Ids in the training batches, padding left out."""
+    found: set[int] = set()
+    for c in e.of(Call):
+        if c.role == "model" and c.ids is not None:
+            whole = c.mask is not None and c.mask.shape == c.ids.shape
+            found |= set((c.ids[c.mask.bool()] if whole else c.ids).unique().tolist())
+    return found - {e.token("pad")}
+
+
+def new_tokens_frozen(e: Evidence) -> Finding | Verdict:
+    """S14. The tokens that were added to the vocabulary (tags, special tokens) are never learnt.
+
+    Fires when batches use ids beyond `orig_vocab`, or rows at the end of the table that still are the mean of the
+    others as resizing makes them, and the embedding is frozen: an adapter on the layers leaves it as it was. Padding
+    does not count. Copies in modules_to_save, trainable_token_indices and adapters on the embedding do train them.
+    """
+    table = e.embedding()
+    if table is None or not table.is_floating_point() or table.dim() != 2:
+        return unknown("no embedding was found")
+    if table.requires_grad or not e.trainable():
+        return OK
+    if any("trainable_tokens" in n or "lora_embedding" in n for n in e.trainable()):
+        return OK
+    original = e.declared.get("orig_vocab")
+    new = set(range(original, len(table))) if original else _like_the_mean(table.detach())
+    used = sorted(_used(e) & new)
+    if not used:
+        return OK if original or new else unknown("orig_vocab was not given and no row looks new")
+    how = f"at or above orig_vocab = {original}" if original else "whose rows are the mean of the table"
+    return Finding(
+        "S14",
+        "new-tokens-frozen",
+        ERROR if original else WARN,
+        f"batches use {len(used)} ids {how} ({used[:4]}), and the embedding is frozen",
+        "new rows of the embedding trainable",
+        "New tokens were added to the vocabulary (resize_token_embeddings), but the embedding is frozen, so their rows "
+        "stay as resizing made them.",
+        "Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.",
+    )
+
+
+def _like_the_mean(table: Tensor) -> set[int]:
+    """Rows at the end of the table that are nearly the mean of those before: not one of them is random."""
+    rows = table[: max(1, len(table) // 2)].float()
+    mean = rows.mean(0)
+    usual = float((rows - mean).norm(dim=1).median())
+    if usual == 0:
+        return set()
+    last = table[-min(len(table) // 4, 4096) :].float()
+    near = (last - mean).norm(dim=1) < max(NEAR * usual, 0.0)
+    noise = usual * (2.0 / len(rows)) ** 0.5  # the mean of all rows and that of the first half differ by this
+    near |= (last - mean).norm(dim=1) < 1.5 * noise
+    first = len(table) - len(last)
+    count = 0
+    for flag in reversed(near.tolist()):
+        if not flag:
+            break
+        count += 1
+    return set(range(len(table) - count, len(table))) if count < len(last) else set(range(first, len(table)))
+
+
+def rope_precision(e: Evidence) -> Finding | Verdict:
+    """S15. Quality falls with the length of the text, in a model cast to 16 bits.
+
+    Looks at buffers that hold the frequencies of rotary positions. `model.to(torch.bfloat16)` rounds them as well;
+    from_pretrained(dtype=...) does not. Tables of cosines made in fp32 and rounded after are common and harmless.
+    """
+    if e.model is None:
+        return unknown("no model was seen")
+    found = [
+        (n, b)
+        for m in e.models
+        for n, b in m.named_buffers()
+        if any(word in n.rsplit(".", 1)[-1] for word in ("inv_freq", "freqs_cis"))
+    ]
+    if not found:
+        return not_applicable("no buffer of rotary frequencies")
+    low = [(n, b) for n, b in found if b.is_floating_point() and b.dtype.itemsize < 4]
+    if not low:
+        return OK
+    length = max((c.ids.shape[1] for c in e.of(Call) if c.role == "model" and c.ids is not None), default=0)
+    name, buffer = low[0]
+    return Finding(
+        "S15",
+        "rope-precision",
+        WARN if length > LONG else NOTE,
+        f"{name} is {str(buffer.dtype).removeprefix('torch.')}; sequences of {length} positions were seen",
+        str(torch.float32).removeprefix("torch."),
+        "The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant positions get wrong "
+        "angles.",
+        "Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back to fp32 after casting.",
+    )
+
+
+CHECKS = [("S9", tie_broken), ("N13", tie_drift), ("S14", new_tokens_frozen), ("S15", rope_precision)]

@@ -1,0 +1,244 @@
+"""Teachers and reference models: F6 and S12, F7, F8, F9, N14.
+
+A teacher is a model that is called in the loop and not trained. Nothing in the loss shows that it is noisy, or that it
+is the student itself.
+
+Footgun: an average of the student (EMA) is a teacher that moves, and its noise may be meant.
+"""
+
+import math
+
+import torch
+from torch import nn
+
+from train_doctor import replays
+from train_doctor.checks.static import in_graph_only
+from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+
+NOISE = 1e-3  # of the standard deviation of the logits
+EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
+
+
+def noisy_teacher(e: Evidence) -> Finding | Verdict:
+    """F6. Distillation or preference training is noisy, and the teacher's loss is not the same twice.
+
+    Asks each teacher the first batch twice, without gradients: the answers must agree. Differing answers mean live
+    dropout, so the teacher was left in train mode. For a teacher that changes during the run (an average of the
+    student) noise may be on purpose: a warning.
+    """
+    if not e.teachers:
+        return not_applicable("no teacher or reference model")
+    found = e.probes.get("teachers", {})
+    if not found:
+        return unknown("the teacher's call could not be repeated")
+    for number, (gap, deviation, before) in found.items():
+        if not gap > NOISE * deviation:  # NaN is F5's
+            continue
+        teacher = e.teachers[number]
+        fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
+        live = sum(m.p > 0 and m.training for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
+        return Finding(
+            "F6",
+            "teacher-not-deterministic",
+            ERROR if fixed and teacher.training else WARN,  # dropouts alone are woken on purpose
+            f"the same batch twice: logits differ by up to {gap:.3g}, at a standard deviation of {deviation:.3g}; "
+            f"{live} dropouts are live in the {type(teacher).__name__}",
+            "the same answer twice",
+            "The teacher (or reference model) is in train mode, so its dropout makes other targets at every call.",
+            "Call teacher.eval() before the loop, and after anything that calls .train() on a module that holds it.",
+        )
+    return OK
+
+
+def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
+    """S12. The teacher has dropout and is in train mode.
+
+    Only where the replay of F6 was not possible: where it was, it has shown whether anything is noisy.
+    """
+    if not e.teachers:
+        return not_applicable("no teacher or reference model")
+    if not e.of(Backward):
+        return unknown("no backward was seen, so whatever was called is no teacher yet")
+    tried = e.probes.get("teachers", {})
+    for number, teacher in enumerate(e.teachers):
+        gap = tried.get(number, (None,))[0]
+        live = [m for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
+        called = [c for c in e.of(Call, role="teacher") if c.module() is teacher]
+        if gap is None and live and called:
+            return Finding(
+                "S12",
+                "teacher-in-train-mode",
+                WARN,
+                f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}",
+                "0",
+                "The teacher (or reference model) is in train mode, so its dropout is live at every call.",
+                "Call teacher.eval() before the loop.",
+            )
+    return OK
+
+
+def _storages(module: nn.Module, trainable: bool = False) -> set[int]:
+    ps = (p for p in module.parameters() if p.requires_grad or not trainable)
+    return {p.untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
+
+
+def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
+    """F7. The reference changes with the policy: KL stays 0, DPO's loss stays at 0.6931, rewards are 0.
+
+    Fires when a reference or teacher shares storage with weights that train: it is the same object, a shallow copy, or
+    was filled with load_state_dict(assign=True). Frozen weights may be shared, which is how the reference of a LoRA
+    policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
+    a warning only.
+    """
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    learning = {id(m): m for c in e.of(Call) if c.grad and (m := c.module()) is not None}.values()
+    # a loss without logits calls the backbone, an evaluation the whole: one model
+    idle = [m for m in e.models if not any(_related(m, called) for called in learning)]
+    idle = idle if len(idle) < len(e.models) else []
+    ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
+    references = [t for t in e.teachers if t not in e.models] + idle  # a shallow copy seems to be in the optimizer
+    same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
+    for c in e.of(Call):  # seen as a part of the model, because it shares its parameters
+        module = c.module()
+        if not c.grad and module is not None and not any(_related(module, m) for m in (*e.models, *references)):
+            references.append(module)
+    if not references and not same:
+        return not_applicable("no teacher or reference model")
+    for r in same + references:
+        theirs = _storages(r)
+        shared = len(theirs & ours)
+        if shared:
+            most = shared >= len(ours) / 2
+            return Finding(
+                "F7",
+                "reference-aliases-policy",
+                ERROR if most and (r in e.teachers or _asked_the_same(e, r)) else WARN,
+                f"{shared} of {len(ours)} trainable tensors of the model share storage with the "
+                f"{type(r).__name__} used as a reference",
+                "0",
+                "The reference is the policy itself (no copy, or a shallow one): it moves with every step, so the two "
+                "never differ."
+                if most
+                else "Part of the teacher are weights that are being trained, so the teacher changes with the student.",
+                "Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.",
+            )
+    return OK
+
+
+def _asked_the_same(e: Evidence, reference: nn.Module) -> bool:
+    """Whether it was given a batch, without gradients, that the model was given with them."""
+    asked = [c.ids for c in e.of(Call) if not c.grad and c.module() is reference and c.ids is not None]
+    learnt = [c.ids for c in e.of(Call) if c.grad and c.ids is not None]
+    return any(a.shape == b.shape and bool(torch.equal(a, b)) for a in asked for b in learnt)
+
+
+def _related(a: nn.Module, b: nn.Module) -> bool:
+    return any(m is b for m in a.modules()) or any(m is a for m in b.modules())
+
+
+def teacher_in_graph(e: Evidence) -> Finding | Verdict:
+    """F8. Distillation needs far more memory than it should; or the teacher gets worse.
+
+    Fires when a declared teacher's outputs carry a gradient, when another language model is called with gradients on
+    and no optimizer holds it, or when an optimizer updates a declared teacher. Two models that both are in optimizers
+    teach each other, on purpose.
+    """
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    mine = set().union(*(o.live for o in e.optimizers)) if e.optimizers else set()
+    ours = {id(p) for m in e.models for p in m.parameters()}
+    for t in e.named_teachers:
+        stepped = [p for p in t.parameters() if id(p) in mine and id(p) not in ours]
+        if stepped:
+            return Finding(
+                "F8",
+                "teacher-in-optimizer",
+                ERROR,
+                f"{len(stepped)} tensors of the teacher got gradients and are stepped by an optimizer",
+                "0",
+                "The teacher is being trained: its parameters are in an optimizer and its outputs are not detached.",
+                "Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().",
+            )
+    called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
+    idle = in_graph_only(e)
+    if not called and not idle:
+        return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")
+    names = {n for g in e.of(Gradients) for n, norm in g.norms.items() if norm is not None}
+    waste = sum(id(p) not in e.optimized() and n in names for n, p in e.parameters().items())
+    kind = type(idle[0]).__name__ if idle else "teacher"
+    return Finding(
+        "F8",
+        "teacher-in-graph",
+        WARN,
+        f"the {kind}'s outputs require a gradient" + (f"; {waste} of its tensors get one" if idle else ""),
+        "no graph through the teacher",
+        "The teacher is called with gradients on, so its activations (and gradients) are kept for nothing.",
+        "Call it under torch.no_grad(), and teacher.requires_grad_(False).",
+    )
+
+
+def _trainable(call: Call) -> bool:
+    """A frozen model whose input learns (a soft prompt) must be in the graph."""
+    module = call.module()
+    return module is not None and any(p.requires_grad for p in module.parameters())
+
+
+def inference_teacher(e: Evidence) -> Finding | Verdict:
+    """F9. RuntimeError: Inference tensors cannot be saved for backward. To work around you can make a clone ...
+
+    Fires on that message when the weights themselves are ordinary: then a teacher's output, made under
+    torch.inference_mode, met something that learns (a temperature, a projection).
+    """
+    if "Inference tensors cannot be saved" not in e.complaint:
+        return OK if e.of(Backward) else unknown("no backward was seen")
+    calls = [c for c in e.of(Call) if c.inference]
+    return Finding(
+        "F9",
+        "inference-mode-teacher",
+        ERROR,
+        f"backward needs an inference tensor; {len(calls)} model calls were made under inference_mode",
+        "teacher outputs made under torch.no_grad()",
+        "Outputs of a call under torch.inference_mode are multiplied with something that learns, and such tensors "
+        "cannot be kept for backward.",
+        "Call the teacher under torch.no_grad() in place of inference_mode, or use outputs.clone().",
+    )
+
+
+def constant_ln2(e: Evidence) -> Finding | Verdict:
+    """N14. DPO's loss stays at 0.6931 and the rewards at 0.
+
+    Fires when the loss is ln 2 to the last digit at each step after the first, although weights were updated before. A
+    healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
+    """
+    rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
+    dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
+    moved = [s for s in e.of(Step) if max(s.rates, default=0) > 0 and (dead or any(u.changed > 0 for u in s.updates))]
+    updated = [s.round for s in moved]
+    later = [v for r, v in rounds.items() if updated and r > min(updated)]
+    if len(later) < 2:
+        return unknown("fewer than two steps after the first update")
+    values = [later[0] / k for k in (1, len(e.of(Backward, round=0)) or 1)]
+    if not any(abs(v - math.log(2)) < EXACT for v in values) or max(later) - min(later) > EXACT:
+        return OK
+    return Finding(
+        "N14",
+        "constant-ln2",
+        ERROR,
+        f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
+        "a loss that leaves ln 2 after the first update",
+        "Policy and reference give the same log-probabilities (the reference is the policy, or its adapter was not "
+        "switched off), or beta is 0: the preference loss sees no difference.",
+        "Keep an independent copy as reference (or model.disable_adapter() around its forward), and beta above 0.",
+    )
+
+
+CHECKS = [
+    ("F6", noisy_teacher),
+    ("S12", teacher_in_train_mode),
+    ("F7", reference_aliases_policy),
+    ("F8", teacher_in_graph),
+    ("F9", inference_teacher),
+    ("N14", constant_ln2),
+]

@@ -1,0 +1,172 @@
+"""Whether the loss hangs on the model, with every one of its terms: F1 and F2.
+
+Footgun: a number in a loss is no fault by itself: constants, baselines and printed metrics are numbers too. What moves
+from step to step as a recorded loss does was meant to train something.
+"""
+
+from statistics import fmean
+
+from train_doctor.evidence import Backward, Evidence
+from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, unknown
+
+
+def loss_cut_off(e: Evidence) -> Finding | Verdict:
+    """F1. The loss stays exactly flat, or backward says that the tensor does not require grad and has no grad_fn.
+
+    Fires when backward was called on a tensor without a history: one that requires no gradient, or a fresh one that
+    was told to (`torch.tensor(loss.item(), requires_grad=True)`), and when a backward reaches no parameter at all of a
+    model that was called. A run that trains something outside the model, and optimizers that step inside backward,
+    reach none either and are left alone.
+    """
+    backwards = e.of(Backward)
+    if not backwards:
+        return unknown("backward was never called")
+    first = next((b for b in backwards if b.leaf or not b.requires_grad), None)
+    leaves = sum(b.leaf for b in backwards)  # one now and then stands for a batch without targets
+    if first is not None and (first.raised or (first.leaf and 2 * leaves > len(backwards))):
+        return _cut(e, first)
+    if _reached_nothing(e, backwards):
+        return Finding(
+            "F1",
+            "loss-cut-off",
+            ERROR,
+            f"after {len(backwards)} backward calls none of the followed parameters of the model has a gradient",
+            "a gradient in every layer",
+            "The loss does not hang on the model: the way between the logits and the loss was cut (detach, .data, "
+            "item, numpy, or a new tensor made from a number).",
+            "Compute the loss from the model's own output, without detach, .data, .item() or torch.tensor on the way.",
+        )
+    return OK
+
+
+def _cut(e: Evidence, event: Backward) -> Finding:
+    calls = [c for c in event.calls if c.role == "model"]
+    without = bool(calls) and not any(c.grad for c in calls)
+    alive = any(c.requires_grad for c in calls)
+    if without:
+        where = "torch.inference_mode" if any(c.inference for c in calls) else "torch.no_grad"
+        why, fix = f"the model was called under {where}", f"Call the model outside {where}."
+    elif event.leaf:
+        why = (
+            "a new tensor was made from the loss's number and told to require a gradient, which only silences the error"
+        )
+        fix = "Call backward on the loss that the model's output gave; remove torch.tensor(...)/detach() around it."
+    elif alive:
+        why = "the loss was detached on its way from the logits (detach, .data, .item(), numpy, argmax)"
+        fix = "Remove what detaches between the logits and the loss."
+    else:
+        why, fix = "no output of the model requires a gradient", "Find what detaches inside the model, or is frozen."
+    kind = "requires a gradient but has no history" if event.leaf else "requires no gradient"
+    return Finding(
+        "F1",
+        "loss-cut-off",
+        ERROR,
+        f"the loss given to backward {kind}",
+        "a loss with a grad_fn that leads to the parameters",
+        f"The loss is not connected to the model: {why}.",
+        fix,
+    )
+
+
+def _reached_nothing(e: Evidence, backwards: list[Backward]) -> bool:
+    ps = e.trainable()
+    if not ps or not any(name in ps for name in e.first) or e.opaque or not e.forwards:
+        return False
+    if any(b.norm is not None or b.raised for b in backwards) or e.optimized() - {id(p) for p in ps.values()}:
+        return False
+    return not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in ps.values())
+
+
+def dead_term(e: Evidence) -> Finding | Verdict:
+    """F2. One term of the loss (distillation, a regulariser) stays where it is however large its weight.
+
+    Declared terms (report.terms) are looked at one by one. Otherwise the loss's graph is followed: a number that was
+    added outside of it and is a fixed multiple of a recorded loss without a gradient is such a term. A metric that is
+    only printed, and a true constant in the loss, are left alone.
+    """
+    backwards = [b for b in e.of(Backward) if b.requires_grad]
+    if not backwards:
+        return unknown("no loss with a gradient was seen")
+    for b in backwards:
+        for name, (value, alive) in b.declared.items():
+            if not alive and value != 0:
+                return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
+    if _same_answers(backwards):
+        return Finding(
+            "F2",
+            "dead-loss-term",
+            WARN,
+            "the divergence (kl_div) was 0 in every step, also after the weights had changed",
+            "a teacher that differs from its student",
+            "The teacher's answers are the student's own (its weights are copied from the student, or it is the same "
+            "model), so the distillation term teaches nothing.",
+            "Load the teacher once, and leave it alone.",
+        )
+    if _always_zero(backwards):
+        return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
+    dead = [b for b in backwards if b.dead_term is not None]
+    if len(dead) < max(1, 0.8 * len(backwards)):
+        seen = any(b.entropies or b.declared or (b.reading is not None and b.reading.ratio) for b in backwards)
+        return OK if seen else unknown("no term of the loss was seen as it was made")
+    sizes = [b.dead_term for b in dead]
+    ratios: dict[str, list[float]] = {}
+    for b in dead:
+        for name, value in b.dead_values.items():
+            if value:
+                ratios.setdefault(name, []).append(b.dead_term / value)
+    for name, found in ratios.items():
+        # it moves as the term does: a true constant in the loss does not
+        steady = len(found) == len(dead) and _spread(found) <= min(2e-3, 0.2 * _spread(sizes))
+        if found[0] > 0 and (steady if len(found) > 1 else _round(found[0])):
+            what = name.split(" ")[0]
+            return _dead(
+                f"the {what} term",
+                f"{dead[0].dead_term:.4g} of the loss {dead[0].value:.4g} is {found[0]:.3g} times a {what} that "
+                "requires no gradient",
+            )
+    moving = len(sizes) > 2 and _spread(sizes) > 1e-3
+    large = all(b.value and 0.002 < b.dead_term / b.value < 1 for b in dead)
+    if moving and large:
+        return _dead(
+            "a term",
+            f"{sizes[0]:.4g} of the loss {dead[0].value:.4g} was added without a gradient, new in each step",
+            WARN,
+        )
+    return OK
+
+
+def _spread(found: list[float]) -> float:
+    return (max(found) - min(found)) / (abs(fmean(found)) or 1.0)
+
+
+def _round(x: float) -> bool:
+    """Whether it is a number that a person would write."""
+    return any(abs(x * k - round(x * k)) < 1e-3 * k * x for k in (1, 2, 4, 10)) and x > 0.01
+
+
+def _same_answers(backwards: list[Backward]) -> bool:
+    """A divergence with a gradient that stays 0 when the student moves; in the first step it may be 0 rightly."""
+    later = [[n.number for n in b.entropies if n.name == "kl_div" and n.connected] for b in backwards if b.round > 0]
+    return len(later) >= 3 and all(values and all(v is not None and abs(v) < 1e-6 for v in values) for values in later)
+
+
+def _always_zero(backwards: list[Backward]) -> bool:
+    """A divergence that was made with gradients on, has none, and is 0 each time: of something from itself."""
+    seen = [[v for name, v in b.dead_values.items() if name.startswith("kl_div dead")] for b in backwards]
+    return len(seen) > 1 and all(values and all(abs(v) < 1e-6 for v in values) for values in seen)
+
+
+def _dead(what: str, observed: str, severity: str = ERROR) -> Finding:
+    return Finding(
+        "F2",
+        "dead-loss-term",
+        severity,
+        observed,
+        "every term of the loss carries a gradient to the model that is trained",
+        f"{what[0].upper()}{what[1:]} changes the number but trains nothing: it was computed without the trained "
+        "model's own output (the teacher's twice, detached logits, or under no_grad).",
+        "Compute the term from the trained model's logits, with gradients on and without detach.",
+    )
+
+
+CHECKS = [("F1", loss_cut_off), ("F2", dead_term)]

@@ -1,0 +1,84 @@
+"""Which objects are meant when nobody says: the model behind modules that were called one by one, and who is taught.
+
+`watch()` without a model takes every module that no other module called for a model. Two mistakes follow. A loop may
+call `model.forward(x)`, or the parts of a model one by one; then the parts look like models, and the real one is the
+object that holds them. And a teacher without `no_grad` looks like a second student, until an optimizer steps
+without it.
+
+Footgun: a container may hold actor and critic, or student and teacher. Only the smallest owner is taken, and only of
+modules that train.
+"""
+
+import gc
+
+from torch import nn
+
+from train_doctor.evidence import Call, Evidence
+
+
+def merge(e: Evidence) -> nn.Module | None:
+    """Put the smallest module that holds several of the models found in their place, and return it."""
+    if e.declared["model"] is not None or len(e.models) < 2:
+        return None
+    parts = {id(m) for m in e.models}
+    owners = []
+    for thing in gc.get_objects():
+        if issubclass(type(thing), nn.Module) and "_modules" in thing.__dict__ and id(thing) not in parts:
+            inside = {id(m) for m in thing.modules()}
+            if parts <= inside:
+                owners.append((len(inside), thing))
+    if not owners:
+        return None
+    whole = min(owners, key=lambda pair: pair[0])[1]
+    e.models[:] = [whole]
+    e.teachers[:] = [m for m in e.teachers if m is not whole]  # it was asked without gradients first, to be evaluated
+    for call in e.of(Call):
+        if call.module() is whole:
+            call.role = "model"
+    e.events[:] = [event for event in e.events if not isinstance(event, Call) or not _is(event, parts)]
+    return whole
+
+
+def promote(e: Evidence, given: list[nn.Module]) -> None:
+    """No model was found, because all that was called is frozen: what was called with gradients was meant to learn."""
+    if e.models:
+        return
+    called = [c.module() for c in e.of(Call) if c.grad]
+    called = [m for m in called if m is not None and not _among(m, given)]
+    chosen = [m for m in called if m.training] or called
+    if chosen:
+        e.models.append(chosen[-1])
+        e.teachers[:] = [m for m in e.teachers if m is not chosen[-1]]
+        for call in e.of(Call):
+            if call.module() is chosen[-1]:
+                call.role = "model"
+
+
+def settle(e: Evidence) -> None:
+    """A model found by itself that no optimizer holds, beside one that some does, is a teacher."""
+    if e.declared["model"] is not None:
+        return
+    held = e.optimized()
+    trained = [m for m in e.models if any(id(p) in held for p in m.parameters())]
+    if not trained:
+        return
+    rest = [m for m in e.models if m not in trained and any(True for _ in m.parameters())]
+    names = {id(m): "teacher" for m in rest}
+    e.models[:] = [m for m in e.models if id(m) not in names]
+    e.teachers += [m for m in rest if m not in e.teachers]
+    stepped = [m for m in e.teachers if any(id(p) in held for p in m.parameters())]
+    late = [m for m in stepped if m not in e.models and not _among(m, e.named_teachers)]
+    e.models += late  # first called without gradients
+    e.teachers[:] = [m for m in e.teachers if m not in late]
+    names |= {id(m): "model" for m in late}
+    for call in e.of(Call):
+        if id(call.module()) in names:
+            call.role = names[id(call.module())]
+
+
+def _among(module: nn.Module, modules: list[nn.Module]) -> bool:
+    return any(m is module for m in modules)
+
+
+def _is(call: Call, ids: set[int]) -> bool:
+    return id(call.module()) in ids

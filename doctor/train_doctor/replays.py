@@ -1,0 +1,114 @@
+"""Two replays that need no other input: does a teacher answer twice the same, and does the adapter change the answer?
+
+A teacher is called again, twice, as the loop called it; live dropout shows as a difference. The trained model is called
+again with other numbers in its adapter's factors and the same random numbers; an adapter that takes part shows as a
+difference. The numbers are put in by a functional call, so that no tensor of the user is written to.
+
+Footgun: for a replay the generators must be put back in between where the same noise is wanted, and must not be where
+noise is looked for.
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+
+from train_doctor.evidence import Call, Evidence, is_adapter
+
+ELEMENTS = 2**28  # logits of a replay
+
+
+def run(e: Evidence) -> None:
+    """Fill e.probes["teachers"] and e.probes["adapter"]; what cannot be replayed stays absent."""
+    for number, teacher in enumerate(e.teachers):
+        call = next((c for c in e.of(Call, role="teacher") if _module(c) is teacher and _repeatable(c)), None)
+        if call is not None:
+            with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+                e.probes.setdefault("teachers", {})[number] = _noise(teacher, call)
+    calls = [c for c in e.forwards if _repeatable(c)]
+    call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
+    factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
+    if call is not None and factors:
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+            e.probes["adapter"] = _effect(call)
+
+
+def sample(module: nn.Module) -> list[Tensor]:
+    """A few numbers of a model, to tell later whether it changed."""
+    ps = [p for p in module.parameters() if p.is_floating_point()]
+    return [p.detach().reshape(-1)[:4096].clone() for p in ps[:: max(1, len(ps) // 8)]]
+
+
+def _module(call: Call) -> nn.Module | None:
+    return call.module()
+
+
+def _repeatable(call: Call) -> bool:
+    """A cache that was filled would be filled again."""
+    if not (call.args or call.kwargs) or _module(call) is None or call.raised:
+        return False
+    big = call.ids is not None and call.vocabulary is not None and call.ids.numel() * call.vocabulary > ELEMENTS
+    return call.kwargs.get("past_key_values") is None and not big
+
+
+def _noise(teacher: nn.Module, call: Call) -> tuple[float, float, list[Tensor]]:
+    """Largest difference between two answers, their standard deviation, and a sample of the weights."""
+    one, two = _answer(teacher, call), _answer(teacher, call)
+    return float((one - two).abs().max()), float(one.std()), sample(teacher)
+
+
+def _effect(call: Call) -> float:
+    """Largest change of the answer under other numbers in the adapter's factors."""
+    module = _module(call)
+    state = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    before = _answer(module, call)
+    torch.set_rng_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
+    others = {n: _other(p) for n, p in module.named_parameters() if is_adapter(n) and p.requires_grad}
+    after = _answer(module, call, others)
+    return float((before - after).abs().max())
+
+
+def _other(p: Tensor) -> Tensor:
+    wave = torch.sin(torch.arange(p.numel(), device=p.device, dtype=torch.float32) + 1.0).view(p.shape)
+    return (p.detach().float() + 0.1 * wave).to(p.dtype)
+
+
+def _answer(module: nn.Module, call: Call, others: dict[str, Tensor] | None = None) -> Tensor:
+    """The logits, or whatever floating-point tensor comes first, of the call made once more."""
+    kept = [(b, b.detach().clone()) for b in module.buffers()]
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    cast = torch.autocast(device, dtype=call.autocast) if call.autocast is not None else contextlib.nullcontext()
+    off = _switched_off(module) if call.adapters_off else contextlib.nullcontext()
+    try:
+        with torch.no_grad(), cast, off:
+            if others:
+                out = torch.func.functional_call(module, others, call.args, call.kwargs)
+            else:
+                out = module(*call.args, **call.kwargs)
+    finally:
+        for b, value in kept:
+            if not torch.equal(b, value):
+                b.copy_(value)
+    logits = out.get("logits") if hasattr(out, "get") else None
+    found = [logits] if isinstance(logits, Tensor) else [x for x in _floats(out) if x.dim() >= 2] or list(_floats(out))
+    return found[0].detach().float()
+
+
+def _switched_off(module: nn.Module):
+    """The call was made inside `with model.disable_adapter()`, which is over by now."""
+    method = getattr(module, "disable_adapter", None)
+    return method() if callable(method) else contextlib.nullcontext()
+
+
+def _floats(output):
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif hasattr(output, "values") and callable(output.values):
+        for value in output.values():
+            yield from _floats(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _floats(value)

@@ -1,0 +1,118 @@
+"""The base model every notebook starts from: trained once on prose, stored under the hash of all that made it.
+
+The name of the folder is the hash of the recipe, the text itself, the precision, the torch version and the code
+that trains (without comments and docstrings). If any of these changes the name changes, and the model is made
+again; nothing is ever overwritten. It is written to a temporary folder and renamed, under a lock, so two notebooks
+that start together train it once.
+
+Stored as an ordinary transformers folder plus `base.json` with the measured result:
+`AutoModelForCausalLM.from_pretrained(folder)` works without nblib.
+
+Footgun: the corpus is the documentation of the running Python, so its hash, and with it the base, changes with the
+Python patch version. Comparisons between runs are only fair on the same base; every run records its hash.
+"""
+
+import ast
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from nblib import checkpoint, losses, models, paths, runtime, text, train
+from nblib.methods import muon, param_groups
+
+RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
+    "default": dict(steps=240, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
+    "full": dict(steps=720, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
+}
+
+
+class Base(NamedTuple):
+    """The stored base model, ready to train, with its tokenizer, its folder and what was measured when it was made."""
+
+    model: nn.Module
+    tokenizer: object
+    folder: Path
+    facts: dict
+
+
+def load(
+    recipe: str = "default", *, machine: runtime.Machine | None = None, on_step: Callable[[dict], None] | None = None
+) -> Base:
+    """The base model of a recipe, trained now if it is not in the store."""
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe = {recipe!r}: allowed are {', '.join(RECIPES)}")
+    machine = machine or runtime.pick()
+    folder = paths.store() / key(recipe, machine)
+    with _lock(folder):
+        if not (folder / "base.json").exists():
+            _make(recipe, folder, machine, on_step)
+    facts = json.loads((folder / "base.json").read_text())
+    model = models.load(str(folder)).to(machine.device).train()
+    return Base(model, models.load_tokenizer(str(folder)), folder, facts)
+
+
+def key(recipe: str, machine: runtime.Machine) -> str:
+    """The hash of everything that decides the weights."""
+    files = [module.__file__ for module in (text, models, losses, train, muon, param_groups)] + [__file__]
+    code = [text.strip_code(ast.parse(Path(file).read_text())) for file in files]
+    parts = [RECIPES[recipe], text.fingerprint(text.documents("prose")), machine.precision, torch.__version__, code]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
+
+
+def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
+    r = RECIPES[recipe]
+    # The result must not depend on what the notebook did before, nor change what it does after.
+    before = checkpoint.generators()
+    runtime.seed_all(0)
+    documents = text.documents("prose")
+    tokenizer = text.train_tokenizer(documents, vocab_size=r["vocab"])
+    model = models.tiny(len(tokenizer), hidden=r["hidden"], layers=r["layers"], length=4 * r["length"])
+    model.config.eos_token_id, model.config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    model.to(machine.device)
+    batches = text.Batches(text.encode(documents, tokenizer), rows=r["rows"], length=r["length"])
+    started, cpu = time.perf_counter(), time.process_time()
+    records = train.fit(
+        model,
+        batches,
+        param_groups.optimizers(model, lr=r["muon_lr"], adamw_lr=r["adamw_lr"], weight_decay=0.0),
+        total=r["steps"],
+        schedule=train.cosine(r["steps"], warmup=10),
+        clip=0,  # Muon's step does not depend on the size of the gradient, AdamW's barely
+        machine=machine,
+        on_step=on_step,
+    )
+    took = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
+    held_out = text.fixed_rows(text.encode(text.documents("prose", "held_out"), tokenizer), length=r["length"])
+    result = train.evaluate(model, held_out, machine=machine, token_bytes=text.token_bytes(tokenizer))
+    facts = {"recipe": recipe, **r, "hash": folder.name, **took, "train_loss": records[-1]["loss"]}
+    facts |= {f"held_out_{k}": v for k, v in result.items()} | {"environment": runtime.environment(machine)}
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    (partial / "base.json").write_text(json.dumps(facts, indent=1))
+    shutil.rmtree(folder, ignore_errors=True)  # a folder without base.json was never finished
+    os.replace(partial, folder)
+    checkpoint.set_generators(before)
+
+
+@contextmanager
+def _lock(folder: Path):
+    """One maker at a time; the lock goes with the process that holds it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another process is making the base model; waiting for it", flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,153 @@
+"""outputs/index.html: every run on one page that needs no network, newest first, built from the run folders alone.
+
+Each run shows how it ended, which parameters differ from the defaults, its key results, its figures and what it ran
+on, and links to its notebook as a page. Pages are converted only when the notebook is newer. Nothing is kept between
+reports, so deleting a run folder removes the run.
+
+Footgun: formulas in the notebooks' text stay LaTeX source on these pages; rendering them would need MathJax from the
+network.
+"""
+
+import html
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from nblib import paths
+from nblib.run import parameters, runs
+from nblib.run.records import make_folder, read_json, write_atomic
+from nblib.run.runner import key_results
+
+STYLE = """
+:root { color-scheme: light dark; --line: light-dark(#ddd, #444); --soft: light-dark(#f5f5f3, #26262a); }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
+  background: light-dark(#fff, #18181b); color: light-dark(#222, #ddd); }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
+a { color: light-dark(#0b57a4, #8ab8f0); } table { border-collapse: collapse; margin: .5rem 0; }
+th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
+details { background: var(--soft); border-radius: 6px; padding: .5rem 1rem; margin: .6rem 0; }
+summary { cursor: pointer; } img { max-width: 100%; background: #fff; border-radius: 4px; }
+.done { color: light-dark(#17702f, #6cc784); } .failed, .killed { color: light-dark(#b3261e, #f28b82); }
+.stopped, .running { color: light-dark(#8a5a00, #e0b050); } .muted { color: light-dark(#666, #999); }
+.input_area, .output_subarea > pre { background: var(--soft); border-radius: 4px; padding: .1rem .7rem; }
+.prompt { font: 12px ui-monospace, monospace; color: light-dark(#777, #999); }
+.anchor-link { display: none; } .ansi-red-fg { color: light-dark(#b3261e, #f28b82); } .ansi-bold { font-weight: 600; }
+"""
+
+
+def write() -> Path:
+    """Build the report; the path of its first page."""
+    outputs = make_folder(paths.outputs())
+    found: dict[str, list[Path]] = {}
+    for record in sorted(outputs.glob("*/*/run.json"), reverse=True):
+        found.setdefault(record.parent.parent.name, []).append(record.parent)
+    notebooks = sorted(found)
+    head = ["notebook", "newest run", "status", "time", "results"]
+    rows = [[f"<a href='#{_text(name)}'>{_text(name)}</a>", *_row(found[name][0])] for name in notebooks]
+    body = ["<h1>Runs</h1>", _table(rows, head) if rows else "<p>No runs yet: <code>nblib run --all</code>.</p>"]
+    for name in notebooks:
+        body.append(f"<h2 id='{_text(name)}'>{_text(name)}</h2>")
+        body += [_run(folder, outputs, is_open=folder == found[name][0]) for folder in found[name]]
+    body.append(f"<p class='muted'>{_text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
+    page = outputs / "index.html"
+    write_atomic(page, _page("Runs", "\n".join(body)))
+    return page
+
+
+def _row(folder: Path) -> list[str]:
+    record, state = read_json(folder / "run.json"), runs.status(folder)
+    results = key_results(read_json(folder / "result.json"), limit=6)
+    return [_text(_when(record)), f"<span class='{_text(state)}'>{_text(state)}</span>", _long(record), _text(results)]
+
+
+def _run(folder: Path, outputs: Path, *, is_open: bool) -> str:
+    record, state, here = read_json(folder / "run.json"), runs.status(folder), quote(str(folder.relative_to(outputs)))
+    parts = [f"<summary><b class='{_text(state)}'>{_text(state)}</b> {_text(_when(record))}, {_long(record)}</summary>"]
+    if record.get("sentence"):
+        parts.append(f"<p>{_text(record['sentence'])}</p>")
+    links = [("notebook.html", "notebook as a page")] if _convert(folder) else []
+    links += [("notebook.ipynb", "notebook"), ("metrics.jsonl", "metrics"), ("parameters.yaml", "parameters")]
+    links = [f"<a href='{here}/{name}'>{text}</a>" for name, text in links if (folder / name).exists()]
+    parts.append(f"<p>{' · '.join(links)} <span class='muted'>{_text(folder.name)}</span></p>")
+    parts.append(_facts("Results", read_json(folder / "result.json")))
+    parts.append(_facts("Parameters that differ from the defaults", _changed(folder)))
+    for figure in sorted((folder / "figures").glob("*.png")):
+        parts.append(f"<img src='{here}/figures/{quote(figure.name)}' alt='{_text(figure.stem)}' loading='lazy'>")
+    environment = _facts("", read_json(folder / "environment.json"))
+    parts.append(f"<details><summary>Environment</summary>{environment}</details>" if environment else "")
+    return f"<details{' open' if is_open else ''}>{''.join(parts)}</details>"
+
+
+def _changed(folder: Path) -> dict[str, Any]:
+    """The run's parameters that are not what the notebook now declares; all of them when that cannot be read."""
+    try:
+        values = parameters.load_yaml(folder / "parameters.yaml")
+    except parameters.ParameterError:
+        return {}
+    try:
+        known = parameters.declared(paths.notebooks() / f"{folder.parent.name}.ipynb")
+    except parameters.ParameterError:
+        return values
+    return {name: value for name, value in values.items() if name not in known or known[name].default != value}
+
+
+def _convert(folder: Path) -> bool:
+    """Bring notebook.html up to date; whether there is one."""
+    source, page = folder / "notebook.ipynb", folder / "notebook.html"
+    if not source.exists():
+        return False
+    if page.exists() and page.stat().st_mtime >= source.stat().st_mtime:
+        return True
+    import nbformat
+    from nbconvert import HTMLExporter
+    from pygments.formatters import HtmlFormatter
+
+    try:
+        notebook = nbformat.read(source, as_version=4)
+    except (ValueError, OSError):  # not a notebook (any more); the report is about the others too
+        return False
+    notebook.metadata.pop("widgets", None)  # their script would come from the network
+    # the 'basic' template is the notebook's body alone: no script, no font, no style from elsewhere
+    body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
+    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
+    colours = f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none }}"
+    write_atomic(page, _page(folder.parent.name, body, colours))
+    return True
+
+
+def _facts(title: str, facts: dict[str, Any]) -> str:
+    rows = [[_text(name), f"<code>{_text(_flat(value))}</code>"] for name, value in facts.items()]
+    return (f"<p class='muted'>{title}</p>" if title else "") + _table(rows) if rows else ""
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_flat(item)}" for name, item in value.items())
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:
+    """Cells are HTML already."""
+    top = "<tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" if head else ""
+    lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
+    return f"<table>{top}{''.join(lines)}</table>"
+
+
+def _page(title: str, body: str, style: str = "") -> str:
+    top = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    return f"{top}<title>{_text(title)}</title><style>{STYLE}{style}</style><body>{body}</body></html>"
+
+
+def _when(record: dict[str, Any]) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.get("started", 0)))
+
+
+def _long(record: dict[str, Any]) -> str:
+    return f"{record['seconds']:.1f} s" if "seconds" in record else ""
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value), quote=True)

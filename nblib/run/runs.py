@@ -1,0 +1,185 @@
+"""A run is a folder, and what the folder says is all anybody needs to know about the run.
+
+    outputs/<notebook>/<time>-<short id>/
+        notebook.ipynb   parameters.yaml   environment.json   run.json      what ran, on what, how it ended
+        metrics.jsonl    result.json       figures/           checkpoints/  adapter/     what came out
+        events/                                                    the metrics again, where tensorboard is installed
+
+A notebook's set-up cell calls `run = runs.begin("00_setup", globals())`, which checks the parameters once more (they
+may come from plain papermill or from a hand edit) and gives back the `Run` to log to. Every file is written under a
+temporary name and renamed, so a reader sees the old one or the new one; `metrics.jsonl` grows line by line.
+
+A run is done when its own record says so *and* every code cell in its notebook executed without error: papermill
+calls all cells "completed" after a dead kernel. Whoever executes a run holds a lock on its folder, kernel included,
+so a status of 'running' without a lock means that the run was killed.
+
+Footgun: a run that resumes appends to `metrics.jsonl`, so steps after its last checkpoint appear twice; the later
+line counts.
+"""
+
+import ast
+import fcntl
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nblib import paths
+from nblib.run import parameters as declarations
+from nblib.run.records import make_folder, merge, read_json, to_json, write_atomic
+
+RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
+PROGRESS = "progress.txt"  # what long work says of itself, line by line, for the runner to print
+
+
+@dataclass
+class Run:
+    dir: Path
+    parameters: dict[str, Any]
+    writes: bool = True  # only rank 0 of a multi-process run does
+    events: Any = field(default=None, repr=False)  # TensorBoard's writer, once there is something to write
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.dir / "checkpoints"
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, on disk when this returns from the process."""
+        if self.writes:
+            with (self.dir / "metrics.jsonl").open("a", encoding="utf-8") as lines:
+                lines.write(to_json(record) + "\n")
+            self._to_tensorboard(record)
+
+    def _to_tensorboard(self, record: Mapping[str, Any]) -> None:
+        """The numbers of a step as scalars in events/, where tensorboard is installed. The runs of one notebook keep
+        apart by their name; a step that comes again after a resume replaces the earlier one in the plots."""
+        if "step" not in record or (self.events is None and find_spec("tensorboard") is None):
+            return
+        if self.events is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.events = SummaryWriter(str(make_folder(self.dir / "events")))
+        run = f"{record['run']}/" if "run" in record else ""
+        for name, value in record.items():
+            if isinstance(value, (int, float)) and name not in ("step", "of"):
+                self.events.add_scalar(run + name, value, record["step"])
+        self.events.flush()
+
+    def result(self, **facts: Any) -> None:
+        """Add to the summary by which runs are compared."""
+        if self.writes:
+            merge(self.dir / "result.json", facts)
+
+    def figure(self, name: str, fig: Any) -> Any:
+        """Keep a matplotlib Figure, or a `show.Picture`, as figures/<name>.png; returns it, for the cell to show."""
+        if self.writes:
+            folder = make_folder(self.dir / "figures")
+            partial = folder / f".{name}.partial"
+            fig.figure.savefig(partial, format="png", dpi=80, bbox_inches="tight")
+            os.replace(partial, folder / f"{name}.png")
+        return fig
+
+    def finish(self) -> None:
+        """Mark a run made by hand as done; under the runner it is the runner who says so."""
+        if self.events is not None:
+            self.events.close()
+        if self.writes and RUN_DIR not in os.environ:
+            merge(self.dir / "run.json", {"status": "done", "finished": time.time()})
+
+
+def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
+    """Check the parameters found in `namespace` (a cell passes globals()) and open the run's folder."""
+    from nblib import runtime  # imports torch, which the runner and `nblib list` do not need
+
+    known = declarations.declared(paths.notebooks() / f"{notebook}.ipynb")
+    given = namespace if "__name__" not in namespace else {k: namespace[k] for k in known if k in namespace}
+    given = dict.fromkeys(_injected_names() - known.keys()) | dict(given)
+    values = {name: parameter.default for name, parameter in known.items()}
+    values |= declarations.check(known, given, notebook)
+    writes = runtime.rank() == 0
+    if RUN_DIR not in os.environ and runtime.world() > 1:
+        raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
+    folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
+    run = Run(folder, values, writes)
+    if writes:
+        _drop_torn_line(make_folder(folder) / "metrics.jsonl")
+        write_atomic(folder / "parameters.yaml", declarations.dump_yaml(values))
+        write_atomic(folder / "environment.json", to_json(runtime.environment(), indent=1))
+        if RUN_DIR not in os.environ:
+            facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
+            merge(folder / "run.json", facts)
+    return run
+
+
+def new_folder(notebook: str) -> Path:
+    return make_folder(paths.outputs() / notebook / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
+
+
+def is_done(folder: Path) -> bool:
+    """Its record says so and its notebook shows it."""
+    if read_json(folder / "run.json").get("status") != "done":
+        return False
+    try:
+        return unfinished_cell(declarations.cells(folder / "notebook.ipynb")) is None
+    except declarations.ParameterError:  # missing or unreadable
+        return False
+
+
+def unfinished_cell(cells: list[dict]) -> int | None:
+    """The position of the first code cell that did not execute or that shows an error; None when there is none."""
+    for index, cell in enumerate(cells):
+        if cell["cell_type"] == "code" and "".join(cell["source"]).strip():
+            failed = any(output["output_type"] == "error" for output in cell.get("outputs", []))
+            if failed or cell.get("execution_count") is None:
+                return index
+    return None
+
+
+def status(folder: Path) -> str:
+    """done, failed, stopped, running or killed."""
+    said = read_json(folder / "run.json").get("status", "unknown")
+    if said != "running" or read_json(folder / "run.json").get("by") == "hand":
+        return said
+    lock = claim(folder)
+    if lock is None:
+        return said
+    os.close(lock)
+    return "killed"
+
+
+def claim(folder: Path) -> int | None:
+    """Lock the folder; the descriptor to keep open, or None while another process holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _drop_torn_line(path: Path) -> None:
+    """A kill may have cut the last line short; keep the whole ones."""
+    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+        write_atomic(path, content[: content.rfind(b"\n") + 1])
+
+
+def _injected_names() -> set[str]:
+    """What papermill injected into this kernel: the cell it puts in starts with `# Parameters`."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    sources = [text for text in shell.user_ns.get("In", []) if text.startswith("# Parameters")] if shell else []
+    statements = [statement for text in sources for statement in _parsed(text)]
+    return {s.targets[0].id for s in statements if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)}
+
+
+def _parsed(source: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(source).body
+    except SyntaxError:  # a cell of IPython's own syntax, so not one that papermill wrote
+        return []

@@ -1,0 +1,242 @@
+"""What a notebook shows: live progress, curves, tables, source, and controls that vanish when nobody is there.
+
+Everything is an object with `_repr_mimebundle_`, displayed once and updated in place: a picture for the page and a
+plain text that carries the summary, because that text is what a forge, a diff and a log show. Figures are made with
+matplotlib's object API; pyplot keeps hidden state that leaks between cells.
+
+Footgun: a widget in a committed notebook is an empty box for whoever reads it later. So controls are made of
+ipywidgets only where a person sits at the kernel; headless they are plain attributes with their defaults.
+"""
+
+import html
+import inspect
+import io
+import math
+import os
+import time
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from nblib import runtime
+from nblib.run.runs import PROGRESS, RUN_DIR
+
+
+class Progress:
+    """Step, loss, tokens per second, time left and, on CUDA, memory: call it with each record of the loop."""
+
+    def __init__(self, title: str = "training"):
+        self.title, self.record, self.handle, self.losses = title, {}, None, []
+        self.drawn = self.told = 0.0
+
+    def __call__(self, record: dict) -> None:
+        self.record = record
+        if math.isfinite(record["loss"]):
+            self.losses.append((record["step"], record["loss"]))
+        done = record["step"] == record["of"] or "stopped" in record
+        if self.handle is None or done or time.monotonic() - self.drawn > 0.25:
+            self.drawn = time.monotonic()
+            self.handle = _display(self, self.handle)
+        if RUN_DIR in os.environ and (done or time.monotonic() - self.told > 5):  # the runner passes these lines on
+            self.told = time.monotonic()
+            with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
+                lines.write(f"{self}\n")
+
+    def __str__(self) -> str:
+        r = self.record
+        if not r:
+            return f"{self.title}: not started"
+        parts = [f"{self.title}: step {r['step']} of {r['of']}", f"loss {r['loss']:.4f}"]
+        if "lr" in r:
+            parts.append(f"rate {r['lr']:.1e}")
+        if "tokens_per_s" in r:
+            parts += [f"{r['tokens_per_s']:,.0f} tokens/s", f"{_clock(r['eta_s'])} left"]
+        if "memory_gib" in r:
+            parts.append(f"{r['memory_gib']:.1f} GiB")
+        return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        share = self.record["step"] / self.record["of"] if self.record else 0
+        line = f'<progress value="{share:.4f}" max="1" style="width:16em"></progress> {html.escape(str(self))}'
+        return {"text/plain": str(self), "text/html": f"<div>{line}<br>{_spark(self.losses)}</div>"}
+
+
+def _spark(points: list[tuple[float, float]], width: int = 420, height: int = 60) -> str:
+    """The loss so far as a small line, drawn by hand: a figure four times a second would cost more than the step."""
+    if len(points) < 2:
+        return ""
+    every = max(1, len(points) // 200)
+    points = points[::every]
+    lo, hi = min(y for _, y in points), max(y for _, y in points)
+    first, last = points[0][0], points[-1][0]
+    xy = " ".join(
+        f"{width * (x - first) / max(1, last - first):.1f},{height * (hi - y) / max(1e-9, hi - lo):.1f}"
+        for x, y in points
+    )
+    label = f"loss {hi:.2f} to {lo:.2f}"
+    return (
+        f'<svg width="{width}" height="{height + 4}" role="img" aria-label="{label}">'
+        f'<polyline points="{xy}" fill="none" stroke="#4878cf" stroke-width="1.5"/></svg> '
+        f"<small>{label}, steps {first} to {last}</small>"
+    )
+
+
+class Table:
+    """Rows of dictionaries as a table: HTML on the page, aligned text everywhere else."""
+
+    def __init__(self, rows: list[dict], *, caption: str = ""):
+        self.rows, self.caption = [{k: cell(v) for k, v in row.items()} for row in rows], caption
+        self.columns = list(dict.fromkeys(name for row in rows for name in row))
+        self.numeric = {c for c in self.columns if all(isinstance(row.get(c, 0), (int, float)) for row in rows)}
+
+    def __str__(self) -> str:
+        lines = [self.columns, *([row.get(c, "") for c in self.columns] for row in self.rows)]
+        wide = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+        text = ["  ".join(cell.ljust(w) for cell, w in zip(line, wide)).rstrip() for line in lines]
+        return "\n".join(([self.caption] if self.caption else []) + [text[0], "-" * len(text[0]), *text[1:]])
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        def row(tag: str, cells: dict) -> str:  # JupyterLab aligns everything right unless told
+            left = {c: "" if c in self.numeric else " style='text-align:left'" for c in self.columns}
+            return "".join(f"<{tag}{left[c]}>{html.escape(cells.get(c, ''))}</{tag}>" for c in self.columns)
+
+        head = row("th", {c: c for c in self.columns})
+        body = "".join(f"<tr>{row('td', cells)}</tr>" for cells in self.rows)
+        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
+        return {"text/plain": str(self), "text/html": f"<table>{caption}<tr>{head}</tr>{body}</table>"}
+
+
+class Picture:
+    """A matplotlib figure as PNG, with a sentence that says what it shows."""
+
+    def __init__(self, figure: Figure, summary: str):
+        self.figure, self.summary = figure, summary
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        page = io.BytesIO()
+        self.figure.savefig(page, format="png", dpi=80, metadata={"Software": None})
+        return {"text/plain": self.summary, "image/png": page.getvalue()}, {"image/png": {"alt": self.summary}}
+
+
+def curves(series: dict[str, list[tuple[float, float]]], *, x: str, y: str, summary: str, log: bool = False) -> Picture:
+    """Lines of (x, y) points by name, with labelled axes."""
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    for name, points in series.items():
+        axes.plot(*zip(*points), label=name, marker="o" if len(points) < 12 else None, linewidth=1.5)
+    axes.set(xlabel=x, ylabel=y, yscale="log" if log else "linear")
+    axes.grid(alpha=0.3)
+    if len(series) > 1:
+        axes.legend(frameon=False)
+    return Picture(figure, summary)
+
+
+def bars(values: dict[str, float], *, x: str, summary: str) -> Picture:
+    """One horizontal bar per name."""
+    figure = Figure(figsize=(6.4, 0.6 + 0.32 * len(values)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.barh(list(values)[::-1], list(values.values())[::-1])
+    axes.set(xlabel=x)
+    return Picture(figure, summary)
+
+
+# A long line scrolls, where JupyterLab would break it anywhere.
+NO_WRAP = "white-space: pre; overflow-x: auto; font-family: monospace"
+
+
+class source:
+    """The source of a function or module, as the library has it: shown, never pasted."""
+
+    def __init__(self, thing):
+        self.text = inspect.getsource(thing).rstrip()
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+        from pygments import highlight
+        from pygments.formatters import HtmlFormatter
+        from pygments.lexers import PythonLexer
+
+        formatter = HtmlFormatter(noclasses=True, nobackground=True, prestyles=NO_WRAP)
+        page = highlight(self.text, PythonLexer(), formatter)
+        return {"text/plain": self.text, "text/html": page}
+
+
+class Controls:
+    """A Stop button and a learning-rate slider beside a running loop, read by it once per step.
+
+    Headless, `stop` is False and `lr_scale` is 1 until code sets them.
+    """
+
+    def __init__(self):
+        self.stop, self.lr_scale, self.handle = False, 1.0, None
+        if runtime.interactive():
+            self.handle = _display(self._widgets())
+
+    def _widgets(self):
+        from ipywidgets import Button, FloatLogSlider, HBox
+
+        button = Button(description="Stop", button_style="warning", tooltip="end after this step, with a checkpoint")
+        slider = FloatLogSlider(1.0, base=10, min=-2, max=1, step=0.1, description="rate x", readout_format=".2f")
+
+        def pressed(_) -> None:
+            self.stop, button.disabled = True, True
+
+        def moved(change) -> None:
+            self.lr_scale = change["new"]
+
+        button.on_click(pressed)
+        slider.observe(moved, "value")
+        _answer(slider)
+        return HBox([slider, button])
+
+    def close(self) -> None:
+        """Put a sentence in the place of the widgets: saved, they would be an empty box."""
+        if self.handle is not None:
+            ended = "stopped by hand" if self.stop else "ran to its end"
+            self.handle.update(_Said(f"controls: {ended}, rate x {self.lr_scale:.2f}"))
+
+
+class _Said(str):
+    __repr__ = str.__str__
+
+
+def _answer(widget) -> None:
+    """Tell the page that each message of a widget was handled. While a cell runs ipykernel 7.4 does not, and the page
+    holds back every change of a slider after the first until it hears so."""
+    from IPython import get_ipython
+
+    kernel = get_ipython().kernel
+
+    def heard(message) -> None:
+        widget._handle_msg(message)
+        kernel.session.send(kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=message)
+
+    widget.comm.on_msg(heard)
+
+
+def _display(thing, handle=None):
+    """Display once, then update in place; outside IPython print the text."""
+    from IPython import get_ipython
+    from IPython.display import display
+
+    if get_ipython() is None:
+        print(thing, flush=True)
+        return True
+    if handle is not None:
+        handle.update(thing)
+        return handle
+    return display(thing, display_id=True)
+
+
+def cell(value) -> str:
+    """A value as a table spells it: four digits that count, thousands apart, none instead of nothing."""
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    whole = isinstance(value, int) or 1e4 <= abs(value) < 1e9  # 65,536 and not 6.554e+04
+    return f"{value:,.0f}" if whole else f"{value:.4g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"

@@ -1,0 +1,248 @@
+"""Small mixtures trained side by side: Muon against AdamW, and the four suspects of a training that stood still.
+
+A run is a `Setting` and a seed: new model, new optimizers, the same rows in the same order, a schedule that ends where
+the run ends. So a race in fewer steps is not a longer run that is looked at early, whose rate has not come down yet;
+it is a run of its own.
+
+The suspects come from a write-up in which bf16 weights, a small rate, a missing balance loss and a fault in the layers
+that skip tokens were changed together. `trial` runs each alone, all together, and all but each: what stops training
+alone is enough; what, left out of all, lets it go on, is needed.
+
+Footgun: with a fixed number of steps everything is a matter of rate. Tune both of each side before a winner is named.
+AdamW with one rate for all is a straw man: embeddings want a higher one than matrices do.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from nblib import losses, models, runtime, text, train
+from nblib.methods import jamba, mixture_of_depths, moe, param_groups
+
+FAMILIES = ("qwen3_moe", "mixtral", "jamba")
+SHAPE = dict(family="qwen3_moe", hidden=128, layers=2, heads=4, width=128, experts=8, top_k=2)
+
+
+class Data(NamedTuple):
+    """A corpus as tokens, rows that nobody trains on, and the size of the vocabulary."""
+
+    stream: Tensor
+    held_out: Tensor  # (R, T)
+    vocabulary: int
+
+
+class Setting(NamedTuple):
+    """What a run is made of.
+
+    `weights` is what the parameters can hold, not autocast. With "bf16" they are rounded after every step and the
+    products stay as they are: a CPU without bf16 would emulate those.
+
+    The defaults, and ADAMW, are the best of those tried on prose with SHAPE; tune anew for another shape or length.
+    """
+
+    optimizer: str = "muon"
+    lr: float = 0.02
+    adamw_lr: float = 2e-2
+    adjust: str = "original"
+    halves: bool = False
+    balance_weight: float = 0.1
+    z_weight: float = 0.001
+    weights: str = "fp32"
+    capacity: float = 1.0  # below 1, layers skip tokens
+    every: int = 2  # which of them: each second, or each (1)
+    skipped: str = "identity"
+
+
+MUON, ADAMW = Setting(), Setting(optimizer="adamw", lr=1e-3)
+SKIPPING = Setting(capacity=0.75, every=1)
+
+
+class Outcome(NamedTuple):
+    loss: float  # language loss on held-out rows
+    curve: list[float]  # language loss per step, in training
+    health: list[moe.Health]
+    seconds: float
+
+
+def backbone(
+    vocabulary: int,
+    *,
+    family: str,
+    hidden: int,
+    layers: int,
+    heads: int,
+    width: int,
+    experts: int,
+    top_k: int,
+    length: int = 1024,
+    seed: int = 0,
+) -> nn.Module:
+    """A new mixture of one of three families by one set of names; `width` is the inner width of one expert."""
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top_k = {top_k}: must be at least 1 and at most experts = {experts}")
+    named = {
+        "qwen3_moe": dict(moe_intermediate_size=width, num_experts=experts, num_experts_per_tok=top_k),
+        "mixtral": dict(intermediate_size=width, num_local_experts=experts, num_experts_per_tok=top_k),
+        "jamba": dict(intermediate_size=width, experts=experts, top_k=top_k, attention_every=max(2, min(4, layers))),
+    }
+    if family not in named:
+        raise ValueError(f"family = {family!r}: allowed are {', '.join(FAMILIES)}")
+    shape = dict(hidden=hidden, layers=layers, heads=heads, length=length, seed=seed) | named[family]
+    return jamba.jamba(vocabulary, **shape) if family == "jamba" else models.tiny(vocabulary, family=family, **shape)
+
+
+def build(setting: Setting, vocabulary: int, *, seed: int = 0, **shape) -> nn.Module:
+    if setting.weights not in ("fp32", "bf16"):
+        raise ValueError(f"weights = {setting.weights!r}: allowed are fp32, bf16")
+    model = backbone(vocabulary, seed=seed, **(SHAPE | shape))
+    if setting.capacity < 1:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            layers = list(range(setting.every - 1, model.config.num_hidden_layers, setting.every))
+            mixture_of_depths.attach(model, capacity=setting.capacity, layers=layers, skipped=setting.skipped)
+    if setting.weights == "bf16":
+        _round(model.parameters())
+    return model
+
+
+@torch.no_grad()
+def _round(params: Iterable[Tensor]) -> None:
+    for p in params:
+        p.copy_(p.bfloat16())
+
+
+def optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
+    """Both sides have two rates: `lr` for the maps between spaces, `adamw_lr` for embeddings, norms and routers."""
+    made = _optimizers(setting, model)
+    if setting.weights == "bf16":
+        for o in made:
+            o.register_step_post_hook(lambda o, *_: _round(p for g in o.param_groups for p in g["params"]))
+    return made
+
+
+def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
+    if setting.optimizer not in ("muon", "adamw"):
+        raise ValueError(f"optimizer = {setting.optimizer!r}: allowed are muon, adamw")
+    if setting.optimizer == "muon":
+        options = dict(lr=setting.lr, adamw_lr=setting.adamw_lr, adjust=setting.adjust, halves=setting.halves)
+        return param_groups.optimizers(model, **options)
+    where = param_groups.places(model)
+    named = {name: p for name, p in model.named_parameters() if name in where}
+    rates = {"Muon": setting.lr, "AdamW": setting.adamw_lr}
+    groups = [
+        {"params": [p for name, p in named.items() if where[name].optimizer == kind], "lr": rate}
+        for kind, rate in rates.items()
+    ]
+    return [AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
+
+
+def run(
+    setting: Setting,
+    data: Data,
+    *,
+    steps: int,
+    machine: runtime.Machine,
+    seed: int = 0,
+    rows: int = 16,
+    length: int = 256,
+    warmup: int = 10,
+    on_step: Callable[[dict], None] | None = None,
+    **shape,
+) -> Outcome:
+    started = time.perf_counter()
+    model = build(setting, data.vocabulary, seed=seed, **shape).to(machine.device)
+    language = mixture_of_depths.loss() if setting.capacity < 1 else losses.causal_lm
+    records = train.fit(
+        model,
+        text.Batches(data.stream, rows=rows, length=length, seed=seed),
+        optimizers(setting, model),
+        total=steps,
+        schedule=train.cosine(steps, warmup=min(warmup, steps // 4)),
+        loss=moe.loss(balance_weight=setting.balance_weight, z_weight=setting.z_weight, language=language),
+        clip=0,
+        machine=machine,
+        on_step=on_step,
+    )
+    judged = train.evaluate(model, data.held_out, machine=machine)["loss"]
+    health = moe.diagnose(model, data.held_out)
+    return Outcome(judged, [r["ce"] for r in records], health, time.perf_counter() - started)
+
+
+def race(
+    data: Data,
+    *,
+    machine: runtime.Machine,
+    adamw: Setting = ADAMW,
+    muon: Setting = MUON,
+    steps: int = 200,
+    share: float = 0.75,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    **options,
+) -> list[dict]:
+    """Per seed: AdamW in `steps`, Muon in `share` of them; who is lower on held-out rows, and how the experts fare."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share = {share}: must be above 0 and at most 1")
+    table = []
+    for seed in seeds:
+        slow = run(adamw, data, steps=steps, seed=seed, machine=machine, **options)
+        fast = run(muon, data, steps=round(share * steps), seed=seed, machine=machine, **options)
+        table.append(
+            {
+                "seed": seed,
+                "AdamW": slow.loss,
+                "Muon": fast.loss,
+                "steps": f"{round(share * steps)} against {steps}",
+                "Muon is there": fast.loss <= slow.loss,
+                "smallest expert": min(h.smallest for h in fast.health),
+                "seconds": slow.seconds + fast.seconds,
+            }
+        )
+    return table
+
+
+SUSPECTS = {
+    "bf16 weights": dict(weights="bf16"),
+    "small rates": dict(lr=3e-4, adamw_lr=9e-5),
+    "no balance loss": dict(balance_weight=0.0, z_weight=0.0),
+    "skipped doubled": dict(skipped="doubled"),
+}
+
+
+def combinations(suspects: dict[str, dict] = SUSPECTS) -> list[tuple[str, ...]]:
+    """None, each alone, all but each, all."""
+    names = list(suspects)
+    return [(), *((n,) for n in names), *(tuple(m for m in names if m != n) for n in names), tuple(names)]
+
+
+def trial(
+    data: Data,
+    *,
+    machine: runtime.Machine,
+    healthy: Setting = SKIPPING,
+    which: list[tuple[str, ...]] | None = None,
+    steps: int = 60,
+    **options,
+) -> list[dict]:
+    """The suspects alone and together, each as the share of the healthy run's gain that is left."""
+    which = combinations() if which is None else [(), *(w for w in which if w)]
+    table, first = [], None
+    for names in which:
+        changes = {key: value for name in names for key, value in SUSPECTS[name].items()}
+        outcome = run(healthy._replace(**changes), data, steps=steps, machine=machine, **options)
+        first = first or outcome
+        start = torch.tensor(float(data.vocabulary)).log().item()  # a model that knows nothing
+        table.append(
+            {
+                "faults": " + ".join(names) or "none",
+                "loss": outcome.loss,
+                "share of the gain": (start - outcome.loss) / (start - first.loss),
+                "starved experts": sum(h.starved for h in outcome.health),
+                "collapsed": any(h.collapsed for h in outcome.health),
+                "seconds": outcome.seconds,
+            }
+        )
+    return table

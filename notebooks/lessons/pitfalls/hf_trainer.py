@@ -1,0 +1,268 @@
+"""P41 and P46: what the Hugging Face Trainer does not say.
+
+The Trainer logs a number when there is none, divides or does not divide by the micro-batches depending on a
+signature, and resumes a mixture of experts without its experts. Each is silent: the run goes on and the loss falls.
+nblib/hf.py has the corrected one, and the fixed runs here use it.
+
+Footgun: everything is measured on one process without a GPU, in fp32.
+"""
+
+import math
+import tempfile
+from pathlib import Path
+
+import torch
+import transformers as tf
+from safetensors import safe_open
+from torch.nn import functional as F
+
+from lessons.pitfalls import Pitfall, trainer_bench
+from lessons.pitfalls.bench import quiet, seeded
+from nblib import hf, models
+
+VOCAB, LENGTH = 256, 32
+FAMILY = dict(hidden=32, layers=2)
+
+
+class _Rows(torch.utils.data.Dataset):
+    """Random tokens; every second row supervises only its last quarter, so that micro-batches differ in tokens."""
+
+    def __init__(self, count: int = 16, *, ragged: bool = True):
+        self.ids = torch.randint(VOCAB, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+        self.labels = self.ids.clone()
+        if ragged:
+            self.labels[1::2, : LENGTH * 3 // 4] = -100
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, i: int) -> dict:
+        return {"input_ids": self.ids[i], "labels": self.labels[i]}
+
+
+# ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
+def _first_line(kind: type, model, data) -> dict:
+    with torch.no_grad():
+        true = float(model(data.ids, labels=data.labels).loss)
+    _, log = trainer_bench.train(kind, model, data, max_steps=2, learning_rate=0.0)
+    return {"true_loss": true, "logged_loss": log[0]["loss"], "grad_norm": log[0]["grad_norm"]}
+
+
+def _poisoned():
+    """A model with one weight that overflowed."""
+    model = models.tiny(VOCAB, **FAMILY)
+    with torch.no_grad():
+        model.model.norm.weight[0] = math.nan
+    return model
+
+
+def nan_is_logged_as_zero() -> dict:
+    return _first_line(tf.Trainer, _poisoned(), _Rows())
+
+
+def nan_is_logged_as_nan() -> dict:
+    return _first_line(hf.Trainer, _poisoned(), _Rows())
+
+
+def checkpointing_before_adapters() -> dict:
+    """What the 0.0 was blamed on: gradient checkpointing switched on before the adapters were attached."""
+    return _first_line(tf.Trainer, checkpointed_then_adapted(models.tiny(VOCAB, **FAMILY)), _Rows())
+
+
+def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
+    """The order that the write-ups call wrong; `kind` of checkpointing, None for the library's choice."""
+    from peft import LoraConfig, get_peft_model
+
+    with seeded():
+        model.activation_checkpointing_enable(kind)
+        # peft asks transformers by a name that will go
+        return quiet(get_peft_model, model, LoraConfig(target_modules=["q_proj", "v_proj"], r=rank))[0]
+
+
+class _Poison(tf.TrainerCallback):
+    """Breaks a weight after a step, as an overflow would."""
+
+    def __init__(self, after: int):
+        self.after = after
+
+    def on_step_end(self, args, state, control, model=None, **kwargs) -> None:
+        if state.global_step == self.after:
+            with torch.no_grad():
+                model.model.norm.weight[0] = math.nan
+
+
+def nan_in_mid_run(kind: type) -> list[float]:
+    """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are logged."""
+    options = dict(max_steps=8, logging_steps=4, callbacks=[_Poison(5)])
+    _, log = trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+    return [line["loss"] for line in log]
+
+
+def _a_number_for_nan(facts: dict) -> bool:
+    return not math.isfinite(facts["true_loss"]) and facts["logged_loss"] == 0.0
+
+
+# --------------------------------------------------------------------------------- P46 the four habits of the Trainer
+class CustomLoss(tf.Trainer):
+    """What is written everywhere: take the item count, because it must be taken, and return a mean."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(input_ids=inputs["input_ids"])
+        logits, targets = outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
+        loss = F.cross_entropy(logits, targets)
+        return (loss, outputs) if return_outputs else loss
+
+
+class OptimizerNotSet(tf.Trainer):
+    """Makes an optimizer and returns it. The Trainer reads `self.optimizer`."""
+
+    def create_optimizer(self, model=None):
+        return torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+
+
+def loss_scale(kind: type) -> float:
+    """Logged loss of a step of four micro-batches over that of the same eight rows at once; 1 when it is right."""
+    data, seen = _Rows(8), {}
+    for micro in (1, 4):
+        _, log = trainer_bench.train(
+            kind,
+            models.tiny(VOCAB, **FAMILY),
+            data,
+            per_device_train_batch_size=8 // micro,
+            gradient_accumulation_steps=micro,
+        )
+        seen[micro] = log[0]["loss"]
+    return seen[4] / seen[1]
+
+
+def auxiliary_scale(kind: type) -> float:
+    """How often the balancing loss is counted: logged loss with it minus without, four micro-batches against one.
+
+    Eight equal rows, so that the auxiliary loss of any part is that of the whole.
+    """
+    data = _Rows(8, ragged=False)
+    data.ids[:] = data.ids[:1]
+    data.labels[:] = data.ids[:1]
+    seen = {}
+    for micro in (1, 4):
+        lines = []
+        for coefficient in (0.0, 0.5):
+            config = dict(output_router_logits=True, router_aux_loss_coef=coefficient)
+            _, log = trainer_bench.train(
+                kind,
+                models.tiny(VOCAB, family="qwen3_moe", **FAMILY, **config),
+                data,
+                per_device_train_batch_size=8 // micro,
+                gradient_accumulation_steps=micro,
+            )
+            lines.append(log[0]["loss"])
+        seen[micro] = lines[1] - lines[0]
+    return seen[4] / seen[1]
+
+
+def optimizer_error(kind: type, **options) -> str:
+    """What training with a custom optimizer says, or 'trains'."""
+    try:
+        trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+    except AttributeError as error:
+        return f"AttributeError: {error}"
+    return "trains"
+
+
+def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
+    """Four steps straight, against two, stop, and two more into a model that starts from other weights."""
+    data = _Rows(ragged=False)
+    with tempfile.TemporaryDirectory() as folder:
+        options = dict(max_steps=4, save_strategy="steps", save_steps=2, folder=folder)
+        straight = models.tiny(VOCAB, family=family, **FAMILY)
+        trainer_bench.train(kind, straight, data, **options)
+        fresh = models.tiny(VOCAB, family=family, **FAMILY, seed=1)
+        resumed, _ = trainer_bench.train(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
+    pairs = zip(straight.named_parameters(), fresh.parameters(), strict=True)
+    wrong = [name for (name, p), q in pairs if not torch.equal(p, q)]
+    experts = [p for name, p in straight.named_parameters() if ".experts." in name]
+    return {
+        "bit_equal": not wrong,
+        "experts_lost": sum(".experts." in name for name in wrong),
+        "experts_share": sum(p.numel() for p in experts) / sum(p.numel() for p in straight.parameters()),
+        "missing_keys_logged": "missing keys" in resumed.heard,
+    }
+
+
+def experts_on_disk() -> dict:
+    """How many tensors hold the experts of a mixture in memory, and in the file that is saved of it."""
+    model = models.tiny(VOCAB, family="qwen3_moe", **FAMILY)
+    with tempfile.TemporaryDirectory() as folder:
+        with trainer_bench.quiet():
+            model.save_pretrained(folder)
+        with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
+            saved = [name for name in file.keys() if ".experts." in name]
+    memory = [name for name in model.state_dict() if ".experts." in name]
+    return {"in_memory": len(memory), "on_disk": len(saved), "e.g. memory": memory[0], "e.g. disk": sorted(saved)[0]}
+
+
+def stock_trainer() -> dict:
+    return {
+        "loss_scale": loss_scale(CustomLoss),
+        "custom_optimizer": optimizer_error(OptimizerNotSet),
+        "auxiliary_scale": auxiliary_scale(tf.Trainer),
+        **resume_mixture(tf.Trainer),
+    }
+
+
+def corrected_trainer() -> dict:
+    make = {"make_optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)}
+    return {
+        "loss_scale": loss_scale(hf.Trainer),
+        "custom_optimizer": optimizer_error(hf.Trainer, **make),
+        "auxiliary_scale": auxiliary_scale(hf.Trainer),
+        **resume_mixture(hf.Trainer),
+    }
+
+
+def trainer_faults(facts: dict) -> list[str]:
+    """Which of the four show."""
+    return [
+        name
+        for name, shows in {
+            "custom loss multiplied": abs(facts["loss_scale"] - 1) > 0.01,
+            "optimizer never set": facts["custom_optimizer"] != "trains",
+            "auxiliary loss multiplied": abs(facts["auxiliary_scale"] - 1) > 0.05,
+            "experts lost on resume": facts["experts_lost"] > 0 or not facts["bit_equal"],
+        }.items()
+        if shows
+    ]
+
+
+PITFALLS = [
+    Pitfall(
+        id="P41",
+        title="The Trainer writes 0.0 where the loss is nan",
+        symptom="the log says loss 0.0 and grad_norm nan, from the first step on",
+        claim="gradient checkpointing was enabled before the LoRA adapters were attached (a fine-tuning write-up)",
+        verdict="`logging_nan_inf_filter` is on by default and puts an average of earlier losses in place of nan; at "
+        "the first step that is 0.0. Checkpointing before adapters logs an ordinary loss "
+        "(transformers 5.23, peft 0.21).",
+        fix="logging_nan_inf_filter=False, and stop at the first loss that is not finite",
+        broken=nan_is_logged_as_zero,
+        fixed=nan_is_logged_as_nan,
+        claimed=checkpointing_before_adapters,
+        seen=_a_number_for_nan,
+        check="N17",
+    ),
+    Pitfall(
+        id="P46",
+        title="Four silent habits of the Trainer",
+        symptom="the loss depends on the number of micro-batches, a custom optimizer crashes or forgets, and a mixture "
+        "of experts is worse after resume",
+        claim="",
+        verdict="a custom loss that ignores the item count is multiplied by the micro-batches, and so is the auxiliary "
+        "loss; an optimizer that is returned but not set raises; experts are not restored on resume, and the log line "
+        "about missing keys also appears for dense models that lose nothing (transformers 5.23).",
+        fix="nblib.hf.Trainer",
+        broken=stock_trainer,
+        fixed=corrected_trainer,
+        seen=lambda facts: bool(trainer_faults(facts)),
+        check="N6",
+    ),
+]

@@ -1,0 +1,292 @@
+"""Memory and recomputation: what an out-of-memory error is made of, and what checkpointing really does.
+
+The bytes of a step have owners: logits, activations, weights, gradients, optimizer state. Blame goes to whichever
+of them was changed last (the rank), so each is measured alone here, with everything else as it was.
+
+Recomputation is exact only if the second forward pass does what the first did. A KV cache that has grown in between
+breaks that in silence, and `eval()` switches the whole mechanism off, so that a check made there checks nothing.
+
+Footgun: gradients compared with a run on the same broken path are equal. The reference must not checkpoint at all.
+"""
+
+from contextlib import contextmanager, nullcontext
+from functools import partial
+
+import peft
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint as recompute
+from torch.utils.flop_counter import FlopCounterMode
+
+from lessons.pitfalls import WITH_PEFT, Pitfall
+from lessons.pitfalls.bench import quiet, seeded
+from nblib import compiling, losses, memory, models
+
+MIB = 2**20
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def lora(rank: int = 8, *, vocab: int = 512, **shape) -> nn.Module:
+    """A tiny Qwen3 with LoRA on every projection; B starts away from zero, so that no gradient is zero by design."""
+    model = models.tiny(vocab, **({"hidden": 32, "layers": 3} | shape))
+    config = peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False)
+    with seeded():  # peft reads a property that transformers has renamed, and is warned
+        return quiet(peft.get_peft_model, model, config)[0].train()
+
+
+def tokens(rows: int = 2, length: int = 16, vocab: int = 512) -> Tensor:
+    return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor | None]:
+    """What backward leaves in every trainable tensor."""
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+
+
+# ---------------------------------------------------------------------------------------------- P19, the logits
+
+
+def whole_logits(model: nn.Module, ids: Tensor) -> Tensor:
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def in_chunks(model: nn.Module, ids: Tensor) -> Tensor:
+    return losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / ids[:, 1:].numel()
+
+
+def torch_linear(model: nn.Module, ids: Tensor, *, chunk: int | None = None) -> Tensor:
+    """torch's own fused loss; without options it holds all logits as before."""
+    hidden, weight = losses.hidden_states(model, {"input_ids": ids})
+    hidden, targets = losses.shifted_rows(hidden, ids)
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=chunk) if chunk else None
+    return nn.functional.linear_cross_entropy(hidden, weight, targets, options=options)
+
+
+def step_memory(
+    loss=whole_logits,
+    *,
+    rank: int = 16,
+    checkpointing: bool = False,
+    vocab: int = 32_768,
+    length: int = 256,
+    device: torch.device | str = "cpu",
+) -> dict:
+    """Peak of one forward and backward over what was there before, beside the size of one fp32 copy of the logits."""
+    ids = tokens(2, length, vocab).to(device)
+    model = lora(rank, vocab=vocab, layers=2, length=max(1024, length)).to(device)
+    if checkpointing:
+        compiling.checkpoint_blocks(model)
+    whole_logits(model, ids[:, :8]).backward()  # buffers and gradients of a first step belong to the start
+    with memory.peak(device) as peak:
+        value = loss(model, ids)
+        value.backward()
+    one = ids[:, 1:].numel() * vocab * 4
+    return {
+        "rank": rank,
+        "checkpointing": checkpointing,
+        "peak MiB": peak.bytes / MIB,
+        "one copy of the logits MiB": one / MIB,
+        "copies": peak.bytes / one,
+        "loss": float(value.detach()),
+    }
+
+
+P19 = Pitfall(
+    id="P19",
+    title="Out of memory, and the rank took the blame",
+    symptom="CUDA out of memory as soon as the adapters are on; a lower rank and checkpointing change next to nothing",
+    claim="the rank of the low-rank factors is too high, take a smaller one and switch on checkpointing "
+    "(lore about adapters at a quarter of the model's width)",
+    verdict=f"Seen on {WITH_PEFT}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
+    "rank nor checkpointing touches. With the logits in chunks the high rank without checkpointing fits",
+    fix="score the vocabulary in chunks (losses.causal_lm, Liger, cut cross-entropy); F.linear_cross_entropy needs a "
+    "batch_chunk_size, its default saves nothing",
+    broken=lambda: step_memory(rank=1, checkpointing=True),  # both cures of the claim are in, the logits still whole
+    fixed=lambda: step_memory(in_chunks, rank=1, checkpointing=True),
+    claimed=lambda: step_memory(in_chunks, rank=16, checkpointing=False),
+    seen=lambda facts: facts["copies"] > 2,
+)
+
+
+# ------------------------------------------------------------------------------- P20, what checkpointing saves
+
+
+def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = True) -> dict:
+    """Bytes alive when backward begins, and the work of the step, of a stack of `layers` blocks.
+
+    `how`: nothing (all activations kept), blocks (one input kept per block), segments (one per sqrt(layers) blocks).
+    """
+    model = models.tiny(64, hidden=width, layers=layers).requires_grad_(not frozen)
+    blocks = compiling.blocks(model)
+    hidden = torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    rotary = model.model.rotary_emb(hidden, torch.arange(64)[None])
+    size = {"nothing": layers, "blocks": 1, "segments": round(layers**0.5)}[how]
+
+    def run(part: list[nn.Module], x: Tensor) -> Tensor:
+        for block in part:
+            x = block(x, position_embeddings=rotary, use_cache=False)
+        return x
+
+    def forward() -> Tensor:
+        x = hidden
+        for at in range(0, layers, size):
+            part = blocks[at : at + size]
+            x = run(part, x) if how == "nothing" else recompute.checkpoint(partial(run, part), x, use_reentrant=False)
+        return x
+
+    with FlopCounterMode(display=False) as flops:  # alone: it keeps tensors alive that would be freed
+        x = forward()
+        once = flops.get_total_flops()
+        x.sum().backward()
+    model.zero_grad(set_to_none=True)
+    hidden.grad = None
+    with memory.Account([*model.parameters(), *model.buffers(), hidden, *rotary]) as account:
+        x = forward()
+        kept = account.live
+        x.sum().backward()
+    return {
+        "layers": layers,
+        "checkpointed": how,
+        "weights frozen": frozen,
+        "kept for backward KiB": kept / 1024,
+        "peak KiB": account.most / 1024,
+        "work over forward": flops.get_total_flops() / once,
+    }
+
+
+def growth(how: str) -> dict:
+    """How what is kept grows from 4 blocks to 16."""
+    small, large = kept_and_flops(4, how), kept_and_flops(16, how)
+    return {
+        "checkpointed": how,
+        "layers x": 4,
+        "kept x": large["kept for backward KiB"] / small["kept for backward KiB"],
+        "peak KiB at 16 layers": large["peak KiB"],
+        "work over forward": large["work over forward"],
+    }
+
+
+P20 = Pitfall(
+    id="P20",
+    title="Checkpointing every block is not the square root",
+    symptom="checkpointing is on, and what it keeps still grows with every layer that is added",
+    claim="checkpointing costs a third more and needs memory of the order of the square root of the depth "
+    "(said of gradient checkpointing at large, after arXiv:1604.06174)",
+    verdict=f"Seen on {WITH_PEFT}: the switch of the library keeps one input per block, so what is kept grows in "
+    "proportion to the depth. Segments of sqrt(depth) blocks keep the square root, but all blocks of a segment are "
+    "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is at "
+    "most a forward pass: up to a third more when weights train, up to half more when they are frozen",
+    fix="count on one input per block and leave it so; segments pay only at depths of hundreds of blocks",
+    broken=lambda: growth("blocks"),
+    fixed=lambda: growth("segments"),
+    seen=lambda facts: facts["kept x"] > 3,
+)
+
+
+# ---------------------------------------------------------------------------- P21, a cache under checkpointing
+
+
+@contextmanager
+def by_hand(model: nn.Module, *, use_reentrant: bool = True):
+    """Wrap the forward of every block in checkpoint(), as code outside transformers does."""
+    blocks = compiling.blocks(model)
+    for block in blocks:
+        block.forward = _checkpointed(block.forward, use_reentrant)
+    try:
+        yield
+    finally:
+        for block in blocks:
+            del block.forward
+
+
+def _checkpointed(forward, use_reentrant: bool):
+    def through(hidden: Tensor, **options) -> Tensor:  # the reentrant kind takes no keyword arguments
+        return recompute.checkpoint(partial(forward, **options), hidden, use_reentrant=use_reentrant)
+
+    return through
+
+
+def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentrant: bool = True) -> dict:
+    """Gradients of every adapter against the same model without cache and without checkpointing."""
+    model, ids = lora(), tokens()
+    model.enable_input_require_grads()  # the reentrant kind needs it; this pitfall is another one
+    right = gradients(model, whole_logits(model, ids))
+    right = {name: grad.clone() for name, grad in right.items()}
+    with by_hand(model, use_reentrant=use_reentrant) if checkpointing else nullcontext():
+        got, warned = quiet(lambda: gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss))
+    off = {n: float((got[n] - g).norm() / g.norm()) if got[n] is not None else 1.0 for n, g in right.items()}
+    zero = [n for n, g in got.items() if g is None or not g.any()]
+    return {
+        "tensors": len(right),
+        "zero gradients": len(zero),
+        "wrong gradients": sum(v > 1e-3 for v in off.values()),
+        "largest relative error": max(off.values()),
+        "zero in": sorted({n.split(".")[-4] for n in zero}),
+        "warnings": len(warned),
+    }
+
+
+P21 = Pitfall(
+    id="P21",
+    title="A KV cache under hand-written checkpointing",
+    symptom="the loss falls a little; keys and values of the adapters never learn; nothing is printed",
+    claim="a model left with use_cache=True trains wrongly (advice in fine-tuning recipes, with no reason given)",
+    verdict=f"Seen on {WITH_PEFT}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
+    "the second forward pass appends to the cache that the first has filled, and the gradients are wrong without a "
+    "message. The library's own switch notices and turns the cache off",
+    fix="use_cache=False, passed in the call; checkpoint with the library's switch or with use_reentrant=False",
+    broken=lambda: cached_gradients(use_cache=True),
+    fixed=lambda: cached_gradients(use_cache=False),
+    claimed=lambda: cached_gradients(use_cache=True, checkpointing=False),
+    seen=lambda facts: facts["wrong gradients"] > 0,
+    check="F10",
+)
+
+
+# ----------------------------------------------------------------------------------------- P22, eval() hides it
+
+
+def check_then_train(*, check_in: str, reentrant: bool = True) -> dict:
+    """A gradient check in one mode, then the first training step; a reentrant fault waits in the model."""
+    model, ids = lora(), tokens()
+    if reentrant:
+        library_checkpointing(model, use_reentrant=True)
+    model.train(check_in == "train")
+    said = outcome(model, ids)
+    model.train()
+    return {"check made in": check_in, "the check": said, "training": outcome(model, ids)}
+
+
+def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
+    """The library's switch, without the hook on the embeddings that recent versions add on their own."""
+    model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
+    model.disable_input_require_grads()
+
+
+def outcome(model: nn.Module, ids: Tensor) -> str:
+    """'42 of 42 gradients', or the first line of what was raised."""
+    try:  # 'None of the inputs have requires_grad=True' is warned, the only hint there is
+        got, _ = quiet(lambda: gradients(model, whole_logits(model, ids)))
+    except RuntimeError as error:
+        return f"raised: {str(error).splitlines()[0]}"
+    return f"{sum(g is not None and bool(g.any()) for g in got.values())} of {len(got)} gradients"
+
+
+P22 = Pitfall(
+    id="P22",
+    title="A check made in evaluation mode",
+    symptom="the gradient check passes, the first training step raises (or trains almost nothing)",
+    claim="training mode itself is at fault, dropout or the like (what the difference between the two runs suggests)",
+    verdict=f"Seen on {WITH_PEFT}: checkpointing acts only in training mode, and from_pretrained returns a model in "
+    "evaluation mode, so the check ran without the mechanism it was to check. Training mode without it is fine",
+    fix="model.train() before any check of gradients; wiring.canary does so",
+    broken=lambda: check_then_train(check_in="eval"),
+    fixed=lambda: check_then_train(check_in="train"),
+    claimed=lambda: check_then_train(check_in="eval", reentrant=False),
+    seen=lambda facts: facts["the check"] != facts["training"],
+    check="S10",
+)
+
+PITFALLS = [P19, P20, P21, P22]

@@ -1,0 +1,128 @@
+"""Did it move, and could it have? Per tensor: the way it went, against the sum of its rates and its dtype's rounding.
+
+An entry moves by at most about the rate in an AdamW step, and a matrix by rate x scale x 0.9 / sqrt(max(out, in)) in
+root mean square in a Muon step. So after a run the sum of the rates says how far a tensor can be: a norm that is 0.004
+from 1 after rates that sum to 0.0047 has moved as fast as it could, and the run was short, not stuck.
+
+What rounds away is a matter of spacing: a number p of a dtype with epsilon e keeps nothing of an update under half the
+distance to its neighbour, between e |p| / 4 and e |p| / 2. A norm weight of 1.0 in bf16 stands still at every rate up
+to 0.0019 (downwards; 0.0039 upwards), however many steps are made. In fp32 the same norm moves at 1e-7.
+
+Footgun: 'not one entry changed' has three causes, and they look the same: no gradient, no rate, all rounded away.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nblib.methods import muon, param_groups
+
+
+class Moved(NamedTuple):
+    """What became of one trainable tensor."""
+
+    parameter: str
+    dtype: str
+    changed: float  # share of entries that are not what they were
+    moved: float  # root mean square of the way
+    relative: float  # that, over the root mean square of where it began
+    reach: float  # root mean square that the summed rates allow
+    rounded: float  # share of entries for which a step at the highest rate is under half their spacing
+    verdict: str
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """What trains, copied."""
+    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+
+
+def audit(
+    model: nn.Module, start: dict[str, Tensor], made: list[Optimizer], records: list[dict], *, never: float = 0.0
+) -> list[Moved]:
+    """Judge every tensor of `start` after the steps of `records`, with the optimizers that made them.
+
+    never  share of changed entries up to which a tensor counts as stuck
+    """
+    if not records:
+        raise ValueError("records = []: nothing was trained")
+    first = made[0].param_groups[0]
+    base = first.get("base_lr", first["lr"])
+    factors = [r["lr"] / base for r in records] if base else [0.0] * len(records)
+    group_of = {id(p): g for o in made for g in o.param_groups for p in g["params"]}
+    named, table = dict(model.named_parameters()), []
+    for name, before in start.items():
+        now, group = named[name].detach(), group_of.get(id(named[name]))
+        rate = group.get("base_lr", group["lr"]) if group else 0.0
+        step = _step(now, group, rate) if group else 0.0
+        way = (now.double() - before.double()).abs()
+        changed, moved = float((way > 0).double().mean()), float(way.square().mean().sqrt())
+        size = float(before.double().square().mean().sqrt())
+        reach, highest = step * sum(factors), step * max(factors)
+        rounded = float((highest < half_spacing(before)).double().mean())
+        verdict = _verdict(changed <= never, group, reach, rounded, moved)
+        relative = moved / size if size else float("inf") if moved else 0.0
+        dtype = str(now.dtype).removeprefix("torch.")
+        table.append(Moved(name, dtype, changed, moved, relative, reach, rounded, verdict))
+    return table
+
+
+def _step(p: Tensor, group: dict, rate: float) -> float:
+    """Root mean square of a step at this rate; for AdamW the most that it usually is."""
+    if param_groups.convention(group) == "AdamW":
+        return rate
+    return muon.step_rms(muon.map_shape(p.shape, group), rate, param_groups.convention(group))
+
+
+def _verdict(stuck: bool, group: dict | None, reach: float, rounded: float, moved: float) -> str:
+    if group is None:
+        return "stuck: in no optimizer" if stuck else "moved, though in no optimizer"
+    if not stuck:
+        return f"moved {moved / reach:.0%} of its reach" if reach else "moved"
+    if reach == 0:
+        return "stuck: its rate is 0"
+    return "stuck: every step rounds away" if rounded > 0.5 else "stuck: no gradient"
+
+
+def half_spacing(p: Tensor) -> Tensor:
+    """Half the distance from each entry to the next number towards zero: what a change must exceed to be kept."""
+    p = p.detach()
+    lower = torch.nextafter(p, torch.zeros_like(p))
+    return (p.double() - lower.double()).abs() / 2
+
+
+def precision(model: nn.Module) -> list[dict]:
+    """Per dtype: tensors, entries, and the lowest rate at which most entries still feel an AdamW step."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for p in model.parameters():
+        by_dtype.setdefault(p.dtype, []).append(p)
+    return [
+        {
+            "dtype": str(dtype).removeprefix("torch."),
+            "tensors": len(ps),
+            "entries": sum(p.numel() for p in ps),
+            "train": sum(p.requires_grad for p in ps),
+            "matrices feel": max((float(half_spacing(p).median()) for p in ps if p.ndim > 1), default=0.0),
+            "norms feel": max((float(half_spacing(p).median()) for p in ps if p.ndim < 2), default=0.0),
+        }
+        for dtype, ps in by_dtype.items()
+        if dtype.is_floating_point
+    ]
+
+
+def gradient_range(records: list[dict], *, low: float = 0.1, high: float = 10.0) -> dict[str, float]:
+    """Least, middle and largest gradient norm of a run, and the share of steps outside of [low, high].
+
+    A matter of taste for Adam and Muon, which divide the size away, and not for clipping, which acts on it.
+    """
+    norms = torch.tensor([r["grad_norm"] for r in records if "grad_norm" in r], dtype=torch.float64)
+    if not len(norms):
+        raise ValueError("records: none has a 'grad_norm'")
+    outside = ~((norms >= low) & (norms <= high))  # nan is outside
+    return {
+        "least": float(norms.min()),
+        "median": float(norms.median()),
+        "largest": float(norms.max()),
+        "outside": float(outside.double().mean()),
+    }

@@ -1,0 +1,102 @@
+"""Every pitfall both ways: broken shows the symptom, fixed does not, and the claim holds or fails as said."""
+
+import os
+import random
+import re
+import warnings
+
+import pytest
+import torch
+import transformers as tf
+
+from lessons import pitfalls
+from lessons.pitfalls import bench, compilation
+from nblib import paths
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """The models are so small that two threads spend their time waiting for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+CATALOGUE = list(pitfalls.catalogue())
+
+
+def _marked(p):
+    return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.slow else [])
+
+
+def _process() -> dict:
+    """What a run could leave behind for the next one."""
+    return {
+        "torch's generator": torch.get_rng_state().tolist(),
+        "python's generator": random.getstate(),
+        "default dtype": torch.get_default_dtype(),
+        "threads": torch.get_num_threads(),
+        "gradients": torch.is_grad_enabled(),
+        "warning filters": list(warnings.filters),
+        "verbosity": tf.utils.logging.get_verbosity(),
+        "environment": {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"},
+    }
+
+
+@pytest.fixture
+def as_it_was():
+    before = _process()
+    yield
+    changed = [name for name, value in _process().items() if value != before[name]]
+    assert not changed, f"left behind: {', '.join(changed)}"
+
+
+@pytest.mark.parametrize("pitfall", [_marked(p) for p in CATALOGUE])
+def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was):
+    try:
+        broken, fixed = pitfall.broken(), pitfall.fixed()
+    except pitfalls.Unavailable as reason:
+        pytest.skip(str(reason))
+    assert pitfall.seen(broken), f"{pitfall.id} no longer shows its symptom: {broken}"
+    assert not pitfall.seen(fixed), f"{pitfall.id} still shows its symptom with the fix: {fixed}"
+    if pitfall.claimed is not None:
+        claimed = pitfall.claimed()
+        assert pitfall.seen(claimed) == pitfall.claim_holds, f"{pitfall.id}: the claimed cause alone gave {claimed}"
+
+
+def test_the_catalogue_is_complete_in_itself():
+    ids = [p.id for p in CATALOGUE]
+    assert ids == sorted(set(ids))
+    for p in CATALOGUE:
+        assert re.fullmatch(r"P\d\d", p.id) and re.fullmatch(r"([A-Z]\d{1,2}b?)?", p.check)
+        assert p.title and p.symptom and p.verdict and p.fix
+        assert (p.claimed is None) or p.claim
+
+
+def test_a_verdict_names_the_versions_it_was_seen_on_and_they_are_those_of_the_lock():
+    locked = dict(re.findall(r"^([a-z]+)==(\d+\.\d+)", (paths.root() / "requirements.lock").read_text(), re.M))
+    for p in CATALOGUE:
+        named = re.findall(r"(torch|transformers|peft|bitsandbytes|Python) (\d+\.\d+)", p.verdict)
+        assert named, p.id
+        assert all(locked.get(package, version) == version for package, version in named), p.id
+
+
+def test_an_unknown_pitfall_lists_the_known():
+    with pytest.raises(ValueError, match="pitfall = 'P99': allowed are"):
+        pitfalls.pitfall("P99")
+
+
+def test_what_a_run_draws_is_put_back_after_an_error_too():
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError), bench.seeded(3):
+        torch.rand(1)
+        raise ZeroDivisionError
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_without_a_compiler_p23_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    compilation._warm_cache.cache_clear()
+    with pytest.raises(pitfalls.Unavailable, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
+        pitfalls.pitfall("P23").broken()

@@ -1,0 +1,122 @@
+"""What one verdict per run cannot say about P36 to P48: every fault of the mixed ones, each alone."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lessons.pitfalls import data, hf_trainer, loop, processes, rollback, trainer_bench
+from nblib import hf, models
+
+
+def test_each_label_fault_shows_and_none_with_the_fix():
+    assert data.label_faults(data.wrong_labels()) == ["twice", "never", "pad_is_eos"]
+    assert data.label_faults(data.right_labels()) == []
+
+
+def test_each_habit_of_the_stock_trainer_shows():
+    assert len(hf_trainer.trainer_faults(hf_trainer.stock_trainer())) == 4
+
+
+def test_the_stock_trainer_resumes_a_dense_model_and_logs_the_same_line():
+    dense = hf_trainer.resume_mixture(hf_trainer.tf.Trainer, family="qwen3")
+    assert dense["bit_equal"] and dense["missing_keys_logged"]
+
+
+def test_the_corrected_trainer_refuses_an_optimizer_that_forgets():
+    with pytest.raises(ValueError, match="trainable parameters are in no optimizer, the first is"):
+        hf_trainer.optimizer_error(
+            hf.Trainer, make_optimizer=lambda model: torch.optim.AdamW(model.model.layers.parameters(), lr=1e-3)
+        )
+
+
+def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_path):
+    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2, output_router_logits=True)
+    rows = hf_trainer._Rows(4)
+    options = dict(per_device_eval_batch_size=4)
+    with trainer_bench.quiet():
+        trainer = hf.Trainer(model=model, args=trainer_bench.arguments(str(tmp_path), **options), eval_dataset=rows)
+        measured = trainer.evaluate()["eval_loss"]
+        model.config.router_aux_loss_coef = 10.0
+        assert trainer.evaluate()["eval_loss"] == measured
+    with torch.no_grad():
+        out = model(rows.ids, labels=rows.labels)
+    assert math.isclose(measured, float(out.loss - model.router_aux_loss_coef * out.aux_loss), rel_tol=1e-5)
+
+
+def test_the_corrected_trainer_loads_the_best_mixture(tmp_path):
+    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2)
+    every = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
+    made = trainer_bench.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
+    with trainer_bench.quiet():
+        trainer = hf.Trainer(model=model, args=made, train_dataset=hf_trainer._Rows(), eval_dataset=hf_trainer._Rows(4))
+        trainer.train()
+    assert not trainer.state.best_model_checkpoint.endswith("checkpoint-3")  # or there is nothing to go back to
+    best = models.load(trainer.state.best_model_checkpoint)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), best.parameters(), strict=True))
+
+
+def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
+    seen = []
+    for kind in (hf_trainer.tf.Trainer, hf.Trainer):
+        model = models.tiny(256, hidden=32, layers=2)
+        trainer_bench.train(
+            kind, model, hf_trainer._Rows(), max_steps=3, gradient_accumulation_steps=4, per_device_train_batch_size=1
+        )
+        seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.allclose(*seen, atol=1e-6)
+
+
+TWO_PROCESSES = """
+import os, sys, torch
+from nblib import hf, models
+from lessons.pitfalls import hf_trainer as stock, trainer_bench
+model = models.tiny(256, hidden=32, layers=2)
+options = dict(max_steps=2, gradient_accumulation_steps=2, optim="sgd", max_grad_norm=0.0)
+rows = 4 // int(os.environ.get("WORLD_SIZE", 1))
+trainer_bench.train(hf.Trainer, model, stock._Rows(), per_device_train_batch_size=rows, **options)
+if os.environ.get("RANK", "0") == "0":
+    torch.save(torch.cat([p.detach().flatten() for p in model.parameters()]), sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_the_corrected_trainer_is_the_same_on_two_processes(tmp_path):
+    script, weights = tmp_path / "script.py", []
+    script.write_text(TWO_PROCESSES)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    for launcher in ([sys.executable], torchrun):
+        target = tmp_path / f"{len(launcher)}.pt"
+        subprocess.run([*launcher, script, target], check=True, capture_output=True, timeout=120)
+        weights.append(torch.load(target, weights_only=True))
+    assert torch.allclose(*weights, atol=1e-7)
+
+
+@pytest.mark.parametrize("piece", loop.PIECES)
+def test_every_piece_of_the_state_is_needed(piece):
+    assert loop.resumed_without(piece)["largest_gap"] > 1e-3
+
+
+def test_each_fault_of_the_rollback_alone():
+    right = dict(clone=True, moments=True, rate="base")
+    faults = {
+        "weights not restored": dict(clone=False),
+        "moments still poisoned": dict(moments=False),
+        "rate cut undone": dict(rate="group"),
+    }
+    for name, change in faults.items():
+        facts = rollback.spike_and_return(**(right | change)) | {"nan_noticed": True}
+        assert name in rollback.rollback_faults(facts)
+    assert len(rollback.rollback_faults(rollback.rollback_as_written())) == 4
+
+
+def test_hooks_by_position_by_name_and_after_compilation():
+    shown = [(row["called"], row["gradients_shown"]) for row in rollback.blind_spots()]
+    assert shown == [(1, 1), (1, 0), (0, 0)]
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before():
+    facts = processes.damaged_folder()
+    assert facts["step_left"] == 1 and "step-00000002 is damaged" in facts["said"]

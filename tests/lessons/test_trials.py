@@ -1,0 +1,121 @@
+"""Runs side by side: made once, told apart, and read in a table."""
+
+import math
+
+import pytest
+
+from lessons import trials
+from lessons.pitfalls import Pitfall, Unavailable, pitfall
+
+VERDICT = (
+    "what the runs say, <in more words> than one line of a hundred and ten characters would ever hold, as here. " * 2
+)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """A small catalogue, and the runs made so far."""
+    calls = []
+
+    def run(name, **facts):
+        return lambda: calls.append(name) or facts
+
+    words = dict(
+        title="a title", symptom="s", claim="c", verdict=VERDICT.strip(), fix="`mend` it", seen=lambda f: f["bad"]
+    )
+    curve = [0.5] * 40
+    broken = run(
+        "broken", bad=True, loss=math.nan, scale=65536.0, said="", gone=[], curve=curve, parts={"one": {"x": 0.123456}}
+    )
+    fixed = run("fixed", bad=False, loss=2 / 3, said="word " * 99, gone=["k", "v"], curve=curve, only="here")
+    claimed = run("claimed", bad=False, loss=1234567, shape=(3, 4))
+    book = {
+        "P01": Pitfall(id="P01", broken=broken, fixed=fixed, claimed=claimed, **words),
+        "P02": Pitfall(id="P02", broken=broken, fixed=fixed, **words),
+    }
+    monkeypatch.setattr(trials, "pitfall", lambda number: book[number])
+    return calls
+
+
+def _rows(shown) -> dict[str, dict]:
+    return {row["fact"]: row for row in shown.table.rows}
+
+
+def test_each_run_is_made_once_and_remembered(made):
+    trial = trials.Trials()
+    trial("P01", "broken", "claimed")
+    trial("P01", "broken", "claimed", "fixed")
+    assert made == ["broken", "claimed", "fixed"]
+    assert trial.shows == {("P01", "broken"): True, ("P01", "claimed"): False, ("P01", "fixed"): False}
+    assert len(trial.facts["P01", "broken"]["curve"]) == 40  # only the table leaves it out
+
+
+def test_two_notebooks_share_nothing(made):
+    trials.Trials()("P01", "fixed")
+    assert not trials.Trials().facts
+
+
+def test_facts_are_rows_runs_are_columns_the_symptom_is_last(made):
+    shown = trials.Trials()("P01", "broken", "fixed")
+    assert shown.table.columns == ["fact", "broken", "fixed"] and str(shown).startswith("P01 a title\n")
+    assert shown.table.rows[-1] == {"fact": "THE SYMPTOM", "broken": "shows", "fixed": "absent"}
+    rows = _rows(shown)
+    assert rows["loss"] == {"fact": "loss", "broken": "nan", "fixed": "0.6667"}
+    assert rows["scale"] == {"fact": "scale", "broken": "65,536"}
+    assert rows["gone"] == {"fact": "gone", "broken": "none", "fixed": "k, v"}
+    assert rows["only"] == {"fact": "only", "fixed": "here"}  # not measured is not the same as none
+    assert rows["parts"]["broken"] == "one x 0.1235"
+
+
+def test_what_is_too_long_is_cut_or_left_out(made):
+    rows = _rows(trials.Trials()("P01", "broken", "fixed"))
+    assert "curve" not in rows
+    assert rows["said"]["broken"] == "none" and len(rows["said"]["fixed"]) <= trials.WIDEST
+    assert rows["said"]["fixed"].endswith("word ...")
+
+
+def test_verdict_and_fix_stand_below_once_the_fixed_run_is_seen(made):
+    trial = trials.Trials()
+    before, after = (trial("P01", *runs)._repr_mimebundle_() for runs in (("broken",), ("broken", "fixed")))
+    assert "what the runs say" not in str(before) and "mend" not in str(before)
+    below = after["text/plain"].split("\n")[-4:]
+    assert below[0].startswith("Verdict: what the runs say") and below[-1] == "Fix: `mend` it."
+    assert max(map(len, below)) <= 110
+    assert "</table><p><b>Verdict:</b> what the runs say, &lt;in more words&gt; than" in after["text/html"]
+    assert after["text/html"].endswith("<p><b>Fix:</b> <code>mend</code> it.</p>")
+
+
+def test_without_names_every_run_there_is(made):
+    trial = trials.Trials()
+    assert trial("P01").table.columns == ["fact", "broken", "claimed", "fixed"]
+    assert trial("P02").table.columns == ["fact", "broken", "fixed"]
+
+
+@pytest.mark.parametrize(
+    ("number", "run", "said"),
+    [
+        ("P01", "repaired", "run = 'repaired': allowed for P01 are broken, claimed, fixed"),
+        ("P02", "claimed", "run = 'claimed': allowed for P02 are broken, fixed"),
+        ("P02", "title", "run = 'title': allowed for P02 are broken, fixed"),
+    ],
+)
+def test_a_run_that_is_not_there_is_refused_before_anything_is_made(made, number, run, said):
+    with pytest.raises(ValueError) as error:
+        trials.Trials()(number, "broken", run)
+    assert str(error.value) == said and not made
+
+
+def test_an_unknown_pitfall_lists_the_known():
+    with pytest.raises(ValueError, match="pitfall = 'P99': allowed are P01, P02"):
+        trials.Trials()("P99", "broken")
+
+
+def test_a_run_that_this_machine_cannot_make_is_told_and_the_notebook_goes_on(monkeypatch):
+    def lacking():
+        raise Unavailable("needs a C++ compiler, found none")
+
+    found = pitfall("P04")
+    monkeypatch.setattr(trials, "pitfall", lambda number: found._replace(broken=lacking))
+    trial = trials.Trials()
+    told = str(trial("P04", "broken"))
+    assert "needs a C++ compiler" in told and "not known" in told and trial.shows["P04", "broken"] is None
