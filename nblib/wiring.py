@@ -12,7 +12,8 @@ Footgun: the canary sees gradients that are missing or zero. A gradient that is 
 hand-written checkpointing, rounding without a straight-through estimator) passes; compare with a reference once.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -61,6 +62,29 @@ def swap(
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def missed(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
+    """The trainable parameters that no optimizer holds, by name: they would never move, and nothing would be raised."""
+    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return [name for name, p in trainable(model).items() if id(p) not in held]
+
+
+def refuse_missed(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    if names := missed(model, optimizers):
+        raise ValueError(f"{len(names)} trainable parameters are in no optimizer, the first is {names[0]}")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; afterwards every module is in the mode it was in, after an error or Ctrl-C too."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 class Verdict(NamedTuple):
