@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from nblib import checkpoint, losses, models, paths, runtime, text, train
+from nblib import losses, models, paths, runtime, text, train
 from nblib.methods import muon, param_groups
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
@@ -72,7 +72,7 @@ def key(recipe: str, machine: runtime.Machine) -> str:
 def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     r = RECIPES[recipe]
     # The result must not depend on what the notebook did before, nor change what it does after.
-    before = checkpoint.generators()
+    before = runtime.generators()
     runtime.seed_all(0)
     documents = text.documents("prose")
     tokenizer = text.train_tokenizer(documents, vocab_size=r["vocab"])
@@ -102,7 +102,7 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     (partial / "base.json").write_text(json.dumps(facts, indent=1))
     shutil.rmtree(folder, ignore_errors=True)  # a folder without base.json was never finished
     os.replace(partial, folder)
-    checkpoint.set_generators(before)
+    runtime.set_generators(before)
 
 
 @contextmanager

@@ -19,11 +19,9 @@ import errno
 import hashlib
 import json
 import os
-import random
 import shutil
 from pathlib import Path
 
-import numpy
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -48,7 +46,7 @@ def capture(
         "training": {
             "optimizers": [o.state_dict() for o in optimizers],
             "scaler": scaler.state_dict() if scaler is not None else {},
-            "generators": _every_rank(generators()),
+            "generators": _every_rank(runtime.generators()),
             "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
             "progress": progress,
             "frozen": _frozen_fingerprint(model),
@@ -84,7 +82,7 @@ def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batch
     if training["batches"] is not None and batches is not None:
         batches.load_state_dict(training["batches"])
     generators = training["generators"]
-    set_generators(generators[runtime.rank() if len(generators) > runtime.rank() else 0])
+    runtime.set_generators(generators[runtime.rank() if len(generators) > runtime.rank() else 0])
     return training["progress"]
 
 
@@ -167,24 +165,6 @@ def _frozen_fingerprint(model: nn.Module) -> str:
             head = p.detach().flatten()[:16].cpu().tolist()
             digest.update(f"{name}{tuple(p.shape)}{p.dtype}{head}".encode())
     return digest.hexdigest()[:16]
-
-
-def generators() -> dict:
-    """State of every random generator of this process, in types that load without pickle's powers."""
-    version, internal, gauss = random.getstate()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    kind, keys, *rest = numpy.random.get_state()
-    numpys = [kind, keys.tolist(), *rest]
-    return {"python": [version, list(internal), gauss], "numpy": numpys, "torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_generators(state: dict) -> None:
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    numpy.random.set_state(tuple(state["numpy"]))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _every_rank(mine: dict) -> list[dict]:

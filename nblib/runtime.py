@@ -18,6 +18,8 @@ import platform
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -87,6 +89,35 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed)  # all devices
     numpy.random.seed(seed % 2**32)
+
+
+def generators() -> dict:
+    """State of every random generator of this process, in types that load without pickle's powers."""
+    version, internal, gauss = random.getstate()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    kind, keys, *rest = numpy.random.get_state()
+    numpys = [kind, keys.tolist(), *rest]
+    return {"python": [version, list(internal), gauss], "numpy": numpys, "torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_generators(state: dict) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    numpy.random.set_state(tuple(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Every generator starts from `seed` inside, and goes on afterwards where it was."""
+    before = generators()
+    seed_all(seed)
+    try:
+        yield
+    finally:
+        set_generators(before)
 
 
 def interactive() -> bool:

@@ -93,7 +93,7 @@ def steps(
             # ------------------------------------------------------------------ the step
             micro = [_to(next(batches), machine.device) for _ in range(accumulate)]
             clock.data_ready()
-            generators = checkpoint.generators()
+            generators = runtime.generators()
             tokens = _all_sum(sum(losses.supervised(b["labels"]) for b in micro))  # over all processes
             sums: Terms = {}
             for batch in micro:
@@ -304,7 +304,7 @@ def _explain(model, optimizers, generators: dict, micro: list[Batch], loss, mach
     """Run the step again under hooks: same batches, same dropout masks."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
-    checkpoint.set_generators(generators)
+    runtime.set_generators(generators)
 
     def again() -> None:
         for batch in micro:

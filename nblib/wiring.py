@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nblib import checkpoint
+from nblib import runtime
 
 
 def freeze(model: nn.Module, *, train: Iterable[nn.Module | nn.Parameter] = ()) -> nn.Module:
@@ -120,7 +120,7 @@ def canary(
     before = {name: p.detach().clone() for name, p in params.items()}
     kept = {name: p.grad for name, p in params.items()}
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    generators, mode = checkpoint.generators(), model.training
+    generators, mode = runtime.generators(), model.training
     model.train()
     try:
         for _ in range(2):
@@ -146,7 +146,7 @@ def canary(
                 p.grad = kept[name]
             for name, b in model.named_buffers():
                 b.copy_(buffers[name])
-        checkpoint.set_generators(generators)
+        runtime.set_generators(generators)
         model.train(mode)
     dead = [t for t in tensors if t.gradient != "flows" or not t.moved]
     if dead:

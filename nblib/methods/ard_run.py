@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import checkpoint, losses, runtime, wiring
+from nblib import losses, runtime, wiring
 from nblib.methods.ard import Batch, adapters, divergence, install, passes
 
 FILE = "ard.safetensors"
@@ -117,7 +117,7 @@ def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runti
 
     `.grad` and the random generators stay as they are, so it may be called between any two steps.
     """
-    params, before = wiring.trainable(model), checkpoint.generators()
+    params, before = wiring.trainable(model), runtime.generators()
     tokens = losses.supervised(batch["labels"])
     try:
         with machine.autocast() if machine else torch.enable_grad():
@@ -127,7 +127,7 @@ def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runti
             grads = torch.autograd.grad(term, list(params.values()), retain_graph=True, allow_unused=True)
             found[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
     finally:
-        checkpoint.set_generators(before)
+        runtime.set_generators(before)
     rows = []
     for layer, adapter in adapters(model).items():
         own = [f"{layer}.{p}" for p, _ in adapter.named_parameters(recurse=False)]

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from nblib import checkpoint, losses, runtime
+from nblib import losses, runtime
 
 Batch = dict[str, Tensor]
 TINY = 1e-30  # below it a probability is not believed
@@ -86,14 +86,14 @@ def ece(rows: list[dict]) -> float:
 @contextmanager
 def evaluating(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Evaluation mode and generators of its own inside; both as they were afterwards."""
-    before, was_training = checkpoint.generators(), model.training
+    before, was_training = runtime.generators(), model.training
     runtime.seed_all(seed)
     model.eval()
     try:
         yield
     finally:
         model.train(was_training)
-        checkpoint.set_generators(before)
+        runtime.set_generators(before)
 
 
 def _judged(model: nn.Module, batch: Batch, samples: int, chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:

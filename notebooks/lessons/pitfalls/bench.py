@@ -11,18 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nblib import checkpoint, runtime
-
-
-@contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Every generator starts from `seed` inside, and goes on afterwards where the caller's were."""
-    before = checkpoint.generators()
-    runtime.seed_all(seed)
-    try:
-        yield
-    finally:
-        checkpoint.set_generators(before)
+from nblib.runtime import seeded as seeded
 
 
 def quiet(call: Callable, *args, **kwargs):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lessons.pitfalls import Pitfall
 from lessons.pitfalls.data import BYTES, TINY, byte_rows
-from nblib import checkpoint, losses, models, runtime
+from nblib import losses, models, runtime
 
 EVEN, RAGGED = (48, 48, 48, 48), (48, 8, 8, 8)
 
@@ -123,7 +123,7 @@ class _Run:
             "weights": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "generators": checkpoint.generators(),
+            "generators": runtime.generators(),
             "order": self.data.at_start,
             "position": self.data.position,
         }
@@ -142,12 +142,12 @@ class _Run:
         if "position" in state:
             self.data.position = state["position"]
         if "generators" in state:
-            checkpoint.set_generators(state["generators"])
+            runtime.set_generators(state["generators"])
 
 
 def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
     """A run that was stopped and continued without some pieces, against the run that never stopped."""
-    before = checkpoint.generators()
+    before = runtime.generators()
     try:
         straight = _Run().train(steps)
         first = _Run()
@@ -158,7 +158,7 @@ def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
         second.load(state)
         resumed = losses_before + second.train(steps - stop_at)
     finally:
-        checkpoint.set_generators(before)
+        runtime.set_generators(before)
     apart = [abs(a - b) for a, b in zip(straight, resumed)]
     return {
         "missing": ", ".join(missing) or "nothing",
