@@ -10,8 +10,8 @@ WORK = """
 import copy, json, sys, warnings, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
-from nblib import doctor
-from tests.doctor.bench import batches
+import train_doctor as doctor
+from tests.bench import batches
 
 class Model(nn.Module):
     def __init__(self):
