@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.bench import ELSEWHERE
 
 WORK = """
@@ -56,6 +58,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(WORK)

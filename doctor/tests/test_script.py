@@ -122,6 +122,12 @@ def test_bad_steps(script, capsys):
     assert left.value.code == 2 and "above 0" in capsys.readouterr().err
 
 
+def test_the_package_needs_torch_alone():
+    line = "import sys, train_doctor; print({'transformers', 'peft', 'bitsandbytes', 'accelerate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 def test_help_says_how_to_pass_arguments_and_what_the_codes_mean(capsys):
     with pytest.raises(SystemExit) as left:
         command(["--help"])

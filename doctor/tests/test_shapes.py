@@ -377,6 +377,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     (tmp_path / "ddp.py").write_text(DDP)
     done = subprocess.run(

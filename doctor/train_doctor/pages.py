@@ -29,9 +29,7 @@ def page() -> str:
 
 def table(file: str) -> str:
     """One row for each check; `file` is the one with the sections that the rows link to."""
-    rows = [
-        f"| [{c.id}]({file}#{_anchor(c)}) | {c.name} | {c.symptom.replace('|', chr(92) + '|')} |" for c in checks.ALL
-    ]
+    rows = [f"| [{c.id}]({file}#{_anchor(c)}) | {_names(c)} | {c.symptom} |" for c in checks.ALL]
     return "\n".join(["| check | name | symptom |", "|---|---|---|", *rows, ""])
 
 
@@ -39,6 +37,10 @@ def readme(text: str) -> str:
     """The README with its table as the checks are now."""
     head, tail = text.partition(MARKS[0])[0], text.partition(MARKS[1])[2]
     return head + MARKS[0] + table("CHECKS.md") + MARKS[1] + tail
+
+
+def _names(check: Check) -> str:
+    return ", ".join(dict.fromkeys(fault.name for fault in check.faults.values()))
 
 
 def _anchor(check: Check) -> str:
