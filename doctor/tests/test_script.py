@@ -60,6 +60,7 @@ def test_a_script_runs_as_python_runs_it(script, capsys):
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
 
 
+@pytest.mark.slow
 def test_json_on_stdout_is_nothing_but_json(script):
     line = [sys.executable, "-m", "train_doctor", str(script), "--json", "--", "frozen"]
     done = subprocess.run(line, capture_output=True, text=True)

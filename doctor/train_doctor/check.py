@@ -1,20 +1,23 @@
 """What a check is: an id, a function, and a manual page, which is the docstring of the function.
 
-    Steps are made and nothing changes, because the learning rate is zero.        the symptom, as a person meets it
+    @check("N11")
+    def rate_is_zero(e: Evidence) -> Fired | Verdict:
+        '''Steps are made and nothing changes, because the learning rate is zero.        the symptom, as it is met
 
-    Fires when all rates of all optimizers were zero in three steps running ...   what is looked at, and what is spared
+        Fires when all rates of all optimizers were zero in three steps running ...      how it decides
 
-    ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}.      a fault: severities, name, cause
-    Fix: Look at the schedule's arguments ...
+        ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the schedule's ...
+        '''
 
-A page may have several faults, told apart after a slash where they share a name (wrong-loss/summed). The function looks
-at the Evidence and returns `fires(observed, expected, ...)`, or a Verdict. What it fires with are the figures of this
-run; name, cause and fix are quoted from the page, so that each text stands once, for the report, CHECKS.md and the
-README.
+The last paragraph has one fault or several, each on a line of its own: severities, name, cause, fix. Faults that share
+a name are told apart after a slash (wrong-loss/summed). The function returns `fires(observed, expected, ...)` or a
+Verdict. It fires with the figures of this run; name, cause and fix are quoted from the page, so that each text stands
+once, for the report, CHECKS.md and the README.
 
 Footgun: `python -OO` removes docstrings, so there this package cannot be imported, and says so.
 """
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -23,7 +26,7 @@ from typing import NamedTuple
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict
 
-FAULT = re.compile(r"((?:ERROR|WARN|NOTE)(?: or (?:ERROR|WARN|NOTE))*) (\S+): (.*) Fix: (.*)")
+FAULT = re.compile(r"((?:ERROR|WARN|NOTE)(?: or (?:WARN|NOTE))*) ([a-z0-9/-]+): (.*) Fix: (.*)")
 
 
 class Fired(NamedTuple):
@@ -67,13 +70,25 @@ class Check(NamedTuple):
         return Finding(self.id, name, severity or severities[0], observed, expected, cause, fix)
 
 
-def record(id: str, function: Callable) -> Check:
-    """Read the page of a check."""
+def check(id: str) -> Callable[[Callable], Check]:
+    """Make a check of a function."""
+    return functools.partial(_read, id)
+
+
+def _read(id: str, function: Callable) -> Check:
     if not function.__doc__:
         raise RuntimeError("train_doctor reads its texts from docstrings, which python -OO removes; run without -OO")
-    symptom, *rest = (" ".join(text.split()) for text in inspect.getdoc(function).split("\n\n"))
+    symptom, *about, last = inspect.getdoc(function).split("\n\n")
     faults = {}
-    for severities, key, cause, fix in (match.groups() for text in rest if (match := FAULT.fullmatch(text))):
+    for text in re.split(r"\n(?=ERROR |WARN |NOTE )", last):
+        match = FAULT.fullmatch(_line(text))
+        if match is None:
+            raise ValueError(f"the page of {id} ends in {text!r}; a fault is written `SEVERITY name: cause Fix: fix`")
+        severities, key, cause, fix = match.groups()
         faults[key] = Fault(key.partition("/")[0], tuple(severities.split(" or ")), cause, fix)
-    about = tuple(text for text in rest if not FAULT.fullmatch(text))
-    return Check(id, next(iter(faults.values())).name, symptom, about, faults, function)
+    name = next(iter(faults.values())).name
+    return Check(id, name, _line(symptom), tuple(map(_line, about)), faults, function)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

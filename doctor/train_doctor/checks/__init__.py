@@ -1,6 +1,6 @@
 """The checks: plain functions from what was seen to a finding or a verdict, one module per family.
 
-Each module ends in its list CHECKS of records (check.py). A function takes the Evidence and returns `fires(...)`, or a
+A function that is marked as a check (check.py) takes the Evidence and returns `fires(...)`, or a
 Verdict: OK, not_applicable(why) or unknown(why). Its docstring is its page: the symptom as a person meets it, what is
 looked at, what could be mistaken for it and why it is not, and the faults it may name, each with its fix.
 
@@ -9,6 +9,7 @@ Footgun: a check that cannot see must say `unknown`. Falling through to OK is ho
 
 import traceback
 
+from train_doctor.check import Check
 from train_doctor.checks import (
     adapters,
     backward,
@@ -24,13 +25,14 @@ from train_doctor.checks import (
     steps,
     tables,
     teachers,
+    terms,
 )
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss)
 MODULES += (backward, steps, schedules, precision, parallel, compiling)
-ALL = tuple(check for module in MODULES for check in module.CHECKS)
+ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 
 def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:

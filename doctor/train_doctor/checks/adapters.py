@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from train_doctor import measures
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -19,6 +19,7 @@ IGNORED = ("missing adapter keys", "unexpected adapter keys")  # peft, when the 
 SCALES = ("scaling", "scale", "alpha", "lora_alpha", "multiplier", "lora_scale")
 
 
+@check("S16")
 def adapter_inactive(e: Evidence) -> Fired | Verdict:
     """The adapter trains and the model answers as before; or an adapter was loaded and seems untrained.
 
@@ -27,14 +28,11 @@ def adapter_inactive(e: Evidence) -> Fired | Verdict:
     load_state_dict(strict=False) returns them to nobody. Loading base weights into a model with adapters misses their
     keys too, and is right.
 
-    ERROR adapter-inactive: The adapter (LoRA) has no part in the forward pass: {reason}.
-    Fix: model.set_adapter(name), model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before the
-    loop.
-
+    ERROR adapter-inactive: The adapter (LoRA) has no part in the forward pass: {reason}. Fix: model.set_adapter(name),
+    model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before the loop.
     ERROR or WARN adapter-keys-lost: The adapter's (LoRA) weights were not loaded: their keys do not fit the model's
-    names, and the mismatch was ignored, so training starts from a fresh one.
-    Fix: Load with PeftModel.from_pretrained, or rename the keys; and look at what load_state_dict(strict=False)
-    returns.
+    names, and the mismatch was ignored, so training starts from a fresh one. Fix: Load with PeftModel.from_pretrained,
+    or rename the keys; and look at what load_state_dict(strict=False) returns.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -109,6 +107,7 @@ def _zero(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
 
 
+@check("N20")
 def adapter_without_effect(e: Evidence) -> Fired | Verdict:
     """The adapter's weights change and the model's answers do not.
 
@@ -116,8 +115,8 @@ def adapter_without_effect(e: Evidence) -> Fired | Verdict:
     holds them is not the one that is called, or its output is dropped.
 
     ERROR adapter-without-effect: The adapter (LoRA) has no effect on the output: what it computes is not used by the
-    layers that are called.
-    Fix: Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be the one that is called.
+    layers that are called. Fix: Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be
+    the one that is called.
     """
     effect = e.probes.get("adapter")
     if not any(is_adapter(n) for n in e.trainable()):
@@ -132,6 +131,7 @@ def adapter_without_effect(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N12")
 def frozen_moved(e: Evidence) -> Fired | Verdict:
     """Weights that should stay as they are drift.
 
@@ -140,12 +140,10 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     average or a codebook that the loop keeps on purpose.
 
     ERROR frozen-moved/stepped: Frozen weights (requires_grad=False) change: they were frozen after a backward and the
-    optimizer still has their gradient or momentum.
-    Fix: Freeze before the optimizer is built, and set the gradients of what is frozen to None.
-
+    optimizer still has their gradient or momentum. Fix: Freeze before the optimizer is built, and set the gradients of
+    what is frozen to None.
     WARN frozen-moved/written: Frozen weights (requires_grad=False) change: something other than the optimizer writes to
-    them.
-    Fix: If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).
+    them. Fix: If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).
     """
     if not e.stepped or not e.first:
         return unknown("no optimizer step was seen")
@@ -173,6 +171,3 @@ def _more_than_rounding(e: Evidence, name: str) -> bool:
     now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
     gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
     return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
-
-
-CHECKS = [record("S16", adapter_inactive), record("N20", adapter_without_effect), record("N12", frozen_moved)]

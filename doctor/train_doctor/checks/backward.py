@@ -9,7 +9,7 @@ import re
 
 from torch import nn
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden, spoilt
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
@@ -25,6 +25,7 @@ def _norms(e: Evidence) -> dict[str, list[float | None]]:
     return found
 
 
+@check("S10")
 def reentrant_cut(e: Evidence) -> Fired | Verdict:
     """With gradient checkpointing, adapters do not learn, or backward says that nothing requires a gradient.
 
@@ -33,8 +34,8 @@ def reentrant_cut(e: Evidence) -> Fired | Verdict:
     called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
 
     ERROR reentrant-checkpoint-cut: Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs
-    cuts the graph: what is trainable inside the checkpointed regions gets no gradient.
-    Fix: Use use_reentrant=False, or call model.enable_input_require_grads().
+    cuts the graph: what is trainable inside the checkpointed regions gets no gradient. Fix: Use use_reentrant=False, or
+    call model.enable_input_require_grads().
     """
     if not e.regions and hidden(e):
         return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
@@ -65,6 +66,7 @@ def _without_graph(event: Backward) -> bool:
     return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
 
 
+@check("B1")
 def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     """Part of the model stays at its initial values although it is used in the forward pass.
 
@@ -119,6 +121,7 @@ def _leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
+@check("B3")
 def zero_gradients(e: Evidence) -> Fired | Verdict:
     """The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.
 
@@ -127,12 +130,11 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     do while the first are not zero.
 
     ERROR or WARN gradients-exactly-zero: The trainable tensors are in the graph, but their gradients are exactly zero:
-    what is differentiated does not depend on them (a path multiplied by zero, a dead branch, a loss of zero).
-    Fix: Look for a factor of zero between these tensors and the loss.
-
+    what is differentiated does not depend on them (a path multiplied by zero, a dead branch, a loss of zero). Fix: Look
+    for a factor of zero between these tensors and the loss.
     ERROR or WARN gradients-exactly-zero/both-factors: The trainable tensors are in the graph, but their gradients are
-    exactly zero: both factors of every adapter are zero, and each one's gradient is multiplied by the other.
-    Fix: Leave the first factor (lora_A) random and only the second (lora_B) zero.
+    exactly zero: both factors of every adapter are zero, and each one's gradient is multiplied by the other. Fix: Leave
+    the first factor (lora_A) random and only the second (lora_B) zero.
     """
     norms = _norms(e)
     have = {n: [x for x in each if x is not None] for n, each in norms.items()}
@@ -155,6 +157,7 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("B2")
 def first_factor_dead(e: Evidence) -> Fired | Verdict:
     """An adapter's second factor learns, its first one stays as it was initialised.
 
@@ -162,8 +165,7 @@ def first_factor_dead(e: Evidence) -> Fired | Verdict:
     when it stays exactly zero in two steps after lora_B has moved.
 
     ERROR adapter-first-factor-dead: The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B
-    has left zero.
-    Fix: Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.
+    has left zero. Fix: Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.
     """
     rounds = [g for g in e.of(Gradients)]
     firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
@@ -190,6 +192,7 @@ def first_factor_dead(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("B4")
 def non_finite_gradients(e: Evidence) -> Fired | Verdict:
     """Weights turn to NaN: an optimizer stepped on gradients that were not finite.
 
@@ -198,8 +201,8 @@ def non_finite_gradients(e: Evidence) -> Fired | Verdict:
     under a scaler), and weights may have been put back.
 
     ERROR or WARN gradients-not-finite: The optimizer stepped on gradients that are NaN or infinite, which spoils the
-    weights for good.
-    Fix: Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not finite.
+    weights for good. Fix: Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not
+    finite.
     """
     events = e.of(Gradients)
     if not events:
@@ -216,12 +219,3 @@ def non_finite_gradients(e: Evidence) -> Fired | Verdict:
                 ERROR if spoilt(e) else WARN,
             )
     return OK
-
-
-CHECKS = [
-    record("S10", reentrant_cut),
-    record("B1", called_but_no_gradient),
-    record("B2", first_factor_dead),
-    record("B3", zero_gradients),
-    record("B4", non_finite_gradients),
-]

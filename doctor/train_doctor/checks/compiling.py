@@ -5,13 +5,14 @@ Footgun: torch._dynamo is only looked at when somebody has imported it already. 
 
 import sys
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 MANY = 8  # versions of one function; torch gives up after as many
 
 
+@check("N18")
 def recompiles(e: Evidence) -> Fired | Verdict:
     """The first steps of a compiled model are slow, and so are all after them.
 
@@ -20,8 +21,8 @@ def recompiles(e: Evidence) -> Fired | Verdict:
     torch's limit, after which the function runs without being compiled.
 
     WARN recompiles: torch.compile recompiles the same function again and again (a recompile for each new shape or
-    number), and at its limit gives up and runs it uncompiled.
-    Fix: Pad batches to a few lengths, or compile with dynamic=True; TORCH_LOGS=recompiles names what changes.
+    number), and at its limit gives up and runs it uncompiled. Fix: Pad batches to a few lengths, or compile with
+    dynamic=True; TORCH_LOGS=recompiles names what changes.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
@@ -42,6 +43,3 @@ def recompiles(e: Evidence) -> Fired | Verdict:
     reason = next((m.recompile_reason for m in reversed(worst) if m.recompile_reason), "")
     reason = f"; the last because {reason.partition(': ')[2].splitlines()[0][:120]}" if ": " in reason else ""
     return fires(f"{name} was compiled {len(worst)} times{reason}", "once or twice")
-
-
-CHECKS = [record("N18", recompiles)]

@@ -5,7 +5,7 @@ Footgun: a probe that could not be made (a model that cannot be called again as 
 
 import math
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -14,6 +14,7 @@ from train_doctor.probes import resets
 CLEAR = 0.02  # smaller shifts may come of numbers scaled together over a batch (8-bit activations)
 
 
+@check("F5")
 def not_finite(e: Evidence) -> Fired | Verdict:
     """The loss is NaN from the first step, or from one special batch on.
 
@@ -22,16 +23,12 @@ def not_finite(e: Evidence) -> Fired | Verdict:
     infinity on purpose (a vocabulary filled up, a mask) give a finite loss and are left alone.
 
     ERROR or WARN output-not-finite: The model's own output is NaN or infinite: something in this module divides by 0 or
-    takes the logarithm or root of what is not positive.
-    Fix: Add a small number inside the division, logarithm or root.
-
+    takes the logarithm or root of what is not positive. Fix: Add a small number inside the division, logarithm or root.
     ERROR or WARN output-not-finite/overflow: The model's own output is NaN or infinite: an overflow: float16 (fp16)
-    ends at 65504 and an activation went over it.
-    Fix: Use bfloat16, or keep this module in float32.
-
+    ends at 65504 and an activation went over it. Fix: Use bfloat16, or keep this module in float32.
     ERROR or WARN output-not-finite/masked-row: The model's own output is NaN or infinite: rows of the attention mask
-    are masked from end to end (padding at the left), and a softmax over nothing is NaN.
-    Fix: Let padding attend to itself, use a large negative number in place of -inf, or pad at the right.
+    are masked from end to end (padding at the left), and a softmax over nothing is NaN. Fix: Let padding attend to
+    itself, use a large negative number in place of -inf, or pad at the right.
     """
     wrong = [b for b in e.of(Backward) if b.value is not None and not math.isfinite(b.value)]
     if not e.forwards:
@@ -62,6 +59,7 @@ def _cause(call: Call, kind: str, fact: str) -> str:
     return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
 
 
+@check("F10")
 def cache_on(e: Evidence) -> Fired | Verdict:
     """Training takes more memory than it should: each forward keeps keys and values for a generation.
 
@@ -70,11 +68,10 @@ def cache_on(e: Evidence) -> Fired | Verdict:
     forward has filled. That is seen by the cache's length, and an error.
 
     ERROR cache-on/recomputed: A key-value cache is on under activation checkpointing: when backward recomputes a block,
-    it appends to the keys and values of the first time, so attention and all gradients through it are wrong.
-    Fix: Pass use_cache=False (or set model.config.use_cache = False) while training.
-
-    NOTE cache-on/kept: The key-value cache of generation is on while training, which costs memory.
-    Fix: Set model.config.use_cache = False (or pass use_cache=False).
+    it appends to the keys and values of the first time, so attention and all gradients through it are wrong. Fix: Pass
+    use_cache=False (or set model.config.use_cache = False) while training.
+    NOTE cache-on/kept: The key-value cache of generation is on while training, which costs memory. Fix: Set
+    model.config.use_cache = False (or pass use_cache=False).
     """
     calls = e.forwards
     if not calls:
@@ -94,6 +91,7 @@ def cache_on(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F11")
 def future(e: Evidence) -> Fired | Verdict:
     """The training loss falls far below what is possible, and generated text is senseless.
 
@@ -101,8 +99,8 @@ def future(e: Evidence) -> Fired | Verdict:
     tokens; masked models look both ways and rightly so, a prefix may see all of itself.
 
     ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
-    missing, wrong or one too wide.
-    Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.
+    missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an
+    offset), and mix nothing over time.
     """
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
     if not any(r.offset == 1 for r in readings):
@@ -126,6 +124,7 @@ def _coupled(e: Evidence) -> bool:
     return any(word in f"{name} {type(m).__name__}".lower() for name, m in e.modules() for word in words)
 
 
+@check("F12")
 def packed(e: Evidence) -> Fired | Verdict:
     """Packed training gives worse answers than unpacked: documents in one row read each other.
 
@@ -161,17 +160,17 @@ def packed(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F13")
 def padding_seen(e: Evidence) -> Fired | Verdict:
     """The same text gives another answer in another batch: it depends on how much padding stands beside it.
 
     What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
     model cannot be seen in any case.
 
-    WARN padding-seen: The attention mask is not given to the model, so text attends to its padding.
-    Fix: Pass attention_mask to the model.
-
-    WARN padding-seen/mask-ignored: The model ignores the attention mask it is given.
-    Fix: Use the mask inside attention.
+    WARN padding-seen: The attention mask is not given to the model, so text attends to its padding. Fix: Pass
+    attention_mask to the model.
+    WARN padding-seen/mask-ignored: The model ignores the attention mask it is given. Fix: Use the mask inside
+    attention.
     """
     if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
         return unknown("there is padding, but the batch could not be run again")
@@ -185,12 +184,3 @@ def padding_seen(e: Evidence) -> Fired | Verdict:
         "0",
         fault="padding-seen/mask-ignored" if masked else "padding-seen",
     )
-
-
-CHECKS = [
-    record("F5", not_finite),
-    record("F10", cache_on),
-    record("F11", future),
-    record("F12", packed),
-    record("F13", padding_seen),
-]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.probes import runs
@@ -47,6 +47,7 @@ def _from_labels(call: Call) -> Batch:
     return Batch(call.ids, call.labels != IGNORED, call.mask, None)
 
 
+@check("F14")
 def rows_without_targets(e: Evidence) -> Fired | Verdict:
     """The loss is NaN or 0 from the start, or the model learns from far fewer examples than it is given.
 
@@ -55,8 +56,8 @@ def rows_without_targets(e: Evidence) -> Fired | Verdict:
     not found. Rows that a packed batch leaves empty at its end are few, so they stay below the limit.
 
     ERROR or WARN rows-without-targets: {effect}: the labels of these rows are all masked, because the marker of the
-    answer (response template) was not found in them or truncation cut it off.
-    Fix: Print one row's labels; correct the response marker (or the truncation length) so that answers keep labels.
+    answer (response template) was not found in them or truncation cut it off. Fix: Print one row's labels; correct the
+    response marker (or the truncation length) so that answers keep labels.
     """
     rows = empty = seen = 0
     for event in e.of(Backward):
@@ -86,6 +87,7 @@ def _asked_rows(e: Evidence, event: Backward) -> Iterator[Tensor]:
             yield (call.labels[:, 1:] != IGNORED).any(1)
 
 
+@check("F15")
 def padding_supervised(e: Evidence) -> Fired | Verdict:
     """The loss falls fast and looks too good, answers are short or full of padding.
 
@@ -94,8 +96,8 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     be learnt.
 
     ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
-    which is easy, and the loss looks better than it is.
-    Fix: Set the labels to -100 where the attention mask is 0 (or pass ignore_index=pad_token_id).
+    which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
+    pass ignore_index=pad_token_id).
     """
     bad = total = outside = 0
     masked = seen = False
@@ -148,6 +150,7 @@ def _guessed(ids: Tensor) -> Tensor | None:
     return tail & (lengths >= 4)[:, None]
 
 
+@check("F16")
 def end_never_supervised(e: Evidence) -> Fired | Verdict:
     """The trained model never stops: it writes on after its answer.
 
@@ -187,6 +190,7 @@ def end_never_supervised(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F17")
 def labels_shifted_twice(e: Evidence) -> Fired | Verdict:
     """The loss is stuck high, text comes out with every second word missing.
 
@@ -194,8 +198,8 @@ def labels_shifted_twice(e: Evidence) -> Fired | Verdict:
     ahead: the model shifts by itself. A model that takes targets as they are has a loss one ahead and is left alone.
 
     ERROR labels-already-shifted: A double shift: the labels were shifted by hand and the model shifts them again, so
-    every position learns the token after the next one.
-    Fix: Pass labels=input_ids (with -100 where nothing is asked); do not shift before the model.
+    every position learns the token after the next one. Fix: Pass labels=input_ids (with -100 where nothing is asked);
+    do not shift before the model.
     """
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
     if not any(r.offset is not None for r in readings):
@@ -210,6 +214,7 @@ def labels_shifted_twice(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F18")
 def two_beginnings(e: Evidence) -> Fired | Verdict:
     """Slightly worse results than the base model's, with no error anywhere: each text begins with two BOS tokens.
 
@@ -217,8 +222,7 @@ def two_beginnings(e: Evidence) -> Fired | Verdict:
     into a text that the tokenizer then gives another. Padding at the left that uses the same token is left alone.
 
     WARN two-beginnings: Every text has a double BOS: the chat template already writes the beginning-of-text token and
-    the tokenizer adds another.
-    Fix: Tokenize templated text with add_special_tokens=False.
+    the tokenizer adds another. Fix: Tokenize templated text with add_special_tokens=False.
     """
     bos, pad = e.token("bos"), e.token("pad")
     if bos is None:
@@ -242,14 +246,15 @@ def two_beginnings(e: Evidence) -> Fired | Verdict:
     return fires(f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice", "one beginning-of-text token")
 
 
+@check("F19")
 def cut_off(e: Evidence) -> Fired | Verdict:
     """Answers never end or lack their last part: most texts are longer than the batch and were cut.
 
     A note only: rows of equal length without an end token are also what packing and pretraining on one long stream
     give, where nothing is lost.
 
-    NOTE cut-off: Most texts are cut off at the maximum length (truncation), and their EOS with them.
-    Fix: Raise max_length, or split texts on purpose.
+    NOTE cut-off: Most texts are cut off at the maximum length (truncation), and their EOS with them. Fix: Raise
+    max_length, or split texts on purpose.
     """
     eos = e.token("eos")
     calls = [c for c in e.forwards if c.ids is not None and c.mask is not None and c.mask.shape == c.ids.shape]
@@ -263,13 +268,14 @@ def cut_off(e: Evidence) -> Fired | Verdict:
     return fires(f"{cut} of {rows} rows fill the whole length and have no end-of-text token", "most texts fit")
 
 
+@check("D8")
 def same_data(e: Evidence) -> Fired | Verdict:
     """The training loss falls at once and the evaluation does not: every step sees the same rows.
 
     A note only: overfitting one batch on purpose looks the same and is good practice.
 
-    NOTE same-data: The loop trains on one and the same batch again and again, which it overfits.
-    Fix: Take the next batch inside the loop, if this is not on purpose.
+    NOTE same-data: The loop trains on one and the same batch again and again, which it overfits. Fix: Take the next
+    batch inside the loop, if this is not on purpose.
     """
     seen = [c.ids for c in e.forwards if c.ids is not None]
     if len(seen) < 3:
@@ -281,14 +287,3 @@ def same_data(e: Evidence) -> Fired | Verdict:
         f"all {len(seen)} forwards got the same batch",
         "a new batch in each step, unless one batch is overfitted on purpose",
     )
-
-
-CHECKS = [
-    record("F14", rows_without_targets),
-    record("F15", padding_supervised),
-    record("F16", end_never_supervised),
-    record("F17", labels_shifted_twice),
-    record("F18", two_beginnings),
-    record("F19", cut_off),
-    record("D8", same_data),
-]

@@ -1,4 +1,4 @@
-"""The loss itself: what it asks for and what it is divided by: F3, F4, N6, N17, and (terms.py) F1 and F2.
+"""The loss itself: what it asks for and what it is divided by: F3, F4, N6, N17. F1 and F2 are in terms.py.
 
 Footgun: at the start of training every token costs about ln(vocabulary), so values alone separate little; where the
 targets were seen, they decide.
@@ -8,8 +8,7 @@ import math
 
 import torch
 
-from train_doctor.check import Fired, fires, record
-from train_doctor.checks import terms
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -17,6 +16,7 @@ from train_doctor.fingerprint import Reading
 from train_doctor.targets import IGNORED, shifted
 
 
+@check("F3")
 def wrong_target(e: Evidence) -> Fired | Verdict:
     """The loss is stuck high, or falls to nearly zero at once; text comes out senseless or as a copy.
 
@@ -26,40 +26,24 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     tokens ahead, label smoothing and auxiliary losses are left alone.
 
     ERROR or WARN wrong-loss/unshifted: The labels are not shifted (off by one): the model is asked to repeat the token
-    it has just read.
-    Fix: Compare logits[:, :-1] with input_ids[:, 1:].
-
+    it has just read. Fix: Compare logits[:, :-1] with input_ids[:, 1:].
     WARN wrong-loss/backwards: The labels are shifted the wrong way: the model is asked for tokens before the one it has
-    just read.
-    Fix: Compare logits[:, :-1] with input_ids[:, 1:].
-
+    just read. Fix: Compare logits[:, :-1] with input_ids[:, 1:].
     ERROR wrong-loss/shifted-twice: The labels are shifted twice (a double shift): every position learns the token after
-    the next one.
-    Fix: Shift once: either in the data, or in the loss, or leave it to the model.
-
+    the next one. Fix: Shift once: either in the data, or in the loss, or leave it to the model.
     ERROR wrong-loss/decoder-told: The decoder is given the token it must predict: decoder_input_ids were not shifted
-    right.
-    Fix: Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.
-
+    right. Fix: Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.
     ERROR wrong-loss/double-softmax: A double softmax: cross_entropy applies one itself, so the loss can hardly move
-    from ln(vocabulary).
-    Fix: Give cross_entropy the logits.
-
+    from ln(vocabulary). Fix: Give cross_entropy the logits.
     ERROR wrong-loss/no-softmax: A softmax is missing: nll_loss takes log-probabilities, and with logits it falls
-    without end.
-    Fix: Use cross_entropy, or log_softmax before nll_loss.
-
+    without end. Fix: Use cross_entropy, or log_softmax before nll_loss.
     WARN wrong-loss/summed-over-row: batchmean divides by the first size only, so the distillation term is a sum over
-    the {t} tokens of a row and that many times too large.
-    Fix: Flatten to (tokens, classes) before kl_div.
-
+    the {t} tokens of a row and that many times too large. Fix: Flatten to (tokens, classes) before kl_div.
     WARN wrong-loss/averaged-over-vocabulary: The distillation term (KL) is averaged over the vocabulary as well
-    (reduction='mean'), so it hardly counts.
-    Fix: Flatten to (tokens, classes) and use reduction='batchmean', or sum over classes and average over tokens.
-
+    (reduction='mean'), so it hardly counts. Fix: Flatten to (tokens, classes) and use reduction='batchmean', or sum
+    over classes and average over tokens.
     WARN wrong-loss/summed: The loss is a sum over tokens (reduction='sum'): gradients are that many times too large,
-    and grow with the batch.
-    Fix: Use reduction='mean', or divide by the number of supervised tokens.
+    and grow with the batch. Fix: Use reduction='mean', or divide by the number of supervised tokens.
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
@@ -213,6 +197,7 @@ def _divided_by_hand(e: Evidence) -> bool:
     return False
 
 
+@check("F4")
 def first_loss(e: Evidence) -> Fired | Verdict:
     """A model that knows nothing starts with a loss far from ln(vocabulary).
 
@@ -221,9 +206,8 @@ def first_loss(e: Evidence) -> Fired | Verdict:
 
     WARN first-loss/too-low: The untrained model already knows the answer: it sees its targets, or it is not untrained.
     Fix: Check the shift of the labels and the causal mask.
-
-    WARN first-loss/too-high: The first weights are too large, so the untrained model is sure of wrong answers.
-    Fix: Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).
+    WARN first-loss/too-high: The first weights are too large, so the untrained model is sure of wrong answers. Fix:
+    Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).
     """
     if not e.declared.get("from_scratch"):
         return not_applicable("from_scratch=True was not declared")
@@ -241,6 +225,7 @@ def first_loss(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N6")
 def accumulation(e: Evidence) -> Fired | Verdict:
     """The same batch split into micro-batches gives another gradient: larger losses, or short answers count more.
 
@@ -250,16 +235,14 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     divided by the whole batch's tokens are left alone.
 
     WARN accumulation-scale/undivided: Gradient accumulation without a division: the losses of {k} micro-batches are
-    added up and not averaged, so the gradient is {k} times too large.
-    Fix: Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.
-
+    added up and not averaged, so the gradient is {k} times too large. Fix: Divide each loss by {k}, or divide summed
+    losses by the number of tokens in the whole step.
     WARN accumulation-scale/other-divisor: Gradient accumulation divides by another number ({divisor}) than the
-    micro-batches of a step ({k}).
-    Fix: Divide by the number of backward calls between two optimizer steps; use one variable for both.
-
+    micro-batches of a step ({k}). Fix: Divide by the number of backward calls between two optimizer steps; use one
+    variable for both.
     WARN accumulation-scale/mean-of-means: A mean of means in gradient accumulation: each micro-batch counts the same
-    however few tokens it has, so tokens in short ones weigh more.
-    Fix: Sum the losses and divide by the number of supervised tokens in the whole step (num_items_in_batch).
+    however few tokens it has, so tokens in short ones weigh more. Fix: Sum the losses and divide by the number of
+    supervised tokens in the whole step (num_items_in_batch).
     """
     rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in rounds if _accumulates(bs)]
@@ -316,6 +299,7 @@ def _accumulates(backwards: list[Backward]) -> bool:
     return not any(a.shape == b.shape and bool((a == b).all()) for i, a in enumerate(ids) for b in ids[:i])
 
 
+@check("N17")
 def hidden_nan(e: Evidence) -> Fired | Verdict:
     """The log reads 0.0, or nan, and the model answers nonsense.
 
@@ -324,8 +308,8 @@ def hidden_nan(e: Evidence) -> Fired | Verdict:
     left out, so that the weights are sound, gives a warning.
 
     ERROR or WARN loss-not-finite: The loss is NaN or infinite from step {step} on: {why}. Weights updated with it are
-    lost; the Trainer of transformers prints 0.0 for such a loss.
-    Fix: Stop, go back to the last good weights, and look at that step; logging_nan_inf_filter=False shows it.
+    lost; the Trainer of transformers prints 0.0 for such a loss. Fix: Stop, go back to the last good weights, and look
+    at that step; logging_nan_inf_filter=False shows it.
     """
     backwards = [b for b in e.of(Backward) if b.value is not None]
     if not backwards:
@@ -363,12 +347,3 @@ def _why(e: Evidence, event: Backward) -> str:
 
 def _broken(event: Gradients) -> bool:
     return any(norm is not None and not math.isfinite(norm) for norm in event.norms.values())
-
-
-CHECKS = [
-    *terms.CHECKS,
-    record("F3", wrong_target),
-    record("F4", first_loss),
-    record("N6", accumulation),
-    record("N17", hidden_nan),
-]

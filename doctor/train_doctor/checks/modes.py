@@ -6,7 +6,7 @@ wrapped (peft) has a root in train mode around an inside in eval mode.
 
 from torch import nn
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.finding import NOTE, OK, WARN, Verdict, not_applicable, unknown
@@ -44,6 +44,7 @@ def _flipped(modes: list[bool]) -> bool:
     return bool(modes) and modes[0] and not modes[-1]
 
 
+@check("S11")
 def eval_mode_training(e: Evidence) -> Fired | Verdict:
     """It overfits sooner than it should; the configured dropout seems to do nothing.
 
@@ -53,8 +54,8 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     alone.
 
     WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
-    mode), so its dropout is off.
-    Fix: Call model.train() before the loop; or set dropout to 0 in the config if it should be off.
+    mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
+    should be off.
     """
     modes = _modes(e)
     if e.model is None or not modes or not e.of(Backward):
@@ -81,6 +82,7 @@ def _inside(e: Evidence):
     return base() if callable(base) else e.model
 
 
+@check("N16")
 def mode_flip(e: Evidence) -> Fired | Verdict:
     """After the first evaluation the training loss drops a little and from then on the model overfits.
 
@@ -89,8 +91,7 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
     that a backward was made from.
 
     WARN or NOTE mode-flip: The model was put into eval mode during training {after}and never put back, so dropout is
-    off from then on.
-    Fix: Call model.train() after each evaluation, before the next training forward.
+    off from then on. Fix: Call model.train() after each evaluation, before the next training forward.
     """
     modes = _modes(e)
     if len(modes) < 2 or not e.of(Backward):
@@ -108,6 +109,3 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
         WARN if drops or stateful else NOTE,
         after=after,
     )
-
-
-CHECKS = [record("S11", eval_mode_training), record("N16", mode_flip)]

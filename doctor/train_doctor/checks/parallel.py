@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from train_doctor import measures
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
@@ -23,6 +23,7 @@ APART = 0.05  # of the way gone: less is rounding
 told = 0  # times this process has left its numbers
 
 
+@check("N21")
 def ranks_apart(e: Evidence) -> Fired | Verdict:
     """Each process trains a model of its own: the loss is fine on every rank and evaluation is worse than it.
 
@@ -32,12 +33,11 @@ def ranks_apart(e: Evidence) -> Fired | Verdict:
     Shards, which differ from the start, are not compared, nor are ranks that are not watched.
 
     ERROR ddp-wrapper-gone-round: The forward pass goes through ddp.module and not through the DDP wrapper, so gradients
-    are never averaged (no all-reduce) and the ranks drift apart.
-    Fix: Call the wrapper itself: ddp(...), not ddp.module(...).
-
+    are never averaged (no all-reduce) and the ranks drift apart. Fix: Call the wrapper itself: ddp(...), not
+    ddp.module(...).
     ERROR or WARN ranks-apart: The ranks drift apart: gradients are not averaged over the processes (no all-reduce), or
-    something is done on one rank only.
-    Fix: Wrap the model in DistributedDataParallel and call the wrapper; do the same to the weights on every rank.
+    something is done on one rank only. Fix: Wrap the model in DistributedDataParallel and call the wrapper; do the same
+    to the weights on every rank.
     """
     wrappers = [w for w in e.wrappers if type(w).__name__ == "DistributedDataParallel"]
     world = torch.distributed.get_world_size() if _met() else 1
@@ -121,6 +121,3 @@ def _exchange(mine: dict, world: int) -> list[dict]:
 
 def _met() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-CHECKS = [record("N21", ranks_apart)]

@@ -8,11 +8,12 @@ from statistics import median
 
 import torch
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, ScalerStep, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 
+@check("N4")
 def rounded_away(e: Evidence) -> Fired | Verdict:
     """Training in bf16 is slow or stands still, and a higher learning rate helps more than it should.
 
@@ -20,8 +21,8 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
 
     ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
-    are coarser than the updates: most are rounded away.
-    Fix: Keep the weights in fp32 and compute under autocast, or use stochastic rounding or compensated sums.
+    are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or
+    use stochastic rounding or compensated sums.
     """
     if not any(o.low for o in e.optimizers):
         return not_applicable("no trained parameter is below 32 bits")
@@ -52,14 +53,15 @@ def _short(kinds: list[str]) -> str:
     return "/".join(kind.replace("bfloat", "bf").replace("float", "fp") for kind in kinds)
 
 
+@check("S7")
 def scaler_over_half(e: Evidence) -> Fired | Verdict:
     """ "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
 
     Fires when that was raised, or fp16 parameters are trained under an enabled scaler. A frozen fp16 base is fine.
 
     ERROR fp16-parameters-under-a-scaler: The model was cast to fp16 as a whole; a GradScaler needs fp32 parameters to
-    unscale into.
-    Fix: Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a scaler.
+    unscale into. Fix: Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a
+    scaler.
     """
     half = [n for n, p in e.trainable().items() if p.dtype == torch.float16]
     scaled = any(b.scale for b in e.of(Backward)) or any(s.enabled for s in e.of(ScalerStep))
@@ -73,6 +75,7 @@ def scaler_over_half(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("B5")
 def underflow(e: Evidence) -> Fired | Verdict:
     """Training in fp16 learns less than it should: small gradients have become exactly zero.
 
@@ -80,12 +83,11 @@ def underflow(e: Evidence) -> Fired | Verdict:
     the gradients' elements at zero is an error; otherwise it is a warning. A scaler made for another device switches
     itself off and only warns.
 
-    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8 becomes zero.
-    Fix: Use torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
-
+    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8 becomes zero. Fix: Use
+    torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
     ERROR fp16-without-a-scaler/switched-off: The GradScaler is switched off (made for another device, or
-    enabled=False): small fp16 gradients become zero.
-    Fix: Use torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
+    enabled=False): small fp16 gradients become zero. Fix: Use torch.amp.GradScaler(device) of the device in use around
+    backward and step, or bfloat16.
     """
     half = any(c.autocast == torch.float16 for c in e.forwards)
     half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
@@ -113,6 +115,7 @@ def underflow(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N15")
 def never_accepts(e: Evidence) -> Fired | Verdict:
     """With a GradScaler nothing moves: it finds infinities and skips step after step.
 
@@ -120,8 +123,7 @@ def never_accepts(e: Evidence) -> Fired | Verdict:
     still some after the fifth.
 
     ERROR or WARN scaler-skips-steps: The GradScaler finds NaN or inf in the gradients again and again, so the optimizer
-    does not step.
-    Fix: Look for what is not finite in the forward pass; it is not the scale.
+    does not step. Fix: Look for what is not finite in the forward pass; it is not the scale.
     """
     steps = [s for s in e.of(ScalerStep) if s.enabled]
     if not steps:
@@ -136,11 +138,3 @@ def never_accepts(e: Evidence) -> Fired | Verdict:
         "a few skips at the beginning",
         ERROR if skipped == len(steps) else WARN,
     )
-
-
-CHECKS = [
-    record("N4", rounded_away),
-    record("S7", scaler_over_half),
-    record("B5", underflow),
-    record("N15", never_accepts),
-]

@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import nn
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
@@ -23,14 +23,15 @@ def _rising(rates: list[float]) -> bool:
     return len(rates) > 1 and rates[-1] > 1.05 * rates[0]
 
 
+@check("N11")
 def rate_is_zero(e: Evidence) -> Fired | Verdict:
     """Steps are made and nothing changes, because the learning rate is zero.
 
     Fires when all rates of all optimizers were zero in three steps running: a schedule that has run out, a warm-up by
     integer division, a schedule that is never stepped. A warm-up that begins at zero is past it after one step.
 
-    ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}.
-    Fix: Look at the schedule's arguments (total steps, warm-up steps) and step it once per optimizer step.
+    ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the schedule's arguments
+    (total steps, warm-up steps) and step it once per optimizer step.
     """
     rates = _by_round(e)
     if len(rates) < 3:
@@ -58,6 +59,7 @@ def rate_is_zero(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N9")
 def scheduler_rate(e: Evidence) -> Fired | Verdict:
     """The learning rate decays too fast: the scheduler is stepped for every micro-batch.
 
@@ -67,16 +69,12 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     half of the steps watched, and stays there, is named as well.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
-    learning rate decays that many times too fast.
-    Fix: Call scheduler.step() once, right after optimizer.step().
-
+    learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
     WARN scheduler-before-optimizer: The scheduler is stepped before the optimizer, so the first value of the schedule
-    is skipped.
-    Fix: Call scheduler.step() once, right after optimizer.step().
-
+    is skipped. Fix: Call scheduler.step() once, right after optimizer.step().
     WARN schedule-ends-early: The schedule reaches zero too early: it was built for fewer steps than are made
-    (num_training_steps counts optimizer steps).
-    Fix: Give the scheduler the number of optimizer steps of the whole run, and step it once per optimizer step.
+    (num_training_steps counts optimizer steps). Fix: Give the scheduler the number of optimizer steps of the whole run,
+    and step it once per optimizer step.
     """
     begun, calls, steps, early = False, {}, 0, False
     for event in e.events:
@@ -134,6 +132,7 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
+@check("N10")
 def one_unscheduled(e: Evidence) -> Fired | Verdict:
     """With two optimizers (Muon and AdamW), one decays and the other keeps its rate.
 
@@ -161,6 +160,7 @@ def one_unscheduled(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S13")
 def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
     """A Muon run learns worse than AdamW: embeddings, the output head or vectors are in Muon's group.
 
@@ -168,8 +168,7 @@ def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
     algorithm of another name) are left out, and classes that sort by themselves are not judged.
 
     ERROR or WARN embedding-in-muon: Muon orthogonalises updates of tensors that are not maps between hidden layers
-    (embedding, head or vectors).
-    Fix: Select by module, not by ndim == 2: give embeddings, head and vectors to AdamW.
+    (embedding, head or vectors). Fix: Select by module, not by ndim == 2: give embeddings, head and vectors to AdamW.
     """
     found, kinds = [], [o for o in e.optimizers if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
@@ -202,14 +201,15 @@ def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N5b")
 def muon_rate(e: Evidence) -> Fired | Verdict:
     """Muon hardly moves the weights at AdamW's learning rate, or tears them apart at its own.
 
     torch's Muon has two conventions: "original" wants about 0.02, "match_rms_adamw" wants AdamW's rate. Compared are
     the convention and the highest rate seen, once it no longer rises.
 
-    WARN muon-learning-rate: Muon's learning rate is that of the other convention: {size}.
-    Fix: Use lr about 0.02 with 'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.
+    WARN muon-learning-rate: Muon's learning rate is that of the other convention: {size}. Fix: Use lr about 0.02 with
+    'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.
     """
     kinds = [(i, o) for i, o in enumerate(e.optimizers) if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
@@ -237,6 +237,7 @@ def muon_rate(e: Evidence) -> Fired | Verdict:
     return OK if judged else unknown("a rate that still rises, no step, or a Muon of another kind")
 
 
+@check("N5")
 def update_size(e: Evidence) -> Fired | Verdict:
     """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
@@ -244,11 +245,10 @@ def update_size(e: Evidence) -> Fired | Verdict:
     one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
     new is small, and a step is a large part of it.
 
-    WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights.
-    Fix: Lower the learning rate by a factor of ten or more.
-
-    WARN update-too-small: The learning rate (lr) is far too small (too low) for these weights.
-    Fix: Raise the learning rate by a factor of ten or more.
+    WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
+    rate by a factor of ten or more.
+    WARN update-too-small: The learning rate (lr) is far too small (too low) for these weights. Fix: Raise the learning
+    rate by a factor of ten or more.
     """
     rounds = sorted(e.by_round(Step))
     later = set(rounds[len(rounds) // 2 :])
@@ -280,14 +280,14 @@ def update_size(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("B6")
 def clip_saturated(e: Evidence) -> Fired | Verdict:
     """Changing the loss scale or the data changes nothing: every step is clipped to the same length.
 
     Fires as a warning when the norm was above ten times the limit in at least eight of ten clips, after the first two.
 
     WARN clip-saturated: Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning
-    rate or the loss, decides.
-    Fix: Raise max_norm, or find why the gradients are so large.
+    rate or the loss, decides. Fix: Raise max_norm, or find why the gradients are so large.
     """
     clips = [c for c in e.of(Clip) if 0 < c.limit < 1e6 and c.total is not None][2:]
     if not e.of(Clip):
@@ -302,14 +302,3 @@ def clip_saturated(e: Evidence) -> Fired | Verdict:
         f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",
         "norms near the limit after the first steps",
     )
-
-
-CHECKS = [
-    record("S13", misplaced_in_muon),
-    record("N5b", muon_rate),
-    record("N5", update_size),
-    record("N9", scheduler_rate),
-    record("N10", one_unscheduled),
-    record("N11", rate_is_zero),
-    record("B6", clip_saturated),
-]

@@ -10,26 +10,24 @@ import torch
 from torch import Tensor
 
 from train_doctor import measures
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
 
 
+@check("S1")
 def nothing_trainable(e: Evidence) -> Fired | Verdict:
     """The loss stays where it is and no parameter changes, or backward says that no element requires a gradient.
 
     Fires when not one parameter of the model requires a gradient. A run that trains something outside the model (a soft
     prompt) holds those tensors in its optimizer and is left alone.
 
-    ERROR nothing-trainable: Nothing can learn: the whole model is frozen.
-    Fix: Unfreeze what should learn.
-
+    ERROR nothing-trainable: Nothing can learn: the whole model is frozen. Fix: Unfreeze what should learn.
     ERROR nothing-trainable/adapter: Nothing can learn: all {count} adapter tensors are frozen: the adapter was loaded
     with is_trainable=False (the default of PeftModel.from_pretrained), or the model was prepared for k-bit training
-    after it was attached.
-    Fix: Load it with is_trainable=True, and prepare before attaching.
+    after it was attached. Fix: Load it with is_trainable=True, and prepare before attaching.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -50,6 +48,7 @@ def nothing_trainable(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S2")
 def empty_optimizer(e: Evidence) -> Fired | Verdict:
     """The loss wanders but never falls, the logged gradient norm is 0.0; or: optimizer got an empty parameter list.
 
@@ -58,8 +57,8 @@ def empty_optimizer(e: Evidence) -> Fired | Verdict:
     optimizer beside a full one (no matrices for Muon, say) is nothing.
 
     ERROR empty-optimizer: The optimizer was given no parameter, so its step changes nothing: it was built while
-    everything was frozen, from a generator already used up, or with a filter that no name passes.
-    Fix: Build the optimizer last, from [p for p in model.parameters() if p.requires_grad], as a list.
+    everything was frozen, from a generator already used up, or with a filter that no name passes. Fix: Build the
+    optimizer last, from [p for p in model.parameters() if p.requires_grad], as a list.
     """
     refused = "empty parameter list" in e.complaint
     if not e.optimizers and not refused:
@@ -130,6 +129,7 @@ def _called(call, models: list) -> bool:
     return any(module is m for m in models)
 
 
+@check("S3")
 def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     """Gradients are there and the loss is printed, but it does not fall, or only part of the model learns.
 
@@ -140,31 +140,25 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
     a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
     Fix: Give those parameters to an optimizer, or freeze them with requires_grad_(False) if they should stay.
-
     ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
-    reference), and the model that gets the gradients is in none.
-    Fix: Build the optimizer from the student's parameters.
-
+    reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
+    parameters.
     ERROR optimizer-misses-trainables/holds-another-instance: The optimizer was built on another instance of the model
     (a deepcopy, the model before it was loaded again or sharded, weights replaced by assign=True), so its steps change
-    tensors nobody uses.
-    Fix: Build the optimizer from the very model that is called in the loop, after it has its final weights.
-
+    tensors nobody uses. Fix: Build the optimizer from the very model that is called in the loop, after it has its final
+    weights.
     ERROR or WARN optimizer-misses-trainables/adapter-came-later: The optimizer holds none of the adapter's (LoRA)
     tensors: it was built before the adapter was attached (get_peft_model, or the replacement of layers by LoRA layers).
     Fix: Attach the adapter first, then build the optimizer from what is trainable.
-
     ERROR optimizer-misses-trainables/ends-replaced: The embedding or output layer was replaced after the optimizer was
-    built (resize_token_embeddings makes new tensors), and the optimizer still holds the old one.
-    Fix: Resize the embeddings first, then build the optimizer.
-
+    built (resize_token_embeddings makes new tensors), and the optimizer still holds the old one. Fix: Resize the
+    embeddings first, then build the optimizer.
     ERROR or WARN optimizer-misses-trainables/part-replaced: Part of the model was replaced after the optimizer was
-    built, and the optimizer still holds the tensors that were there before.
-    Fix: Finish all changes to the model, then build the optimizer.
-
+    built, and the optimizer still holds the tensors that were there before. Fix: Finish all changes to the model, then
+    build the optimizer.
     ERROR optimizer-misses-trainables/muon-alone: Muon alone is training: it takes only hidden matrices, and no second
-    optimizer was built for embeddings, output layer and norms, so these stay as they are.
-    Fix: Put everything Muon does not take into an AdamW and step both.
+    optimizer was built for embeddings, output layer and norms, so these stay as they are. Fix: Put everything Muon does
+    not take into an AdamW and step both.
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
@@ -235,6 +229,7 @@ def _beside(name: str, e: Evidence, ends: set[int]) -> bool:
     return any(id(p) in ends for p in e.owners()[name].parameters(recurse=False))
 
 
+@check("S4")
 def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
     """Memory is higher than it should be, and part of what the optimizer holds belongs to no model.
 
@@ -242,8 +237,7 @@ def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
     soft prompt beside the model gets one and is left alone.
 
     WARN stale-in-optimizer: The optimizer still holds tensors that the model no longer uses: a layer was replaced, or
-    weights were tied, after it was built.
-    Fix: Build the optimizer after the last change to the model.
+    weights were tied, after it was built. Fix: Build the optimizer after the last change to the model.
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
@@ -258,6 +252,7 @@ def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S6")
 def inference_weights(e: Evidence) -> Fired | Verdict:
     """Inference tensors cannot be saved for backward, or: Inplace update to inference tensor outside InferenceMode.
 
@@ -265,8 +260,7 @@ def inference_weights(e: Evidence) -> Fired | Verdict:
     their flag says.
 
     ERROR inference-weights: The model was built or loaded under torch.inference_mode, and tensors made there take no
-    part in autograd.
-    Fix: Build the model outside of inference_mode, or replace its parameters by clones made outside.
+    part in autograd. Fix: Build the model outside of inference_mode, or replace its parameters by clones made outside.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -281,6 +275,7 @@ def inference_weights(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S8")
 def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
     """A 4-bit or 8-bit model "fine-tunes": the loss hardly falls, or everything is frozen.
 
@@ -289,8 +284,8 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
     prompt outside of it, is a choice somebody made and is left alone.
 
     ERROR or WARN quantised-without-adapter: The model is quantised (4-bit or 8-bit) and has no adapter (LoRA): packed
-    weights cannot train, so at best norms and embeddings do.
-    Fix: prepare_model_for_kbit_training, then get_peft_model with a LoRA configuration, then the optimizer.
+    weights cannot train, so at best norms and embeddings do. Fix: prepare_model_for_kbit_training, then get_peft_model
+    with a LoRA configuration, then the optimizer.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -312,13 +307,3 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
         "an adapter beside the quantised layers",
         ERROR if nobody_chose or not trainable else WARN,
     )
-
-
-CHECKS = [
-    record("S1", nothing_trainable),
-    record("S2", empty_optimizer),
-    record("S3", optimizer_misses_trainables),
-    record("S4", stale_in_optimizer),
-    record("S6", inference_weights),
-    record("S8", quantised_without_adapter),
-]

@@ -7,13 +7,14 @@ SAM clears between its two backwards. So everything here is asked of the optimiz
 import math
 
 from train_doctor import measures
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, ZeroGrad
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
 
 
+@check("N1")
 def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     """The loss falls, then jumps or oscillates as if the learning rate were too high; gradient norms keep growing.
 
@@ -21,8 +22,8 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between.
 
     ERROR or WARN gradients-not-cleared: zero_grad is missing (or clears other tensors): every step applies the sum of
-    all gradients so far.
-    Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first backward.
+    all gradients so far. Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first
+    backward.
     """
     steps = e.of(Step)
     if not steps or not e.of(Backward):
@@ -44,6 +45,7 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N2")
 def cleared_too_soon(e: Evidence) -> Fired | Verdict:
     """Nothing moves, or accumulation has no effect: the gradients are thrown away before the step uses them.
 
@@ -52,12 +54,9 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
     back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step.
 
     ERROR cleared-before-step: zero_grad stands between backward and step: the gradients are erased before they are
-    used.
-    Fix: Move zero_grad() before the backward, or after the step.
-
+    used. Fix: Move zero_grad() before the backward, or after the step.
     ERROR cleared-between-micro-batches: zero_grad is called for every micro-batch: only the last one of each step
-    reaches the weights.
-    Fix: Call zero_grad() once per optimizer step, not once per micro-batch.
+    reaches the weights. Fix: Call zero_grad() once per optimizer step, not once per micro-batch.
     """
     if not e.of(Step):
         return unknown("no optimizer step was seen")
@@ -131,18 +130,18 @@ def _other_batch(a: Backward, b: Backward) -> bool:
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
+@check("N3")
 def does_not_move(e: Evidence) -> Fired | Verdict:
     """Gradients are there, the rate is above zero, and still some weights are exactly what they were.
 
     Looked at in fp32 tensors over three steps: not one element changed, or everything that the steps changed was put
     back afterwards. Rates of zero (warm-up), gradients of zero and embeddings with few rows in use are left out.
 
-    ERROR weights-do-not-move: The optimizer's step has no effect on these weights.
-    Fix: Look at what the step is given (another copy, a patched step) and at what is copied into the model after it.
-
+    ERROR weights-do-not-move: The optimizer's step has no effect on these weights. Fix: Look at what the step is given
+    (another copy, a patched step) and at what is copied into the model after it.
     ERROR or WARN weights-do-not-move/put-back: The weights are overwritten after each step (a reload, or a copy back
-    from an average).
-    Fix: Look at what the step is given (another copy, a patched step) and at what is copied into the model after it.
+    from an average). Fix: Look at what the step is given (another copy, a patched step) and at what is copied into the
+    model after it.
     """
     tables = {id(e.embedding()), id(e.head())}
     tried: dict[str, list[float]] = {}
@@ -173,14 +172,14 @@ def _as_at_start(e: Evidence, name: str, p) -> bool:
     return number == id(p) and now.shape == first.shape and bool((now == first).all())
 
 
+@check("N7")
 def clipped_before_unscale(e: Evidence) -> Fired | Verdict:
     """With a GradScaler, clipping makes learning crawl: it saw norms tens of thousands of times too large.
 
     Fires when a finite clip was made under an enabled scaler before `unscale_`. max_norm=inf, for the log, is fine.
 
     ERROR clip-before-unscale: Gradients are clipped before unscale_, while they carry the GradScaler's factor, so
-    unscaling afterwards leaves next to nothing.
-    Fix: Call scaler.unscale_(optimizer) before clip_grad_norm_.
+    unscaling afterwards leaves next to nothing. Fix: Call scaler.unscale_(optimizer) before clip_grad_norm_.
     """
     clips = [c for c in e.of(Clip) if c.limit < LOGGING]
     if not clips:
@@ -199,6 +198,7 @@ def clipped_before_unscale(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N8")
 def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
     """Clipping seems to do nothing, or accumulation comes out wrong: it runs before the gradients are complete.
 
@@ -206,8 +206,7 @@ def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
     clipped after every micro-batch of a step. A second backward after a clearing (SAM) is another thing.
 
     ERROR clip-at-wrong-time: Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the
-    clipped gradient.
-    Fix: Clip once, after the last backward of the step and right before optimizer.step().
+    clipped gradient. Fix: Clip once, after the last backward of the step and right before optimizer.step().
     """
     early = micro = good = 0
     fresh: list[Clip] = []  # clips since the last backward or step
@@ -249,6 +248,7 @@ def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
     return False
 
 
+@check("S17")
 def shared_update(e: Evidence) -> Fired | Verdict:
     """Training is about twice as fast and less stable than the learning rate says.
 
@@ -257,11 +257,9 @@ def shared_update(e: Evidence) -> Fired | Verdict:
     somebody wanted.
 
     ERROR shared-update/overlap: The same gradient is applied twice (a double step): the optimizers' parameter lists
-    overlap.
-    Fix: Split the parameters so that each is in one optimizer.
-
-    ERROR shared-update/stepped-twice: The same gradient is applied twice (a double step): step() is called twice.
-    Fix: Call step() once per backward.
+    overlap. Fix: Split the parameters so that each is in one optimizer.
+    ERROR shared-update/stepped-twice: The same gradient is applied twice (a double step): step() is called twice. Fix:
+    Call step() once per backward.
     """
     if not e.stepped:
         return unknown("no optimizer step was seen")
@@ -293,13 +291,3 @@ def _one_in_the_other(a, b) -> bool:
         return False
     inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
     return inside or any(g is h for g in a.param_groups for h in b.param_groups)
-
-
-CHECKS = [
-    record("N1", gradients_not_cleared),
-    record("N2", cleared_too_soon),
-    record("N3", does_not_move),
-    record("N7", clipped_before_unscale),
-    record("N8", clipped_at_wrong_time),
-    record("S17", shared_update),
-]

@@ -7,7 +7,7 @@ Footgun: peft keeps a trained copy beside the original (modules_to_save). Only t
 import torch
 from torch import Tensor
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Call, Evidence, Step
 from train_doctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
 
@@ -25,6 +25,7 @@ def _comparable(into: Tensor | None, out: Tensor | None) -> bool:
     return into.device.type != "meta" and out.device.type != "meta" and into.is_floating_point()
 
 
+@check("S9")
 def tie_broken(e: Evidence) -> Fired | Verdict:
     """The loss is worse than it should be, and after saving and loading the model is worse again.
 
@@ -34,13 +35,11 @@ def tie_broken(e: Evidence) -> Fired | Verdict:
 
     ERROR or WARN tie-broken: The tie is broken: embedding and output layer (lm_head) are two matrices: the tie was lost
     when weights were materialised, copied or sharded; each gets half of the gradient, and a reload keeps only one of
-    them.
-    Fix: Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and before the
-    optimizer is built.
-
+    them. Fix: Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and
+    before the optimizer is built.
     ERROR or WARN tie-broken/copied: The tie is broken: modules_to_save copied the ends of a tied model, and the copies
-    are trained apart; each gets half of the gradient, and a reload keeps only one of them.
-    Fix: Use trainable_token_indices, or only the embedding with ensure_weight_tying=True.
+    are trained apart; each gets half of the gradient, and a reload keeps only one of them. Fix: Use
+    trainable_token_indices, or only the embedding with ensure_weight_tying=True.
     """
     into, out = e.embedding(), e.head()
     if e.declared.get("untied"):
@@ -66,6 +65,7 @@ def tie_broken(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N13")
 def tie_drift(e: Evidence) -> Fired | Verdict:
     """The model was tied when training began and is not any more.
 
@@ -73,9 +73,8 @@ def tie_drift(e: Evidence) -> Fired | Verdict:
     replaced one of them during the loop (load_state_dict(assign=True), a new layer).
 
     ERROR or WARN tie-drift: Embedding and output layer (lm_head) were tied when training began, and one of them was
-    replaced during the loop.
-    Fix: Tie again (tie_weights) after whatever replaces weights (loading with assign=True, resizing), and build the
-    optimizer anew.
+    replaced during the loop. Fix: Tie again (tie_weights) after whatever replaces weights (loading with assign=True,
+    resizing), and build the optimizer anew.
     """
     into, out = e.embedding(), e.head()
     if e.tied_at_start is None or not _comparable(into, out):
@@ -102,6 +101,7 @@ def _used(e: Evidence) -> set[int]:
     return found - {e.token("pad")}
 
 
+@check("S14")
 def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
     """The tokens that were added to the vocabulary (tags, special tokens) are never learnt.
 
@@ -110,8 +110,8 @@ def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
     does not count. Copies in modules_to_save, trainable_token_indices and adapters on the embedding do train them.
 
     ERROR or WARN new-tokens-frozen: New tokens were added to the vocabulary (resize_token_embeddings), but the
-    embedding is frozen, so their rows stay as resizing made them.
-    Fix: Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.
+    embedding is frozen, so their rows stay as resizing made them. Fix: Name them in
+    LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.
     """
     table = e.embedding()
     if table is None or not table.is_floating_point() or table.dim() != 2:
@@ -153,6 +153,7 @@ def _like_the_mean(table: Tensor) -> set[int]:
     return set(range(len(table) - count, len(table))) if count < len(last) else set(range(first, len(table)))
 
 
+@check("S15")
 def rope_precision(e: Evidence) -> Fired | Verdict:
     """Quality falls with the length of the text, in a model cast to 16 bits.
 
@@ -160,8 +161,8 @@ def rope_precision(e: Evidence) -> Fired | Verdict:
     from_pretrained(dtype=...) does not. Tables of cosines made in fp32 and rounded after are common and harmless.
 
     WARN or NOTE rope-precision: The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant
-    positions get wrong angles.
-    Fix: Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back to fp32 after casting.
+    positions get wrong angles. Fix: Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back
+    to fp32 after casting.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -183,11 +184,3 @@ def rope_precision(e: Evidence) -> Fired | Verdict:
         str(torch.float32).removeprefix("torch."),
         WARN if length > LONG else NOTE,
     )
-
-
-CHECKS = [
-    record("S9", tie_broken),
-    record("N13", tie_drift),
-    record("S14", new_tokens_frozen),
-    record("S15", rope_precision),
-]

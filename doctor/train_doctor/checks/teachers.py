@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from train_doctor import replays
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import in_graph_only
 from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -21,6 +21,7 @@ NOISE = 1e-3  # of the standard deviation of the logits
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 
 
+@check("F6")
 def noisy_teacher(e: Evidence) -> Fired | Verdict:
     """Distillation or preference training is noisy, and the teacher's loss is not the same twice.
 
@@ -29,8 +30,8 @@ def noisy_teacher(e: Evidence) -> Fired | Verdict:
     student) noise may be on purpose: a warning.
 
     ERROR or WARN teacher-not-deterministic: The teacher (or reference model) is in train mode, so its dropout makes
-    other targets at every call.
-    Fix: Call teacher.eval() before the loop, and after anything that calls .train() on a module that holds it.
+    other targets at every call. Fix: Call teacher.eval() before the loop, and after anything that calls .train() on a
+    module that holds it.
     """
     if not e.teachers:
         return not_applicable("no teacher or reference model")
@@ -52,6 +53,7 @@ def noisy_teacher(e: Evidence) -> Fired | Verdict:
     return OK
 
 
+@check("S12")
 def teacher_in_train_mode(e: Evidence) -> Fired | Verdict:
     """The teacher has dropout and is in train mode.
 
@@ -81,6 +83,7 @@ def _storages(module: nn.Module, trainable: bool = False) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
 
 
+@check("F7")
 def reference_aliases_policy(e: Evidence) -> Fired | Verdict:
     """The reference changes with the policy: KL stays 0, DPO's loss stays at 0.6931, rewards are 0.
 
@@ -90,12 +93,11 @@ def reference_aliases_policy(e: Evidence) -> Fired | Verdict:
     a warning only.
 
     ERROR or WARN reference-aliases-policy: The reference is the policy itself (no copy, or a shallow one): it moves
-    with every step, so the two never differ.
-    Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.
-
+    with every step, so the two never differ. Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before
+    training, or load it again.
     WARN reference-aliases-policy/in-part: Part of the teacher are weights that are being trained, so the teacher
-    changes with the student.
-    Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.
+    changes with the student. Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it
+    again.
     """
     if not e.of(Backward):
         return unknown("no backward was seen")
@@ -138,6 +140,7 @@ def _related(a: nn.Module, b: nn.Module) -> bool:
     return any(m is b for m in a.modules()) or any(m is a for m in b.modules())
 
 
+@check("F8")
 def teacher_in_graph(e: Evidence) -> Fired | Verdict:
     """Distillation needs far more memory than it should; or the teacher gets worse.
 
@@ -146,12 +149,9 @@ def teacher_in_graph(e: Evidence) -> Fired | Verdict:
     teach each other, on purpose.
 
     ERROR teacher-in-optimizer: The teacher is being trained: its parameters are in an optimizer and its outputs are not
-    detached.
-    Fix: Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().
-
+    detached. Fix: Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().
     WARN teacher-in-graph: The teacher is called with gradients on, so its activations (and gradients) are kept for
-    nothing.
-    Fix: Call it under torch.no_grad(), and teacher.requires_grad_(False).
+    nothing. Fix: Call it under torch.no_grad(), and teacher.requires_grad_(False).
     """
     if not e.of(Backward):
         return unknown("no backward was seen")
@@ -185,6 +185,7 @@ def _trainable(call: Call) -> bool:
     return module is not None and any(p.requires_grad for p in module.parameters())
 
 
+@check("F9")
 def inference_teacher(e: Evidence) -> Fired | Verdict:
     """RuntimeError: Inference tensors cannot be saved for backward. To work around you can make a clone ...
 
@@ -192,8 +193,8 @@ def inference_teacher(e: Evidence) -> Fired | Verdict:
     torch.inference_mode, met something that learns (a temperature, a projection).
 
     ERROR inference-mode-teacher: Outputs of a call under torch.inference_mode are multiplied with something that
-    learns, and such tensors cannot be kept for backward.
-    Fix: Call the teacher under torch.no_grad() in place of inference_mode, or use outputs.clone().
+    learns, and such tensors cannot be kept for backward. Fix: Call the teacher under torch.no_grad() in place of
+    inference_mode, or use outputs.clone().
     """
     if "Inference tensors cannot be saved" not in e.complaint:
         return OK if e.of(Backward) else unknown("no backward was seen")
@@ -204,6 +205,7 @@ def inference_teacher(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("N14")
 def constant_ln2(e: Evidence) -> Fired | Verdict:
     """DPO's loss stays at 0.6931 and the rewards at 0.
 
@@ -211,8 +213,8 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
 
     ERROR constant-ln2: Policy and reference give the same log-probabilities (the reference is the policy, or its
-    adapter was not switched off), or beta is 0: the preference loss sees no difference.
-    Fix: Keep an independent copy as reference (or model.disable_adapter() around its forward), and beta above 0.
+    adapter was not switched off), or beta is 0: the preference loss sees no difference. Fix: Keep an independent copy
+    as reference (or model.disable_adapter() around its forward), and beta above 0.
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
     dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
@@ -228,13 +230,3 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
         f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
     )
-
-
-CHECKS = [
-    record("F6", noisy_teacher),
-    record("S12", teacher_in_train_mode),
-    record("F7", reference_aliases_policy),
-    record("F8", teacher_in_graph),
-    record("F9", inference_teacher),
-    record("N14", constant_ln2),
-]

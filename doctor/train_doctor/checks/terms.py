@@ -6,11 +6,12 @@ from step to step as a recorded loss does was meant to train something.
 
 from statistics import fmean
 
-from train_doctor.check import Fired, fires, record
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, unknown
 
 
+@check("F1")
 def loss_cut_off(e: Evidence) -> Fired | Verdict:
     """The loss stays exactly flat, or backward says that the tensor does not require grad and has no grad_fn.
 
@@ -20,22 +21,17 @@ def loss_cut_off(e: Evidence) -> Fired | Verdict:
     reach none either and are left alone.
 
     ERROR loss-cut-off/nothing-reached: The loss does not hang on the model: the way between the logits and the loss was
-    cut (detach, .data, item, numpy, or a new tensor made from a number).
-    Fix: Compute the loss from the model's own output, without detach, .data, .item() or torch.tensor on the way.
-
+    cut (detach, .data, item, numpy, or a new tensor made from a number). Fix: Compute the loss from the model's own
+    output, without detach, .data, .item() or torch.tensor on the way.
     ERROR loss-cut-off/without-gradients: The loss is not connected to the model: the model was called under {where}.
     Fix: Call the model outside {where}.
-
     ERROR loss-cut-off/new-tensor: The loss is not connected to the model: a new tensor was made from the loss's number
-    and told to require a gradient, which only silences the error.
-    Fix: Call backward on the loss that the model's output gave; remove torch.tensor(...)/detach() around it.
-
+    and told to require a gradient, which only silences the error. Fix: Call backward on the loss that the model's
+    output gave; remove torch.tensor(...)/detach() around it.
     ERROR loss-cut-off/detached: The loss is not connected to the model: the loss was detached on its way from the
-    logits (detach, .data, .item(), numpy, argmax).
-    Fix: Remove what detaches between the logits and the loss.
-
-    ERROR loss-cut-off/inside: The loss is not connected to the model: no output of the model requires a gradient.
-    Fix: Find what detaches inside the model, or is frozen.
+    logits (detach, .data, .item(), numpy, argmax). Fix: Remove what detaches between the logits and the loss.
+    ERROR loss-cut-off/inside: The loss is not connected to the model: no output of the model requires a gradient. Fix:
+    Find what detaches inside the model, or is frozen.
     """
     backwards = e.of(Backward)
     if not backwards:
@@ -77,6 +73,7 @@ def _reached_nothing(e: Evidence, backwards: list[Backward]) -> bool:
     return not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in ps.values())
 
 
+@check("F2")
 def dead_term(e: Evidence) -> Fired | Verdict:
     """One term of the loss (distillation, a regulariser) stays where it is however large its weight.
 
@@ -85,12 +82,11 @@ def dead_term(e: Evidence) -> Fired | Verdict:
     only printed, and a true constant in the loss, are left alone.
 
     ERROR or WARN dead-loss-term: {term} changes the number but trains nothing: it was computed without the trained
-    model's own output (the teacher's twice, detached logits, or under no_grad).
-    Fix: Compute the term from the trained model's logits, with gradients on and without detach.
-
+    model's own output (the teacher's twice, detached logits, or under no_grad). Fix: Compute the term from the trained
+    model's logits, with gradients on and without detach.
     WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from the
-    student, or it is the same model), so the distillation term teaches nothing.
-    Fix: Load the teacher once, and leave it alone.
+    student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and leave
+    it alone.
     """
     backwards = [b for b in e.of(Backward) if b.requires_grad]
     if not backwards:
@@ -166,6 +162,3 @@ def _dead(what: str, observed: str, severity: str = ERROR) -> Fired:
         severity,
         term=what[0].upper() + what[1:],
     )
-
-
-CHECKS = [record("F1", loss_cut_off), record("F2", dead_term)]
