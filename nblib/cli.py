@@ -132,8 +132,11 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from train_doctor import script
-
+    try:
+        from nblib import doctor  # noqa: F401, says how to install it
+        from train_doctor import script
+    except ModuleNotFoundError as error:
+        raise ParameterError(str(error)) from error
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
     except script.BadInput as error:

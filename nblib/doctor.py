@@ -2,8 +2,24 @@
 
     with doctor.watch(model, optimizer=optimizer) as report: ...
 
-Footgun: this is a list of names. What is not in it is inside the doctor and imported from `train_doctor`.
+Footgun: names are passed on when they are asked for, so `from nblib.doctor import watch` works and
+`import nblib.doctor.checks` does not: what is not a public name is imported from `train_doctor`.
 """
 
-from train_doctor import *  # noqa: F403
-from train_doctor import __all__ as __all__
+from typing import Any
+
+try:
+    import train_doctor
+except ModuleNotFoundError as error:
+    if error.name != "train_doctor":
+        raise
+    raise ModuleNotFoundError(
+        "The doctor is not installed here: run `make env`, or `pip install ./doctor` in the repository.",
+        name="train_doctor",
+    ) from error
+
+__all__ = list(train_doctor.__all__)
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(train_doctor, name)

@@ -10,17 +10,111 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import transformers as tf
+from torch import Tensor, nn
 
-from nblib import models
 from train_doctor import ERROR, NOTE, Report
 
 VOCABULARY = 256
 ELSEWHERE = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}  # for processes that import from tests
+CONFIGS = {
+    "qwen3": tf.Qwen3Config,
+    "llama": tf.LlamaConfig,
+    "gpt2": tf.GPT2Config,
+    "qwen3_moe": tf.Qwen3MoeConfig,
+    "mixtral": tf.MixtralConfig,
+}
 
 
-def lm(family: str = "qwen3", *, vocab: int = VOCABULARY, hidden: int = 64, layers: int = 2, **config):
-    """A tiny causal language model of transformers, in train mode."""
-    return models.tiny(vocab, family=family, hidden=hidden, layers=layers, length=256, **config)
+def lm(
+    family: str = "qwen3",
+    *,
+    vocab: int = VOCABULARY,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    seed: int = 0,
+    **config,
+) -> nn.Module:
+    """A tiny causal language model of transformers, in train mode; the caller's generator is left as it was."""
+    shape = dict(vocab_size=vocab, tie_word_embeddings=True, use_cache=False, bos_token_id=None, eos_token_id=None)
+    if family == "gpt2":
+        shape |= dict(n_embd=hidden, n_layer=layers, n_head=heads, n_positions=256)
+    else:
+        shape |= dict(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads)
+        shape |= dict(max_position_embeddings=256, intermediate_size=3 * hidden, num_key_value_heads=heads // 2)
+    if family.startswith("qwen3"):
+        shape["head_dim"] = hidden // heads
+    if family == "qwen3_moe":
+        shape |= dict(num_experts_per_tok=2, num_experts=8, moe_intermediate_size=hidden)
+    if family == "mixtral":
+        shape |= dict(num_experts_per_tok=2, num_local_experts=8)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = tf.AutoModelForCausalLM.from_config(CONFIGS[family](**(shape | config)), dtype=torch.float32)
+    return made.train()
+
+
+def in_four_bits(folder: str) -> nn.Module:
+    """A model loaded as bitsandbytes packs it, kept from repacking itself for inference, which has no backward."""
+    from bitsandbytes.nn import Linear4bit
+
+    packed = tf.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    model = tf.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, device_map="cpu", quantization_config=packed
+    )
+    for m in model.modules():
+        if isinstance(m, Linear4bit):
+            m.support_avx512bf16_for_cpu = False
+    return model
+
+
+class FusedCrossEntropy(torch.autograd.Function):
+    """Summed over rows without logits in the graph, as fused kernels do it: the gradients are made in the forward."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        chances, rows = (hidden @ weight.T).softmax(-1), torch.arange(len(targets))
+        loss = -chances[rows, targets].log().sum()
+        chances[rows, targets] -= 1  # now the slope of the loss in the logits: p - onehot
+        ctx.save_for_backward(chances @ weight, chances.T @ hidden)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        into_hidden, into_weight = ctx.saved_tensors
+        return grad * into_hidden, grad * into_weight, None
+
+
+class RoundingAdamW(torch.optim.Optimizer):
+    """AdamW with fp32 moments that writes bf16 weights, up or down by chance, so that the mean is exact."""
+
+    def __init__(self, params, lr: float):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    exact = p.float() + self._update(p, group["lr"])
+                    noise = torch.randint_like(exact, 1 << 16, dtype=torch.int32)  # bf16 is fp32's upper half
+                    p.copy_((exact.view(torch.int32) + noise).bitwise_and(-65536).view(torch.float32))
+
+    def _update(self, p: Tensor, lr: float) -> Tensor:
+        s = self.state[p]
+        if not s:
+            s.update(step=0, m=torch.zeros_like(p, dtype=torch.float32), v=torch.zeros_like(p, dtype=torch.float32))
+        s["step"] += 1
+        s["m"].lerp_(p.grad.float(), 0.1)
+        s["v"].lerp_(p.grad.float().square(), 0.001)
+        size = (s["v"] / (1 - 0.999 ** s["step"])).sqrt_().add_(1e-8)
+        return -lr / (1 - 0.9 ** s["step"]) * s["m"] / size
 
 
 def batches(

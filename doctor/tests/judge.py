@@ -1,4 +1,4 @@
-"""`python -m tests.doctor.judge`: what the doctor says of programs whose writer had not seen its checks."""
+"""`python -m tests.judge`: what the doctor says of programs whose writer had not seen its checks."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What the second judge's programs share: running a stand-alone script as `nblib doctor FILE.py` does, and honesty."""
+"""What the second judge's programs share: running a stand-alone script as `train-doctor FILE.py` does, and honesty."""
 
 import contextlib
 import io

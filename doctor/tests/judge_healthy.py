@@ -12,9 +12,8 @@ import transformers as tf
 from torch import nn
 
 import train_doctor as doctor
-from nblib import models
 
-from .bench import batches, lm
+from .bench import batches, in_four_bits, lm
 from .judge_faulty import one_process_group
 from .judge_parts import LoRALinear, NanoGPT, sequence_logp
 
@@ -79,7 +78,7 @@ def dpo_with_adapter_switched_off():
     torch.manual_seed(103)
     with tempfile.TemporaryDirectory() as folder:
         lm("llama", hidden=64).save_pretrained(folder)
-        base = models.load(folder, four_bit=True).train()
+        base = in_four_bits(folder).train()
     base.requires_grad_(False)
     base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     model = peft.get_peft_model(base, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))

@@ -1,5 +1,6 @@
 """A function that is compiled again at every step, and ones that are compiled as often as they must be."""
 
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -26,6 +27,7 @@ def compiled(lengths, **options):
     return program
 
 
+@pytest.mark.slow
 def test_a_new_length_in_each_step():
     assert_root(quiet(compiled(range(12, 24), dynamic=False)), "N18")
     assert_healthy(quiet(compiled(range(12, 24))))

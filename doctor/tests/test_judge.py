@@ -1,6 +1,6 @@
 """Programs written by people who had not seen the checks: the cause is named first, and healthy ones raise no error.
 
-`python -m tests.doctor.judge` prints the same programs with what was said of each.
+`python -m tests.judge` prints the same programs with what was said of each.
 """
 
 import pytest

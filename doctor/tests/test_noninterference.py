@@ -291,6 +291,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_cost(size):
     """Less than twice the time while watched (2.5 here: cores are shared), nothing after it, next to no memory.

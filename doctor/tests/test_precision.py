@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import train_doctor as doctor
-from lessons.bf16_adamw import BF16AdamW
-from tests.bench import assert_healthy, assert_root, batches, lm, quiet
+from tests.bench import RoundingAdamW, assert_healthy, assert_root, batches, lm, quiet
 from tests.test_backward import Infinite
 
 
@@ -132,7 +131,7 @@ def test_scaler_that_never_accepts():
 def test_an_optimizer_that_rounds_its_fp32_copies_as_well_casts_no_shadow():
     """Two roundings by chance differ from each other as much as they move; that is no lost update."""
     model = lm().bfloat16()
-    optimizer = BF16AdamW(model.parameters(), lr=1e-5, way="stochastic")
+    optimizer = RoundingAdamW(model.parameters(), lr=1e-5)
     with doctor.watch(model, optimizer=optimizer, say=False) as report:
         for ids in batches(10):
             optimizer.zero_grad()

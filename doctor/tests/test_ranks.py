@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.bench import ELSEWHERE
 
 WORK = """
 import copy, json, sys, warnings, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
-from nblib import doctor
-from tests.doctor.bench import batches
+import train_doctor as doctor
+from tests.bench import batches
 
 class Model(nn.Module):
     def __init__(self):
@@ -56,6 +58,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ranks(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(WORK)

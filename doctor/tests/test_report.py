@@ -9,7 +9,7 @@ import torch
 import train_doctor as doctor
 from tests import bench
 from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Report, Unhealthy
-from train_doctor.optimizers import Optimizers
+from train_doctor.observe import Optimizers
 
 
 def made(*findings) -> Report:

@@ -1,4 +1,4 @@
-"""`nblib doctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes tell apart."""
+"""`train-doctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes tell apart."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nblib import cli
+from train_doctor.script import command
 
 SCRIPT = """
 import sys, torch, helper
@@ -53,47 +53,48 @@ def script(tmp_path):
 
 def test_a_script_runs_as_python_runs_it(script, capsys):
     before = list(sys.argv), list(sys.path), sys.modules["__main__"]
-    assert cli.main(["doctor", str(script), "--steps", "2", "--", "--lr", "3"]) == 0
+    assert command([str(script), "--steps", "2", "--", "--lr", "3"]) == 0
     said = capsys.readouterr().out
     assert "script speaks helper ['--lr', '3'] __main__" in said and "script ends" in said
     assert "doctor, 2 steps watched: " in said
     assert (sys.argv, sys.path, sys.modules["__main__"]) == before
 
 
+@pytest.mark.slow
 def test_json_on_stdout_is_nothing_but_json(script):
-    line = [sys.executable, "-m", "nblib.cli", "doctor", str(script), "--json", "--", "frozen"]
+    line = [sys.executable, "-m", "train_doctor", str(script), "--json", "--", "frozen"]
     done = subprocess.run(line, capture_output=True, text=True)
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["raised"].startswith("RuntimeError") and not report["healthy"]
     assert [f["check"] for f in report["findings"]][:1] == ["S1"]
-    assert "script speaks" in done.stderr and "Traceback" in done.stderr and "doctor/script.py" not in done.stderr
+    assert "script speaks" in done.stderr and "Traceback" in done.stderr and "train_doctor/script.py" not in done.stderr
 
 
 def test_a_function_alone(script, capsys):
-    assert cli.main(["doctor", f"{script}:frozen"]) == 1
+    assert command([f"{script}:frozen"]) == 1
     said = capsys.readouterr().out
     assert "script speaks helper [] script" in said and "ERROR S1" in said and "then RuntimeError" in said
 
 
 def test_a_script_that_raises_is_diagnosed(script, capsys):
-    assert cli.main(["doctor", str(script), "--", "fail"]) == 1
+    assert command([str(script), "--", "fail"]) == 1
     out, err = capsys.readouterr()
     assert "2 steps watched, then RuntimeError" in out and "on purpose" in err
 
 
 def test_its_own_exit_code_counts(script, capsys):
-    assert cli.main(["doctor", str(script), "--json", "--", "leave"]) == 1
+    assert command([str(script), "--json", "--", "leave"]) == 1
     assert json.loads(capsys.readouterr().out)["exit_code_of_script"] == 3
 
 
 def test_stop(script, capsys):
-    assert cli.main(["doctor", str(script), "--steps", "2", "--stop"]) == 0
+    assert command([str(script), "--steps", "2", "--stop"]) == 0
     said = capsys.readouterr().out
     assert "2 steps watched: " in said and "script ends" not in said
 
 
 def test_a_script_that_never_trains(script, capsys):
-    assert cli.main(["doctor", str(script.parent / "idle.py")]) == 0
+    assert command([str(script.parent / "idle.py")]) == 0
     assert "nothing was watched" in capsys.readouterr().out
 
 
@@ -111,12 +112,25 @@ def test_a_script_that_never_trains(script, capsys):
 )
 def test_bad_input(script, capsys, monkeypatch, target, said):
     monkeypatch.chdir(script.parent)
-    assert cli.main(["doctor", target]) == 2
+    assert command([target]) == 2
     sentences = capsys.readouterr().err.strip()
     assert said in sentences and len(sentences.splitlines()) == 1
 
 
 def test_bad_steps(script, capsys):
     with pytest.raises(SystemExit) as left:
-        cli.main(["doctor", str(script), "--steps", "0"])
+        command([str(script), "--steps", "0"])
     assert left.value.code == 2 and "above 0" in capsys.readouterr().err
+
+
+def test_the_package_needs_torch_alone():
+    line = "import sys, train_doctor; print({'transformers', 'peft', 'bitsandbytes', 'accelerate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
+    assert done.stdout.strip() == "set()", done.stderr
+
+
+def test_help_says_how_to_pass_arguments_and_what_the_codes_mean(capsys):
+    with pytest.raises(SystemExit) as left:
+        command(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert left.value.code == 0 and "come last, after --" in said and "2: it could not be run" in said

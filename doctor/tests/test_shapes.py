@@ -354,9 +354,9 @@ def test_nested_then_again_then_in_a_thread(seen):
 
 DDP = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
-from nblib import doctor
-from nblib.doctor import checks
-from tests.doctor.test_shapes import Hand, adam, bench, ce, count, train
+import train_doctor as doctor
+from train_doctor import checks
+from tests.test_shapes import Hand, adam, bench, ce, count, train
 
 def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -377,6 +377,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path):
     (tmp_path / "ddp.py").write_text(DDP)
     done = subprocess.run(

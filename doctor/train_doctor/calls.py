@@ -1,31 +1,160 @@
-"""Hooks on models: every call of a whole model, who learns and who teaches, and how often each part was called.
+"""Who is called: models, teachers and losses, and what they gave since the last backward.
 
 A model that was given gets its hooks at once. One that was not is found: until the first round ends, every module that
 no other module called is a whole model, and later owners.py may put the object that holds several of them in their
 place. A model whose parts are called one by one, or whose forward method is called past its hooks, is read at its two
 ends: what went into the embedding and came out of the head.
 
+Losses are seen where torch itself looks them up: nn.CrossEntropyLoss calls `F.cross_entropy`.
+
 Footgun: hooks inside a compiled graph break it or do not fire. A compiled model is only seen from outside, and the
 Evidence says that it is opaque.
 """
 
+import functools
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from train_doctor.evidence import Call, gone
+from train_doctor import owners
+from train_doctor.attach import Attachments, Part, quietly
+from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
-from train_doctor.state import State, quietly
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
+HELD = 64  # losses whose tensors are held until the next backward
+LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
 
-class Calls(State):
-    """Sees the calls of models."""
+class Calls(Part):
+    """Sees the calls of models and losses."""
 
+    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module]):
+        super().__init__(at)
+        self.calls: list[Call] = []  # since the last backward, like the next two
+        self.entropies: list[Entropy] = []
+        self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
+        self.given = [unwrap(m, []) for m in teachers]
+        self.discovering = False
+        self.calls_deep = 0  # modules inside each other, while discovering
+        self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked as whole models
+        self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
+        self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
+        self.e.teachers += self.given
+        self.e.named_teachers += self.given
+        if model is not None:
+            self.e.models.append(unwrap(model, self.e.wrappers))
+
+    def start(self) -> None:
+        e = self.e
+        for m in (*e.models, *e.teachers):
+            self._root(m)
+        for wrapper in e.wrappers:
+            self._wrapper(wrapper)
+        for name in LOSSES:
+            self.at.swap(F, name, functools.partial(self._see_loss, name))
+        if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
+            self._discover()
+        for model in e.models:
+            self._cover(model)
+
+    # ---------------------------------------------------------------- at a backward
+    def name_models(self) -> None:
+        """Before the first backward: who is the model, where nobody said it?"""
+        owners.promote(self.e, self.given)
+        whole = owners.merge(self.e)
+        if whole is None:
+            return
+        self._root(whole)
+        self._cover(whole)
+        widths = {m.num_embeddings for m in whole.modules() if isinstance(m, nn.Embedding)}
+        heads = [c.logits for c in self.calls if c.logits is not None and c.vocabulary in widths]
+        if heads:  # what the last of its parts gave
+            self.ends.setdefault("logits", heads[-1])
+        self.calls = [c for c in self.calls if c.role != "model"]
+
+    def complete(self) -> None:
+        """Before each backward: a model that was compiled in place meanwhile, one that was called past its hooks."""
+        self._see_compiled()
+        if not any(c.role == "model" and c.grad for c in self.calls):
+            self._call_from_ends()
+
+    def let_go(self) -> None:
+        """Of logits and losses, which a program may have let go of already: backward needs the memory."""
+        for call in self.calls:
+            call.logits = call.loss = None
+        for entropy in self.entropies:
+            entropy.input = entropy.target = entropy.value = None
+        self.ends = {}
+
+    def forget(self) -> None:
+        """After a backward: the next calls belong to the next one."""
+        self.calls, self.entropies = [], []
+
+    def next_round(self) -> None:
+        for event in (*self.calls, *self.entropies):  # of the backward that now begins the round
+            event.round = self.e.rounds
+        if self.discovering:
+            self.discovering = False
+            self._undiscover()
+
+    def settle(self) -> None:
+        """At the end: the final word on who learns, for an optimizer may have come late, as a GAN's second one does."""
+        owners.promote(self.e, self.given)
+        owners.settle(self.e)
+
+    def release(self) -> None:
+        self.let_go()
+        self.forget()
+        self.given = []
+        for call in self.e.of(Call):
+            call.args, call.kwargs = (), {}
+
+    # ---------------------------------------------------------------- losses
+    def _see_loss(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def seen(*args, **kwargs):
+            value = original(*args, **kwargs)
+            if not self.at.blind:
+                self._loss(name, args, kwargs, value, torch.is_grad_enabled())
+            return value
+
+        return seen
+
+    @quietly
+    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool) -> None:
+        given = dict(zip(("input", "target"), args)) | kwargs
+        ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
+        entropy = Entropy(
+            round=self.e.rounds,
+            name=name,
+            input=given.get("input"),
+            target=given.get("target"),
+            value=value if isinstance(value, Tensor) else None,
+            reduction=kwargs.get("reduction", "mean"),
+            ignored=ignored if name in ("cross_entropy", "nll_loss") else None,
+            grad=grad,
+            connected=isinstance(value, Tensor) and value.requires_grad,
+            number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
+            width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
+            shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
+        )
+        if not entropy.connected:  # only its value may matter
+            entropy.input = entropy.target = None
+        if len(self.entropies) >= HELD:
+            old = self.entropies[-HELD]
+            old.input = old.target = old.value = None
+        self.e.events.append(entropy)
+        self.entropies.append(entropy)
+
+    # ---------------------------------------------------------------- models
     @quietly
     def _root(self, module: nn.Module) -> None:
         """See each call of a whole model."""
@@ -39,7 +168,7 @@ class Calls(State):
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._in_place(module)
             return
-        self.hook(module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
+        self.at.hook(module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
 
     def _in_place(self, module: nn.Module) -> None:
         """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
@@ -54,7 +183,7 @@ class Calls(State):
 
             return seen
 
-        self.swap(module, "_compiled_call_impl", make)
+        self.at.swap(module, "_compiled_call_impl", make)
         self.e.opaque = OPAQUE
 
     def _see_compiled(self) -> None:
@@ -70,7 +199,7 @@ class Calls(State):
         def count(m, args):
             self._count(m)
 
-        self.hook(module.register_forward_pre_hook(count))
+        self.at.hook(module.register_forward_pre_hook(count))
         if is_compiled(module) and module not in self.roots:
             self._root(module)
 
@@ -79,7 +208,7 @@ class Calls(State):
         self.discovering = True
 
         def enter(module, args):
-            if self.blind or self.depth:
+            if self.at.blind or self.at.depth:
                 return
             self.calls_deep += 1
             if self.calls_deep == 1 and module not in self.roots and any(True for _ in module.parameters()):
@@ -87,7 +216,7 @@ class Calls(State):
                 self._cover(module)
 
         def leave(module, args, output):
-            if not torch.compiler.is_compiling() and not self.busy and self.on and not self.depth:
+            if not self.at.idle and not self.at.depth:
                 self.calls_deep = max(0, self.calls_deep - 1)
 
         hooks = [
@@ -99,8 +228,8 @@ class Calls(State):
             while hooks:
                 hooks.pop().remove()
 
-        self.undo.append(off)
-        self.undiscover = off
+        self.at.undo.append(off)
+        self._undiscover = off
 
     @quietly
     def _cover(self, model: nn.Module) -> None:
@@ -118,22 +247,22 @@ class Calls(State):
                 continue
             if isinstance(m, nn.Linear) and m not in self.heads and m.out_features in tables:
                 self.heads.add(m)
-                self.hook(m.register_forward_hook(self._headed))
+                self.at.hook(m.register_forward_hook(self._headed))
             if m in self.covered:
                 continue
             self.covered.add(m)
 
             def count(module, args, name=name, dropout=dropout):
                 self._count(module)
-                if dropout and self.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                     self.e.dropouts[id(module)] = name, module.training, module.p
 
-            self.hook(m.register_forward_pre_hook(count))
+            self.at.hook(m.register_forward_pre_hook(count))
             if isinstance(m, nn.Embedding):
-                self.hook(m.register_forward_hook(self._embedded))
+                self.at.hook(m.register_forward_hook(self._embedded))
 
     def _count(self, module: nn.Module) -> None:
-        if self.blind:
+        if self.at.blind:
             return
         key = id(module)
         self.e.called[key] = self.e.called.get(key, 0) + 1
@@ -141,7 +270,7 @@ class Calls(State):
             self.e.called_with_grad[key] = self.e.called_with_grad.get(key, 0) + 1
 
     def _embedded(self, module, args, output) -> None:
-        if torch.is_grad_enabled() and not self.depth:  # an evaluation in between must not stand for the training
+        if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training
             self._note_embedded(module, args)
 
     @quietly
@@ -153,7 +282,7 @@ class Calls(State):
             self.ends |= {"ids": ids, "vocabulary": module.num_embeddings, "autocast": cast}
 
     def _headed(self, module, args, output) -> None:
-        if torch.is_grad_enabled() and not self.depth and readable(output) and output.dim() == 3:
+        if torch.is_grad_enabled() and not self.at.depth and readable(output) and output.dim() == 3:
             self._note_headed(output)
 
     @quietly
@@ -164,7 +293,7 @@ class Calls(State):
         e = self.e
         if module in e.models or module in e.wrappers:
             return "model"
-        if module in e.teachers and (self.settled or not self._learns(module)):
+        if module in e.teachers and (self.e.settled or not self._learns(module)):
             return "teacher"
         mine = {id(p) for p in module.parameters()}
         known = {id(p) for m in e.models for p in m.parameters()}
@@ -190,7 +319,7 @@ class Calls(State):
 
     def _called(self, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         """After each call of a whole model. Gradient mode and autocast are still those of the caller."""
-        if self.blind:
+        if self.at.blind:
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self._record_call(module, args, kwargs, output, grad, inference)
@@ -199,7 +328,7 @@ class Calls(State):
     def _record_call(self, module, args, kwargs, output, grad, inference) -> None:
         with torch.set_grad_enabled(grad):
             role = self._role(module)
-        if role == "other" and any(c.round == self.round and c.role == "model" for c in self.calls):
+        if role == "other" and any(c.round == self.e.rounds and c.role == "model" for c in self.calls):
             return  # the wrapper of a model whose own call was just recorded
         inner = unwrap(module, [])
         if inner is not module and self.calls and self.calls[-1].module() is inner:
@@ -213,7 +342,7 @@ class Calls(State):
         device = next((p.device.type for p in module.parameters()), "cpu")
         cast = autocast_of(device)
         call = Call(
-            round=self.round,
+            round=self.e.rounds,
             role="model" if role == "other" else role,
             grad=grad,
             inference=inference,
@@ -264,10 +393,12 @@ class Calls(State):
         logits, ids = self.ends.get("logits"), self.ends.get("ids")
         if logits is None and ids is None:
             return
-        call = Call(self.round, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast"))
+        call = Call(
+            self.e.rounds, "model", grad=True, inference=False, training=True, autocast=self.ends.get("autocast")
+        )
         if self.e.models:
             call.training = self.e.models[0].training
-        call.module = weakref.ref(self.e.models[0]) if self.e.models else gone
+        call.module = weakref.ref(self.e.models[0]) if self.e.models else nothing
         if logits is None:  # a head that was given chunks
             call.ids, call.requires_grad = on_cpu(ids), True
         else:

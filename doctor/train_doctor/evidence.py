@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 
-def gone() -> None:
-    """A reference to nothing."""
+def nothing() -> None:
+    """Stands in for a weak reference to an object that is not there any more."""
 
 
 @dataclass
@@ -47,13 +47,13 @@ class Call(Event):
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does
     cached: bool = False  # returned a key-value cache
-    cache: Any = gone  # weak reference to it
+    cache: Any = nothing  # weak reference to it
     kept: int = 0  # positions in it when the call was over
     recached: int = 0  # and after the backward, where they have become more
     adapters_off: bool = False  # every layer with an adapter (peft's) was switched off
     finite: bool | None = None  # of the logits
     raised: str = ""
-    module: Any = gone  # weak reference to what was called
+    module: Any = nothing  # weak reference to what was called
 
 
 @dataclass
@@ -200,7 +200,8 @@ class Evidence:
         self.exception: BaseException | None = None  # what left the block
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
-        self.rounds = 0  # complete ones
+        self.rounds = 0  # complete ones, and so the number of the one under way
+        self.settled = False  # who learns and who teaches is known, because an optimizer stepped
 
     # ---------------------------------------------------------------- events
     def of(self, kind: type[E], **where) -> list[E]:

@@ -1,130 +1,384 @@
 """Watch a user's own training loop from outside: hooks on the model, patches on the few calls every loop makes.
 
-Nothing is driven and nothing is wrapped. Optimizers are seen through torch's global step hooks; `backward`, gradient
-clipping, `zero_grad`, GradScaler, schedulers, the losses of torch.nn.functional and reentrant checkpoints through
-attributes that are replaced while the watch lasts and put back after it, also when the block raises. After the watched
-steps everything is taken off again, so that the rest of the run costs nothing. The parts are listed in state.py.
+Nothing is driven and nothing is wrapped. Optimizers are seen through torch's global step hooks, so any optimizer is,
+also one made inside the block; `backward`, gradient clipping, `zero_grad`, GradScaler, schedulers, the losses of
+torch.nn.functional and reentrant checkpoints through attributes that are replaced while the watch lasts and put back
+after it, also when the block raises. Patches sit on names that torch itself looks up at each call, because a loop may
+hold its own name for a function (`from torch.nn.utils import clip_grad_norm_`). After the watched steps everything is
+taken off again, so that the rest of the run costs nothing. The parts are listed in attach.py.
 
-Nothing here draws a random number or writes to a tensor of the user. What needs another forward pass is in probes.py,
-and that one restores generators and buffers.
+Once a round, before its first step, all gradients are measured; of eight tensors the change by the step is. Nothing
+here draws a random number or writes to a tensor of the user. What needs another forward pass is in probes.py, and that
+one restores generators and buffers.
 
-Footgun: a round ends with the first backward after a step, not with the step: several optimizers may step, and a
-scheduler, a scaler and `zero_grad` come after them.
+Footguns: a round ends with the first backward after a step, not with the step: several optimizers may step, and a
+scheduler, a scaler and `zero_grad` come after them. An optimizer with a closure (LBFGS) calls backward inside its step,
+so what belongs before the step comes in the middle of it. SequentialLR steps other schedulers inside its own step, and
+every scheduler steps once when it is made; only the outermost step of one that is under way is the loop's.
 """
 
 import functools
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fingerprint, measures, owners
+from train_doctor import anatomy, fingerprint, measures, owners, probes
+from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
-from train_doctor.evidence import Backward, Call, Evidence
-from train_doctor.optimizers import Optimizers
-from train_doctor.patches import Patches, spoken_before, with_own
-from train_doctor.reading import is_compiled, readable
-from train_doctor.scaling import Scaling
+from train_doctor.evidence import (
+    Backward,
+    Call,
+    Clip,
+    Evidence,
+    Gradients,
+    Optimizer,
+    ScalerStep,
+    Schedule,
+    Step,
+    Unscale,
+    ZeroGrad,
+)
+from train_doctor.measures import SAMPLED
+from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
-from train_doctor.state import quietly
 
 
-class Observer(Patches, Calls, Optimizers, Scaling):
-    """Fills an Evidence from `start` until `stop`, or until `steps` rounds are complete; then it calls `full`."""
+class Optimizers(Part):
+    """Sees optimizers step and gradients being cleared, clipped and scaled."""
+
+    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer]):
+        super().__init__(at)
+        self.seen: dict[int, int] = {}  # id(optimizer) -> index
+        self.count = 0  # of outermost backwards
+        self.backwards: dict[int, int] = {}  # index -> count at its last step
+        self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
+        self.closure = False  # inside an optimizer's step that was given one
+        self.before: dict[str, Tensor] = {}  # the followed tensors before a step
+        self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
+        self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
+        self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
+        self.shadow = Shadow()
+        self.scale: float | None = None  # of the scaler that scaled a loss since the last backward
+        self.scaling = False  # an enabled scaler has scaled a loss
+        self.unscaled = False
+        self.scheduling = False  # inside a scheduler's step
+        for optimizer in optimizers:
+            self.learn(optimizer)
 
     def start(self) -> None:
-        self.on = True
-        e = self.e
-        e.warned += spoken_before()
-        for m in (*e.models, *e.teachers):
-            self._root(m)
-        for wrapper in e.wrappers:
-            self._wrapper(wrapper)
-        self._patch_losses()
-        self._patch_loop()
-        if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
-            self._discover()
-        for model in e.models:
-            self._cover(model)
+        at, clip, scaler = self.at, torch.nn.utils.clip_grad, torch.amp.GradScaler
+        at.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
+        at.undo.append(torch_optimizer.register_optimizer_step_post_hook(self._after_step).remove)
+        if hasattr(clip, "_clip_grads_with_norm_"):  # looked up by clip_grad_norm_ at each call
+            at.precede(clip, "_clip_grads_with_norm_", self._clip)
+        else:
+            at.precede(torch.nn.utils, "clip_grad_norm_", self._clip)
+        for kind in with_own(torch.optim.Optimizer, "zero_grad"):
+            at.precede(kind, "zero_grad", self._zero)
+        at.precede(nn.Module, "zero_grad", self._zero_module)
+        for kind in with_own(LRScheduler, "step"):
+            at.swap(kind, "step", self._see_schedule)
+        for kind in with_own(scaler, "step"):
+            at.swap(kind, "step", self._see_scaler_step)
+        for kind in with_own(scaler, "scale"):
+            at.precede(kind, "scale", self._scaled)
+        for kind in with_own(scaler, "unscale_"):
+            at.precede(kind, "unscale_", self._unscale)
+
+    # ---------------------------------------------------------------- at a backward
+    def before_backward(self) -> None:
+        if not self.e.first:
+            self.sample()
+            if self.closure:
+                self._remember(self._sampled())
+        self.look_for_old()
+
+    def after_backward(self) -> None:
+        if self.closure:  # of an optimizer's step: the weights are still those of the forward
+            self.note_gradients()
+        self.added_to_old()
+        self.scale = None
+
+    def next_round(self) -> None:
+        self.stepped = self.unscaled = False
+
+    def release(self) -> None:
+        self.shadow, self.before, self.old = Shadow(), {}, {}
+        for optimizer in self.e.optimizers:
+            optimizer.object = None
+
+    def _remember(self, tensors: dict[str, Tensor]) -> None:
+        self.before = {name: measures.strided(p).clone() for name, p in tensors.items()}
+
+    def learn(self, optimizer: torch.optim.Optimizer) -> int:
+        """Its index; its parameters are read anew, because groups may be added."""
+        ps = [p for group in optimizer.param_groups for p in group["params"]]
+        if id(optimizer) not in self.seen:
+            self.seen[id(optimizer)] = len(self.e.optimizers)
+            self.e.optimizers.append(Optimizer(type(optimizer), set(), False, optimizer))
+        entry = self.e.optimizers[self.seen[id(optimizer)]]
+        entry.ids = {id(p) for p in ps}
+        entry.low = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in ps)
+        return self.seen[id(optimizer)]
+
+    # ---------------------------------------------------------------- steps
+    @quietly
+    def _before_step(self, optimizer, args, kwargs) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is not None:  # the backward comes inside
+            self.closure = True
+            self._remember(self._sampled(optimizer))
+            return
+        self.learn(optimizer)
+        self.note_gradients()
+        self._note_step(optimizer)
+        self.at.aside(self.shadow.before, optimizer)
+
+    def _note_step(self, optimizer) -> None:
+        index = self.learn(optimizer)
+        if not self.closure:
+            self._remember(self._sampled(optimizer))
+        event = Step(
+            round=self.e.rounds,
+            optimizer=index,
+            rates=[_rate(group) for group in optimizer.param_groups],
+            backwards=self.count - self.backwards.get(index, 0),
+            norm=self.sampled_norm(),
+        )
+        own = measures.gradients_of(p for group in optimizer.param_groups for p in group["params"])
+        event.own = sum(n**2 for n in measures.norms(own)) ** 0.5 if own else None
+        event.stale = index in self.stale
+        self.stale.discard(index)
+        self.old.pop(index, None)
+        self.uncleared.add(index)
+        self.backwards[index] = self.count
+        self.e.events.append(event)
+        ps = (p for group in optimizer.param_groups for p in group["params"])
+        self.e.optimizers[index].live |= {id(p) for p in ps if p.grad is not None}
+
+    @quietly
+    def _after_step(self, optimizer, args, kwargs) -> None:
+        self.stepped = True
+        if self.closure:
+            self._note_step(optimizer)
+            self.closure = False
+        steps = self.e.of(Step, optimizer=self.seen.get(id(optimizer), -1))
+        if steps and self.before:
+            rates = {id(p): _rate(g) for g in optimizer.param_groups for p in g["params"]}
+            for name, p in self._sampled(optimizer).items():
+                if name in self.before:
+                    steps[-1].updates.append(measures.update(name, p, self.before[name], rates[id(p)]))
+        self.before = {}
+        self.at.aside(self.shadow.after, optimizer)
+        self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
+
+    def note_gradients(self) -> None:
+        """Once a round, before its first step: all gradients; in the first round the probes too."""
+        if self.e.of(Gradients, round=self.e.rounds) or self.at.depth:
+            return  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
+        if self.e.rounds == 0:
+            before = list(self.e.models)
+            owners.settle(self.e)
+            self.e.settled = True
+            if before != self.e.models:
+                self.sample()
+        ps = self.e.trainable()
+        have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
+        norms = dict(zip(have, measures.norms(list(have.values()))))
+        self.e.events.append(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
+        if self.e.rounds == 0:
+            self.at.aside(probes.run, self.e)
+        self.at.aside(probes.fault, self.e)
+        for call in self.e.of(Call, round=self.e.rounds):
+            call.args, call.kwargs = (), {}
+
+    def sample(self) -> None:
+        """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen."""
+        ps = self.e.parameters()
+        matrices = [n for n, p in ps.items() if p.requires_grad and p.dim() >= 2]
+        vectors = [n for n, p in ps.items() if p.requires_grad and p.dim() < 2]
+        frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]
+        chosen = measures.spread(matrices, SAMPLED - 2) + measures.spread(vectors, 2) + measures.spread(frozen, 4)
+        self.e.first = {n: (id(ps[n]), measures.strided(ps[n]).clone()) for n in chosen}
+        self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
+        self.e.tied_at_start = measures.tied(self.e)
+        into, out = self.e.embedding(), self.e.head()
+        if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
+            self.e.alike_at_start = bool(torch.equal(into, out))
+
+    def _sampled(self, optimizer=None) -> dict[str, Tensor]:
+        ps, mine = self.e.parameters(), None
+        if optimizer is not None:
+            mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return {n: ps[n] for n in self.e.first if n in ps and (mine is None or id(ps[n]) in mine)}
+
+    def sampled_norm(self) -> float | None:
+        found = measures.norms(measures.gradients_of(self._sampled().values()))
+        return sum(norm**2 for norm in found) ** 0.5 if found else None
+
+    def look_for_old(self) -> None:
+        """Before a backward: which optimizers' gradients are still those of their last step?"""
+        for index in list(self.uncleared):
+            groups = self.e.optimizers[index].object.param_groups
+            left = [p for g in groups for p in g["params"] if p.grad is not None and p.grad.layout == torch.strided]
+            left = [p for p in left if not p.grad.is_meta]
+            left = left[:: max(1, len(left) // SAMPLED)]
+            norms = measures.norms([p.grad for p in left])
+            if any(norm != 0 for norm in norms):
+                self.old[index] = left, norms
+            self.uncleared.discard(index)
+
+    def added_to_old(self) -> None:
+        """After it: to which of them has it added? Copies of the weights that are given gradients by hand are not."""
+        for index, (left, norms) in list(self.old.items()):
+            now = [p.grad for p in left]
+            if None not in now and measures.norms(now) != norms:
+                self.stale.add(index)
+                del self.old[index]
+
+    def _cleared(self, ids: frozenset[int]) -> None:
+        cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
+        self.uncleared -= cleared
+        self.stale -= cleared
+        for index in cleared:
+            self.old.pop(index, None)
+
+    @quietly
+    def _zero(self, optimizer, *args, **kwargs) -> None:
+        ps = [p for group in optimizer.param_groups for p in group["params"]]
+        ids = frozenset(id(p) for p in ps)
+        self.e.events.append(ZeroGrad(self.e.rounds, any(p.grad is not None for p in ps), ids))
+        self._cleared(ids)
+
+    @quietly
+    def _zero_module(self, module, *args, **kwargs) -> None:
+        ids = frozenset(id(p) for p in module.parameters())
+        if any(p.grad is not None for p in module.parameters()):
+            self.e.events.append(ZeroGrad(self.e.rounds, True, ids))
+        self._cleared(ids)
+
+    # ---------------------------------------------------------------- clipping, scalers, schedulers
+    @quietly
+    def _clip(self, parameters, max_norm, total_norm=None, *args, **kwargs) -> None:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        total = float(total_norm) if isinstance(total_norm, Tensor) and gradients else None
+        scaled = self.scaling and not self.unscaled
+        ids = frozenset(id(p) for p in parameters)
+        self.e.events.append(Clip(self.e.rounds, float(max_norm), total, not gradients, scaled, ids))
+
+    @quietly
+    def _scaled(self, scaler, *args, **kwargs) -> None:
+        if scaler.is_enabled():
+            self.scale, self.scaling, self.unscaled = float(scaler.get_scale()), True, False
+
+    @quietly
+    def _unscale(self, scaler, *args, **kwargs) -> None:
+        if scaler.is_enabled():
+            self.unscaled = True
+            self.e.events.append(Unscale(self.e.rounds))
+
+    def _see_scaler_step(self, original: Callable) -> Callable:
+        @functools.wraps(original)
+        def seen(scaler, optimizer, *args, **kwargs):
+            before = len(self.e.of(Step)) if self.at.on else 0
+            result = original(scaler, optimizer, *args, **kwargs)
+            if self.at.on and not self.at.busy:
+                self.stepped = True
+                stepped = len(self.e.of(Step)) > before
+                scale = float(scaler.get_scale())
+                self.e.events.append(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
+            return result
+
+        return seen
+
+    def _see_schedule(self, original: Callable) -> Callable:
+        @functools.wraps(original)
+        def seen(scheduler, *args, **kwargs):
+            initial = getattr(scheduler, "_is_initial", False) or getattr(scheduler, "last_epoch", 0) == -1
+            inner, self.scheduling = self.scheduling, True  # SequentialLR steps others
+            try:
+                return original(scheduler, *args, **kwargs)
+            finally:
+                self.scheduling = inner
+                if not inner and not initial:
+                    self._scheduled(scheduler)
+
+        return seen
+
+    @quietly
+    def _scheduled(self, scheduler) -> None:
+        optimizer = getattr(scheduler, "optimizer", None)
+        index = self.seen.get(id(optimizer), -1)
+        self.e.events.append(Schedule(self.e.rounds, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
+
+
+class Observer(Part):
+    """Fills an Evidence from `start` until `stop`, or until `steps` rounds are complete; then it calls `full`."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizers: Sequence[torch.optim.Optimizer],
+        teachers: Sequence[nn.Module],
+        steps: int,
+        full: Callable[[], None],
+        terms: Callable[[], dict],
+        **declared,
+    ):
+        super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
+        self.steps, self.full, self.terms = steps, full, terms
+        self.calls = Calls(self.at, model, teachers)
+        self.optimizers = Optimizers(self.at, optimizers)
+
+    def start(self) -> None:
+        at = self.at
+        at.on = True
+        self.e.warned += spoken_before()
+        self.calls.start()
+        self.optimizers.start()
+        at.swap(torch.autograd, "backward", self._see_backward)
+        at.swap(checkpoint.CheckpointFunction, "apply", at.see_regions)
+        at.swap(nn.Module, "load_state_dict", at.see_loading)
+        at.swap(nn.Module, "__getstate__", at.without_hooks)
+        at.swap(warnings, "warn", at.see_warnings)
 
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
-        self._settled()
-        self.on = False
-        while self.undo:
-            self.undo.pop()()
+        self._settle()
+        self.at.off()
 
     @quietly
-    def _settled(self) -> None:
-        owners.promote(self.e, self.given)
-        owners.settle(self.e)  # an optimizer may have come late, as a GAN's second one does
+    def _settle(self) -> None:
+        self.calls.settle()
 
     def release(self) -> None:
         """Let go of the user's objects."""
-        self._let_go()
-        self.shadow = Shadow()
-        self.before, self.ends, self.calls, self.entropies, self.given, self.old = {}, {}, [], [], [], {}
-        for call in self.e.of(Call):
-            call.args, call.kwargs = (), {}
-        for optimizer in self.e.optimizers:
-            optimizer.object = None
-        self.e = Evidence(**self.e.declared)
+        self.calls.release()
+        self.optimizers.release()
+        self.at.e = Evidence(**self.e.declared)
         self.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
 
-    def _patch_loop(self) -> None:
-        self.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
-        self.undo.append(torch_optimizer.register_optimizer_step_post_hook(self._after_step).remove)
-        self.swap(torch.autograd, "backward", self._watched_backward)
-        clip = torch.nn.utils.clip_grad
-        if hasattr(clip, "_clip_grads_with_norm_"):  # looked up by clip_grad_norm_ at each call
-            self.swap(clip, "_clip_grads_with_norm_", self._watched(self._clip))
-        else:
-            self.swap(torch.nn.utils, "clip_grad_norm_", self._watched(self._clip))
-        for kind in with_own(torch.optim.Optimizer, "zero_grad"):
-            self.swap(kind, "zero_grad", self._watched(self._zero))
-        self.swap(nn.Module, "zero_grad", self._watched(self._zero_module))
-        for kind in with_own(LRScheduler, "step"):
-            self.swap(kind, "step", self._watched_schedule)
-        for kind in with_own(torch.amp.GradScaler, "step"):
-            self.swap(kind, "step", self._watched_scaler_step)
-        for kind in with_own(torch.amp.GradScaler, "scale"):
-            self.swap(kind, "scale", self._watched(self._scaled))
-        for kind in with_own(torch.amp.GradScaler, "unscale_"):
-            self.swap(kind, "unscale_", self._watched(self._unscale))
-        self.swap(checkpoint.CheckpointFunction, "apply", self._watched_region)
-        self.swap(nn.Module, "load_state_dict", self._watched_loading)
-        self.swap(nn.Module, "__getstate__", self._without_hooks)
-        self.swap(warnings, "warn", self._watched_warning)
+    def _see_backward(self, original: Callable) -> Callable:
+        at = self.at
 
-    def _watched(self, note: Callable) -> Callable:
-        """A patch that notes the arguments and then makes the call."""
-
-        def make(original):
-            @functools.wraps(original)
-            def seen(*args, **kwargs):
-                note(*args, **kwargs)
-                return original(*args, **kwargs)
-
-            return seen
-
-        return make
-
-    def _watched_backward(self, original: Callable) -> Callable:
         @functools.wraps(original)
         def seen(tensors, *args, **kwargs):
-            if torch.compiler.is_compiling() or self.busy or not self.on or self.depth:
-                return original(tensors, *args, **kwargs)  # the inner backward of a reentrant checkpoint
+            if at.idle or at.depth:  # the inner backward of a reentrant checkpoint
+                return original(tensors, *args, **kwargs)
             with torch.enable_grad():
                 event = self._begin_backward(tensors)
-            self._let_go()
-            if not self.on:  # that was the first backward after the last watched step
+            self.calls.let_go()
+            if not at.on:  # that was the first backward after the last watched step
                 return original(tensors, *args, **kwargs)
-            self.depth += 1
+            at.depth += 1
             try:
                 return original(tensors, *args, **kwargs)
             except BaseException as error:
@@ -132,88 +386,66 @@ class Observer(Patches, Calls, Optimizers, Scaling):
                     event.raised = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                self.depth -= 1
+                at.depth -= 1
                 self._end_backward(event)
 
         return seen
 
     @quietly
     def _begin_backward(self, tensors: Any) -> Backward | None:
-        if self.stepped:
+        if self.optimizers.stepped:
             self._next_round()
-            if not self.on:
+            if not self.at.on:
                 return None
-        e = self.e
+        e, scale = self.e, self.optimizers.scale
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if not isinstance(loss, Tensor):
             return None
         if loss.is_meta:
-            e.opaque, self.on = "the tensors are on the meta device, which has no numbers", False
+            e.opaque, self.at.on = "the tensors are on the meta device, which has no numbers", False
             return None
         if not e.first:
-            owners.promote(e, self.given)
-            whole = owners.merge(e)
-            if whole is not None:
-                self._root(whole)
-                self._cover(whole)
-                widths = {m.num_embeddings for m in whole.modules() if isinstance(m, nn.Embedding)}
-                heads = [c.logits for c in self.calls if c.logits is not None and c.vocabulary in widths]
-                if heads:  # what the last of its parts gave
-                    self.ends.setdefault("logits", heads[-1])
-                self.calls = [c for c in self.calls if c.role != "model"]
-            self._sample()
-            if self.closure:
-                self.before = {name: measures.strided(p).clone() for name, p in self._sampled().items()}
-        self._see_compiled()
-        self._look_for_old()
-        if not any(c.role == "model" and c.grad for c in self.calls):
-            self._call_from_ends()
+            self.calls.name_models()
+        self.optimizers.before_backward()
+        self.calls.complete()
         scalar = loss.numel() == 1 and readable(loss)
         event = Backward(
-            round=self.round,
-            value=float(loss.detach().float()) / (self.scale or 1.0) if scalar else None,
+            round=e.rounds,
+            value=float(loss.detach().float()) / (scale or 1.0) if scalar else None,
             requires_grad=bool(loss.requires_grad),
             leaf=bool(loss.requires_grad and loss.is_leaf),
-            scale=self.scale,
-            calls=self.calls,
-            entropies=self.entropies,
+            scale=scale,
+            calls=self.calls.calls,
+            entropies=self.calls.entropies,
             declared=self.terms(),
         )
         e.events.append(event)
         if scalar:
             event.reading = fingerprint.read(e, event, loss)
-            event.dead_term = anatomy.constant_added(loss, event, self.scale)
+            event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
         return event
 
     @quietly
     def _end_backward(self, event: Backward | None) -> None:
-        self.count += 1
+        self.optimizers.count += 1
         if event is not None:
-            event.norm = self._sampled_norm()
+            event.norm = self.optimizers.sampled_norm()
             for call in event.calls:
                 now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
                 call.recached = now if now > call.kept else 0
-        if self.closure:  # of an optimizer's step: the weights are still those of the forward
-            self._note_gradients()
-        self._added_to_old()
-        self.calls, self.entropies, self.scale = [], [], None
-
-    def _let_go(self) -> None:
-        """Of logits and losses, which a program may have let go of already: backward needs the memory."""
-        for call in self.calls:
-            call.logits = call.loss = None
-        for entropy in self.entropies:
-            entropy.input = entropy.target = entropy.value = None
-        self.ends = {}
+        self.optimizers.after_backward()
+        self.calls.forget()
 
     def _next_round(self) -> None:
-        self.round, self.stepped, self.unscaled = self.round + 1, False, False
-        self.e.rounds = self.round
-        for event in (*self.calls, *self.entropies):  # of the backward that now begins the round
-            event.round = self.round
-        if self.discovering:
-            self.discovering = False
-            self.undiscover()
-        if self.round >= self.steps:
+        self.e.rounds += 1
+        self.optimizers.next_round()
+        self.calls.next_round()
+        if self.e.rounds >= self.steps:
             self.full()
+
+
+def _rate(group: dict) -> float:
+    """NaN where an optimizer has none."""
+    rate = group.get("lr")
+    return math.nan if rate is None else float(rate)

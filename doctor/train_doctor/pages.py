@@ -1,111 +1,64 @@
-"""CHECKS.md: one section per check, its symptom first, so that a search for the symptom finds it.
+"""CHECKS.md and the table of the README, both from the records of the checks.
 
-    python -m train_doctor.pages doctor/CHECKS.md
+    python -m train_doctor.pages        in the folder doctor/: writes both
 
-Everything comes from the code: the docstring of a check is its page, names, severities, causes and fixes are read from
-its findings, and what follows from it from the graph in causes.py. A test holds the file to the code.
-
-Footgun: a docstring begins with the id and the symptom, in a person's words, up to the first blank line. What stands
-there is index and page at once.
+Footgun: what it writes is committed. A test compares both files to the code.
 """
 
-import ast
-import inspect
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 from train_doctor import checks
 from train_doctor.causes import CAUSES
+from train_doctor.check import Check
 
 HEAD = """# The doctor's checks, by symptom
 
-Written by `python -m train_doctor.pages doctor/CHECKS.md` from the docstrings of the checks; edit those.
+Written by `python -m train_doctor.pages` from the docstrings of the checks; edit those. README.md says how to use them.
 
-```python
-from nblib import doctor
-
-with doctor.watch(model, optimizer=optimizer, steps=10) as report:
-    train()                      # your own loop, as it is
-report.raise_for_errors()
-```
-
-`nblib doctor FILE.py` watches a script, `doctor.preflight(model, step)` makes a few steps of its own and puts
-everything back, `Trainer(..., callbacks=[doctor.TrainerCallback()])` watches the HF Trainer. An ERROR cannot happen in
-a healthy run, a WARN may be there on purpose, a NOTE is worth knowing. UNKNOWN means that a check could not see
-enough, as inside a compiled model, and never that all is well. Notebook `05_doctor` shows how it works.
+An ERROR cannot happen in a healthy run, a WARN may be there on purpose, a NOTE is worth knowing. UNKNOWN means that a
+check could not see enough, as inside a compiled model, and never that all is well. Dots stand for what a run fills in.
 """
+MARKS = "<!-- checks: written by train_doctor.pages -->\n", "<!-- end of checks -->"
 
 
-class Said(NamedTuple):
-    """One finding as the code spells it; what is filled in at run time stands as dots."""
-
-    name: str
-    severity: str
-    cause: str
-    fix: str
+def page() -> str:
+    """The whole of CHECKS.md."""
+    return "\n".join([HEAD, table(""), "\n\n".join(map(_section, checks.ALL)), ""])
 
 
-def render() -> str:
-    """The whole file."""
-    said = _findings()
-    index = ["| check | name | symptom |", "|---|---|---|"]
-    sections = []
-    for check, function in checks.ALL:
-        symptom, rest = _page(function)
-        names = list(dict.fromkeys(s.name for s in said.get(check, ()))) or [function.__name__.replace("_", "-")]
-        title = f"{check} {names[0]}"
-        anchor = re.sub(r"[^\w -]", "", title).lower().replace(" ", "-")
-        index.append(f"| [{check}](#{anchor}) | {', '.join(names)} | {symptom.replace('|', chr(92) + '|')} |")
-        sections.append("\n\n".join([f"## {title}", f"**Symptom.** {symptom}", *rest, *_tail(check, said)]))
-    return "\n".join([HEAD, *index, "", "\n\n".join(sections), ""])
+def table(file: str) -> str:
+    """One row for each check; `file` is the one with the sections that the rows link to."""
+    rows = [f"| [{c.id}]({file}#{_anchor(c)}) | {_names(c)} | {c.symptom} |" for c in checks.ALL]
+    return "\n".join(["| check | name | symptom |", "|---|---|---|", *rows, ""])
 
 
-def _page(function: Callable) -> tuple[str, list[str]]:
-    """The symptom, and the paragraphs after it, each on one line."""
-    paragraphs = [" ".join(p.split()) for p in inspect.getdoc(function).split("\n\n")]
-    return re.sub(r"^[A-Z]\d+b?\. ", "", paragraphs[0]), paragraphs[1:]
+def readme(text: str) -> str:
+    """The README with its table as the checks are now."""
+    head, tail = text.partition(MARKS[0])[0], text.partition(MARKS[1])[2]
+    return head + MARKS[0] + table("CHECKS.md") + MARKS[1] + tail
 
 
-def _tail(check: str, said: dict[str, list[Said]]) -> list[str]:
-    parts = []
-    for s in said.get(check, ()):
-        lines = [f"{label}: {text}" for label, text in (("cause", s.cause), ("fix", s.fix)) if text.strip(". ")]
-        parts.append("\n".join([f"- {s.severity} `{s.name}`"] + [f"  - {line}" for line in lines]))
-    follows = [effect for effect in CAUSES.get(check, ()) if effect in dict(checks.ALL)]
-    said_once = "\n".join(dict.fromkeys(parts))
-    return [said_once] * bool(parts) + [f"What follows from it is folded under it: {', '.join(follows)}."] * bool(
-        follows
-    )
+def _names(check: Check) -> str:
+    return ", ".join(dict.fromkeys(fault.name for fault in check.faults.values()))
 
 
-def _findings() -> dict[str, list[Said]]:
-    """Every `Finding(...)` in the modules of the checks, by id."""
-    found: dict[str, list[Said]] = {}
-    for module in checks.MODULES:
-        for node in ast.walk(ast.parse(inspect.getsource(module))):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Finding"):
-                continue
-            given = dict(zip(("check", "name", "severity", "observed", "expected", "cause", "fix"), node.args))
-            given |= {("cause" if k.arg == "diagnosis" else k.arg): k.value for k in node.keywords}
-            check, name = (_text(given.get(part)) for part in ("check", "name"))
-            if check in dict(checks.ALL) and name.strip("."):
-                severity = given.get("severity")
-                how = severity.id if isinstance(severity, ast.Name) and severity.id.isupper() else "ERROR or WARN"
-                found.setdefault(check, []).append(Said(name, how, _text(given.get("cause")), _text(given.get("fix"))))
-    return found
+def _anchor(check: Check) -> str:
+    return f"{check.id} {check.name}".lower().replace(" ", "-")
 
 
-def _text(node: ast.expr | None) -> str:
-    """A string of the source; dots where a value is filled in."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    if isinstance(node, ast.JoinedStr):
-        return "".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values)
-    return "..."
+def _section(check: Check) -> str:
+    lines = [
+        f"- {' or '.join(f.severities)} `{f.name}`\n  - cause: {f.cause}\n  - fix: {f.fix}"
+        for f in check.faults.values()
+    ]
+    parts = [f"## {check.id} {check.name}", f"**Symptom.** {check.symptom}", *check.about]
+    parts.append(re.sub(r"\{\w+\}", "...", "\n".join(lines)))
+    if follows := CAUSES.get(check.id):
+        parts.append(f"What follows from it is folded under it: {', '.join(follows)}.")
+    return "\n\n".join(parts)
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(render(), encoding="utf-8")
+    Path("CHECKS.md").write_text(page(), encoding="utf-8")
+    Path("README.md").write_text(readme(Path("README.md").read_text(encoding="utf-8")), encoding="utf-8")

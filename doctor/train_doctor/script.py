@@ -1,4 +1,4 @@
-"""`nblib doctor FILE.py[:function]`: run somebody's training script as it is, and say what is wrong with it.
+"""`train-doctor FILE.py[:function]`: run somebody's training script as it is, and say what is wrong with it.
 
 It runs as `python FILE.py` would run it: `__name__` is `"__main__"`, `sys.argv` holds its own arguments, modules next
 to it can be imported. It runs in this process under a watch that finds model, optimizers and teacher by itself.
@@ -11,6 +11,7 @@ Footgun: what a script does in other processes (torchrun, spawn, subprocess) is 
 the script itself then.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import inspect
@@ -32,6 +33,36 @@ class BadInput(ValueError):
 
 class _Enough(BaseException):
     """Ends a script after its watched steps; not an Exception, so that the script's own handlers let it through."""
+
+
+def command(arguments: Sequence[str] | None = None) -> int:
+    """The command `train-doctor`; `nblib doctor` calls `main` with the same options."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    at = given.index("--") if "--" in given else len(given)  # argparse loses what stands behind it
+    parser = argparse.ArgumentParser(
+        prog="train-doctor",
+        description="Run a training script as it is, watch its first steps and name what is wrong with its loop.",
+        epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
+        "or the script raised; 2: it could not be run.",
+    )
+    parser.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
+    parser.add_argument("--steps", type=_positive, default=10, metavar="N", help="training steps to watch (default 10)")
+    parser.add_argument("--json", action="store_true", help="the report as JSON; what the script prints goes to stderr")
+    parser.add_argument("--stop", action="store_true", help="end the script after the watched steps")
+    options = parser.parse_args(given[:at])
+    try:
+        return main(options.target, given[at + 1 :], steps=options.steps, as_json=options.json, stop=options.stop)
+    except BadInput as error:
+        print(f"train-doctor: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def main(target: str, arguments: Sequence[str] = (), *, steps: int = 10, as_json: bool = False, stop=False) -> int:

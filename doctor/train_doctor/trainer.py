@@ -10,9 +10,9 @@ import inspect
 from train_doctor.finding import Report
 from train_doctor.watching import begin, end
 
-try:
+try:  # imported when somebody asks for the callback, see __init__.py: the rest of the package needs torch alone
     from transformers import TrainerCallback as _Base
-except ImportError:  # the package works without transformers; only this callback needs it
+except ImportError:
     _Base = object
 
 
@@ -64,7 +64,7 @@ class TrainerCallback(_Base):
                 vars(trainer).pop("training_step", None)
 
         trainer.training_step = step
-        self.observer.undo.append(back)
+        self.observer.at.undo.append(back)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.close()

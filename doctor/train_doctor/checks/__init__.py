@@ -1,14 +1,15 @@
 """The checks: plain functions from what was seen to a finding or a verdict, one module per family.
 
-Each module ends in its list CHECKS of (id, function). A function takes the Evidence and returns a Finding when it
-fires, else a Verdict: OK, not_applicable(why) or unknown(why). The docstring of a function is its page: the symptom
-as a person meets it, what is looked at, what could be mistaken for it and why it is not.
+A function that is marked as a check (check.py) takes the Evidence and returns `fires(...)`, or a
+Verdict: OK, not_applicable(why) or unknown(why). Its docstring is its page: the symptom as a person meets it, what is
+looked at, what could be mistaken for it and why it is not, and the faults it may name, each with its fix.
 
 Footgun: a check that cannot see must say `unknown`. Falling through to OK is how peers miss half of what they list.
 """
 
 import traceback
 
+from train_doctor.check import Check
 from train_doctor.checks import (
     adapters,
     backward,
@@ -24,22 +25,23 @@ from train_doctor.checks import (
     steps,
     tables,
     teachers,
+    terms,
 )
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, loss)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss)
 MODULES += (backward, steps, schedules, precision, parallel, compiling)
-ALL = tuple(pair for module in MODULES for pair in module.CHECKS)
+ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 
 def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:
     """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at. After a
     fault in watching something may not have been seen, so no check may say OK."""
     findings, verdicts = [], {}
-    for name, check in ALL:
+    for check in ALL:
         try:
-            outcome = check(e)
+            outcome = check.look(e)
         except Exception:
             outcome = unknown(f"the check itself failed: {traceback.format_exc(limit=-3)}")
         if e.faults and isinstance(outcome, Verdict) and outcome.state == "OK":
@@ -47,5 +49,5 @@ def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:
         if isinstance(outcome, Finding):
             findings.append(outcome)
         else:
-            verdicts[name] = outcome
+            verdicts[check.id] = outcome
     return findings, verdicts

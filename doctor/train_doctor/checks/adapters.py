@@ -10,21 +10,29 @@ import torch
 from torch import nn
 
 from train_doctor import measures
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 IGNORED = ("missing adapter keys", "unexpected adapter keys")  # peft, when the keys of a file do not fit
 SCALES = ("scaling", "scale", "alpha", "lora_alpha", "multiplier", "lora_scale")
 
 
-def adapter_inactive(e: Evidence) -> Finding | Verdict:
-    """S16. The adapter trains and the model answers as before; or an adapter was loaded and seems untrained.
+@check("S16")
+def adapter_inactive(e: Evidence) -> Fired | Verdict:
+    """The adapter trains and the model answers as before; or an adapter was loaded and seems untrained.
 
     Fires when the adapter has no part in the forward pass and a reason is found (switched off, merged, not the active
     one, its scale is zero), or when loading it left out keys: peft warns of missing adapter keys, and
     load_state_dict(strict=False) returns them to nobody. Loading base weights into a model with adapters misses their
     keys too, and is right.
+
+    ERROR adapter-inactive: The adapter (LoRA) has no part in the forward pass: {reason}. Fix: model.set_adapter(name),
+    model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before the loop.
+    ERROR or WARN adapter-keys-lost: The adapter's (LoRA) weights were not loaded: their keys do not fit the model's
+    names, and the mismatch was ignored, so training starts from a fresh one. Fix: Load with PeftModel.from_pretrained,
+    or rename the keys; and look at what load_state_dict(strict=False) returns.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -37,21 +45,16 @@ def adapter_inactive(e: Evidence) -> Finding | Verdict:
     effect = e.probes.get("adapter")
     off = bool(e.forwards) and all(c.adapters_off for c in e.forwards)
     if reason and (off or (effect is not None and effect == 0.0)):
-        return Finding(
-            "S16",
-            "adapter-inactive",
-            ERROR,
+        return fires(
             f"{reason}; other numbers in its factors change the logits by "
             + (f"{effect:.2g}" if effect is not None else "nothing that could be tried"),
             "an adapter that takes part in the forward pass",
-            f"The adapter (LoRA) has no part in the forward pass: {reason}.",
-            "model.set_adapter(name), model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before "
-            "the loop.",
+            reason=reason,
         )
     return OK if effect is not None else unknown("the adapter's effect could not be tried")
 
 
-def _wrongly_loaded(e: Evidence) -> Finding | None:
+def _wrongly_loaded(e: Evidence) -> Fired | None:
     said = [w for w in e.warned if any(text in w.lower() for text in IGNORED)]
     lost = [(m, k, u) for _, m, k in e.loaded if (u := [n for n in k if is_adapter(n)])]
     adapters = any(is_adapter(n) for n in e.parameters())
@@ -63,17 +66,11 @@ def _wrongly_loaded(e: Evidence) -> Finding | None:
         absent, seen = 1, " ".join(said[-1].split())[:160]
     else:
         return None
-    return Finding(
-        "S16",
-        "adapter-keys-lost",
-        ERROR if lost and absent else WARN,
+    return fires(
         seen,
         "every adapter key of the file found in the model",
-        "The adapter's (LoRA) weights were not loaded: their keys do not fit the model's names, and the mismatch was "
-        "ignored, "
-        "so training starts from a fresh one.",
-        "Load with PeftModel.from_pretrained, or rename the keys; and look at what load_state_dict(strict=False) "
-        "returns.",
+        ERROR if lost and absent else WARN,
+        fault="adapter-keys-lost",
     )
 
 
@@ -110,11 +107,16 @@ def _zero(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value == 0
 
 
-def adapter_without_effect(e: Evidence) -> Finding | Verdict:
-    """N20. The adapter's weights change and the model's answers do not.
+@check("N20")
+def adapter_without_effect(e: Evidence) -> Fired | Verdict:
+    """The adapter's weights change and the model's answers do not.
 
     Fires when the logits stay the same, bit for bit, whatever numbers stand in the adapter's factors: the layer that
     holds them is not the one that is called, or its output is dropped.
+
+    ERROR adapter-without-effect: The adapter (LoRA) has no effect on the output: what it computes is not used by the
+    layers that are called. Fix: Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be
+    the one that is called.
     """
     effect = e.probes.get("adapter")
     if not any(is_adapter(n) for n in e.trainable()):
@@ -124,23 +126,24 @@ def adapter_without_effect(e: Evidence) -> Finding | Verdict:
     if effect > 0 or _reason(e):
         return OK
     count = sum(is_adapter(n) for n in e.trainable())
-    return Finding(
-        "N20",
-        "adapter-without-effect",
-        ERROR,
-        f"other numbers in {count} adapter tensors change the logits by 0",
-        "logits that depend on the adapter",
-        "The adapter (LoRA) has no effect on the output: what it computes is not used by the layers that are called.",
-        "Look at the adapted layer's forward: it must return base(x) + scale * B(A(x)), and be the one that is called.",
+    return fires(
+        f"other numbers in {count} adapter tensors change the logits by 0", "logits that depend on the adapter"
     )
 
 
-def frozen_moved(e: Evidence) -> Finding | Verdict:
-    """N12. Weights that should stay as they are drift.
+@check("N12")
+def frozen_moved(e: Evidence) -> Fired | Verdict:
+    """Weights that should stay as they are drift.
 
     Fires when a frozen parameter changed between the first backward and the end. In an optimizer that means it was
     frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be an
     average or a codebook that the loop keeps on purpose.
+
+    ERROR frozen-moved/stepped: Frozen weights (requires_grad=False) change: they were frozen after a backward and the
+    optimizer still has their gradient or momentum. Fix: Freeze before the optimizer is built, and set the gradients of
+    what is frozen to None.
+    WARN frozen-moved/written: Frozen weights (requires_grad=False) change: something other than the optimizer writes to
+    them. Fix: If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).
     """
     if not e.stepped or not e.first:
         return unknown("no optimizer step was seen")
@@ -155,22 +158,11 @@ def frozen_moved(e: Evidence) -> Finding | Verdict:
         return OK if frozen else not_applicable("nothing is frozen")
     live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
     held = [n for n in drifted if id(every[n]) in mine & live]
-    return Finding(
-        "N12",
-        "frozen-moved",
-        ERROR if held else WARN,
+    return fires(
         f"{len(drifted)} of {len(frozen)} frozen tensors that were followed changed in {len(e.of(Step))} steps "
         f"({(held or drifted)[0]})",
         "0",
-        "Frozen weights (requires_grad=False) change: "
-        + (
-            "they were frozen after a backward and the optimizer still has their gradient or momentum."
-            if held
-            else "something other than the optimizer writes to them."
-        ),
-        "Freeze before the optimizer is built, and set the gradients of what is frozen to None."
-        if held
-        else "If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).",
+        fault="frozen-moved/stepped" if held else "frozen-moved/written",
     )
 
 
@@ -179,6 +171,3 @@ def _more_than_rounding(e: Evidence, name: str) -> bool:
     now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
     gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
     return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
-
-
-CHECKS = [("S16", adapter_inactive), ("N20", adapter_without_effect), ("N12", frozen_moved)]

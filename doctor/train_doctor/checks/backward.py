@@ -9,10 +9,11 @@ import re
 
 from torch import nn
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden, spoilt
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 
 def _norms(e: Evidence) -> dict[str, list[float | None]]:
@@ -24,12 +25,17 @@ def _norms(e: Evidence) -> dict[str, list[float | None]]:
     return found
 
 
-def reentrant_cut(e: Evidence) -> Finding | Verdict:
-    """S10. With gradient checkpointing, adapters do not learn, or backward says that nothing requires a gradient.
+@check("S10")
+def reentrant_cut(e: Evidence) -> Fired | Verdict:
+    """With gradient checkpointing, adapters do not learn, or backward says that nothing requires a gradient.
 
     A reentrant checkpoint gives its region gradients only if one of its inputs requires one; behind a frozen embedding
     none does. Fires when such regions were entered with gradients on and trainable tensors inside were only ever
     called with gradients off. Frozen regions may be cut, and a reference pass under no_grad warns without harm.
+
+    ERROR reentrant-checkpoint-cut: Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs
+    cuts the graph: what is trainable inside the checkpointed regions gets no gradient. Fix: Use use_reentrant=False, or
+    call model.enable_input_require_grads().
     """
     if not e.regions and hidden(e):
         return unknown("part of the model is compiled, and a checkpoint inside would not be seen")
@@ -47,16 +53,10 @@ def reentrant_cut(e: Evidence) -> Finding | Verdict:
         lost = [n for n in e.trainable() if e.called.get(id(owners[n]))]  # seen with gradients in a check in eval mode
     if not lost:
         return OK
-    return Finding(
-        "S10",
-        "reentrant-checkpoint-cut",
-        ERROR,
+    return fires(
         f"{e.cut_regions} of {e.regions} reentrant checkpoints had no input that requires a gradient; {len(lost)} of "
         f"{len(e.trainable())} trainable tensors are inside them and got none ({lost[0]} ...)",
         "at least one input of each checkpointed region requires a gradient",
-        "Reentrant gradient checkpointing (activation checkpointing) behind frozen inputs cuts the graph: what is "
-        "trainable inside the checkpointed regions gets no gradient.",
-        "Use use_reentrant=False, or call model.enable_input_require_grads().",
     )
 
 
@@ -66,12 +66,16 @@ def _without_graph(event: Backward) -> bool:
     return not event.requires_grad and bool(calls) and all(c.grad and not c.requires_grad for c in calls)
 
 
-def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
-    """B1. Part of the model stays at its initial values although it is used in the forward pass.
+@check("B1")
+def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
+    """Part of the model stays at its initial values although it is used in the forward pass.
 
     Fires for trainable tensors of modules that were called and whose gradient was None at every step, while others had
     one. A module that was never called (an unrouted expert, an inactive adapter) is no fault; a single module at a
     dead end (an unused pooler) is a warning only.
+
+    ERROR or WARN called-but-no-gradient: Part of the model takes part in the forward pass but gets no gradient: {why}.
+    Fix: Look at what happens to the output of {module} and keep it in the graph.
     """
     norms, owners, ps = _norms(e), e.owners(), e.trainable()
     if not norms:
@@ -102,15 +106,13 @@ def called_but_no_gradient(e: Evidence) -> Finding | Verdict:
         if len(shielded) == len(cut)
         else "their output is cut from the loss (.detach(), .data, .item(), no_grad, or a new tensor made of values)"
     )
-    return Finding(
-        "B1",
-        "called-but-no-gradient",
-        ERROR if sure and len(shielded) < len(cut) else WARN,  # no_grad may stand for frozen
+    return fires(
         f"{len(cut)} of {len(called)} trainable tensors whose module was called have gradient None in all "
         f"{len(e.of(Gradients))} steps: {', '.join(cut[:3])}{' ...' if len(cut) > 3 else ''}",
         "a gradient for every trainable tensor that took part in the forward pass",
-        f"Part of the model takes part in the forward pass but gets no gradient: {why}.",
-        f"Look at what happens to the output of {cut[-1].rpartition('.')[0] or 'the model'} and keep it in the graph.",
+        ERROR if sure and len(shielded) < len(cut) else WARN,  # no_grad may stand for frozen
+        why=why,
+        module=cut[-1].rpartition(".")[0] or "the model",
     )
 
 
@@ -119,12 +121,20 @@ def _leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
-def zero_gradients(e: Evidence) -> Finding | Verdict:
-    """B3. The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.
+@check("B3")
+def zero_gradients(e: Evidence) -> Fired | Verdict:
+    """The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.
 
     Fires when every trainable tensor that has a gradient has one of exactly zero, at every step (parameters anchored
     by `+ p.sum() * 0`, a loss weight of zero, both factors of an adapter at zero), or all adapters' second factors
     do while the first are not zero.
+
+    ERROR or WARN gradients-exactly-zero: The trainable tensors are in the graph, but their gradients are exactly zero:
+    what is differentiated does not depend on them (a path multiplied by zero, a dead branch, a loss of zero). Fix: Look
+    for a factor of zero between these tensors and the loss.
+    ERROR or WARN gradients-exactly-zero/both-factors: The trainable tensors are in the graph, but their gradients are
+    exactly zero: both factors of every adapter are zero, and each one's gradient is multiplied by the other. Fix: Leave
+    the first factor (lora_A) random and only the second (lora_B) zero.
     """
     norms = _norms(e)
     have = {n: [x for x in each if x is not None] for n, each in norms.items()}
@@ -138,33 +148,24 @@ def zero_gradients(e: Evidence) -> Finding | Verdict:
     ps = e.trainable()
     firsts = [n for n in have if "lora_A" in n or "lora_embedding_A" in n]
     both = firsts and seconds and not any(bool(ps[n].detach().any()) for n in firsts + seconds if n in ps)
-    if both:
-        why, fix = (
-            "both factors of every adapter are zero, and each one's gradient is multiplied by the other",
-            "Leave the first factor (lora_A) random and only the second (lora_B) zero.",
-        )
-    else:
-        why, fix = (
-            "what is differentiated does not depend on them (a path multiplied by zero, a dead branch, a loss of zero)",
-            "Look for a factor of zero between these tensors and the loss.",
-        )
     which = list(have) if everything else seconds
-    return Finding(
-        "B3",
-        "gradients-exactly-zero",
-        ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
+    return fires(
         f"{len(which)} of {len(have)} gradients are exactly 0 in all {len(e.of(Gradients))} steps ({which[0]} ...)",
         "gradients other than zero",
-        f"The trainable tensors are in the graph, but their gradients are exactly zero: {why}.",
-        fix,
+        ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
+        "gradients-exactly-zero/both-factors" if both else "gradients-exactly-zero",
     )
 
 
-def first_factor_dead(e: Evidence) -> Finding | Verdict:
-    """B2. An adapter's second factor learns, its first one stays as it was initialised.
+@check("B2")
+def first_factor_dead(e: Evidence) -> Fired | Verdict:
+    """An adapter's second factor learns, its first one stays as it was initialised.
 
     While lora_B is zero the gradient of lora_A is zero too, in the first step and as long as the rate is zero. Fires
     when it stays exactly zero in two steps after lora_B has moved.
+
+    ERROR adapter-first-factor-dead: The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B
+    has left zero. Fix: Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.
     """
     rounds = [g for g in e.of(Gradients)]
     firsts = [n for n in e.trainable() if is_adapter(n) and "lora_A" in n]
@@ -184,24 +185,24 @@ def first_factor_dead(e: Evidence) -> Finding | Verdict:
     alive = [n for n in firsts if n.replace("lora_A", "lora_B") in ps]
     if not dead or len(dead) < len(alive) / 2:
         return OK
-    return Finding(
-        "B2",
-        "adapter-first-factor-dead",
-        ERROR,
+    return fires(
         f"{len(dead)} of {len(firsts)} lora_A tensors have gradients of exactly 0 in {len(later)} steps "
         "after lora_B moved",
         "gradients in both factors once lora_B is not zero",
-        "The path into the adapter (LoRA) is cut: lora_A gets no gradient although lora_B has left zero.",
-        "Look for a detach, a dropout of 1 or a zero between lora_A and lora_B.",
     )
 
 
-def non_finite_gradients(e: Evidence) -> Finding | Verdict:
-    """B4. Weights turn to NaN: an optimizer stepped on gradients that were not finite.
+@check("B4")
+def non_finite_gradients(e: Evidence) -> Fired | Verdict:
+    """Weights turn to NaN: an optimizer stepped on gradients that were not finite.
 
     A GradScaler skips such steps; they are not counted. Fires when a step was made with NaN or infinity in it. Where
     the weights are still finite it is a warning: some optimizers leave such a step out by themselves (the fused ones do
     under a scaler), and weights may have been put back.
+
+    ERROR or WARN gradients-not-finite: The optimizer stepped on gradients that are NaN or infinite, which spoils the
+    weights for good. Fix: Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not
+    finite.
     """
     events = e.of(Gradients)
     if not events:
@@ -212,22 +213,9 @@ def non_finite_gradients(e: Evidence) -> Finding | Verdict:
             continue  # a fused optimizer is stepped all the same, and skips inside
         if bad:
             first = next((b.value for b in e.of(Backward, round=event.round) if b.value is not None), None)
-            return Finding(
-                "B4",
-                "gradients-not-finite",
-                ERROR if spoilt(e) else WARN,
+            return fires(
                 f"step {event.round + 1} used {len(bad)} gradients with NaN or infinity ({bad[0]} ...); loss {first}",
                 "finite gradients at every step that is made",
-                "The optimizer stepped on gradients that are NaN or infinite, which spoils the weights for good.",
-                "Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not finite.",
+                ERROR if spoilt(e) else WARN,
             )
     return OK
-
-
-CHECKS = [
-    ("S10", reentrant_cut),
-    ("B1", called_but_no_gradient),
-    ("B2", first_factor_dead),
-    ("B3", zero_gradients),
-    ("B4", non_finite_gradients),
-]

@@ -5,18 +5,24 @@ Footgun: torch._dynamo is only looked at when somebody has imported it already. 
 
 import sys
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence
-from train_doctor.finding import OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 MANY = 8  # versions of one function; torch gives up after as many
 
 
-def recompiles(e: Evidence) -> Finding | Verdict:
-    """N18. The first steps of a compiled model are slow, and so are all after them.
+@check("N18")
+def recompiles(e: Evidence) -> Fired | Verdict:
+    """The first steps of a compiled model are slow, and so are all after them.
 
     Counts how often torch.compile translated the same function during the watch, from torch's own records. Once is the
     start, a second and third time happen (gradients off, a last short batch, sizes marked dynamic). Eight times is
     torch's limit, after which the function runs without being compiled.
+
+    WARN recompiles: torch.compile recompiles the same function again and again (a recompile for each new shape or
+    number), and at its limit gives up and runs it uncompiled. Fix: Pad batches to a few lengths, or compile with
+    dynamic=True; TORCH_LOGS=recompiles names what changes.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
@@ -36,16 +42,4 @@ def recompiles(e: Evidence) -> Finding | Verdict:
     name = next((m.co_name for m in worst if m.co_name), "a function")
     reason = next((m.recompile_reason for m in reversed(worst) if m.recompile_reason), "")
     reason = f"; the last because {reason.partition(': ')[2].splitlines()[0][:120]}" if ": " in reason else ""
-    return Finding(
-        "N18",
-        "recompiles",
-        WARN,
-        f"{name} was compiled {len(worst)} times{reason}",
-        "once or twice",
-        "torch.compile recompiles the same function again and again (a recompile for each new shape or number), and "
-        "at its limit gives up and runs it uncompiled.",
-        "Pad batches to a few lengths, or compile with dynamic=True; TORCH_LOGS=recompiles names what changes.",
-    )
-
-
-CHECKS = [("N18", recompiles)]
+    return fires(f"{name} was compiled {len(worst)} times{reason}", "once or twice")

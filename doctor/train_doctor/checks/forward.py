@@ -5,20 +5,30 @@ Footgun: a probe that could not be made (a model that cannot be called again as 
 
 import math
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Backward, Call, Evidence
-from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.probes import resets
 
 CLEAR = 0.02  # smaller shifts may come of numbers scaled together over a batch (8-bit activations)
 
 
-def not_finite(e: Evidence) -> Finding | Verdict:
-    """F5. The loss is NaN from the first step, or from one special batch on.
+@check("F5")
+def not_finite(e: Evidence) -> Fired | Verdict:
+    """The loss is NaN from the first step, or from one special batch on.
 
     Fires when a loss was not finite and the logits it came from were not either, while the weights were. The batch is
     run again, and the first module whose output is not finite though its input was is named. Logits that are minus
     infinity on purpose (a vocabulary filled up, a mask) give a finite loss and are left alone.
+
+    ERROR or WARN output-not-finite: The model's own output is NaN or infinite: something in this module divides by 0 or
+    takes the logarithm or root of what is not positive. Fix: Add a small number inside the division, logarithm or root.
+    ERROR or WARN output-not-finite/overflow: The model's own output is NaN or infinite: an overflow: float16 (fp16)
+    ends at 65504 and an activation went over it. Fix: Use bfloat16, or keep this module in float32.
+    ERROR or WARN output-not-finite/masked-row: The model's own output is NaN or infinite: rows of the attention mask
+    are masked from end to end (padding at the left), and a softmax over nothing is NaN. Fix: Let padding attend to
+    itself, use a large negative number in place of -inf, or pad at the right.
     """
     wrong = [b for b in e.of(Backward) if b.value is not None and not math.isfinite(b.value)]
     if not e.forwards:
@@ -34,43 +44,34 @@ def not_finite(e: Evidence) -> Finding | Verdict:
     if not kind and wrong[0].round > 0:
         return unknown("the batch could not be run again")
     where = f"the first is the output of {name or kind} ({kind}, {fact.split(' ')[0]})" if kind else "in the logits"
-    why, fix = _cause(calls[0], kind, fact)
-    return Finding(
-        "F5",
-        "output-not-finite",
-        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
+    return fires(
         f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
         "finite activations",
-        f"The model's own output is NaN or infinite: {why}.",
-        fix,
+        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
+        _cause(calls[0], kind, fact),
     )
 
 
-def _cause(call: Call, kind: str, fact: str) -> tuple[str, str]:
+def _cause(call: Call, kind: str, fact: str) -> str:
     if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
-        return (
-            "an overflow: float16 (fp16) ends at 65504 and an activation went over it",
-            "Use bfloat16, or keep this module in float32.",
-        )
+        return "output-not-finite/overflow"
     left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
-    if left or "ttention" in kind:
-        return (
-            "rows of the attention mask are masked from end to end (padding at the left), and a softmax over nothing "
-            "is NaN",
-            "Let padding attend to itself, use a large negative number in place of -inf, or pad at the right.",
-        )
-    return (
-        "something in this module divides by 0 or takes the logarithm or root of what is not positive",
-        "Add a small number inside the division, logarithm or root.",
-    )
+    return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
 
 
-def cache_on(e: Evidence) -> Finding | Verdict:
-    """F10. Training takes more memory than it should: each forward keeps keys and values for a generation.
+@check("F10")
+def cache_on(e: Evidence) -> Fired | Verdict:
+    """Training takes more memory than it should: each forward keeps keys and values for a generation.
 
     A note, because the result is right. With packed documents it is wrong, and F12 says so. Under checkpointing written
     by hand the gradients are wrong without a message: the recomputation in backward appends to the cache that the
     forward has filled. That is seen by the cache's length, and an error.
+
+    ERROR cache-on/recomputed: A key-value cache is on under activation checkpointing: when backward recomputes a block,
+    it appends to the keys and values of the first time, so attention and all gradients through it are wrong. Fix: Pass
+    use_cache=False (or set model.config.use_cache = False) while training.
+    NOTE cache-on/kept: The key-value cache of generation is on while training, which costs memory. Fix: Set
+    model.config.use_cache = False (or pass use_cache=False).
     """
     calls = e.forwards
     if not calls:
@@ -78,32 +79,28 @@ def cache_on(e: Evidence) -> Finding | Verdict:
     if not any(c.cached for c in calls):
         return OK
     if grown := next((c for c in calls if c.recached), None):
-        return Finding(
-            "F10",
-            "cache-on",
-            ERROR,
+        return fires(
             f"the key-value cache held {grown.kept} positions after the forward, {grown.recached} after the backward",
             "no cache, or one that backward leaves alone",
-            "A key-value cache is on under activation checkpointing: when backward recomputes a block, it appends to "
-            "the keys and values of the first time, so attention and all gradients through it are wrong.",
-            "Pass use_cache=False (or set model.config.use_cache = False) while training.",
+            fault="cache-on/recomputed",
         )
-    return Finding(
-        "F10",
-        "cache-on",
-        NOTE,
+    return fires(
         f"{sum(c.cached for c in calls)} of {len(calls)} training forwards returned a key-value cache",
         "none",
-        "The key-value cache of generation is on while training, which costs memory.",
-        "Set model.config.use_cache = False (or pass use_cache=False).",
+        fault="cache-on/kept",
     )
 
 
-def future(e: Evidence) -> Finding | Verdict:
-    """F11. The training loss falls far below what is possible, and generated text is senseless.
+@check("F11")
+def future(e: Evidence) -> Fired | Verdict:
+    """The training loss falls far below what is possible, and generated text is senseless.
 
     Later tokens were changed: logits at earlier supervised positions must not move. Only where targets are next
     tokens; masked models look both ways and rightly so, a prefix may see all of itself.
+
+    ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
+    missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an
+    offset), and mix nothing over time.
     """
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
     if not any(r.offset == 1 for r in readings):
@@ -113,16 +110,11 @@ def future(e: Evidence) -> Finding | Verdict:
     reach = e.probes.get("reach")
     if reach is None or reach < 1:
         return OK
-    return Finding(
-        "F11",
-        "sees-the-future",
-        ERROR if e.probes["ahead"] > CLEAR and not _coupled(e) else WARN,
+    return fires(
         f"changing later tokens moved logits up to {reach} positions before them, by {e.probes['ahead']:.2g} of their "
         "spread",
         "0",
-        "The model sees the future, the very tokens it is asked to predict: the causal mask is missing, wrong or one "
-        "too wide.",
-        "Mask attention above the diagonal (is_causal=True; torch.tril without an offset), and mix nothing over time.",
+        ERROR if e.probes["ahead"] > CLEAR and not _coupled(e) else WARN,
     )
 
 
@@ -132,11 +124,15 @@ def _coupled(e: Evidence) -> bool:
     return any(word in f"{name} {type(m).__name__}".lower() for name, m in e.modules() for word in words)
 
 
-def packed(e: Evidence) -> Finding | Verdict:
-    """F12. Packed training gives worse answers than unpacked: documents in one row read each other.
+@check("F12")
+def packed(e: Evidence) -> Fired | Verdict:
+    """Packed training gives worse answers than unpacked: documents in one row read each other.
 
     Where positions begin anew inside a row, the first documents were changed: logits of the last one must not move.
     Texts put end to end without new positions are pretraining as usual and are left alone.
+
+    ERROR or WARN packed-documents-mix: Packed documents see each other (attention leaks across their boundary): {why}.
+    Fix: Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.
     """
     calls = [c for c in e.forwards if c.positions is not None and c.ids is not None]
     calls = [c for c in calls if c.positions.shape[-1] == c.ids.shape[1]]
@@ -156,22 +152,25 @@ def packed(e: Evidence) -> Finding | Verdict:
         if ones
         else "positions alone do not separate them in this attention"
     )
-    return Finding(
-        "F12",
-        "packed-documents-mix",
-        ERROR if moved > CLEAR else WARN,
+    return fires(
         f"changing earlier documents of a row moved the logits of its last one by {moved:.2g} of their spread",
         "0",
-        f"Packed documents see each other (attention leaks across their boundary): {why}.",
-        "Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.",
+        ERROR if moved > CLEAR else WARN,
+        why=why,
     )
 
 
-def padding_seen(e: Evidence) -> Finding | Verdict:
-    """F13. The same text gives another answer in another batch: it depends on how much padding stands beside it.
+@check("F13")
+def padding_seen(e: Evidence) -> Fired | Verdict:
+    """The same text gives another answer in another batch: it depends on how much padding stands beside it.
 
     What stands in padding was changed: logits of attended tokens must not move. Padding after the text of a causal
     model cannot be seen in any case.
+
+    WARN padding-seen: The attention mask is not given to the model, so text attends to its padding. Fix: Pass
+    attention_mask to the model.
+    WARN padding-seen/mask-ignored: The model ignores the attention mask it is given. Fix: Use the mask inside
+    attention.
     """
     if "pads" not in e.probes and any(c.mask is not None and bool((c.mask == 0).any()) for c in e.forwards):
         return unknown("there is padding, but the batch could not be run again")
@@ -180,23 +179,8 @@ def padding_seen(e: Evidence) -> Finding | Verdict:
     moved, limit, masked = e.probes["pads"]
     if moved <= limit:
         return OK
-    return Finding(
-        "F13",
-        "padding-seen",
-        WARN,
+    return fires(
         f"changing the padding moved the logits of attended tokens by {moved:.2g} of their spread",
         "0",
-        "The model ignores the attention mask it is given."
-        if masked
-        else "The attention mask is not given to the model, so text attends to its padding.",
-        "Use the mask inside attention." if masked else "Pass attention_mask to the model.",
+        fault="padding-seen/mask-ignored" if masked else "padding-seen",
     )
-
-
-CHECKS = [
-    ("F5", not_finite),
-    ("F10", cache_on),
-    ("F11", future),
-    ("F12", packed),
-    ("F13", padding_seen),
-]

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Call, Evidence
-from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.probes import runs
 from train_doctor.targets import IGNORED, shifted
 
@@ -46,12 +47,17 @@ def _from_labels(call: Call) -> Batch:
     return Batch(call.ids, call.labels != IGNORED, call.mask, None)
 
 
-def rows_without_targets(e: Evidence) -> Finding | Verdict:
-    """F14. The loss is NaN or 0 from the start, or the model learns from far fewer examples than it is given.
+@check("F14")
+def rows_without_targets(e: Evidence) -> Fired | Verdict:
+    """The loss is NaN or 0 from the start, or the model learns from far fewer examples than it is given.
 
     Counts rows in which no token is a target: every label is -100. A single such row happens (an answer cut off by
     truncation); all rows, or a good part of them over several batches, mean that the place where the answer begins was
     not found. Rows that a packed batch leaves empty at its end are few, so they stay below the limit.
+
+    ERROR or WARN rows-without-targets: {effect}: the labels of these rows are all masked, because the marker of the
+    answer (response template) was not found in them or truncation cut it off. Fix: Print one row's labels; correct the
+    response marker (or the truncation length) so that answers keep labels.
     """
     rows = empty = seen = 0
     for event in e.of(Backward):
@@ -63,16 +69,11 @@ def rows_without_targets(e: Evidence) -> Finding | Verdict:
     share = empty / rows
     if share < 0.2 or (share < 1 and (rows < 8 or empty < 3)):
         return OK
-    return Finding(
-        "F14",
-        "rows-without-targets",
-        ERROR if share == 1 and (seen > 1 or rows >= 8) else WARN,
+    return fires(
         f"{empty} of {rows} rows have no supervised token: all their labels are {IGNORED}",
         "some supervised tokens in nearly every row",
-        f"{'Nothing is asked of the model' if share == 1 else 'Much of the data is not learnt from'}: the labels of "
-        "these rows are all masked, because the marker of the answer (response template) was not found in them or "
-        "truncation cut it off.",
-        "Print one row's labels; correct the response marker (or the truncation length) so that answers keep labels.",
+        ERROR if share == 1 and (seen > 1 or rows >= 8) else WARN,
+        effect="Nothing is asked of the model" if share == 1 else "Much of the data is not learnt from",
     )
 
 
@@ -86,12 +87,17 @@ def _asked_rows(e: Evidence, event: Backward) -> Iterator[Tensor]:
             yield (call.labels[:, 1:] != IGNORED).any(1)
 
 
-def padding_supervised(e: Evidence) -> Finding | Verdict:
-    """F15. The loss falls fast and looks too good, answers are short or full of padding.
+@check("F15")
+def padding_supervised(e: Evidence) -> Fired | Verdict:
+    """The loss falls fast and looks too good, answers are short or full of padding.
 
     Counts targets that are padding: where the attention mask is 0, or, without a mask, in runs of the pad token at the
     end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
     be learnt.
+
+    ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
+    which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
+    pass ignore_index=pad_token_id).
     """
     bad = total = outside = 0
     masked = seen = False
@@ -111,15 +117,10 @@ def padding_supervised(e: Evidence) -> Finding | Verdict:
         return OK
     if not outside:
         return unknown("every target lies where the mask is 0: this mask seems to mean the opposite")
-    return Finding(
-        "F15",
-        "padding-supervised",
-        ERROR if masked else WARN,
+    return fires(
         f"{bad} of {total} supervised tokens are padding ({bad / total:.0%})",
         f"labels of padding are {IGNORED}, which the loss ignores",
-        "The loss counts padding (pad tokens) as text: the model learns to write padding, which is easy, and the loss "
-        "looks better than it is.",
-        f"Set the labels to {IGNORED} where the attention mask is 0 (or pass ignore_index=pad_token_id).",
+        ERROR if masked else WARN,
     )
 
 
@@ -149,12 +150,17 @@ def _guessed(ids: Tensor) -> Tensor | None:
     return tail & (lengths >= 4)[:, None]
 
 
-def end_never_supervised(e: Evidence) -> Finding | Verdict:
-    """F16. The trained model never stops: it writes on after its answer.
+@check("F16")
+def end_never_supervised(e: Evidence) -> Fired | Verdict:
+    """The trained model never stops: it writes on after its answer.
 
     Fires when most rows contain the end-of-text token among what is attended, after a token that is learnt, and not
     once is it a target. This is what a collator does that masks padding by its id while padding and end-of-text share
     one. Texts without an end token, and an end token that only begins the row or stands in a prompt, are left alone.
+
+    WARN end-never-supervised: The end-of-text token (EOS) is never a target{same}, so the model does not learn to stop.
+    Fix: Give padding a pad_token of its own (not the eos_token), or mask labels by the attention mask and not by the
+    pad id.
     """
     eos = e.token("eos")
     if eos is None:
@@ -177,23 +183,23 @@ def end_never_supervised(e: Evidence) -> Finding | Verdict:
     same = (
         " (pad_token and eos_token are one, and the collator masks padding by its id)" if e.token("pad") == eos else ""
     )
-    return Finding(
-        "F16",
-        "end-never-supervised",
-        WARN,
+    return fires(
         f"{have} of {rows} rows end their text with token {eos} (eos_token_id), and it is never a target",
         "the end of an answer is supervised",
-        f"The end-of-text token (EOS) is never a target{same}, so the model does not learn to stop.",
-        "Give padding a pad_token of its own (not the eos_token), or mask labels by the attention mask and not by the "
-        "pad id.",
+        same=same,
     )
 
 
-def labels_shifted_twice(e: Evidence) -> Finding | Verdict:
-    """F17. The loss is stuck high, text comes out with every second word missing.
+@check("F17")
+def labels_shifted_twice(e: Evidence) -> Fired | Verdict:
+    """The loss is stuck high, text comes out with every second word missing.
 
     Fires when the labels given to the model are already one ahead of its ids and the loss inside it is computed two
     ahead: the model shifts by itself. A model that takes targets as they are has a loss one ahead and is left alone.
+
+    ERROR labels-already-shifted: A double shift: the labels were shifted by hand and the model shifts them again, so
+    every position learns the token after the next one. Fix: Pass labels=input_ids (with -100 where nothing is asked);
+    do not shift before the model.
     """
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
     if not any(r.offset is not None for r in readings):
@@ -202,23 +208,21 @@ def labels_shifted_twice(e: Evidence) -> Finding | Verdict:
     wrong = [r for r in readings if r.given == 1 and r.offset == 2 and 1 not in r.offsets]
     if not wrong or len(wrong) < len([r for r in readings if r.offset is not None]):
         return OK
-    return Finding(
-        "F17",
-        "labels-already-shifted",
-        ERROR,
+    return fires(
         "labels[t] is input_ids[t + 1], and the loss pairs the logits at t with input_ids[t + 2]",
         "labels equal to input_ids for a model that shifts them itself",
-        "A double shift: the labels were shifted by hand and the model shifts them again, so every position learns the "
-        "token after the next one.",
-        "Pass labels=input_ids (with -100 where nothing is asked); do not shift before the model.",
     )
 
 
-def two_beginnings(e: Evidence) -> Finding | Verdict:
-    """F18. Slightly worse results than the base model's, with no error anywhere: each text begins with two BOS tokens.
+@check("F18")
+def two_beginnings(e: Evidence) -> Fired | Verdict:
+    """Slightly worse results than the base model's, with no error anywhere: each text begins with two BOS tokens.
 
     Fires when nearly all rows begin with the beginning-of-text token twice, as chat templates make it that write one
     into a text that the tokenizer then gives another. Padding at the left that uses the same token is left alone.
+
+    WARN two-beginnings: Every text has a double BOS: the chat template already writes the beginning-of-text token and
+    the tokenizer adds another. Fix: Tokenize templated text with add_special_tokens=False.
     """
     bos, pad = e.token("bos"), e.token("pad")
     if bos is None:
@@ -239,23 +243,18 @@ def two_beginnings(e: Evidence) -> Finding | Verdict:
         return unknown("no ids were seen")
     if twice < 0.9 * rows:
         return OK
-    return Finding(
-        "F18",
-        "two-beginnings",
-        WARN,
-        f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice",
-        "one beginning-of-text token",
-        "Every text has a double BOS: the chat template already writes the beginning-of-text token and the tokenizer "
-        "adds another.",
-        "Tokenize templated text with add_special_tokens=False.",
-    )
+    return fires(f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice", "one beginning-of-text token")
 
 
-def cut_off(e: Evidence) -> Finding | Verdict:
-    """F19. Answers never end or lack their last part: most texts are longer than the batch and were cut.
+@check("F19")
+def cut_off(e: Evidence) -> Fired | Verdict:
+    """Answers never end or lack their last part: most texts are longer than the batch and were cut.
 
     A note only: rows of equal length without an end token are also what packing and pretraining on one long stream
     give, where nothing is lost.
+
+    NOTE cut-off: Most texts are cut off at the maximum length (truncation), and their EOS with them. Fix: Raise
+    max_length, or split texts on purpose.
     """
     eos = e.token("eos")
     calls = [c for c in e.forwards if c.ids is not None and c.mask is not None and c.mask.shape == c.ids.shape]
@@ -266,21 +265,17 @@ def cut_off(e: Evidence) -> Finding | Verdict:
     cut = sum(int(((c.mask.sum(1) == c.ids.shape[1]) & ~(c.ids == eos).any(1)).sum()) for c in calls)
     if cut < 0.5 * rows or not any(bool((c.ids == eos).any()) for c in calls):
         return OK
-    return Finding(
-        "F19",
-        "cut-off",
-        NOTE,
-        f"{cut} of {rows} rows fill the whole length and have no end-of-text token",
-        "most texts fit",
-        "Most texts are cut off at the maximum length (truncation), and their EOS with them.",
-        "Raise max_length, or split texts on purpose.",
-    )
+    return fires(f"{cut} of {rows} rows fill the whole length and have no end-of-text token", "most texts fit")
 
 
-def same_data(e: Evidence) -> Finding | Verdict:
-    """D8. The training loss falls at once and the evaluation does not: every step sees the same rows.
+@check("D8")
+def same_data(e: Evidence) -> Fired | Verdict:
+    """The training loss falls at once and the evaluation does not: every step sees the same rows.
 
     A note only: overfitting one batch on purpose looks the same and is good practice.
+
+    NOTE same-data: The loop trains on one and the same batch again and again, which it overfits. Fix: Take the next
+    batch inside the loop, if this is not on purpose.
     """
     seen = [c.ids for c in e.forwards if c.ids is not None]
     if len(seen) < 3:
@@ -288,23 +283,7 @@ def same_data(e: Evidence) -> Finding | Verdict:
     repeats = sum(a.shape == b.shape and bool(torch.equal(a, b)) for a, b in zip(seen, seen[1:]))
     if repeats < len(seen) - 1:
         return OK
-    return Finding(
-        "D8",
-        "same-data",
-        NOTE,
+    return fires(
         f"all {len(seen)} forwards got the same batch",
         "a new batch in each step, unless one batch is overfitted on purpose",
-        "The loop trains on one and the same batch again and again, which it overfits.",
-        "Take the next batch inside the loop, if this is not on purpose.",
     )
-
-
-CHECKS = [
-    ("F14", rows_without_targets),
-    ("F15", padding_supervised),
-    ("F16", end_never_supervised),
-    ("F17", labels_shifted_twice),
-    ("F18", two_beginnings),
-    ("F19", cut_off),
-    ("D8", same_data),
-]

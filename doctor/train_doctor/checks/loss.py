@@ -1,4 +1,4 @@
-"""The loss itself: what it asks for and what it is divided by: F3, F4, N6, N17, and (terms.py) F1 and F2.
+"""The loss itself: what it asks for and what it is divided by: F3, F4, N6, N17. F1 and F2 are in terms.py.
 
 Footgun: at the start of training every token costs about ln(vocabulary), so values alone separate little; where the
 targets were seen, they decide.
@@ -8,21 +8,42 @@ import math
 
 import torch
 
-from train_doctor.checks import terms
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.fingerprint import Reading
 from train_doctor.targets import IGNORED, shifted
 
 
-def wrong_target(e: Evidence) -> Finding | Verdict:
-    """F3. The loss is stuck high, or falls to nearly zero at once; text comes out senseless or as a copy.
+@check("F3")
+def wrong_target(e: Evidence) -> Fired | Verdict:
+    """The loss is stuck high, or falls to nearly zero at once; text comes out senseless or as a copy.
 
     The targets, found in the loss, are laid against the ids: one ahead is right; two ahead is a shift too many, none
     at all asks a model for the token it has just read. Sums over tokens, a softmax too many, and the divergence that
     is averaged over the vocabulary are named as well. Masked and encoder-decoder models, heads that predict several
     tokens ahead, label smoothing and auxiliary losses are left alone.
+
+    ERROR or WARN wrong-loss/unshifted: The labels are not shifted (off by one): the model is asked to repeat the token
+    it has just read. Fix: Compare logits[:, :-1] with input_ids[:, 1:].
+    WARN wrong-loss/backwards: The labels are shifted the wrong way: the model is asked for tokens before the one it has
+    just read. Fix: Compare logits[:, :-1] with input_ids[:, 1:].
+    ERROR wrong-loss/shifted-twice: The labels are shifted twice (a double shift): every position learns the token after
+    the next one. Fix: Shift once: either in the data, or in the loss, or leave it to the model.
+    ERROR wrong-loss/decoder-told: The decoder is given the token it must predict: decoder_input_ids were not shifted
+    right. Fix: Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.
+    ERROR wrong-loss/double-softmax: A double softmax: cross_entropy applies one itself, so the loss can hardly move
+    from ln(vocabulary). Fix: Give cross_entropy the logits.
+    ERROR wrong-loss/no-softmax: A softmax is missing: nll_loss takes log-probabilities, and with logits it falls
+    without end. Fix: Use cross_entropy, or log_softmax before nll_loss.
+    WARN wrong-loss/summed-over-row: batchmean divides by the first size only, so the distillation term is a sum over
+    the {t} tokens of a row and that many times too large. Fix: Flatten to (tokens, classes) before kl_div.
+    WARN wrong-loss/averaged-over-vocabulary: The distillation term (KL) is averaged over the vocabulary as well
+    (reduction='mean'), so it hardly counts. Fix: Flatten to (tokens, classes) and use reduction='batchmean', or sum
+    over classes and average over tokens.
+    WARN wrong-loss/summed: The loss is a sum over tokens (reduction='sum'): gradients are that many times too large,
+    and grow with the batch. Fix: Use reduction='mean', or divide by the number of supervised tokens.
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
@@ -34,11 +55,13 @@ def wrong_target(e: Evidence) -> Finding | Verdict:
     return OK
 
 
-def _loss_finding(severity: str, observed: str, expected: str, diagnosis: str, fix: str) -> Finding:
-    return Finding("F3", "wrong-loss", severity, observed, expected, diagnosis, fix)
+def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
+    """Targets at another distance than the next token.
 
-
-def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+    The order is the meaning: first it is asked whether the distance is known for sure (enough tokens, one distance in
+    all losses, seen more than once where it was only inferred from the value), then how far the model itself looks
+    ahead, because only the difference of the two is a fault: 0 repeats, 2 or more skips, less than 0 looks back.
+    """
     known = [r for r in readings if r.offset is not None]
     if not known or (tokens := sum(r.tokens or 0 for r in known)) < 32:
         return None
@@ -58,28 +81,23 @@ def _offset(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
     if ahead == 1:
         return None
     if ahead == 0:
-        return _loss_finding(
-            ERROR if all(_exactly(r, offset) for r in known) else WARN,  # else something was put in the input's place
+        return fires(
             f"the target at position t is input_ids[t], which the model has read ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are not shifted (off by one): the model is asked to repeat the token it has just read.",
-            "Compare logits[:, :-1] with input_ids[:, 1:].",
+            ERROR if all(_exactly(r, offset) for r in known) else WARN,  # else something was put in the input's place
+            fault="wrong-loss/unshifted",
         )
     if ahead < 0:
-        return _loss_finding(
-            WARN,
+        return fires(
             f"the target at position t is input_ids[t - {-ahead}] ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are shifted the wrong way: the model is asked for tokens before the one it has just read.",
-            "Compare logits[:, :-1] with input_ids[:, 1:].",
+            fault="wrong-loss/backwards",
         )
     if ahead >= 2:
-        return _loss_finding(
-            ERROR,
+        return fires(
             f"the target at position t is input_ids[t + {ahead}] ({tokens} tokens)",
             "the target at position t is input_ids[t + 1]",
-            "The labels are shifted twice (a double shift): every position learns the token after the next one.",
-            "Shift once: either in the data, or in the loss, or leave it to the model.",
+            fault="wrong-loss/shifted-twice",
         )
     return None
 
@@ -99,7 +117,7 @@ def _causal(e: Evidence) -> bool:
     )
 
 
-def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
     """An encoder-decoder whose decoder reads at each position the very token it is asked for there."""
     calls = [c for c in e.forwards if c.decoder is not None and c.labels is not None]
     calls = [c for c in calls if c.decoder.shape == c.labels.shape]
@@ -107,76 +125,61 @@ def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fi
     same = sum(int(((c.labels == c.decoder) & (c.labels != -100)).sum()) for c in calls)
     if asked < 32 or same < 0.95 * asked:
         return None
-    return _loss_finding(
-        ERROR,
+    return fires(
         f"{same} of {asked} supervised labels equal decoder_input_ids at their own position",
         "decoder_input_ids are the labels shifted right by one, with the start token in front",
-        "The decoder is given the token it must predict: decoder_input_ids were not shifted right.",
-        "Leave decoder_input_ids out (the model shifts the labels itself), or shift them right by one.",
+        fault="wrong-loss/decoder-told",
     )
 
 
-def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+def _probabilities(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
     odd = [r.odd for r in readings]
     if not odd or not odd[0] or len(set(odd)) > 1:
         return None
     if odd[0] == "probabilities":
-        return _loss_finding(
-            ERROR,
-            "every row given to cross_entropy is positive and sums to 1",
-            "logits",
-            "A double softmax: cross_entropy applies one itself, so the loss can hardly move from ln(vocabulary).",
-            "Give cross_entropy the logits.",
+        return fires(
+            "every row given to cross_entropy is positive and sums to 1", "logits", fault="wrong-loss/double-softmax"
         )
-    return _loss_finding(
-        ERROR,
+    return fires(
         "rows given to nll_loss hold positive numbers, which no logarithm of a probability is",
         "log-probabilities",
-        "A softmax is missing: nll_loss takes log-probabilities, and with logits it falls without end.",
-        "Use cross_entropy, or log_softmax before nll_loss.",
+        fault="wrong-loss/no-softmax",
     )
 
 
-def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
     longer = [n for n in seen if n.reduction == "batchmean" and len(n.shape) == 3 and min(n.shape[1:]) >= 16]
     if longer and len(longer) == len(seen):
         b, t, _ = longer[0].shape
-        return _loss_finding(
-            WARN,
+        return fires(
             f"kl_div(reduction='batchmean') on {tuple(longer[0].shape)}: the divergence is divided by {b}, not {b * t}",
             "a divergence per token: reduction='batchmean' on (tokens, classes)",
-            f"batchmean divides by the first size only, so the distillation term is a sum over the {t} tokens of a "
-            "row and that many times too large.",
-            "Flatten to (tokens, classes) before kl_div.",
+            fault="wrong-loss/summed-over-row",
+            t=t,
         )
     if not averaged or 2 * len(averaged) < len(seen):  # some also log the right one
         return None
     width = averaged[0].width
-    return _loss_finding(
-        WARN,
+    return fires(
         f"kl_div(reduction='mean') over {width} classes: the divergence is divided by {width}",
         "a divergence per token: reduction='batchmean' on (tokens, classes)",
-        "The distillation term (KL) is averaged over the vocabulary as well (reduction='mean'), so it hardly counts.",
-        "Flatten to (tokens, classes) and use reduction='batchmean', or sum over classes and average over tokens.",
+        fault="wrong-loss/averaged-over-vocabulary",
     )
 
 
-def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Finding | None:
+def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
     known = [r for r in readings if r.offset == 1 and r.ratio is not None and (r.tokens or 0) >= 32]
     if not known or len(known) < len(readings) or _divided_by_hand(e):
         return None
     if any(abs(r.ratio / r.tokens - 1) > 0.01 for r in known):
         return None
     first = next(b for b in backwards if b.reading is known[0])
-    return _loss_finding(
-        WARN,
+    return fires(
         f"the loss {first.value:.4g} is {known[0].tokens} tokens times {known[0].mean:.4g} nats",
         f"a mean over tokens, {known[0].mean:.4g}",
-        "The loss is a sum over tokens (reduction='sum'): gradients are that many times too large, and grow with the "
-        "batch.",
-        "Use reduction='mean', or divide by the number of supervised tokens.",
+        fault="wrong-loss/summed",
     )
 
 
@@ -194,11 +197,17 @@ def _divided_by_hand(e: Evidence) -> bool:
     return False
 
 
-def first_loss(e: Evidence) -> Finding | Verdict:
-    """F4. A model that knows nothing starts with a loss far from ln(vocabulary).
+@check("F4")
+def first_loss(e: Evidence) -> Fired | Verdict:
+    """A model that knows nothing starts with a loss far from ln(vocabulary).
 
     Only where from_scratch=True says that the model is untrained. Much less means that it sees the answer; much more
     that its first weights are too large.
+
+    WARN first-loss/too-low: The untrained model already knows the answer: it sees its targets, or it is not untrained.
+    Fix: Check the shift of the labels and the causal mask.
+    WARN first-loss/too-high: The first weights are too large, so the untrained model is sure of wrong answers. Fix:
+    Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).
     """
     if not e.declared.get("from_scratch"):
         return not_applicable("from_scratch=True was not declared")
@@ -209,29 +218,31 @@ def first_loss(e: Evidence) -> Finding | Verdict:
         return unknown("no loss could be read")
     if 0.7 <= (ratio := reading.mean / math.log(call.vocabulary)) <= 1.5:
         return OK
-    low = ratio < 1
-    return Finding(
-        "F4",
-        "first-loss",
-        WARN,
+    return fires(
         f"the first loss is {reading.mean:.3g} nats per token, {ratio:.2g} times ln({call.vocabulary})",
         f"about {math.log(call.vocabulary):.3g}",
-        "The untrained model already knows the answer: it sees its targets, or it is not untrained."
-        if low
-        else "The first weights are too large, so the untrained model is sure of wrong answers.",
-        "Check the shift of the labels and the causal mask."
-        if low
-        else "Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).",
+        fault="first-loss/too-low" if ratio < 1 else "first-loss/too-high",
     )
 
 
-def accumulation(e: Evidence) -> Finding | Verdict:
-    """N6. The same batch split into micro-batches gives another gradient: larger losses, or short answers count more.
+@check("N6")
+def accumulation(e: Evidence) -> Fired | Verdict:
+    """The same batch split into micro-batches gives another gradient: larger losses, or short answers count more.
 
     For rounds of several backwards on different batches, the loss of each is set against its cross-entropy per token.
     Undivided means sum up to k times the gradient; means divided by k alike, though the numbers of tokens differ
     much, weigh tokens unequally. Losses that share a batch, gradients divided by hand before the step and losses
     divided by the whole batch's tokens are left alone.
+
+    WARN accumulation-scale/undivided: Gradient accumulation without a division: the losses of {k} micro-batches are
+    added up and not averaged, so the gradient is {k} times too large. Fix: Divide each loss by {k}, or divide summed
+    losses by the number of tokens in the whole step.
+    WARN accumulation-scale/other-divisor: Gradient accumulation divides by another number ({divisor}) than the
+    micro-batches of a step ({k}). Fix: Divide by the number of backward calls between two optimizer steps; use one
+    variable for both.
+    WARN accumulation-scale/mean-of-means: A mean of means in gradient accumulation: each micro-batch counts the same
+    however few tokens it has, so tokens in short ones weigh more. Fix: Sum the losses and divide by the number of
+    supervised tokens in the whole step (num_items_in_batch).
     """
     rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in rounds if _accumulates(bs)]
@@ -247,35 +258,32 @@ def accumulation(e: Evidence) -> Finding | Verdict:
     totals = [sum(r.ratio for r in rs) for rs in readings]
     whole = all(abs(r.ratio - 1) < 0.01 for rs in readings for r in rs)
     if whole and not _divided_by_hand(e):
-        return _accumulation(
+        return fires(
             f"{k} losses per step, each a whole mean, summing to {totals[0]:.3g} times the loss per token",
             f"losses that sum to the loss per token (each divided by {k}, or by the step's tokens)",
-            f"Gradient accumulation without a division: the losses of {k} micro-batches are added up and not "
-            "averaged, so "
-            f"the gradient is {k} times too large.",
-            f"Divide each loss by {k}, or divide summed losses by the number of tokens in the whole step.",
+            fault="accumulation-scale/undivided",
+            k=k,
         )
     shares = [r.ratio for rs in readings for r in rs]
     divisor = round(1 / shares[0]) if 0 < shares[0] < 0.75 else 1
     same = all(abs(share * divisor - 1) < 0.01 for share in shares) and len({len(rs) for rs in readings}) == 1
     if divisor > 1 and same and divisor != k and not _divided_by_hand(e):
-        return _accumulation(
+        return fires(
             f"each loss is divided by {divisor}, and {k} of them make a step: {k / divisor:.3g} times the mean",
             f"each loss divided by {k}",
-            f"Gradient accumulation divides by another number ({divisor}) than the micro-batches of a step ({k}).",
-            "Divide by the number of backward calls between two optimizer steps; use one variable for both.",
+            fault="accumulation-scale/other-divisor",
+            divisor=divisor,
+            k=k,
         )
     uneven = [max(r.tokens for r in rs) / min(r.tokens for r in rs) for rs in readings]
     equal = all(
         max(r.ratio for r in rs) - min(r.ratio for r in rs) < 0.01 * max(r.ratio for r in rs) for rs in readings
     )
     if equal and not whole and sorted(uneven)[len(uneven) // 2] >= 2.5:
-        return _accumulation(
+        return fires(
             f"micro-batches of one step hold from 1 to {max(uneven):.3g} parts of the tokens and count alike",
             "each micro-batch counts by its tokens",
-            "A mean of means in gradient accumulation: each micro-batch counts the same however few tokens it has, so "
-            "tokens in short ones weigh more.",
-            "Sum the losses and divide by the number of supervised tokens in the whole step (num_items_in_batch).",
+            fault="accumulation-scale/mean-of-means",
         )
     return OK
 
@@ -291,16 +299,17 @@ def _accumulates(backwards: list[Backward]) -> bool:
     return not any(a.shape == b.shape and bool((a == b).all()) for i, a in enumerate(ids) for b in ids[:i])
 
 
-def _accumulation(observed: str, expected: str, diagnosis: str, fix: str) -> Finding:
-    return Finding("N6", "accumulation-scale", WARN, observed, expected, diagnosis, fix)
-
-
-def hidden_nan(e: Evidence) -> Finding | Verdict:
-    """N17. The log reads 0.0, or nan, and the model answers nonsense.
+@check("N17")
+def hidden_nan(e: Evidence) -> Fired | Verdict:
+    """The log reads 0.0, or nan, and the model answers nonsense.
 
     Fires when a loss given to backward was not finite. The Trainer of transformers prints 0.0 for it. Under a gradient
     scaler an infinite loss now and then is part of the search for a scale; a NaN is not. A bad batch whose step was
     left out, so that the weights are sound, gives a warning.
+
+    ERROR or WARN loss-not-finite: The loss is NaN or infinite from step {step} on: {why}. Weights updated with it are
+    lost; the Trainer of transformers prints 0.0 for such a loss. Fix: Stop, go back to the last good weights, and look
+    at that step; logging_nan_inf_filter=False shows it.
     """
     backwards = [b for b in e.of(Backward) if b.value is not None]
     if not backwards:
@@ -308,16 +317,12 @@ def hidden_nan(e: Evidence) -> Finding | Verdict:
     bad = [b for b in backwards if not math.isfinite(b.value)]
     if not bad or (all(math.isinf(b.value) and b.scale for b in bad) and len(bad) <= 2):
         return OK
-    return Finding(
-        "N17",
-        "loss-not-finite",
-        ERROR if spoilt(e) or 2 * len(bad) > len(backwards) else WARN,
+    return fires(
         f"the loss is {bad[0].value} at step {bad[0].round + 1}, and in {len(bad)} of {len(backwards)} backwards",
         "a finite loss",
-        f"The loss is NaN or infinite from step {bad[0].round + 1} on: {_why(e, bad[0])}. Weights updated with it are "
-        "lost; "
-        "the Trainer of transformers prints 0.0 for such a loss.",
-        "Stop, go back to the last good weights, and look at that step; logging_nan_inf_filter=False shows it.",
+        ERROR if spoilt(e) or 2 * len(bad) > len(backwards) else WARN,
+        step=bad[0].round + 1,
+        why=_why(e, bad[0]),
     )
 
 
@@ -342,12 +347,3 @@ def _why(e: Evidence, event: Backward) -> str:
 
 def _broken(event: Gradients) -> bool:
     return any(norm is not None and not math.isfinite(norm) for norm in event.norms.values())
-
-
-CHECKS = [
-    *terms.CHECKS,
-    ("F3", wrong_target),
-    ("F4", first_loss),
-    ("N6", accumulation),
-    ("N17", hidden_nan),
-]

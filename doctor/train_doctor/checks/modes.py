@@ -6,9 +6,10 @@ wrapped (peft) has a root in train mode around an inside in eval mode.
 
 from torch import nn
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden
 from train_doctor.evidence import Backward, Call, Evidence
-from train_doctor.finding import NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import NOTE, OK, WARN, Verdict, not_applicable, unknown
 
 
 def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
@@ -43,13 +44,18 @@ def _flipped(modes: list[bool]) -> bool:
     return bool(modes) and modes[0] and not modes[-1]
 
 
-def eval_mode_training(e: Evidence) -> Finding | Verdict:
-    """S11. It overfits sooner than it should; the configured dropout seems to do nothing.
+@check("S11")
+def eval_mode_training(e: Evidence) -> Fired | Verdict:
+    """It overfits sooner than it should; the configured dropout seems to do nothing.
 
     Fires when the steps were made from forwards in eval mode while the model has dropout with p > 0. transformers'
     from_pretrained returns a model in eval mode, and peft's wrapper around it says train while the inside does not. A
     model without dropout loses nothing, and a part put in eval mode on purpose under a root in train mode is left
     alone.
+
+    WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
+    mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
+    should be off.
     """
     modes = _modes(e)
     if e.model is None or not modes or not e.of(Backward):
@@ -64,15 +70,9 @@ def eval_mode_training(e: Evidence) -> Finding | Verdict:
     if (any(modes) and not wrapped) or not asleep:
         return OK
     name, p = next(iter(asleep.items()))
-    return Finding(
-        "S11",
-        "eval-mode-training",
-        WARN,
+    return fires(
         f"{len(asleep)} of {len(drops)} dropouts with p > 0 are in eval mode while training ({name}, p = {p:g})",
         "0 of them in eval mode",
-        "The model trains in eval mode: model.train() was never called (from_pretrained returns eval mode), so its "
-        "dropout is off.",
-        "Call model.train() before the loop; or set dropout to 0 in the config if it should be off.",
     )
 
 
@@ -82,12 +82,16 @@ def _inside(e: Evidence):
     return base() if callable(base) else e.model
 
 
-def mode_flip(e: Evidence) -> Finding | Verdict:
-    """N16. After the first evaluation the training loss drops a little and from then on the model overfits.
+@check("N16")
+def mode_flip(e: Evidence) -> Fired | Verdict:
+    """After the first evaluation the training loss drops a little and from then on the model overfits.
 
     Fires when the first training forwards were in train mode and the last ones in eval mode: an evaluation called
     model.eval() and nobody called model.train() after it. Forwards of the evaluation itself do not count, only those
     that a backward was made from.
+
+    WARN or NOTE mode-flip: The model was put into eval mode during training {after}and never put back, so dropout is
+    off from then on. Fix: Call model.train() after each evaluation, before the next training forward.
     """
     modes = _modes(e)
     if len(modes) < 2 or not e.of(Backward):
@@ -99,15 +103,9 @@ def mode_flip(e: Evidence) -> Finding | Verdict:
     stateful = [n for n, m in e.modules() if "BatchNorm" in type(m).__name__]
     between = [c for c in e.of(Call) if c.role == "model" and not c.grad]
     after = "after an evaluation pass " if between else ""
-    return Finding(
-        "N16",
-        "mode-flip",
-        WARN if drops or stateful else NOTE,
+    return fires(
         f"training forwards 1 to {at} in train mode, {at + 1} to {len(modes)} in eval mode; {len(drops)} dropouts",
         f"all {len(modes)} in train mode",
-        f"The model was put into eval mode during training {after}and never put back, so dropout is off from then on.",
-        "Call model.train() after each evaluation, before the next training forward.",
+        WARN if drops or stateful else NOTE,
+        after=after,
     )
-
-
-CHECKS = [("S11", eval_mode_training), ("N16", mode_flip)]

@@ -14,21 +14,30 @@ import torch
 from torch import Tensor
 
 from train_doctor import measures
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence, Step
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 PATIENCE = 0.5  # seconds; ranks that are averaged end their steps together
 APART = 0.05  # of the way gone: less is rounding
 told = 0  # times this process has left its numbers
 
 
-def ranks_apart(e: Evidence) -> Finding | Verdict:
-    """N21. Each process trains a model of its own: the loss is fine on every rank and evaluation is worse than it.
+@check("N21")
+def ranks_apart(e: Evidence) -> Fired | Verdict:
+    """Each process trains a model of its own: the loss is fine on every rank and evaluation is worse than it.
 
     Fires when the model was called with gradients while its DistributedDataParallel wrapper never was, so that
     gradients are not averaged (a call of `.module` under no_grad is fine); or when weights that were equal on all ranks
     went different ways. Without a wrapper this is a warning, because some average weights every few steps on purpose.
     Shards, which differ from the start, are not compared, nor are ranks that are not watched.
+
+    ERROR ddp-wrapper-gone-round: The forward pass goes through ddp.module and not through the DDP wrapper, so gradients
+    are never averaged (no all-reduce) and the ranks drift apart. Fix: Call the wrapper itself: ddp(...), not
+    ddp.module(...).
+    ERROR or WARN ranks-apart: The ranks drift apart: gradients are not averaged over the processes (no all-reduce), or
+    something is done on one rank only. Fix: Wrap the model in DistributedDataParallel and call the wrapper; do the same
+    to the weights on every rank.
     """
     wrappers = [w for w in e.wrappers if type(w).__name__ == "DistributedDataParallel"]
     world = torch.distributed.get_world_size() if _met() else 1
@@ -37,22 +46,16 @@ def ranks_apart(e: Evidence) -> Finding | Verdict:
     if not e.forwards:
         return unknown("no training forward was seen")
     if any(not e.called.get(id(w)) for w in wrappers):
-        return Finding(
-            "N21",
-            "ddp-wrapper-gone-round",
-            ERROR,
+        return fires(
             f"the model was called {len(e.forwards)} times with gradients, its DistributedDataParallel wrapper never",
             "training calls go through the wrapper",
-            "The forward pass goes through ddp.module and not through the DDP wrapper, so gradients are never averaged "
-            "(no all-reduce) and the ranks drift apart.",
-            "Call the wrapper itself: ddp(...), not ddp.module(...).",
         )
     if world < 2:
         return OK
     return _compared(e, bool(wrappers), world)
 
 
-def _compared(e: Evidence, wrapped: bool, world: int) -> Finding | Verdict:
+def _compared(e: Evidence, wrapped: bool, world: int) -> Fired | Verdict:
     start, way = _state(e)
     if not way or not e.of(Step):
         return unknown("no weight was followed through a step")
@@ -65,16 +68,12 @@ def _compared(e: Evidence, wrapped: bool, world: int) -> Finding | Verdict:
     gap = max(_apart(way[name], other["way"][name]) for other in others for name in way)
     if gap < APART:
         return OK
-    return Finding(
-        "N21",
-        "ranks-apart",
-        ERROR if wrapped else WARN,
+    return fires(
         f"weights that were equal on {len(others) + 1} ranks differ by {gap:.2g} of the way they went, after "
         f"{len(e.of(Step))} steps",
         "equal weights on all ranks",
-        "The ranks drift apart: gradients are not averaged over the processes (no all-reduce), or something is done on "
-        "one rank only.",
-        "Wrap the model in DistributedDataParallel and call the wrapper; do the same to the weights on every rank.",
+        ERROR if wrapped else WARN,
+        fault="ranks-apart",
     )
 
 
@@ -122,6 +121,3 @@ def _exchange(mine: dict, world: int) -> list[dict]:
 
 def _met() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-CHECKS = [("N21", ranks_apart)]

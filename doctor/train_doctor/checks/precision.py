@@ -8,15 +8,21 @@ from statistics import median
 
 import torch
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, ScalerStep, Step
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 
-def rounded_away(e: Evidence) -> Finding | Verdict:
-    """N4. Training in bf16 is slow or stands still, and a higher learning rate helps more than it should.
+@check("N4")
+def rounded_away(e: Evidence) -> Fired | Verdict:
+    """Training in bf16 is slow or stands still, and a higher learning rate helps more than it should.
 
     Fires by the fp32 shadow: the share of the way that the same gradients lead fp32 copies is below a half (error) or
     below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
+
+    ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
+    are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or
+    use stochastic rounding or compensated sums.
     """
     if not any(o.low for o in e.optimizers):
         return not_applicable("no trained parameter is below 32 bits")
@@ -34,16 +40,12 @@ def rounded_away(e: Evidence) -> Finding | Verdict:
     stuck = ones - {u.name for u in low if u.changed}
     norms = f"; {len(stuck)} of {len(ones)} vectors looked at never changed" if ones else ""
     kinds = sorted({str(u.dtype).removeprefix("torch.") for u in low}) or ["16-bit"]
-    return Finding(
-        "N4",
-        "updates-rounded-away",
-        ERROR if share < 0.5 and not rising else WARN,
+    return fires(
         f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr {max(rates):.2g}){norms}",
         "nearly 100 %, as in fp32",
-        f"The weights are kept in {'/'.join(kinds)} (pure {_short(kinds)}, no fp32 master copy), whose steps are "
-        "coarser "
-        "than the updates: most are rounded away.",
-        "Keep the weights in fp32 and compute under autocast, or use stochastic rounding or compensated sums.",
+        ERROR if share < 0.5 and not rising else WARN,
+        kinds="/".join(kinds),
+        short=_short(kinds),
     )
 
 
@@ -51,10 +53,15 @@ def _short(kinds: list[str]) -> str:
     return "/".join(kind.replace("bfloat", "bf").replace("float", "fp") for kind in kinds)
 
 
-def scaler_over_half(e: Evidence) -> Finding | Verdict:
-    """S7. "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
+@check("S7")
+def scaler_over_half(e: Evidence) -> Fired | Verdict:
+    """ "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
 
     Fires when that was raised, or fp16 parameters are trained under an enabled scaler. A frozen fp16 base is fine.
+
+    ERROR fp16-parameters-under-a-scaler: The model was cast to fp16 as a whole; a GradScaler needs fp32 parameters to
+    unscale into. Fix: Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a
+    scaler.
     """
     half = [n for n, p in e.trainable().items() if p.dtype == torch.float16]
     scaled = any(b.scale for b in e.of(Backward)) or any(s.enabled for s in e.of(ScalerStep))
@@ -62,23 +69,25 @@ def scaler_over_half(e: Evidence) -> Finding | Verdict:
         return OK if e.trainable() else not_applicable("nothing is trainable")
     if not scaled and "unscale FP16 gradients" not in e.complaint:
         return not_applicable("no enabled scaler was seen")
-    return Finding(
-        "S7",
-        "fp16-parameters-under-a-scaler",
-        ERROR,
+    return fires(
         f"{len(half)} trainable tensors are float16 ({half[0]} ...), under an enabled GradScaler",
         "trainable parameters in fp32; autocast makes the fp16 copies",
-        "The model was cast to fp16 as a whole; a GradScaler needs fp32 parameters to unscale into.",
-        "Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a scaler.",
     )
 
 
-def underflow(e: Evidence) -> Finding | Verdict:
-    """B5. Training in fp16 learns less than it should: small gradients have become exactly zero.
+@check("B5")
+def underflow(e: Evidence) -> Fired | Verdict:
+    """Training in fp16 learns less than it should: small gradients have become exactly zero.
 
     Looked at when fp16 autocast or fp16 parameters are differentiated without an effective scaler. More than half of
     the gradients' elements at zero is an error; otherwise it is a warning. A scaler made for another device switches
     itself off and only warns.
+
+    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8 becomes zero. Fix: Use
+    torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
+    ERROR fp16-without-a-scaler/switched-off: The GradScaler is switched off (made for another device, or
+    enabled=False): small fp16 gradients become zero. Fix: Use torch.amp.GradScaler(device) of the device in use around
+    backward and step, or bfloat16.
     """
     half = any(c.autocast == torch.float16 for c in e.forwards)
     half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
@@ -97,25 +106,24 @@ def underflow(e: Evidence) -> Finding | Verdict:
     ]
     zero = median(shares) if shares else 0.0
     off = any(not s.enabled for s in e.of(ScalerStep))
-    return Finding(
-        "B5",
-        "fp16-without-a-scaler",
-        ERROR if zero > 0.5 or off else WARN,
+    return fires(
         f"fp16, {'a GradScaler that is disabled' if off else 'no scaled loss'}; "
         f"{zero:.0%} of the gradients' elements are exactly 0",
         "a loss scaled by an enabled GradScaler, and few zeros",
-        "The GradScaler is switched off (made for another device, or enabled=False): small fp16 gradients become zero."
-        if off
-        else "fp16 gradients without loss scaling: what is below 6e-8 becomes zero.",
-        "Use torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.",
+        ERROR if zero > 0.5 or off else WARN,
+        "fp16-without-a-scaler/switched-off" if off else "fp16-without-a-scaler",
     )
 
 
-def never_accepts(e: Evidence) -> Finding | Verdict:
-    """N15. With a GradScaler nothing moves: it finds infinities and skips step after step.
+@check("N15")
+def never_accepts(e: Evidence) -> Fired | Verdict:
+    """With a GradScaler nothing moves: it finds infinities and skips step after step.
 
     The first skips look for the right scale. Fires when more than half of at least eight steps were skipped, and
     still some after the fifth.
+
+    ERROR or WARN scaler-skips-steps: The GradScaler finds NaN or inf in the gradients again and again, so the optimizer
+    does not step. Fix: Look for what is not finite in the forward pass; it is not the scale.
     """
     steps = [s for s in e.of(ScalerStep) if s.enabled]
     if not steps:
@@ -125,15 +133,8 @@ def never_accepts(e: Evidence) -> Finding | Verdict:
         return unknown(f"{skipped} of {len(steps)} steps were skipped, too few to say")
     if skipped <= len(steps) / 2 or all(s.stepped for s in steps[-3:]):
         return OK
-    return Finding(
-        "N15",
-        "scaler-skips-steps",
-        ERROR if skipped == len(steps) else WARN,
+    return fires(
         f"{skipped} of {len(steps)} steps were skipped; the scale is now {steps[-1].scale:g}",
         "a few skips at the beginning",
-        "The GradScaler finds NaN or inf in the gradients again and again, so the optimizer does not step.",
-        "Look for what is not finite in the forward pass; it is not the scale.",
+        ERROR if skipped == len(steps) else WARN,
     )
-
-
-CHECKS = [("N4", rounded_away), ("S7", scaler_over_half), ("B5", underflow), ("N15", never_accepts)]

@@ -9,8 +9,9 @@ from statistics import median
 import torch
 from torch import nn
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 
 def _by_round(e: Evidence) -> list[float]:
@@ -22,11 +23,15 @@ def _rising(rates: list[float]) -> bool:
     return len(rates) > 1 and rates[-1] > 1.05 * rates[0]
 
 
-def rate_is_zero(e: Evidence) -> Finding | Verdict:
-    """N11. Steps are made and nothing changes, because the learning rate is zero.
+@check("N11")
+def rate_is_zero(e: Evidence) -> Fired | Verdict:
+    """Steps are made and nothing changes, because the learning rate is zero.
 
     Fires when all rates of all optimizers were zero in three steps running: a schedule that has run out, a warm-up by
     integer division, a schedule that is never stepped. A warm-up that begins at zero is past it after one step.
+
+    ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the schedule's arguments
+    (total steps, warm-up steps) and step it once per optimizer step.
     """
     rates = _by_round(e)
     if len(rates) < 3:
@@ -46,24 +51,30 @@ def rate_is_zero(e: Evidence) -> Finding | Verdict:
         why = "a schedule that starts at zero was built but scheduler.step() is never called"
     else:
         why = "it was set to zero"
-    return Finding(
-        "N11",
-        "learning-rate-zero",
-        ERROR if rates[-1] == 0 else WARN,  # a late start may be meant
+    return fires(
         f"learning rate 0 in {longest} steps running; rates seen: {', '.join(f'{r:.2g}' for r in rates[:6])}",
         "a rate above zero, but for the first step of a warm-up and the very last one",
-        f"The learning rate (lr) is zero: {why}.",
-        "Look at the schedule's arguments (total steps, warm-up steps) and step it once per optimizer step.",
+        ERROR if rates[-1] == 0 else WARN,  # a late start may be meant
+        why=why,
     )
 
 
-def scheduler_rate(e: Evidence) -> Finding | Verdict:
-    """N9. The learning rate decays too fast: the scheduler is stepped for every micro-batch.
+@check("N9")
+def scheduler_rate(e: Evidence) -> Fired | Verdict:
+    """The learning rate decays too fast: the scheduler is stepped for every micro-batch.
 
     Fires when one scheduler is stepped at least 1.5 times per step of its optimizer, or before the first step. Calls
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
     are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
     half of the steps watched, and stays there, is named as well.
+
+    WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
+    learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
+    WARN scheduler-before-optimizer: The scheduler is stepped before the optimizer, so the first value of the schedule
+    is skipped. Fix: Call scheduler.step() once, right after optimizer.step().
+    WARN schedule-ends-early: The schedule reaches zero too early: it was built for fewer steps than are made
+    (num_training_steps counts optimizer steps). Fix: Give the scheduler the number of optimizer steps of the whole run,
+    and step it once per optimizer step.
     """
     begun, calls, steps, early = False, {}, 0, False
     for event in e.events:
@@ -88,24 +99,20 @@ def scheduler_rate(e: Evidence) -> Finding | Verdict:
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
         return _ended_early(e) or OK
+    if not many:
+        return fires(
+            "scheduler.step() came before the first optimizer.step()",
+            "one scheduler step after each optimizer step",
+            fault="scheduler-before-optimizer",
+        )
     backwards = len(e.of(Backward)) / max(1, len(e.of(Step)))
-    return Finding(
-        "N9",
-        "scheduler-steps-too-often" if many else "scheduler-before-optimizer",
-        WARN,
-        f"{ratio:.2g} scheduler steps per optimizer step ({backwards:.2g} backwards per optimizer step)"
-        if many
-        else "scheduler.step() came before the first optimizer.step()",
+    return fires(
+        f"{ratio:.2g} scheduler steps per optimizer step ({backwards:.2g} backwards per optimizer step)",
         "one scheduler step after each optimizer step",
-        "The scheduler is stepped per micro-batch (inside gradient accumulation), so the learning rate decays that "
-        "many times too fast."
-        if many
-        else "The scheduler is stepped before the optimizer, so the first value of the schedule is skipped.",
-        "Call scheduler.step() once, right after optimizer.step().",
     )
 
 
-def _ended_early(e: Evidence) -> Finding | None:
+def _ended_early(e: Evidence) -> Fired | None:
     """The rate was above zero, and is zero in the last two steps of few: the schedule was built for fewer.
 
     More zeros than two are N11.
@@ -114,15 +121,10 @@ def _ended_early(e: Evidence) -> Finding | None:
     above = sum(rate > 0 for rate in rates)
     if not rates or rates[0] <= 0 or len(rates) - above != 2 or 2 * above > len(rates) or any(rates[above:]):
         return None
-    return Finding(
-        "N9",
-        "schedule-ends-early",
-        WARN,
+    return fires(
         f"the learning rate reached 0 after {above} of {len(rates)} steps",
         "a rate above zero until the last step",
-        "The schedule reaches zero too early: it was built for fewer steps than are made (num_training_steps counts "
-        "optimizer steps).",
-        "Give the scheduler the number of optimizer steps of the whole run, and step it once per optimizer step.",
+        fault="schedule-ends-early",
     )
 
 
@@ -130,11 +132,15 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def one_unscheduled(e: Evidence) -> Finding | Verdict:
-    """N10. With two optimizers (Muon and AdamW), one decays and the other keeps its rate.
+@check("N10")
+def one_unscheduled(e: Evidence) -> Fired | Verdict:
+    """With two optimizers (Muon and AdamW), one decays and the other keeps its rate.
 
     Fires as a warning when schedulers were stepped, but only for some of the optimizers. Constant rates for all are
     fine, and so are optimizers that step too rarely to tell.
+
+    WARN one-optimizer-unscheduled: Only one of the optimizers has a scheduler: {optimizer} trains at a constant rate.
+    Fix: Build a scheduler for each optimizer and step them all.
     """
     if len(e.optimizers) < 2:
         return not_applicable("one optimizer")
@@ -147,22 +153,22 @@ def one_unscheduled(e: Evidence) -> Finding | Verdict:
     if not moving or not fixed or not e.of(Schedule):
         return OK
     names = [e.optimizers[i].kind.__name__ for i in (fixed[0], moving[0])]
-    return Finding(
-        "N10",
-        "one-optimizer-unscheduled",
-        WARN,
+    return fires(
         f"{names[0]} kept its rate {rates[fixed[0]][0][0]:.2g} while that of {names[1]} changed",
         "a schedule for each optimizer",
-        f"Only one of the optimizers has a scheduler: {names[0]} trains at a constant rate.",
-        "Build a scheduler for each optimizer and step them all.",
+        optimizer=names[0],
     )
 
 
-def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
-    """S13. A Muon run learns worse than AdamW: embeddings, the output head or vectors are in Muon's group.
+@check("S13")
+def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
+    """A Muon run learns worse than AdamW: embeddings, the output head or vectors are in Muon's group.
 
     Looked at in optimizers whose class is named after Muon. Groups that are marked as AdamW's (use_muon=False, an
     algorithm of another name) are left out, and classes that sort by themselves are not judged.
+
+    ERROR or WARN embedding-in-muon: Muon orthogonalises updates of tensors that are not maps between hidden layers
+    (embedding, head or vectors). Fix: Select by module, not by ndim == 2: give embeddings, head and vectors to AdamW.
     """
     found, kinds = [], [o for o in e.optimizers if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
@@ -188,22 +194,22 @@ def misplaced_in_muon(e: Evidence) -> Finding | Verdict:
         return OK
     if sorts:
         return unknown("this optimizer may sort its parameters by itself")
-    return Finding(
-        "S13",
-        "embedding-in-muon",
-        ERROR if any(o.kind is getattr(torch.optim, "Muon", None) for o in kinds) else WARN,
+    return fires(
         f"{len(found)} tensors in Muon that are no hidden matrices: {', '.join(found[:3])}",
         "hidden matrices in Muon; embeddings, head, norms and biases in AdamW",
-        "Muon orthogonalises updates of tensors that are not maps between hidden layers (embedding, head or vectors).",
-        "Select by module, not by ndim == 2: give embeddings, head and vectors to AdamW.",
+        ERROR if any(o.kind is getattr(torch.optim, "Muon", None) for o in kinds) else WARN,
     )
 
 
-def muon_rate(e: Evidence) -> Finding | Verdict:
-    """N5b. Muon hardly moves the weights at AdamW's learning rate, or tears them apart at its own.
+@check("N5b")
+def muon_rate(e: Evidence) -> Fired | Verdict:
+    """Muon hardly moves the weights at AdamW's learning rate, or tears them apart at its own.
 
     torch's Muon has two conventions: "original" wants about 0.02, "match_rms_adamw" wants AdamW's rate. Compared are
     the convention and the highest rate seen, once it no longer rises.
+
+    WARN muon-learning-rate: Muon's learning rate is that of the other convention: {size}. Fix: Use lr about 0.02 with
+    'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.
     """
     kinds = [(i, o) for i, o in enumerate(e.optimizers) if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
@@ -223,24 +229,26 @@ def muon_rate(e: Evidence) -> Finding | Verdict:
         if (matched and top >= 0.01) or (not matched and 0 < top < 2e-3):
             want = "AdamW's rates (1e-5 to 3e-3)" if matched else "rates around 0.02"
             equal = f"; each step is like AdamW's at {size:.2g}" if size else ""
-            return Finding(
-                "N5b",
-                "muon-learning-rate",
-                WARN,
+            return fires(
                 f"Muon at lr {top:.2g} with convention {convention or 'original'!r}{equal}",
                 f"{want} for this convention",
-                f"Muon's learning rate is that of the other convention: {'far too large' if matched else 'too small'}.",
-                "Use lr about 0.02 with 'original', or adjust_lr_fn='match_rms_adamw' with AdamW's rate.",
+                size="far too large" if matched else "too small",
             )
     return OK if judged else unknown("a rate that still rises, no step, or a Muon of another kind")
 
 
-def update_size(e: Evidence) -> Finding | Verdict:
-    """N5. The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
+@check("N5")
+def update_size(e: Evidence) -> Fired | Verdict:
+    """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
     Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
     one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
     new is small, and a step is a large part of it.
+
+    WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
+    rate by a factor of ten or more.
+    WARN update-too-small: The learning rate (lr) is far too small (too low) for these weights. Fix: Raise the learning
+    rate by a factor of ten or more.
     """
     rounds = sorted(e.by_round(Step))
     later = set(rounds[len(rounds) // 2 :])
@@ -264,22 +272,22 @@ def update_size(e: Evidence) -> Finding | Verdict:
     small = not large and rms / 0.2 < 1e-7 and not _rising(_by_round(e)) and share < 1e-6
     if not large and not small:
         return OK
-    return Finding(
-        "N5",
-        "update-too-large" if large else "update-too-small",
-        WARN,
+    return fires(
         f"a step changes the matrices by {max(share, jump) if large else share:.2g} of their norm "
         f"(lr {max(_by_round(e)):.2g})",
         "roughly 1e-4 to 1e-1",
-        f"The learning rate (lr) is far too {'large (too high)' if large else 'small (too low)'} for these weights.",
-        f"{'Lower' if large else 'Raise'} the learning rate by a factor of ten or more.",
+        fault="update-too-large" if large else "update-too-small",
     )
 
 
-def clip_saturated(e: Evidence) -> Finding | Verdict:
-    """B6. Changing the loss scale or the data changes nothing: every step is clipped to the same length.
+@check("B6")
+def clip_saturated(e: Evidence) -> Fired | Verdict:
+    """Changing the loss scale or the data changes nothing: every step is clipped to the same length.
 
     Fires as a warning when the norm was above ten times the limit in at least eight of ten clips, after the first two.
+
+    WARN clip-saturated: Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning
+    rate or the loss, decides. Fix: Raise max_norm, or find why the gradients are so large.
     """
     clips = [c for c in e.of(Clip) if 0 < c.limit < 1e6 and c.total is not None][2:]
     if not e.of(Clip):
@@ -289,25 +297,8 @@ def clip_saturated(e: Evidence) -> Finding | Verdict:
     over = [c for c in clips if c.total > 10 * c.limit]
     if len(over) < 0.8 * len(clips):
         return OK
-    return Finding(
-        "B6",
-        "clip-saturated",
-        WARN,
+    return fires(
         f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median "
         f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",
         "norms near the limit after the first steps",
-        "Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning rate or the "
-        "loss, decides.",
-        "Raise max_norm, or find why the gradients are so large.",
     )
-
-
-CHECKS = [
-    ("S13", misplaced_in_muon),
-    ("N5b", muon_rate),
-    ("N5", update_size),
-    ("N9", scheduler_rate),
-    ("N10", one_unscheduled),
-    ("N11", rate_is_zero),
-    ("B6", clip_saturated),
-]

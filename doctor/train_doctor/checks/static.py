@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from train_doctor import measures
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
 
 
-def nothing_trainable(e: Evidence) -> Finding | Verdict:
-    """S1. The loss stays where it is and no parameter changes, or backward says that no element requires a gradient.
+@check("S1")
+def nothing_trainable(e: Evidence) -> Fired | Verdict:
+    """The loss stays where it is and no parameter changes, or backward says that no element requires a gradient.
 
     Fires when not one parameter of the model requires a gradient. A run that trains something outside the model (a soft
     prompt) holds those tensors in its optimizer and is left alone.
+
+    ERROR nothing-trainable: Nothing can learn: the whole model is frozen. Fix: Unfreeze what should learn.
+    ERROR nothing-trainable/adapter: Nothing can learn: all {count} adapter tensors are frozen: the adapter was loaded
+    with is_trainable=False (the default of PeftModel.from_pretrained), or the model was prepared for k-bit training
+    after it was attached. Fix: Load it with is_trainable=True, and prepare before attaching.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -33,30 +40,25 @@ def nothing_trainable(e: Evidence) -> Finding | Verdict:
     if not e.optimizers and not hooked and any(b.requires_grad and not b.leaf for b in e.of(Backward)):
         return not_applicable("no optimizer, and the loss hangs on something outside the model (its input)")
     adapters = sum(is_adapter(name) for name in every)
-    why = (
-        f"all {adapters} adapter tensors are frozen: the adapter was loaded with is_trainable=False (the default of "
-        "PeftModel.from_pretrained), or the model was prepared for k-bit training after it was attached"
-        if adapters
-        else "the whole model is frozen"
-    )
-    fix = "load it with is_trainable=True, and prepare before attaching" if adapters else "unfreeze what should learn"
-    return Finding(
-        "S1",
-        "nothing-trainable",
-        ERROR,
+    return fires(
         f"0 of {len(every)} parameter tensors require a gradient",
         "at least one",
-        f"Nothing can learn: {why}.",
-        f"{fix[0].upper()}{fix[1:]}.",
+        fault="nothing-trainable/adapter" if adapters else "nothing-trainable",
+        count=adapters,
     )
 
 
-def empty_optimizer(e: Evidence) -> Finding | Verdict:
-    """S2. The loss wanders but never falls, the logged gradient norm is 0.0; or: optimizer got an empty parameter list.
+@check("S2")
+def empty_optimizer(e: Evidence) -> Fired | Verdict:
+    """The loss wanders but never falls, the logged gradient norm is 0.0; or: optimizer got an empty parameter list.
 
     Fires when all optimizers together hold not one parameter, whether they stepped or were only named. torch refuses an
     empty list but accepts groups that are empty, which is what the HF Trainer makes of a frozen model. One empty
     optimizer beside a full one (no matrices for Muon, say) is nothing.
+
+    ERROR empty-optimizer: The optimizer was given no parameter, so its step changes nothing: it was built while
+    everything was frozen, from a generator already used up, or with a filter that no name passes. Fix: Build the
+    optimizer last, from [p for p in model.parameters() if p.requires_grad], as a list.
     """
     refused = "empty parameter list" in e.complaint
     if not e.optimizers and not refused:
@@ -65,15 +67,8 @@ def empty_optimizer(e: Evidence) -> Finding | Verdict:
         return OK
     groups = sum(len(o.object.param_groups) for o in e.optimizers if o.object is not None)
     where = "torch refused to make an optimizer of an empty list" if refused else f"0 parameters in {groups} groups"
-    return Finding(
-        "S2",
-        "empty-optimizer",
-        ERROR,
-        f"{where}; the model has {len(e.trainable())} trainable tensors",
-        "every trainable parameter in an optimizer",
-        "The optimizer was given no parameter, so its step changes nothing: it was built while everything was frozen, "
-        "from a generator already used up, or with a filter that no name passes.",
-        "Build the optimizer last, from [p for p in model.parameters() if p.requires_grad], as a list.",
+    return fires(
+        f"{where}; the model has {len(e.trainable())} trainable tensors", "every trainable parameter in an optimizer"
     )
 
 
@@ -134,12 +129,36 @@ def _called(call, models: list) -> bool:
     return any(module is m for m in models)
 
 
-def optimizer_misses_trainables(e: Evidence) -> Finding | Verdict:
-    """S3. Gradients are there and the loss is printed, but it does not fall, or only part of the model learns.
+@check("S3")
+def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
+    """Gradients are there and the loss is printed, but it does not fall, or only part of the model learns.
 
     Fires when a parameter requires a gradient, gets one, and no optimizer holds it. It is an error where nobody can
     want it: all adapters left out, an optimizer full of tensors from elsewhere, an old embedding kept in place of the
     new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning.
+
+    WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
+    a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
+    Fix: Give those parameters to an optimizer, or freeze them with requires_grad_(False) if they should stay.
+    ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
+    reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
+    parameters.
+    ERROR optimizer-misses-trainables/holds-another-instance: The optimizer was built on another instance of the model
+    (a deepcopy, the model before it was loaded again or sharded, weights replaced by assign=True), so its steps change
+    tensors nobody uses. Fix: Build the optimizer from the very model that is called in the loop, after it has its final
+    weights.
+    ERROR or WARN optimizer-misses-trainables/adapter-came-later: The optimizer holds none of the adapter's (LoRA)
+    tensors: it was built before the adapter was attached (get_peft_model, or the replacement of layers by LoRA layers).
+    Fix: Attach the adapter first, then build the optimizer from what is trainable.
+    ERROR optimizer-misses-trainables/ends-replaced: The embedding or output layer was replaced after the optimizer was
+    built (resize_token_embeddings makes new tensors), and the optimizer still holds the old one. Fix: Resize the
+    embeddings first, then build the optimizer.
+    ERROR or WARN optimizer-misses-trainables/part-replaced: Part of the model was replaced after the optimizer was
+    built, and the optimizer still holds the tensors that were there before. Fix: Finish all changes to the model, then
+    build the optimizer.
+    ERROR optimizer-misses-trainables/muon-alone: Muon alone is training: it takes only hidden matrices, and no second
+    optimizer was built for embeddings, output layer and norms, so these stay as they are. Fix: Put everything Muon does
+    not take into an AdamW and step both.
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
@@ -148,81 +167,50 @@ def optimizer_misses_trainables(e: Evidence) -> Finding | Verdict:
     c = coverage(e)
     if not c.missing:
         return OK
-    severity, why, fix = _reason(e, c)
+    severity, fault = _reason(e, c)
     names = ", ".join(list(c.missing)[:3]) + (" ..." if len(c.missing) > 3 else "")
     total = len(c.held) + len(c.missing)
     stale = f"; it holds {len(c.dead)} tensors of no model seen, none with a gradient" if c.dead else ""
-    return Finding(
-        "S3",
-        "optimizer-misses-trainables",
-        severity,
+    return fires(
         f"{len(c.missing)} of {total} trainable tensors that got a gradient are in no optimizer: {names}{stale}",
         "0 missing over all optimizers together",
-        why,
-        fix,
+        severity,
+        fault,
     )
 
 
-def _reason(e: Evidence, c: Coverage) -> tuple[str, str, str]:
-    """Severity, cause and fix of S3, most telling sign first."""
+def _reason(e: Evidence, c: Coverage) -> tuple[str, str]:
+    """Severity and fault of S3.
+
+    The order is the meaning: each question is only asked where those before it were denied, and the surest sign comes
+    first. What the optimizer holds tells more than what it lacks, so first come optimizers that hold nothing of this
+    model (the teacher's tensors, another instance's), then a whole kind that is missing (adapters), then tensors
+    replaced after it was built, at the two ends before anywhere else, because there it is sure. Muon alone explains
+    what is missing only if nothing was replaced. What is left may be on purpose.
+    """
     adapters = [n for n in e.trainable() if is_adapter(n)]
     ends = {id(x) for x in (e.embedding(), e.head()) if x is not None}
     only_ends = all(id(p) in ends or _beside(n, e, ends) for n, p in c.missing.items())
     muon = [o for o in e.optimizers if "muon" in o.kind.__name__.lower()]
     alive = bool(c.foreign - c.dead)
     above = {id(p) for t in e.teachers for p in t.parameters()}
+    name = "optimizer-misses-trainables"
     if not c.held and e.optimized() <= above:
-        return (
-            ERROR,
-            "The optimizer was given the parameters of the teacher (or reference), and the model that gets the "
-            "gradients is in none.",
-            "Build the optimizer from the student's parameters.",
-        )
+        return ERROR, f"{name}/holds-the-teacher"
     if c.dead and c.dead == e.optimized():
-        return (
-            ERROR,
-            "The optimizer was built on another instance of the model (a deepcopy, the model before it was loaded "
-            "again or sharded, weights replaced by assign=True), so its steps change tensors nobody uses.",
-            "Build the optimizer from the very model that is called in the loop, after it has its final weights.",
-        )
+        return ERROR, f"{name}/holds-another-instance"
     if adapters and all(n in c.missing for n in adapters if n in c.missing or n in c.held) and not alive:
         if any(is_adapter(n) for n in c.missing):
             others = [n for n in e.trainable() if not is_adapter(n)]
             chosen = 0 < sum(n in c.held for n in others) < len(others)  # a stage that trains something else
-            return (
-                WARN if chosen else ERROR,
-                "The optimizer holds none of the adapter's (LoRA) tensors: it was built before the adapter was "
-                "attached "
-                "(get_peft_model, or the replacement of layers by LoRA layers).",
-                "Attach the adapter first, then build the optimizer from what is trainable.",
-            )
+            return WARN if chosen else ERROR, f"{name}/adapter-came-later"
     if c.dead and only_ends:
-        return (
-            ERROR,
-            "The embedding or output layer was replaced after the optimizer was built (resize_token_embeddings makes "
-            "new tensors), and the optimizer still holds the old one.",
-            "Resize the embeddings first, then build the optimizer.",
-        )
+        return ERROR, f"{name}/ends-replaced"
     if c.dead and not alive:
-        return (
-            ERROR if _replaced(e, c) else WARN,  # else it may be for a later stage
-            "Part of the model was replaced after the optimizer was built, and the optimizer still holds the tensors "
-            "that were there before.",
-            "Finish all changes to the model, then build the optimizer.",
-        )
+        return ERROR if _replaced(e, c) else WARN, f"{name}/part-replaced"  # a WARN: it may be for a later stage
     if muon and len(muon) == len(e.optimizers) and any(id(p) in ends or p.dim() < 2 for p in c.missing.values()):
-        return (
-            ERROR,
-            "Muon alone is training: it takes only hidden matrices, and no second optimizer was built for embeddings, "
-            "output layer and norms, so these stay as they are.",
-            "Put everything Muon does not take into an AdamW and step both.",
-        )
-    return (
-        WARN,
-        "Part of the model is trainable and gets gradients, but no optimizer was given it: a filter or a list of "
-        "groups left it out, it was added after the optimizer was built, or it was meant to be frozen.",
-        "Give those parameters to an optimizer, or freeze them with requires_grad_(False) if they should stay.",
-    )
+        return ERROR, f"{name}/muon-alone"
+    return WARN, name
 
 
 def _replaced(e: Evidence, c: Coverage) -> bool:
@@ -241,11 +229,15 @@ def _beside(name: str, e: Evidence, ends: set[int]) -> bool:
     return any(id(p) in ends for p in e.owners()[name].parameters(recurse=False))
 
 
-def stale_in_optimizer(e: Evidence) -> Finding | Verdict:
-    """S4. Memory is higher than it should be, and part of what the optimizer holds belongs to no model.
+@check("S4")
+def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
+    """Memory is higher than it should be, and part of what the optimizer holds belongs to no model.
 
     Fires for tensors in an optimizer that are in no model seen and never got a gradient. A learnable temperature or a
     soft prompt beside the model gets one and is left alone.
+
+    WARN stale-in-optimizer: The optimizer still holds tensors that the model no longer uses: a layer was replaced, or
+    weights were tied, after it was built. Fix: Build the optimizer after the last change to the model.
     """
     if e.model is None or not e.stepped:
         return unknown("no model, or no optimizer step, was seen")
@@ -254,23 +246,21 @@ def stale_in_optimizer(e: Evidence) -> Finding | Verdict:
     dead = coverage(e).dead - set().union(*elsewhere)
     if not dead:
         return OK
-    return Finding(
-        "S4",
-        "stale-in-optimizer",
-        WARN,
+    return fires(
         f"{len(dead)} of {len(e.optimized())} tensors in the optimizers belong to no model seen and got no gradient",
         "0",
-        "The optimizer still holds tensors that the model no longer uses: a layer was replaced, or weights were tied, "
-        "after it was built.",
-        "Build the optimizer after the last change to the model.",
     )
 
 
-def inference_weights(e: Evidence) -> Finding | Verdict:
-    """S6. Inference tensors cannot be saved for backward, or: Inplace update to inference tensor outside InferenceMode.
+@check("S6")
+def inference_weights(e: Evidence) -> Fired | Verdict:
+    """Inference tensors cannot be saved for backward, or: Inplace update to inference tensor outside InferenceMode.
 
     Fires when a trainable parameter was created under torch.inference_mode. Such tensors can never be trained, whatever
     their flag says.
+
+    ERROR inference-weights: The model was built or loaded under torch.inference_mode, and tensors made there take no
+    part in autograd. Fix: Build the model outside of inference_mode, or replace its parameters by clones made outside.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -280,23 +270,22 @@ def inference_weights(e: Evidence) -> Finding | Verdict:
     if not made and not frozen:
         return OK
     names = made or frozen
-    return Finding(
-        "S6",
-        "inference-weights",
-        ERROR,
-        f"{len(names)} of {len(every) if made else len(e.parameters())} weights are inference tensors ({names[0]})",
-        "0",
-        "The model was built or loaded under torch.inference_mode, and tensors made there take no part in autograd.",
-        "Build the model outside of inference_mode, or replace its parameters by clones made outside.",
+    return fires(
+        f"{len(names)} of {len(every) if made else len(e.parameters())} weights are inference tensors ({names[0]})", "0"
     )
 
 
-def quantised_without_adapter(e: Evidence) -> Finding | Verdict:
-    """S8. A 4-bit or 8-bit model "fine-tunes": the loss hardly falls, or everything is frozen.
+@check("S8")
+def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
+    """A 4-bit or 8-bit model "fine-tunes": the loss hardly falls, or everything is frozen.
 
     Fires when linear layers are packed, so that they cannot train, and no adapter was attached: then only what happened
     to stay in floating point (norms, embeddings) learns, or nothing. A new head on a frozen packed base, or a soft
     prompt outside of it, is a choice somebody made and is left alone.
+
+    ERROR or WARN quantised-without-adapter: The model is quantised (4-bit or 8-bit) and has no adapter (LoRA): packed
+    weights cannot train, so at best norms and embeddings do. Fix: prepare_model_for_kbit_training, then get_peft_model
+    with a LoRA configuration, then the optimizer.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -312,24 +301,9 @@ def quantised_without_adapter(e: Evidence) -> Finding | Verdict:
     nobody_chose = bool(norms) and into is not None and into.requires_grad
     if trainable and not norms:
         return OK
-    return Finding(
-        "S8",
-        "quantised-without-adapter",
-        ERROR if nobody_chose or not trainable else WARN,
+    return fires(
         f"{len(packed)} quantised layers, 0 adapters; {len(trainable)} tensors train"
         + (f", {len(norms)} of them vectors of norms or biases" if norms else ""),
         "an adapter beside the quantised layers",
-        "The model is quantised (4-bit or 8-bit) and has no adapter (LoRA): packed weights cannot train, so at best "
-        "norms and embeddings do.",
-        "prepare_model_for_kbit_training, then get_peft_model with a LoRA configuration, then the optimizer.",
+        ERROR if nobody_chose or not trainable else WARN,
     )
-
-
-CHECKS = [
-    ("S1", nothing_trainable),
-    ("S2", empty_optimizer),
-    ("S3", optimizer_misses_trainables),
-    ("S4", stale_in_optimizer),
-    ("S6", inference_weights),
-    ("S8", quantised_without_adapter),
-]

@@ -7,17 +7,23 @@ SAM clears between its two backwards. So everything here is asked of the optimiz
 import math
 
 from train_doctor import measures
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, ZeroGrad
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
 
 
-def gradients_not_cleared(e: Evidence) -> Finding | Verdict:
-    """N1. The loss falls, then jumps or oscillates as if the learning rate were too high; gradient norms keep growing.
+@check("N1")
+def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
+    """The loss falls, then jumps or oscillates as if the learning rate were too high; gradient norms keep growing.
 
     An optimizer's gradients were still there when the next backward added to them, and nothing cleared them before its
     next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between.
+
+    ERROR or WARN gradients-not-cleared: zero_grad is missing (or clears other tensors): every step applies the sum of
+    all gradients so far. Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first
+    backward.
     """
     steps = e.of(Step)
     if not steps or not e.of(Backward):
@@ -32,48 +38,42 @@ def gradients_not_cleared(e: Evidence) -> Finding | Verdict:
     never = any(each and all(s.stale for s in each) for each in later)
     first = e.of(Backward)[0].norm
     grown = f"; the gradient norm went from {first:.3g} to {steps[-1].norm:.3g}" if first and steps[-1].norm else ""
-    return Finding(
-        "N1",
-        "gradients-not-cleared",
-        ERROR if never else WARN,  # cleared now and then: a window of steps may be meant
+    return fires(
         f"{len(stale)} of {again} later steps still contained the gradients of the step before{grown}",
         "gradients cleared once between one optimizer step and the next",
-        "zero_grad is missing (or clears other tensors): every step applies the sum of all gradients so far.",
-        "Call optimizer.zero_grad() once per step, after optimizer.step() or before the first backward.",
+        ERROR if never else WARN,  # cleared now and then: a window of steps may be meant
     )
 
 
-def cleared_too_soon(e: Evidence) -> Finding | Verdict:
-    """N2. Nothing moves, or accumulation has no effect: the gradients are thrown away before the step uses them.
+@check("N2")
+def cleared_too_soon(e: Evidence) -> Fired | Verdict:
+    """Nothing moves, or accumulation has no effect: the gradients are thrown away before the step uses them.
 
     Two forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
     between micro-batches, so that only the last one counts. SAM (the same batch again) and loops that put gradients
     back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step.
+
+    ERROR cleared-before-step: zero_grad stands between backward and step: the gradients are erased before they are
+    used. Fix: Move zero_grad() before the backward, or after the step.
+    ERROR cleared-between-micro-batches: zero_grad is called for every micro-batch: only the last one of each step
+    reaches the weights. Fix: Call zero_grad() once per optimizer step, not once per micro-batch.
     """
     if not e.of(Step):
         return unknown("no optimizer step was seen")
     lost = _lost_at_step(e)
     if lost:
-        return Finding(
-            "N2",
-            "cleared-before-step",
-            ERROR,
+        return fires(
             f"{lost} of {len(e.of(Step))} steps found no gradient, though a backward had made some since the last step",
             "the gradients of the backward are still there when the optimizer steps",
-            "zero_grad stands between backward and step: the gradients are erased before they are used.",
-            "Move zero_grad() before the backward, or after the step.",
+            fault="cleared-before-step",
         )
     gaps, rounds = _cleared_gaps(e)
     usual = rounds >= 0.5 * len(e.of(Step))  # a bad batch dropped now and then is no habit
     if rounds and usual and (gaps >= 2 * rounds or rounds >= 2):
-        return Finding(
-            "N2",
-            "cleared-between-micro-batches",
-            ERROR,
+        return fires(
             f"gradients were cleared {gaps} times between the backwards of one step, in {rounds} steps",
             "gradients add up over all micro-batches of a step",
-            "zero_grad is called for every micro-batch: only the last one of each step reaches the weights.",
-            "Call zero_grad() once per optimizer step, not once per micro-batch.",
+            fault="cleared-between-micro-batches",
         )
     return OK if len(e.of(Step)) > 1 else unknown("only one optimizer step was seen")
 
@@ -130,11 +130,18 @@ def _other_batch(a: Backward, b: Backward) -> bool:
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
-def does_not_move(e: Evidence) -> Finding | Verdict:
-    """N3. Gradients are there, the rate is above zero, and still some weights are exactly what they were.
+@check("N3")
+def does_not_move(e: Evidence) -> Fired | Verdict:
+    """Gradients are there, the rate is above zero, and still some weights are exactly what they were.
 
     Looked at in fp32 tensors over three steps: not one element changed, or everything that the steps changed was put
     back afterwards. Rates of zero (warm-up), gradients of zero and embeddings with few rows in use are left out.
+
+    ERROR weights-do-not-move: The optimizer's step has no effect on these weights. Fix: Look at what the step is given
+    (another copy, a patched step) and at what is copied into the model after it.
+    ERROR or WARN weights-do-not-move/put-back: The weights are overwritten after each step (a reload, or a copy back
+    from an average). Fix: Look at what the step is given (another copy, a patched step) and at what is copied into the
+    model after it.
     """
     tables = {id(e.embedding()), id(e.head())}
     tried: dict[str, list[float]] = {}
@@ -151,16 +158,11 @@ def does_not_move(e: Evidence) -> Finding | Verdict:
     if not stuck and not back:
         return OK
     name, how = (stuck or back)[0], "no step changed" if stuck else "the steps changed, and something put back,"
-    return Finding(
-        "N3",
-        "weights-do-not-move",
-        ERROR if stuck or len(e.loaded) > 1 else WARN,  # once is the end of a search for a rate
+    return fires(
         f"{how} {len(stuck or back)} of {len(tried)} fp32 tensors looked at ({name} ...), with gradients and lr > 0",
         "every tensor with a gradient and a rate above zero moves",
-        "The optimizer's step has no effect on these weights."
-        if stuck
-        else "The weights are overwritten after each step (a reload, or a copy back from an average).",
-        "Look at what the step is given (another copy, a patched step) and at what is copied into the model after it.",
+        ERROR if stuck or len(e.loaded) > 1 else WARN,  # once is the end of a search for a rate
+        "weights-do-not-move" if stuck else "weights-do-not-move/put-back",
     )
 
 
@@ -170,10 +172,14 @@ def _as_at_start(e: Evidence, name: str, p) -> bool:
     return number == id(p) and now.shape == first.shape and bool((now == first).all())
 
 
-def clipped_before_unscale(e: Evidence) -> Finding | Verdict:
-    """N7. With a GradScaler, clipping makes learning crawl: it saw norms tens of thousands of times too large.
+@check("N7")
+def clipped_before_unscale(e: Evidence) -> Fired | Verdict:
+    """With a GradScaler, clipping makes learning crawl: it saw norms tens of thousands of times too large.
 
     Fires when a finite clip was made under an enabled scaler before `unscale_`. max_norm=inf, for the log, is fine.
+
+    ERROR clip-before-unscale: Gradients are clipped before unscale_, while they carry the GradScaler's factor, so
+    unscaling afterwards leaves next to nothing. Fix: Call scaler.unscale_(optimizer) before clip_grad_norm_.
     """
     clips = [c for c in e.of(Clip) if c.limit < LOGGING]
     if not clips:
@@ -186,23 +192,21 @@ def clipped_before_unscale(e: Evidence) -> Finding | Verdict:
         return OK
     seen = next((c.total for c in wrong if c.total is not None and math.isfinite(c.total)), None)
     real = f"; it saw {seen:.4g}, the real norm was {seen / scale:.4g}" if seen and scale else ""
-    return Finding(
-        "N7",
-        "clip-before-unscale",
-        ERROR,
+    return fires(
         f"{len(wrong)} of {len(clips)} clips were made on gradients still multiplied by the loss scale{real}",
         "scaler.unscale_(optimizer) first, then the clip",
-        "Gradients are clipped before unscale_, while they carry the GradScaler's factor, so unscaling afterwards "
-        "leaves next to nothing.",
-        "Call scaler.unscale_(optimizer) before clip_grad_norm_.",
     )
 
 
-def clipped_at_wrong_time(e: Evidence) -> Finding | Verdict:
-    """N8. Clipping seems to do nothing, or accumulation comes out wrong: it runs before the gradients are complete.
+@check("N8")
+def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
+    """Clipping seems to do nothing, or accumulation comes out wrong: it runs before the gradients are complete.
 
     Fires when a finite clip stands where no backward has come since the last step, or when the same tensors are
     clipped after every micro-batch of a step. A second backward after a clearing (SAM) is another thing.
+
+    ERROR clip-at-wrong-time: Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the
+    clipped gradient. Fix: Clip once, after the last backward of the step and right before optimizer.step().
     """
     early = micro = good = 0
     fresh: list[Clip] = []  # clips since the last backward or step
@@ -225,14 +229,10 @@ def clipped_at_wrong_time(e: Evidence) -> Finding | Verdict:
         return not_applicable("no gradient clipping was seen")
     if micro >= 2 or (early >= 2 and not good):
         where = "after single micro-batches" if micro >= 2 else "before the backward or after the step"
-        return Finding(
-            "N8",
-            "clip-at-wrong-time",
-            ERROR,
+        return fires(
             f"{max(micro, early)} clips stood {where}, {good} directly before a step",
             "one clip per step, between the last backward and the step",
-            f"Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the clipped gradient.",
-            "Clip once, after the last backward of the step and right before optimizer.step().",
+            where=where,
         )
     return OK
 
@@ -248,12 +248,18 @@ def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
     return False
 
 
-def shared_update(e: Evidence) -> Finding | Verdict:
-    """S17. Training is about twice as fast and less stable than the learning rate says.
+@check("S17")
+def shared_update(e: Evidence) -> Fired | Verdict:
+    """Training is about twice as fast and less stable than the learning rate says.
 
     Fires when one parameter is updated twice from the same gradient: by two optimizers that both hold it and step with
     no backward between, or by a second step of the same optimizer. Two losses with a backward each are two updates that
     somebody wanted.
+
+    ERROR shared-update/overlap: The same gradient is applied twice (a double step): the optimizers' parameter lists
+    overlap. Fix: Split the parameters so that each is in one optimizer.
+    ERROR shared-update/stepped-twice: The same gradient is applied twice (a double step): step() is called twice. Fix:
+    Call step() once per backward.
     """
     if not e.stepped:
         return unknown("no optimizer step was seen")
@@ -272,15 +278,10 @@ def shared_update(e: Evidence) -> Finding | Verdict:
     if not shared and again < min(2, len(rounds)):
         return OK
     what = f"{len(shared)} tensors are held, and stepped in the same step, by two optimizers" if shared else ""
-    return Finding(
-        "S17",
-        "shared-update",
-        ERROR,
+    return fires(
         what or f"{again} steps of an optimizer followed its last one with no backward between",
         "each tensor updated once per gradient",
-        "The same gradient is applied twice (a double step): "
-        + ("the optimizers' parameter lists overlap." if shared else "step() is called twice."),
-        "Split the parameters so that each is in one optimizer." if shared else "Call step() once per backward.",
+        fault="shared-update/overlap" if shared else "shared-update/stepped-twice",
     )
 
 
@@ -290,13 +291,3 @@ def _one_in_the_other(a, b) -> bool:
         return False
     inside = any(x is b for x in vars(a).values()) or any(x is a for x in vars(b).values())
     return inside or any(g is h for g in a.param_groups for h in b.param_groups)
-
-
-CHECKS = [
-    ("N1", gradients_not_cleared),
-    ("N2", cleared_too_soon),
-    ("N3", does_not_move),
-    ("N7", clipped_before_unscale),
-    ("N8", clipped_at_wrong_time),
-    ("S17", shared_update),
-]

@@ -7,8 +7,9 @@ Footgun: peft keeps a trained copy beside the original (modules_to_save). Only t
 import torch
 from torch import Tensor
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Call, Evidence, Step
-from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
 
 NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
 LONG = 256  # positions from which on rounded frequencies tell
@@ -24,12 +25,21 @@ def _comparable(into: Tensor | None, out: Tensor | None) -> bool:
     return into.device.type != "meta" and out.device.type != "meta" and into.is_floating_point()
 
 
-def tie_broken(e: Evidence) -> Finding | Verdict:
-    """S9. The loss is worse than it should be, and after saving and loading the model is worse again.
+@check("S9")
+def tie_broken(e: Evidence) -> Fired | Verdict:
+    """The loss is worse than it should be, and after saving and loading the model is worse again.
 
     Fires when the config says that embedding and output layer are one matrix and they are two: the tie was lost in
     to_empty, in sharding, or both ends were put into modules_to_save. A model without a config is asked whether both
     began with equal values. `untied=True` says that it is on purpose; then nothing is looked at.
+
+    ERROR or WARN tie-broken: The tie is broken: embedding and output layer (lm_head) are two matrices: the tie was lost
+    when weights were materialised, copied or sharded; each gets half of the gradient, and a reload keeps only one of
+    them. Fix: Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and
+    before the optimizer is built.
+    ERROR or WARN tie-broken/copied: The tie is broken: modules_to_save copied the ends of a tied model, and the copies
+    are trained apart; each gets half of the gradient, and a reload keeps only one of them. Fix: Use
+    trainable_token_indices, or only the embedding with ensure_weight_tying=True.
     """
     into, out = e.embedding(), e.head()
     if e.declared.get("untied"):
@@ -46,35 +56,25 @@ def tie_broken(e: Evidence) -> Finding | Verdict:
     both = into.requires_grad and out.requires_grad
     gap = float((into.detach().float() - out.detach().float()).abs().max())
     why = "their values were equal at the start" if told is None else "the config says tied"
-    if any("modules_to_save" in n for n in e.parameters()):
-        how, fix = (
-            "modules_to_save copied the ends of a tied model, and the copies are trained apart",
-            "Use trainable_token_indices, or only the embedding with ensure_weight_tying=True.",
-        )
-    else:
-        how, fix = (
-            "embedding and output layer (lm_head) are two matrices: the tie was lost when weights were materialised, "
-            "copied or "
-            "sharded",
-            "Call model.tie_weights() (or assign the one weight to both) after to_empty, sharding or loading, and "
-            "before the optimizer is built.",
-        )
-    return Finding(
-        "S9",
-        "tie-broken",
-        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
+    copied = any("modules_to_save" in n for n in e.parameters())
+    return fires(
         f"{why}, but the two matrices {tuple(into.shape)} have separate storage and differ by up to {gap:.2g}",
         "one storage for both",
-        f"The tie is broken: {how}; each gets half of the gradient, and a reload keeps only one of them.",
-        fix,
+        ERROR if both and told and e.alike_at_start else WARN,  # a head of its own may be new on purpose
+        "tie-broken/copied" if copied else "tie-broken",
     )
 
 
-def tie_drift(e: Evidence) -> Finding | Verdict:
-    """N13. The model was tied when training began and is not any more.
+@check("N13")
+def tie_drift(e: Evidence) -> Fired | Verdict:
+    """The model was tied when training began and is not any more.
 
     Fires when embedding and output layer shared their storage at the first backward and do not at the end: something
     replaced one of them during the loop (load_state_dict(assign=True), a new layer).
+
+    ERROR or WARN tie-drift: Embedding and output layer (lm_head) were tied when training began, and one of them was
+    replaced during the loop. Fix: Tie again (tie_weights) after whatever replaces weights (loading with assign=True,
+    resizing), and build the optimizer anew.
     """
     into, out = e.embedding(), e.head()
     if e.tied_at_start is None or not _comparable(into, out):
@@ -84,16 +84,10 @@ def tie_drift(e: Evidence) -> Finding | Verdict:
     if not e.tied_at_start or _same(into, out) or e.declared.get("untied"):
         return OK
     gap = float((into.detach().float() - out.detach().float()).abs().max())
-    return Finding(
-        "N13",
-        "tie-drift",
-        WARN if getattr(e.config, "tie_word_embeddings", None) is False else ERROR,  # told so on the way
+    return fires(
         f"one storage at the first backward, two at the end, which differ by up to {gap:.2g}",
         "one storage throughout",
-        "Embedding and output layer (lm_head) were tied when training began, and one of them was replaced during the "
-        "loop.",
-        "Tie again (tie_weights) after whatever replaces weights (loading with assign=True, resizing), and build the "
-        "optimizer anew.",
+        WARN if getattr(e.config, "tie_word_embeddings", None) is False else ERROR,  # told so on the way
     )
 
 
@@ -107,12 +101,17 @@ def _used(e: Evidence) -> set[int]:
     return found - {e.token("pad")}
 
 
-def new_tokens_frozen(e: Evidence) -> Finding | Verdict:
-    """S14. The tokens that were added to the vocabulary (tags, special tokens) are never learnt.
+@check("S14")
+def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
+    """The tokens that were added to the vocabulary (tags, special tokens) are never learnt.
 
     Fires when batches use ids beyond `orig_vocab`, or rows at the end of the table that still are the mean of the
     others as resizing makes them, and the embedding is frozen: an adapter on the layers leaves it as it was. Padding
     does not count. Copies in modules_to_save, trainable_token_indices and adapters on the embedding do train them.
+
+    ERROR or WARN new-tokens-frozen: New tokens were added to the vocabulary (resize_token_embeddings), but the
+    embedding is frozen, so their rows stay as resizing made them. Fix: Name them in
+    LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.
     """
     table = e.embedding()
     if table is None or not table.is_floating_point() or table.dim() != 2:
@@ -127,15 +126,10 @@ def new_tokens_frozen(e: Evidence) -> Finding | Verdict:
     if not used:
         return OK if original or new else unknown("orig_vocab was not given and no row looks new")
     how = f"at or above orig_vocab = {original}" if original else "whose rows are the mean of the table"
-    return Finding(
-        "S14",
-        "new-tokens-frozen",
-        ERROR if original else WARN,
+    return fires(
         f"batches use {len(used)} ids {how} ({used[:4]}), and the embedding is frozen",
         "new rows of the embedding trainable",
-        "New tokens were added to the vocabulary (resize_token_embeddings), but the embedding is frozen, so their rows "
-        "stay as resizing made them.",
-        "Name them in LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.",
+        ERROR if original else WARN,
     )
 
 
@@ -159,11 +153,16 @@ def _like_the_mean(table: Tensor) -> set[int]:
     return set(range(len(table) - count, len(table))) if count < len(last) else set(range(first, len(table)))
 
 
-def rope_precision(e: Evidence) -> Finding | Verdict:
-    """S15. Quality falls with the length of the text, in a model cast to 16 bits.
+@check("S15")
+def rope_precision(e: Evidence) -> Fired | Verdict:
+    """Quality falls with the length of the text, in a model cast to 16 bits.
 
     Looks at buffers that hold the frequencies of rotary positions. `model.to(torch.bfloat16)` rounds them as well;
     from_pretrained(dtype=...) does not. Tables of cosines made in fp32 and rounded after are common and harmless.
+
+    WARN or NOTE rope-precision: The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant
+    positions get wrong angles. Fix: Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back
+    to fp32 after casting.
     """
     if e.model is None:
         return unknown("no model was seen")
@@ -180,16 +179,8 @@ def rope_precision(e: Evidence) -> Finding | Verdict:
         return OK
     length = max((c.ids.shape[1] for c in e.of(Call) if c.role == "model" and c.ids is not None), default=0)
     name, buffer = low[0]
-    return Finding(
-        "S15",
-        "rope-precision",
-        WARN if length > LONG else NOTE,
+    return fires(
         f"{name} is {str(buffer.dtype).removeprefix('torch.')}; sequences of {length} positions were seen",
         str(torch.float32).removeprefix("torch."),
-        "The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant positions get wrong "
-        "angles.",
-        "Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back to fp32 after casting.",
+        WARN if length > LONG else NOTE,
     )
-
-
-CHECKS = [("S9", tie_broken), ("N13", tie_drift), ("S14", new_tokens_frozen), ("S15", rope_precision)]

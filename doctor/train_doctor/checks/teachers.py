@@ -12,20 +12,26 @@ import torch
 from torch import nn
 
 from train_doctor import replays
+from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import in_graph_only
 from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 NOISE = 1e-3  # of the standard deviation of the logits
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 
 
-def noisy_teacher(e: Evidence) -> Finding | Verdict:
-    """F6. Distillation or preference training is noisy, and the teacher's loss is not the same twice.
+@check("F6")
+def noisy_teacher(e: Evidence) -> Fired | Verdict:
+    """Distillation or preference training is noisy, and the teacher's loss is not the same twice.
 
     Asks each teacher the first batch twice, without gradients: the answers must agree. Differing answers mean live
     dropout, so the teacher was left in train mode. For a teacher that changes during the run (an average of the
     student) noise may be on purpose: a warning.
+
+    ERROR or WARN teacher-not-deterministic: The teacher (or reference model) is in train mode, so its dropout makes
+    other targets at every call. Fix: Call teacher.eval() before the loop, and after anything that calls .train() on a
+    module that holds it.
     """
     if not e.teachers:
         return not_applicable("no teacher or reference model")
@@ -38,23 +44,23 @@ def noisy_teacher(e: Evidence) -> Finding | Verdict:
         teacher = e.teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
         live = sum(m.p > 0 and m.training for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
-        return Finding(
-            "F6",
-            "teacher-not-deterministic",
-            ERROR if fixed and teacher.training else WARN,  # dropouts alone are woken on purpose
+        return fires(
             f"the same batch twice: logits differ by up to {gap:.3g}, at a standard deviation of {deviation:.3g}; "
             f"{live} dropouts are live in the {type(teacher).__name__}",
             "the same answer twice",
-            "The teacher (or reference model) is in train mode, so its dropout makes other targets at every call.",
-            "Call teacher.eval() before the loop, and after anything that calls .train() on a module that holds it.",
+            ERROR if fixed and teacher.training else WARN,  # dropouts alone are woken on purpose
         )
     return OK
 
 
-def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
-    """S12. The teacher has dropout and is in train mode.
+@check("S12")
+def teacher_in_train_mode(e: Evidence) -> Fired | Verdict:
+    """The teacher has dropout and is in train mode.
 
     Only where the replay of F6 was not possible: where it was, it has shown whether anything is noisy.
+
+    WARN teacher-in-train-mode: The teacher (or reference model) is in train mode, so its dropout is live at every call.
+    Fix: Call teacher.eval() before the loop.
     """
     if not e.teachers:
         return not_applicable("no teacher or reference model")
@@ -66,14 +72,8 @@ def teacher_in_train_mode(e: Evidence) -> Finding | Verdict:
         live = [m for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
         called = [c for c in e.of(Call, role="teacher") if c.module() is teacher]
         if gap is None and live and called:
-            return Finding(
-                "S12",
-                "teacher-in-train-mode",
-                WARN,
-                f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}",
-                "0",
-                "The teacher (or reference model) is in train mode, so its dropout is live at every call.",
-                "Call teacher.eval() before the loop.",
+            return fires(
+                f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}", "0"
             )
     return OK
 
@@ -83,13 +83,21 @@ def _storages(module: nn.Module, trainable: bool = False) -> set[int]:
     return {p.untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
 
 
-def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
-    """F7. The reference changes with the policy: KL stays 0, DPO's loss stays at 0.6931, rewards are 0.
+@check("F7")
+def reference_aliases_policy(e: Evidence) -> Fired | Verdict:
+    """The reference changes with the policy: KL stays 0, DPO's loss stays at 0.6931, rewards are 0.
 
     Fires when a reference or teacher shares storage with weights that train: it is the same object, a shallow copy, or
     was filled with load_state_dict(assign=True). Frozen weights may be shared, which is how the reference of a LoRA
     policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
     a warning only.
+
+    ERROR or WARN reference-aliases-policy: The reference is the policy itself (no copy, or a shallow one): it moves
+    with every step, so the two never differ. Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before
+    training, or load it again.
+    WARN reference-aliases-policy/in-part: Part of the teacher are weights that are being trained, so the teacher
+    changes with the student. Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it
+    again.
     """
     if not e.of(Backward):
         return unknown("no backward was seen")
@@ -111,18 +119,12 @@ def reference_aliases_policy(e: Evidence) -> Finding | Verdict:
         shared = len(theirs & ours)
         if shared:
             most = shared >= len(ours) / 2
-            return Finding(
-                "F7",
-                "reference-aliases-policy",
-                ERROR if most and (r in e.teachers or _asked_the_same(e, r)) else WARN,
+            return fires(
                 f"{shared} of {len(ours)} trainable tensors of the model share storage with the "
                 f"{type(r).__name__} used as a reference",
                 "0",
-                "The reference is the policy itself (no copy, or a shallow one): it moves with every step, so the two "
-                "never differ."
-                if most
-                else "Part of the teacher are weights that are being trained, so the teacher changes with the student.",
-                "Make it copy.deepcopy(model).eval().requires_grad_(False) before training, or load it again.",
+                ERROR if most and (r in e.teachers or _asked_the_same(e, r)) else WARN,
+                "reference-aliases-policy" if most else "reference-aliases-policy/in-part",
             )
     return OK
 
@@ -138,12 +140,18 @@ def _related(a: nn.Module, b: nn.Module) -> bool:
     return any(m is b for m in a.modules()) or any(m is a for m in b.modules())
 
 
-def teacher_in_graph(e: Evidence) -> Finding | Verdict:
-    """F8. Distillation needs far more memory than it should; or the teacher gets worse.
+@check("F8")
+def teacher_in_graph(e: Evidence) -> Fired | Verdict:
+    """Distillation needs far more memory than it should; or the teacher gets worse.
 
     Fires when a declared teacher's outputs carry a gradient, when another language model is called with gradients on
     and no optimizer holds it, or when an optimizer updates a declared teacher. Two models that both are in optimizers
     teach each other, on purpose.
+
+    ERROR teacher-in-optimizer: The teacher is being trained: its parameters are in an optimizer and its outputs are not
+    detached. Fix: Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().
+    WARN teacher-in-graph: The teacher is called with gradients on, so its activations (and gradients) are kept for
+    nothing. Fix: Call it under torch.no_grad(), and teacher.requires_grad_(False).
     """
     if not e.of(Backward):
         return unknown("no backward was seen")
@@ -152,14 +160,10 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
     for t in e.named_teachers:
         stepped = [p for p in t.parameters() if id(p) in mine and id(p) not in ours]
         if stepped:
-            return Finding(
-                "F8",
-                "teacher-in-optimizer",
-                ERROR,
+            return fires(
                 f"{len(stepped)} tensors of the teacher got gradients and are stepped by an optimizer",
                 "0",
-                "The teacher is being trained: its parameters are in an optimizer and its outputs are not detached.",
-                "Give the optimizer the student's parameters only, and call the teacher under torch.no_grad().",
+                fault="teacher-in-optimizer",
             )
     called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
     idle = in_graph_only(e)
@@ -168,14 +172,10 @@ def teacher_in_graph(e: Evidence) -> Finding | Verdict:
     names = {n for g in e.of(Gradients) for n, norm in g.norms.items() if norm is not None}
     waste = sum(id(p) not in e.optimized() and n in names for n, p in e.parameters().items())
     kind = type(idle[0]).__name__ if idle else "teacher"
-    return Finding(
-        "F8",
-        "teacher-in-graph",
-        WARN,
+    return fires(
         f"the {kind}'s outputs require a gradient" + (f"; {waste} of its tensors get one" if idle else ""),
         "no graph through the teacher",
-        "The teacher is called with gradients on, so its activations (and gradients) are kept for nothing.",
-        "Call it under torch.no_grad(), and teacher.requires_grad_(False).",
+        fault="teacher-in-graph",
     )
 
 
@@ -185,32 +185,36 @@ def _trainable(call: Call) -> bool:
     return module is not None and any(p.requires_grad for p in module.parameters())
 
 
-def inference_teacher(e: Evidence) -> Finding | Verdict:
-    """F9. RuntimeError: Inference tensors cannot be saved for backward. To work around you can make a clone ...
+@check("F9")
+def inference_teacher(e: Evidence) -> Fired | Verdict:
+    """RuntimeError: Inference tensors cannot be saved for backward. To work around you can make a clone ...
 
     Fires on that message when the weights themselves are ordinary: then a teacher's output, made under
     torch.inference_mode, met something that learns (a temperature, a projection).
+
+    ERROR inference-mode-teacher: Outputs of a call under torch.inference_mode are multiplied with something that
+    learns, and such tensors cannot be kept for backward. Fix: Call the teacher under torch.no_grad() in place of
+    inference_mode, or use outputs.clone().
     """
     if "Inference tensors cannot be saved" not in e.complaint:
         return OK if e.of(Backward) else unknown("no backward was seen")
     calls = [c for c in e.of(Call) if c.inference]
-    return Finding(
-        "F9",
-        "inference-mode-teacher",
-        ERROR,
+    return fires(
         f"backward needs an inference tensor; {len(calls)} model calls were made under inference_mode",
         "teacher outputs made under torch.no_grad()",
-        "Outputs of a call under torch.inference_mode are multiplied with something that learns, and such tensors "
-        "cannot be kept for backward.",
-        "Call the teacher under torch.no_grad() in place of inference_mode, or use outputs.clone().",
     )
 
 
-def constant_ln2(e: Evidence) -> Finding | Verdict:
-    """N14. DPO's loss stays at 0.6931 and the rewards at 0.
+@check("N14")
+def constant_ln2(e: Evidence) -> Fired | Verdict:
+    """DPO's loss stays at 0.6931 and the rewards at 0.
 
     Fires when the loss is ln 2 to the last digit at each step after the first, although weights were updated before. A
     healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
+
+    ERROR constant-ln2: Policy and reference give the same log-probabilities (the reference is the policy, or its
+    adapter was not switched off), or beta is 0: the preference loss sees no difference. Fix: Keep an independent copy
+    as reference (or model.disable_adapter() around its forward), and beta above 0.
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
     dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
@@ -222,23 +226,7 @@ def constant_ln2(e: Evidence) -> Finding | Verdict:
     values = [later[0] / k for k in (1, len(e.of(Backward, round=0)) or 1)]
     if not any(abs(v - math.log(2)) < EXACT for v in values) or max(later) - min(later) > EXACT:
         return OK
-    return Finding(
-        "N14",
-        "constant-ln2",
-        ERROR,
+    return fires(
         f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
-        "Policy and reference give the same log-probabilities (the reference is the policy, or its adapter was not "
-        "switched off), or beta is 0: the preference loss sees no difference.",
-        "Keep an independent copy as reference (or model.disable_adapter() around its forward), and beta above 0.",
     )
-
-
-CHECKS = [
-    ("F6", noisy_teacher),
-    ("S12", teacher_in_train_mode),
-    ("F7", reference_aliases_policy),
-    ("F8", teacher_in_graph),
-    ("F9", inference_teacher),
-    ("N14", constant_ln2),
-]

@@ -6,17 +6,32 @@ from step to step as a recorded loss does was meant to train something.
 
 from statistics import fmean
 
+from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence
-from train_doctor.finding import ERROR, OK, WARN, Finding, Verdict, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, unknown
 
 
-def loss_cut_off(e: Evidence) -> Finding | Verdict:
-    """F1. The loss stays exactly flat, or backward says that the tensor does not require grad and has no grad_fn.
+@check("F1")
+def loss_cut_off(e: Evidence) -> Fired | Verdict:
+    """The loss stays exactly flat, or backward says that the tensor does not require grad and has no grad_fn.
 
     Fires when backward was called on a tensor without a history: one that requires no gradient, or a fresh one that
     was told to (`torch.tensor(loss.item(), requires_grad=True)`), and when a backward reaches no parameter at all of a
     model that was called. A run that trains something outside the model, and optimizers that step inside backward,
     reach none either and are left alone.
+
+    ERROR loss-cut-off/nothing-reached: The loss does not hang on the model: the way between the logits and the loss was
+    cut (detach, .data, item, numpy, or a new tensor made from a number). Fix: Compute the loss from the model's own
+    output, without detach, .data, .item() or torch.tensor on the way.
+    ERROR loss-cut-off/without-gradients: The loss is not connected to the model: the model was called under {where}.
+    Fix: Call the model outside {where}.
+    ERROR loss-cut-off/new-tensor: The loss is not connected to the model: a new tensor was made from the loss's number
+    and told to require a gradient, which only silences the error. Fix: Call backward on the loss that the model's
+    output gave; remove torch.tensor(...)/detach() around it.
+    ERROR loss-cut-off/detached: The loss is not connected to the model: the loss was detached on its way from the
+    logits (detach, .data, .item(), numpy, argmax). Fix: Remove what detaches between the logits and the loss.
+    ERROR loss-cut-off/inside: The loss is not connected to the model: no output of the model requires a gradient. Fix:
+    Find what detaches inside the model, or is frozen.
     """
     backwards = e.of(Backward)
     if not backwards:
@@ -26,45 +41,26 @@ def loss_cut_off(e: Evidence) -> Finding | Verdict:
     if first is not None and (first.raised or (first.leaf and 2 * leaves > len(backwards))):
         return _cut(e, first)
     if _reached_nothing(e, backwards):
-        return Finding(
-            "F1",
-            "loss-cut-off",
-            ERROR,
+        return fires(
             f"after {len(backwards)} backward calls none of the followed parameters of the model has a gradient",
             "a gradient in every layer",
-            "The loss does not hang on the model: the way between the logits and the loss was cut (detach, .data, "
-            "item, numpy, or a new tensor made from a number).",
-            "Compute the loss from the model's own output, without detach, .data, .item() or torch.tensor on the way.",
+            fault="loss-cut-off/nothing-reached",
         )
     return OK
 
 
-def _cut(e: Evidence, event: Backward) -> Finding:
+def _cut(e: Evidence, event: Backward) -> Fired:
     calls = [c for c in event.calls if c.role == "model"]
     without = bool(calls) and not any(c.grad for c in calls)
     alive = any(c.requires_grad for c in calls)
-    if without:
-        where = "torch.inference_mode" if any(c.inference for c in calls) else "torch.no_grad"
-        why, fix = f"the model was called under {where}", f"Call the model outside {where}."
-    elif event.leaf:
-        why = (
-            "a new tensor was made from the loss's number and told to require a gradient, which only silences the error"
-        )
-        fix = "Call backward on the loss that the model's output gave; remove torch.tensor(...)/detach() around it."
-    elif alive:
-        why = "the loss was detached on its way from the logits (detach, .data, .item(), numpy, argmax)"
-        fix = "Remove what detaches between the logits and the loss."
-    else:
-        why, fix = "no output of the model requires a gradient", "Find what detaches inside the model, or is frozen."
+    where = "torch.inference_mode" if any(c.inference for c in calls) else "torch.no_grad"
+    how = "without-gradients" if without else "new-tensor" if event.leaf else "detached" if alive else "inside"
     kind = "requires a gradient but has no history" if event.leaf else "requires no gradient"
-    return Finding(
-        "F1",
-        "loss-cut-off",
-        ERROR,
+    return fires(
         f"the loss given to backward {kind}",
         "a loss with a grad_fn that leads to the parameters",
-        f"The loss is not connected to the model: {why}.",
-        fix,
+        fault=f"loss-cut-off/{how}",
+        where=where,
     )
 
 
@@ -77,12 +73,20 @@ def _reached_nothing(e: Evidence, backwards: list[Backward]) -> bool:
     return not any(getattr(p, "_post_accumulate_grad_hooks", None) for p in ps.values())
 
 
-def dead_term(e: Evidence) -> Finding | Verdict:
-    """F2. One term of the loss (distillation, a regulariser) stays where it is however large its weight.
+@check("F2")
+def dead_term(e: Evidence) -> Fired | Verdict:
+    """One term of the loss (distillation, a regulariser) stays where it is however large its weight.
 
     Declared terms (report.terms) are looked at one by one. Otherwise the loss's graph is followed: a number that was
     added outside of it and is a fixed multiple of a recorded loss without a gradient is such a term. A metric that is
     only printed, and a true constant in the loss, are left alone.
+
+    ERROR or WARN dead-loss-term: {term} changes the number but trains nothing: it was computed without the trained
+    model's own output (the teacher's twice, detached logits, or under no_grad). Fix: Compute the term from the trained
+    model's logits, with gradients on and without detach.
+    WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from the
+    student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and leave
+    it alone.
     """
     backwards = [b for b in e.of(Backward) if b.requires_grad]
     if not backwards:
@@ -92,15 +96,10 @@ def dead_term(e: Evidence) -> Finding | Verdict:
             if not alive and value != 0:
                 return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
     if _same_answers(backwards):
-        return Finding(
-            "F2",
-            "dead-loss-term",
-            WARN,
+        return fires(
             "the divergence (kl_div) was 0 in every step, also after the weights had changed",
             "a teacher that differs from its student",
-            "The teacher's answers are the student's own (its weights are copied from the student, or it is the same "
-            "model), so the distillation term teaches nothing.",
-            "Load the teacher once, and leave it alone.",
+            fault="dead-loss-term/same-answers",
         )
     if _always_zero(backwards):
         return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
@@ -156,17 +155,10 @@ def _always_zero(backwards: list[Backward]) -> bool:
     return len(seen) > 1 and all(values and all(abs(v) < 1e-6 for v in values) for values in seen)
 
 
-def _dead(what: str, observed: str, severity: str = ERROR) -> Finding:
-    return Finding(
-        "F2",
-        "dead-loss-term",
-        severity,
+def _dead(what: str, observed: str, severity: str = ERROR) -> Fired:
+    return fires(
         observed,
         "every term of the loss carries a gradient to the model that is trained",
-        f"{what[0].upper()}{what[1:]} changes the number but trains nothing: it was computed without the trained "
-        "model's own output (the teacher's twice, detached logits, or under no_grad).",
-        "Compute the term from the trained model's logits, with gradients on and without detach.",
+        severity,
+        term=what[0].upper() + what[1:],
     )
-
-
-CHECKS = [("F1", loss_cut_off), ("F2", dead_term)]

@@ -1,0 +1,48 @@
+"""`nblib.doctor` is `train_doctor` under another name, and `nblib doctor` its command."""
+
+import sys
+
+import pytest
+
+import train_doctor
+from nblib import cli, doctor
+
+
+def test_every_public_name_is_passed_on():
+    assert all(getattr(doctor, name) is getattr(train_doctor, name) for name in train_doctor.__all__)
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        doctor.nothing_of_the_kind  # noqa: B018
+
+
+def test_without_the_package_one_sentence_says_how_to_get_it(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "train_doctor", None)
+    monkeypatch.delitem(sys.modules, "nblib.doctor")
+    monkeypatch.delattr("nblib.doctor")
+    assert cli.main(["doctor", str(tmp_path / "train.py")]) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert "make env" in sentence and "pip install ./doctor" in sentence and len(sentence.splitlines()) == 1
+
+
+SCRIPT = """
+import sys, torch
+net = torch.nn.Linear(4, 1)
+net.requires_grad_("frozen" not in sys.argv)
+optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
+for n in range(4):
+    loss = net(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+"""
+
+
+def test_exit_codes_of_the_command(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    assert cli.main(["doctor", str(script), "--steps", "2"]) == 0
+    assert "doctor, 2 steps watched: " in capsys.readouterr().out
+    assert cli.main(["doctor", str(script), "--", "frozen"]) == 1
+    assert "ERROR S1" in capsys.readouterr().out
+    assert cli.main(["doctor", str(tmp_path / "none.py")]) == 2
+    assert "give the path of an existing FILE.py" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        cli.main(["doctor", str(script), "--steps", "0"])
+    assert left.value.code == 2 and "above 0" in capsys.readouterr().err
