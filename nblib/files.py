@@ -43,15 +43,20 @@ def replacing(path: Path) -> Iterator[Path]:
     _remove(partial)  # a container that starts again gives the same number to a process that was killed here
     try:
         yield partial
-        for part in [*partial.rglob("*"), partial]:
-            flush(part)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(partial, path)
-        flush(path.parent)
+        put(partial, path)
     except BaseException:
         _remove(partial)
         raise
+
+
+def put(partial: Path, path: Path) -> None:
+    """Give a whole file or folder the name `path`, and let a power cut lose neither its content nor its name."""
+    for part in [*partial.rglob("*"), partial]:
+        flush(part)
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(partial, path)
+    flush(path.parent)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
