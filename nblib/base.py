@@ -2,8 +2,7 @@
 
 The name of the folder is the hash of the recipe, the text itself, the precision, the torch version and the code
 that trains (without comments and docstrings). If any of these changes the name changes, and the model is made
-again; nothing is ever overwritten. It is written to a temporary folder and renamed, under a lock, so two notebooks
-that start together train it once.
+again; nothing is ever overwritten. A lock lets two notebooks that start together train it once.
 
 Stored as an ordinary transformers folder plus `base.json` with the measured result:
 `AutoModelForCausalLM.from_pretrained(folder)` works without nblib.
@@ -13,21 +12,17 @@ Python patch version. Comparisons between runs are only fair on the same base; e
 """
 
 import ast
-import fcntl
 import hashlib
 import json
-import os
-import shutil
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from nblib import losses, models, paths, runtime, text, train
+from nblib import files, losses, models, paths, runtime, text, train
 from nblib.methods import muon, param_groups
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
@@ -53,9 +48,11 @@ def load(
         raise ValueError(f"recipe = {recipe!r}: allowed are {', '.join(RECIPES)}")
     machine = machine or runtime.pick()
     folder = paths.store() / key(recipe, machine)
-    with _lock(folder):
+    lock = folder.with_name(f".{folder.name}.lock")
+    with files.locked(lock, waiting="another process is making the base model; waiting for it"):
         if not (folder / "base.json").exists():
-            _make(recipe, folder, machine, on_step)
+            with runtime.seeded(0):  # so that nothing the notebook did before changes the base, nor the reverse
+                _make(recipe, folder, machine, on_step)
     facts = json.loads((folder / "base.json").read_text())
     model = models.load(str(folder)).to(machine.device).train()
     return Base(model, models.load_tokenizer(str(folder)), folder, facts)
@@ -71,9 +68,6 @@ def key(recipe: str, machine: runtime.Machine) -> str:
 
 def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     r = RECIPES[recipe]
-    # The result must not depend on what the notebook did before, nor change what it does after.
-    before = runtime.generators()
-    runtime.seed_all(0)
     documents = text.documents("prose")
     tokenizer = text.train_tokenizer(documents, vocab_size=r["vocab"])
     model = models.tiny(len(tokenizer), hidden=r["hidden"], layers=r["layers"], length=4 * r["length"])
@@ -96,23 +90,7 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     result = train.evaluate(model, held_out, machine=machine, token_bytes=text.token_bytes(tokenizer))
     facts = {"recipe": recipe, **r, "hash": folder.name, **took, "train_loss": records[-1]["loss"]}
     facts |= {f"held_out_{k}": v for k, v in result.items()} | {"environment": runtime.environment(machine)}
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    (partial / "base.json").write_text(json.dumps(facts, indent=1))
-    shutil.rmtree(folder, ignore_errors=True)  # a folder without base.json was never finished
-    os.replace(partial, folder)
-    runtime.set_generators(before)
-
-
-@contextmanager
-def _lock(folder: Path):
-    """One maker at a time; the lock goes with the process that holds it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print("another process is making the base model; waiting for it", flush=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with files.replacing(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "base.json").write_text(json.dumps(facts, indent=1))

@@ -18,7 +18,6 @@ import copy
 import errno
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nblib import runtime
+from nblib import files, runtime, wiring
 
 
 class CheckpointError(RuntimeError):
@@ -39,10 +38,8 @@ def capture(
     model: nn.Module, optimizers: list[Optimizer], *, progress: dict, batches=None, scaler=None, clone: bool = False
 ) -> dict:
     """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones."""
-    weights = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    weights |= {n: b for n, b in _saved_buffers(model)}
     state = {
-        "weights": weights,
+        "weights": {name: tensor.detach() for name, tensor in _saved_tensors(model).items()},
         "training": {
             "optimizers": [o.state_dict() for o in optimizers],
             "scaler": scaler.state_dict() if scaler is not None else {},
@@ -58,9 +55,9 @@ def capture(
 def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None) -> dict:
     """Put a captured state back in place and return its progress. The state itself stays untouched."""
     training = copy.deepcopy(state["training"])  # load_state_dict keeps what it is given
-    here = {n: p for n, p in model.named_parameters() if p.requires_grad} | dict(_saved_buffers(model))
-    if here.keys() != state["weights"].keys():
-        differ = sorted(here.keys() ^ state["weights"].keys())
+    tensors = _saved_tensors(model)
+    if tensors.keys() != state["weights"].keys():
+        differ = sorted(tensors.keys() ^ state["weights"].keys())
         raise CheckpointError(
             f"checkpoint and model train different parameters, {len(differ)} differ: {differ[:3]} ..."
         )
@@ -69,7 +66,7 @@ def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batch
             "the frozen base under this checkpoint is not the one it was trained on; rebuild that base"
         )
     with torch.no_grad():
-        for name, tensor in here.items():
+        for name, tensor in tensors.items():
             if tensor.shape != state["weights"][name].shape:
                 raise CheckpointError(
                     f"{name}: checkpoint {tuple(state['weights'][name].shape)}, model {tuple(tensor.shape)}"
@@ -91,21 +88,14 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
     final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
     if runtime.rank() != 0:
         return final
-    partial = final.with_name(f".{final.name}.{os.getpid()}.partial")
     try:
-        partial.mkdir(parents=True)
-        save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / "model.safetensors")
-        torch.save(state["training"], partial / "training.pt")
-        hashes = {f.name: sha256(f) for f in sorted(partial.iterdir())}
-        (partial / "manifest.json").write_text(json.dumps({"sha256": hashes}))
-        for path in [*partial.iterdir(), partial]:
-            flush(path)
-        if final.exists():  # this step was written before (resumed from an older one)
-            shutil.rmtree(final)
-        os.replace(partial, final)
-        flush(final.parent)
+        with files.replacing(final) as partial:  # this step may be there already, of a run resumed from an older one
+            partial.mkdir()
+            save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / "model.safetensors")
+            torch.save(state["training"], partial / "training.pt")
+            hashes = {file.name: files.sha256(file) for file in sorted(partial.iterdir())}
+            (partial / "manifest.json").write_text(json.dumps({"sha256": hashes}))
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
-        shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
         reason = (
@@ -113,15 +103,15 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
             if full
             else error
         )
-        left = [p.name for p in found(folder)]
+        intact = [path.name for path in folders(folder)]
         raise CheckpointError(
-            f"checkpoint {final} not written: {reason}. Intact: {', '.join(left) or 'none'}"
+            f"checkpoint {final} not written: {reason}. Intact: {', '.join(intact) or 'none'}"
         ) from error
     _forget(folder, keep)
     return final
 
 
-def found(folder: Path) -> list[Path]:
+def folders(folder: Path) -> list[Path]:
     """Checkpoints of a run, newest first. Partial ones have another name and never appear."""
     return sorted(Path(folder).glob("step-*"), reverse=True)
 
@@ -130,9 +120,9 @@ def read(path: Path) -> dict:
     """One checkpoint, its hashes verified. Nothing is unpickled that could run code."""
     try:
         hashes = json.loads((path / "manifest.json").read_text())["sha256"]
-        wrong = [name for name, expected in hashes.items() if sha256(path / name) != expected]
-        if wrong:
-            raise CheckpointError(f"{path.name} is damaged: {', '.join(wrong)} changed since it was written")
+        changed = [name for name, expected in hashes.items() if files.sha256(path / name) != expected]
+        if changed:
+            raise CheckpointError(f"{path.name} is damaged: {', '.join(changed)} changed since it was written")
         training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
         return {"weights": load_file(path / "model.safetensors"), "training": training}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -141,7 +131,7 @@ def read(path: Path) -> dict:
 
 def newest(folder: Path, *, say=print) -> dict | None:
     """The newest checkpoint that is whole, or None. Damaged ones are passed over, and named."""
-    for path in found(folder):
+    for path in folders(folder):
         try:
             return read(path)
         except CheckpointError as error:
@@ -149,12 +139,12 @@ def newest(folder: Path, *, say=print) -> dict | None:
     return None
 
 
-def _saved_buffers(model: nn.Module) -> list[tuple[str, Tensor]]:
-    """Persistent buffers; those left out of the state dict (rotary tables) are recomputed when the model is built."""
+def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What trains, and the buffers that the state dict holds; others (rotary tables) are computed with the model."""
     skip = {
         f"{prefix}.{name}".lstrip(".") for prefix, m in model.named_modules() for name in m._non_persistent_buffers_set
     }
-    return [(n, b) for n, b in model.named_buffers() if n not in skip]
+    return wiring.trainable(model) | {n: b for n, b in model.named_buffers() if n not in skip}
 
 
 def _frozen_fingerprint(model: nn.Module) -> str:
@@ -179,22 +169,7 @@ def _bytes(state: dict) -> int:
     return 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # weights and two moments
 
 
-def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # a rename is durable only once the folder that holds the name is, too
-    finally:
-        os.close(descriptor)
-
-
 def _forget(folder: Path, keep: int) -> None:
-    for path in found(folder)[keep:]:
+    for path in folders(folder)[keep:]:
         shutil.rmtree(path)
-    for path in Path(folder).glob(".step-*.partial"):  # left by a process that was killed while writing
-        if not Path(f"/proc/{path.name.split('.')[-2]}").exists():
-            shutil.rmtree(path, ignore_errors=True)
+    files.remove_partials(Path(folder), "step-*")

@@ -7,12 +7,14 @@ Footgun: an import at the top of this file is paid by every `--help`; heavy ones
 """
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import NoReturn
 
-from nblib.run.flat_yaml import ParameterError
-from nblib.run.records import Unwritable
+from nblib.files import Unwritable
+from nblib.run.parameters import ParameterError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _import(module: str, folder: str) -> ModuleType:
+    """A package that is installed beside nblib and that nblib itself does not need."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in (package, module):  # it is there and lacks something itself
+            raise
+        raise ParameterError(f"{package} is not installed; run `make env` (or: pip install {folder})") from None
+
+
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
     """What stands before `--` and after it: argparse loses the latter behind an option."""
     at = given.index("--") if "--" in given else len(given)
@@ -38,9 +51,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _list(options: argparse.Namespace) -> int:
     if options.pitfalls:
-        from lessons import pitfalls
-
-        for p in pitfalls.catalogue():
+        for p in _import("lessons.pitfalls", "-e .").catalogue():
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
     from nblib import paths
@@ -83,16 +94,16 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from nblib.run import report, runner, sweep, sweep_table
+    from nblib.run import report, runner, sweep
 
     planned = sweep.plan(options.notebook, file=options.file, profile=options.profile, overrides=options.parameters)
     if options.list:
         print(sweep.listing(planned))
         return 0
     outcomes = runner.run(planned.jobs, force=options.force, keep_going=True, timeout=options.timeout)
-    rows = sweep_table.rows(planned, outcomes)
-    print(f"\n{sweep_table.text(planned, rows, show=options.show)}\n")
-    for path in (*sweep_table.write(planned, rows), report.write()):
+    rows = sweep.rows(planned, outcomes)
+    print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
+    for path in (*sweep.write(planned, rows), report.write()):
         print(path)
     return runner.exit_code(outcomes)
 
@@ -127,16 +138,12 @@ def _estimate(options: argparse.Namespace) -> int:
         raise ParameterError(str(error).splitlines()[0]) from error
     for kind, size in kinds.items():
         print(f"{kind:12s} {size / 2**20:12,.1f} MiB")
-    print("Kinds at their largest, the peak at one instant (no sum of them). Leave a tenth of a card free.")
+    print("Each line is the maximum of its kind; they do not add up to the peak. Leave a tenth of a card free.")
     return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    try:
-        from nblib import doctor  # noqa: F401, says how to install it
-        from train_doctor import script
-    except ModuleNotFoundError as error:
-        raise ParameterError(str(error)) from error
+    script = _import("train_doctor.script", "-e ./doctor")
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
     except script.BadInput as error:

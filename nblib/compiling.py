@@ -53,16 +53,16 @@ def breaks(function, *args, **kwargs) -> dict:
     logger = logging.getLogger("torch._dynamo")
     level, _ = logger.level, logger.setLevel(logging.ERROR)  # it would also print each break, with its stack
     try:
-        found = torch._dynamo.explain(function)(*args, **kwargs)
+        explained = torch._dynamo.explain(function)(*args, **kwargs)
     finally:
         logger.setLevel(level)
     where = []
-    for reason in found.break_reasons:
+    for reason in explained.break_reasons:
         frame = reason.user_stack[-1] if reason.user_stack else None
-        place = f"{frame.filename}:{frame.lineno}" if frame else "unknown"
-        where.append({"reason": reason.reason.splitlines()[0], "line": place})
+        line = f"{frame.filename}:{frame.lineno}" if frame else "unknown"
+        where.append({"reason": reason.reason.splitlines()[0], "line": line})
     torch._dynamo.reset()
-    return {"graphs": found.graph_count, "breaks": found.graph_break_count, "where": where}
+    return {"graphs": explained.graph_count, "breaks": explained.graph_break_count, "where": where}
 
 
 def cache_folder() -> Path:
@@ -86,10 +86,10 @@ def repair(folder: Path | None = None) -> list[Path]:
 
     Not while another run compiles: a library that is being linked looks the same.
     """
-    found = damaged(folder)
-    for path in found:
+    libraries = damaged(folder)
+    for path in libraries:
         path.unlink(missing_ok=True)
-    return found
+    return libraries
 
 
 def _whole(path: Path) -> bool:

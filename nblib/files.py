@@ -40,24 +40,35 @@ def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path` to write a file or a folder under; when the block ends well it takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    _remove(partial)  # a container that starts again gives the same number to a process that was killed here
     try:
         yield partial
-        for part in [*partial.rglob("*"), partial]:
-            flush(part)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(partial, path)
-        flush(path.parent)
+        put(partial, path)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+        _remove(partial)
         raise
+
+
+def put(partial: Path, path: Path) -> None:
+    """Give a whole file or folder the name `path`, and let a power cut lose neither its content nor its name."""
+    for part in [*partial.rglob("*"), partial]:
+        flush(part)
+    if path.is_dir():
+        shutil.rmtree(path)
+    os.replace(partial, path)
+    flush(path.parent)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
     """Delete what processes that were killed while writing left in the folder."""
     for partial in folder.glob(f".{name}.*.partial"):
         if not Path(f"/proc/{partial.name.split('.')[-2]}").exists():
-            shutil.rmtree(partial, ignore_errors=True) if partial.is_dir() else partial.unlink(missing_ok=True)
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -1,4 +1,4 @@
-"""Say what goes wrong while it goes wrong: non-finite numbers, loss spikes, clipping, a starved loop.
+"""Sentences about what goes wrong, while it goes wrong: non-finite numbers, loss spikes, clipping, a starved loop.
 
 Each guard is a question about numbers the loop has anyway, answered with a sentence or None:
 
@@ -55,22 +55,21 @@ def source_of_nonfinite(model: nn.Module, forward_and_backward) -> str:
     bad = [name for name, p in model.named_parameters() if p.is_floating_point() and not _finite(p)]
     if bad:
         return f"parameter {bad[0]} is already non-finite ({len(bad)} such): an earlier update broke it"
-    seen: list[str] = []
+    first: list[str] = []  # the sentence about the first hit
 
     def forward_hook(name):
         def look(module, inputs, output):
-            if not seen and not all(map(_finite, _tensors(output))):
+            if not first and not all(map(_finite, _tensors(output))):
                 fresh = all(map(_finite, _tensors(inputs)))
-                seen.append(
-                    f"the forward pass of {name} ({type(module).__name__})" + (", from finite inputs" if fresh else "")
-                )
+                origin = ", from finite inputs" if fresh else ""
+                first.append(f"the forward pass of {name} ({type(module).__name__}){origin}")
 
         return look
 
     def gradient_hook(name):
         def look(grad):
-            if not seen and not _finite(grad):
-                seen.append(f"the gradient of {name}, the first in the backward pass")
+            if not first and not _finite(grad):
+                first.append(f"the gradient of {name}, the first in the backward pass")
 
         return look
 
@@ -82,7 +81,7 @@ def source_of_nonfinite(model: nn.Module, forward_and_backward) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return seen[0] if seen else "the loss function itself: every module's output and every gradient was finite"
+    return first[0] if first else "the loss function itself: every module's output and every gradient was finite"
 
 
 def is_finite(*numbers: float) -> bool:

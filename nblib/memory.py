@@ -18,7 +18,6 @@ ever; here the mark is reset, and where it cannot be (macOS) a thread samples in
 
 import ctypes
 import gc
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -115,7 +114,7 @@ class Account(TorchDispatchMode):
 
 def resident() -> int:
     """Bytes of this process in memory now."""
-    return _status("VmRSS") if os.path.exists("/proc/self/status") else 0
+    return _status("VmRSS") if Path("/proc/self/status").exists() else 0
 
 
 def _status(field: str) -> int:
@@ -229,15 +228,15 @@ def estimate(
 def _rows_are_whole() -> Iterator[None]:
     """Positions without values cannot be read, so transformers would expect several documents in a row and build the
     mask that keeps them apart, which the real step does not."""
-    asked = getattr(masking_utils, "find_packed_sequence_indices", None)
-    if asked is None:
+    original = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if original is None:
         yield
         return
     masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = asked
+        masking_utils.find_packed_sequence_indices = original
 
 
 def config_of(name: str):
@@ -280,10 +279,10 @@ def training_step(
     """One training step; given an account, what is alive after the blocks and at most until they go back."""
     low, marks = PRECISIONS[precision], {}
     with torch.autocast("cpu", dtype=low) if low else nullcontext():
-        found = losses.hidden_states(model, {"input_ids": ids})
-        if found is None:
+        states = losses.hidden_states(model, {"input_ids": ids})
+        if states is None:
             raise ValueError("this model's head is more than one matrix product: its logits cannot be counted apart")
-        hidden, weight = found
+        hidden, weight = states
         if account:
             marks["hidden"] = account.live
             hidden.register_hook(lambda _: marks.update(loss=account.most))

@@ -15,6 +15,8 @@ import torch
 import transformers as tf
 from torch import nn
 
+from nblib import runtime
+
 tf.utils.logging.disable_progress_bar()  # its bars go to stderr and, saved in a notebook, stay at 0 % for ever
 
 FAMILIES = ("qwen3", "llama", "gpt2", "qwen3_moe", "mixtral")
@@ -32,35 +34,24 @@ def tiny(
     **config,
 ) -> nn.Module:
     """A small causal language model with random weights. `config` goes to the transformers config as it is."""
-    shape = dict(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, max_position_embeddings=length
-    )
+    shape = dict(vocab_size=vocab_size, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads)
+    shape |= dict(max_position_embeddings=length, tie_word_embeddings=True, use_cache=False)
+    shape |= dict(bos_token_id=None, eos_token_id=None)
     llama = shape | dict(intermediate_size=3 * hidden, num_key_value_heads=max(1, heads // 2))
-    moe = dict(num_experts_per_tok=2)
-    made = {
-        "qwen3": lambda: tf.Qwen3Config(**(base | llama | dict(head_dim=hidden // heads) | config)),
-        "llama": lambda: tf.LlamaConfig(**(base | llama | config)),
-        "gpt2": lambda: tf.GPT2Config(
-            **(base | dict(n_embd=hidden, n_layer=layers, n_head=heads, n_positions=length) | config)
-        ),
+    moe = llama | dict(num_experts_per_tok=2)
+    configs = {
+        "qwen3": lambda: tf.Qwen3Config(**(llama | dict(head_dim=hidden // heads) | config)),
+        "llama": lambda: tf.LlamaConfig(**(llama | config)),
+        "gpt2": lambda: tf.GPT2Config(**(shape | config)),
         "qwen3_moe": lambda: tf.Qwen3MoeConfig(
-            **(
-                base
-                | llama
-                | moe
-                | dict(num_experts=8, moe_intermediate_size=hidden, head_dim=hidden // heads)
-                | config
-            )
+            **(moe | dict(num_experts=8, moe_intermediate_size=hidden, head_dim=hidden // heads) | config)
         ),
-        "mixtral": lambda: tf.MixtralConfig(**(base | llama | moe | dict(num_local_experts=8) | config)),
+        "mixtral": lambda: tf.MixtralConfig(**(moe | dict(num_local_experts=8) | config)),
     }
-    if family not in made:
+    if family not in configs:
         raise ValueError(f"family = {family!r}: allowed are {', '.join(FAMILIES)}")
-    base = dict(vocab_size=vocab_size, tie_word_embeddings=True, use_cache=False, bos_token_id=None, eos_token_id=None)
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)  # the weights depend on this seed alone, and the caller's generator is left as it was
-    model = tf.AutoModelForCausalLM.from_config(made[family](), dtype=torch.float32)
-    torch.set_rng_state(state)
+    with runtime.seeded(seed):  # the weights depend on this seed alone, and the caller's generator is left as it was
+        model = tf.AutoModelForCausalLM.from_config(configs[family](), dtype=torch.float32)
     return model.train()
 
 

@@ -1,12 +1,13 @@
-"""Stop a run halfway, start it again, and compare it bit for bit with one that was never stopped.
+"""Does a run that was stopped and resumed end on the same bits as one that was never stopped?
 
     resume.bit_equal(build, folder, total=6, machine=machine)
 
-trains what `build()` returns, a new model, its batches and its optimizers, twice: straight, and with Stop pressed in
-the middle. Every notebook of a method ends with it, because a method brings state of its own (priors, routers, caches,
-temperatures), and what is forgotten in a checkpoint shows here and in no loss curve.
+`build()` returns a new model, its batches and its optimizers. It is called three times: for a run that goes straight
+through, for a run that is stopped in the middle, and to resume the second from its checkpoint. Every notebook of a
+method ends with this comparison, because a method brings state of its own (priors, routers, caches, temperatures).
+State that a checkpoint forgets shows here and in no loss curve.
 
-Footgun: `build` must not draw from what an earlier call left behind. It is seeded here before each call.
+Footgun: `build` must not use anything that an earlier call of it changed. The generators are seeded before each call.
 """
 
 import shutil

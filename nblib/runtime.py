@@ -137,14 +137,6 @@ def world() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def join_world(machine: Machine) -> None:
-    """Join the process group when torchrun launched us; a no-op in a notebook or a plain script."""
-    if world() > 1 and not torch.distributed.is_initialized():
-        if machine.device.type == "cuda":
-            torch.cuda.set_device(machine.device)
-        torch.distributed.init_process_group("nccl" if machine.device.type == "cuda" else "gloo")
-
-
 def environment(machine: Machine | None = None) -> dict:
     """What a reader needs to place a number: code, versions, hardware, choices. Plain JSON types only."""
     facts = {

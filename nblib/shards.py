@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nblib.checkpoint import flush, sha256
+from nblib.files import flush, sha256
 
 MANIFEST = "manifest.json"
 

@@ -1,8 +1,8 @@
 """What the notebook of a method starts from: a model, its tokenizer, and a corpus in its three splits.
 
-`start.open()` gives the stored base model on the embedded prose; by name it gives any causal model of the hub or of a
-folder, with that model's own tokenizer, on any corpus. Rows for validation and for the last word are fixed and come
-from documents that training never sees.
+`start.open()` gives the stored base model on the embedded prose. With a name it gives any causal model of the hub or
+of a folder, with that model's own tokenizer, on any corpus. The rows for validation and for the final result are the
+same in every run and come from documents that training never sees.
 
 Footgun: a method changes the model in place. Take `copy.deepcopy(start.model)` for each run of a comparison.
 """
@@ -19,7 +19,7 @@ class Start(NamedTuple):
     model: nn.Module
     tokenizer: object
     stream: Tensor  # training documents end to end, (N,)
-    validation: Tensor  # rows to look at while training, (R, length)
+    validation: Tensor  # rows to evaluate on while training, (R, length)
     held_out: Tensor  # rows for the result
     machine: runtime.Machine
 
@@ -45,7 +45,7 @@ def open(
     if not name:
         model, tokenizer, *_ = base.load(recipe, machine=machine, on_step=on_step)
     else:
-        tokenizer = models.load_tokenizer(name)  # the cheaper one first: a wrong name is said at once
+        tokenizer = models.load_tokenizer(name)  # first, because it is small: a wrong name ends at once
         model = models.load(name, device=machine.device).train()
     streams = {split: text.encode(text.documents(corpus, split), tokenizer) for split in text.SPLITS}
     fixed = {s: text.fixed_rows(streams[s], length=length, limit=rows) for s in ("validation", "held_out")}

@@ -17,7 +17,6 @@ with a loss that looks healthy.
 import ast
 import hashlib
 import json
-import os
 import platform
 import sysconfig
 from collections.abc import Iterator
@@ -26,20 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nblib import paths
+from nblib import files, paths
 
 SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}  # of hash % 100
-SKIPPED = {
-    "test",
-    "tests",
-    "site-packages",
-    "dist-packages",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "encodings",
-    "pydoc_data",
-}
+SKIPPED = set("test tests site-packages dist-packages idlelib lib2to3 turtledemo encodings pydoc_data".split())
 PAD, EOS, MASK = "<|pad|>", "<|eos|>", "<|mask|>"  # three different tokens: a pad that is also eos never gets learned
 
 
@@ -47,10 +36,14 @@ def documents(source: str = "prose", split: str = "train") -> list[str]:
     """The documents of one split of a corpus: 'prose', 'code', a path, or 'hf:<dataset>'."""
     if split not in SPLITS:
         raise ValueError(f"split = {split!r}: allowed are {', '.join(SPLITS)}")
-    kept = [d for d in _all_documents(source) if int(hashlib.sha256(d.encode()).hexdigest(), 16) % 100 in SPLITS[split]]
-    if not kept:
+    chosen = [d for d in _all_documents(source) if _percentile(d) in SPLITS[split]]
+    if not chosen:
         raise ValueError(f"corpus {source!r} has no document in its {split} split: it needs more or longer documents")
-    return kept
+    return chosen
+
+
+def _percentile(document: str) -> int:
+    return int(hashlib.sha256(document.encode()).hexdigest(), 16) % 100
 
 
 def fingerprint(documents: list[str]) -> str:
@@ -61,23 +54,20 @@ def fingerprint(documents: list[str]) -> str:
 def _all_documents(source: str) -> list[str]:
     if source in ("prose", "code"):
         return _embedded(source)
-    found = _from_hub(source.removeprefix("hf:")) if source.startswith("hf:") else _from_path(Path(source).expanduser())
-    return list(dict.fromkeys(d for d in found if d.strip()))  # exact copies once: they would cross the splits
+    texts = _from_hub(source.removeprefix("hf:")) if source.startswith("hf:") else _from_path(Path(source).expanduser())
+    return list(dict.fromkeys(text for text in texts if text.strip()))  # each text once: copies would cross the splits
 
 
 def _embedded(source: str) -> list[str]:
     """Reading the standard library takes seconds, so the result is kept per Python version."""
     name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
-    kept = paths.store() / "text" / name
+    stored = paths.store() / "text" / name
     try:
-        return json.loads(kept.read_text())
+        return json.loads(stored.read_text())
     except (OSError, ValueError):
-        found = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    partial = kept.with_suffix(f".{os.getpid()}.tmp")
-    partial.write_text(json.dumps(found))
-    os.replace(partial, kept)  # two notebooks may start together
-    return found
+        texts = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
+    files.write(stored, json.dumps(texts))  # as a whole: two notebooks may start together
+    return texts
 
 
 def _library() -> Iterator[tuple[str, ast.Module]]:
@@ -87,7 +77,7 @@ def _library() -> Iterator[tuple[str, ast.Module]]:
             try:
                 yield path.stem, ast.parse(path.read_text("utf-8"))
             except (SyntaxError, UnicodeDecodeError):
-                continue  # a template or a file in an old encoding: not ours to mend
+                continue  # a template or a file in an old encoding: not ours to fix
 
 
 def _documented(tree: ast.Module) -> Iterator[ast.AST]:
@@ -127,10 +117,8 @@ def _from_path(path: Path) -> Iterator[str]:
         raise FileNotFoundError(
             f"corpus {str(path)!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
         )
-    files = (
-        [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in (".txt", ".md", ".py", ".jsonl"))
-    )
-    for file in files:
+    inside = sorted(f for f in path.rglob("*") if f.suffix in (".txt", ".md", ".py", ".jsonl"))
+    for file in [path] if path.is_file() else inside:
         text = file.read_text("utf-8", errors="replace")
         if file.suffix != ".jsonl":
             yield from _pieces(text)
@@ -175,9 +163,8 @@ def token_bytes(tokenizer) -> Tensor:
     """UTF-8 bytes each token stands for, (V,). Special tokens stand for none: they cost bits and explain no text."""
     special = set(tokenizer.all_special_ids)
     if getattr(tokenizer, "is_fast", False) and "ByteLevel" in str(tokenizer.backend_tokenizer.decoder):
-        lengths = [
-            len(token) for token in tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-        ]  # 1 char = 1 byte
+        tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+        lengths = [len(token) for token in tokens]  # one character stands for one byte
     else:  # other families mark spaces in their own way; decoding alone is right but for leading spaces
         lengths = [len(tokenizer.decode([i]).encode()) for i in range(len(tokenizer))]
     return torch.tensor([0 if i in special else n for i, n in enumerate(lengths)])
@@ -235,11 +222,8 @@ class Batches:
         if self._order is None or self._order[0] != self.epoch:  # a pure function of seed and epoch
             draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
             shift = int(torch.randint(self.length, (1,), generator=draw))
-            self._order = (
-                self.epoch,
-                shift,
-                torch.randperm((len(self.stream) - self.length) // self.length, generator=draw),
-            )
+            order = torch.randperm((len(self.stream) - self.length) // self.length, generator=draw)
+            self._order = (self.epoch, shift, order)
         return self._order[1:]
 
     def state_dict(self) -> dict[str, int]:

@@ -25,12 +25,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from nblib import checkpoint, guards, losses, runtime
+from nblib import checkpoint, guards, losses, runtime, wiring
 
 Batch = dict[str, Tensor]
 Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
@@ -63,18 +64,18 @@ def steps(
     """Train for `total` optimizer steps, yielding what happened in each. See `fit` for the options."""
     machine = machine or runtime.pick()
     optimizers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-    params = [p for o in optimizers for g in o.param_groups for p in g["params"]]
-    _check(model, params, machine, total=total, accumulate=accumulate, log_every=log_every)
+    params = [p for group in _groups(optimizers) for p in group["params"]]
+    _check(model, optimizers, params, machine, total=total, accumulate=accumulate, log_every=log_every)
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
-    for group in (g for o in optimizers for g in o.param_groups):
+    for group in _groups(optimizers):
         group.setdefault("base_lr", group["lr"])
     everything = dict(batches=batches, scaler=scaler)
     progress = {"step": 0, "tokens": 0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     if checkpoints and (state := checkpoint.newest(checkpoints)):
         progress = checkpoint.restore(state, model, optimizers, **everything)
         _say(f"resumed at step {progress['step']} of {total}")
-    recent, clipped = deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
-    snapshot, reason, noted, clock = None, None, set(), _Clock()
+    recent, clipped = _windows(progress)
+    snapshot, reason, warned, clock = None, None, set(), _Clock()
     model.train()
 
     def capture(clone: bool = False) -> dict:
@@ -82,12 +83,12 @@ def steps(
         return checkpoint.capture(model, optimizers, progress=now, clone=clone, **everything)
 
     with _stop_signals() as stop:
-        while progress["step"] < total:
+        while progress["step"] < total and not reason:
             step = progress["step"]
             if spike and (snapshot is None or step % snapshot_every == 0):
                 snapshot = capture(clone=True)
             rate = schedule(step) * progress["cut"] * (controls.lr_scale if controls else 1.0)
-            for group in (g for o in optimizers for g in o.param_groups):
+            for group in _groups(optimizers):
                 group["lr"] = group["base_lr"] * rate
 
             # ------------------------------------------------------------------ the step
@@ -110,14 +111,11 @@ def steps(
                 raise ValueError(f"step {step}: no label is supervised (all are {losses.IGNORED}), so there is no loss")
             terms = {name: value / count for name, value in zip(sums, terms)}
             value = sum(terms.values())
-            note = guards.spiked(value, recent, factor=spike) if spike and guards.is_finite(value) else None
-            # With a scaler an overflowing gradient is ordinary, until the scale has come down and it still overflows.
-            skips = scaler.is_enabled() and scaler.get_scale() >= 1
-            broken = not guards.is_finite(value) or not (guards.is_finite(norm) or skips)
-            if broken and not spike:
+            fault = _fault(value, norm, recent, spike, scaler)
+            if fault and not spike:
                 where = _explain(model, optimizers, generators, micro, loss, machine)
-                raise guards.NonFinite(f"step {step}: loss {value}, gradient norm {norm}. Source: {where}")
-            if not (note or broken):
+                raise guards.NonFinite(f"step {step}: {fault}. Source: {where}")
+            if not fault:
                 for optimizer in optimizers:
                     scaler.step(optimizer)  # skipped by the scaler itself when a gradient overflowed
                 scaler.update()
@@ -125,10 +123,10 @@ def steps(
                 optimizer.zero_grad(set_to_none=True)
             # ------------------------------------------------------------------
 
-            record = {"step": step + 1, "of": total, "loss": value, **terms, "lr": rate * _first_lr(optimizers)}
-            if note or broken:
-                _roll_back(snapshot, model, optimizers, batches, scaler, progress, note or f"loss {value}, norm {norm}")
-                recent, clipped = deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
+            record = {"step": step + 1, "of": total, "loss": value, **terms, "lr": _groups(optimizers)[0]["lr"]}
+            if fault:
+                _roll_back(snapshot, model, optimizers, batches, scaler, progress, fault)
+                recent, clipped = _windows(progress)
                 yield record | {"event": "rollback", "back_to": progress["step"]}
                 continue
             progress["step"], progress["tokens"] = step + 1, progress["tokens"] + int(count)
@@ -147,23 +145,15 @@ def steps(
                     model.train()
             if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
                 log(record)
-            habits = {"clip": guards.clipped_too_often(clipped), "data": guards.starved(clock.waited, clock.spent)}
-            for kind, warning in habits.items():
-                if warning and kind not in noted:  # once per run
-                    noted.add(kind)
-                    _say(f"step {step + 1}: {warning}")
+            _warn_of_habits(step, clipped, clock, warned)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
                 with clock.paused():
                     checkpoint.save(checkpoints, capture(), keep=keep)
             if reason:
                 record["stopped"] = reason
-                _say(
-                    f"stopped by {reason} after step {step + 1} of {total}"
-                    + (", checkpoint saved" if checkpoints else "")
-                )
+                saved = ", checkpoint saved" if checkpoints else ""
+                _say(f"stopped by {reason} after step {step + 1} of {total}{saved}")
             yield record
-            if reason:
-                break
     if reason in SIGNALS and not runtime.interactive():  # a script or a batch was asked to end, so it ends
         raise KeyboardInterrupt if reason == "SIGINT" else SystemExit(128 + signal.SIGTERM)
 
@@ -209,7 +199,7 @@ def cosine(total: int, *, warmup: int = 0, floor: float = 0.0) -> Callable[[int]
 
 def adamw(model: nn.Module, *, lr: float, weight_decay: float = 0.1, betas=(0.9, 0.95)) -> AdamW:
     """Fused AdamW over what trains; matrices decay, norms and biases do not."""
-    trainable = [p for p in model.parameters() if p.requires_grad]
+    trainable = list(wiring.trainable(model).values())
     if not trainable:
         raise ValueError("nothing to train: no parameter of the model requires a gradient")
     groups = [
@@ -224,14 +214,12 @@ def evaluate(
     model: nn.Module, rows: Tensor, *, machine: runtime.Machine, token_bytes: Tensor | None = None, batch: int = 16
 ) -> dict:
     """Cross-entropy on fixed rows (R, T), with the tokens it was measured on and, given their sizes, bits per byte."""
-    was_training = model.training
-    model.eval()
     nats = 0.0
-    for part in rows.split(batch):
-        part = part.to(machine.device)
-        with machine.autocast():
-            nats += float(losses.causal_lm(model, {"input_ids": part, "labels": part})["ce"])
-    model.train(was_training)
+    with wiring.evaluating(model):
+        for part in rows.split(batch):
+            part = part.to(machine.device)
+            with machine.autocast():
+                nats += float(losses.causal_lm(model, {"input_ids": part, "labels": part})["ce"])
     predicted = rows[:, 1:]
     facts = {"loss": nats / predicted.numel(), "tokens": predicted.numel()}
     if token_bytes is not None:
@@ -240,20 +228,25 @@ def evaluate(
     return facts
 
 
-def _check(model: nn.Module, params: list[Tensor], machine: runtime.Machine, **positive: int) -> None:
+def _check(model: nn.Module, optimizers: list[Optimizer], params: list[Tensor], machine, **positive: int) -> None:
     for name, value in positive.items():
         if value < 1:
             raise ValueError(f"{name} = {value}: must be at least 1")
     if params and params[0].device.type != machine.device.type:
         raise ValueError(f"the model is on {params[0].device}, the run on {machine.device}; move the model first")
-    held, trains = {id(p) for p in params}, {n: id(p) for n, p in model.named_parameters() if p.requires_grad}
-    left_out = [name for name, key in trains.items() if key not in held]
-    if left_out:
-        raise ValueError(f"{len(left_out)} trainable parameters are in no optimizer, the first is {left_out[0]}")
-    if held - set(trains.values()):
-        raise ValueError(
-            f"{len(held - set(trains.values()))} parameters in the optimizer are frozen or not of this model"
-        )
+    wiring.refuse_missed(model, optimizers)
+    if strangers := set(map(id, params)) - set(map(id, wiring.trainable(model).values())):
+        raise ValueError(f"{len(strangers)} parameters in the optimizer are frozen or not of this model")
+
+
+def _groups(optimizers: list[Optimizer]) -> list[dict]:
+    """Asked anew each time: a restored optimizer has other groups."""
+    return [group for optimizer in optimizers for group in optimizer.param_groups]
+
+
+def _windows(progress: dict) -> tuple[deque, deque]:
+    """The recent losses, and which of the recent steps were clipped."""
+    return deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
 
 
 def _to(batch: Batch, device: torch.device) -> Batch:
@@ -296,8 +289,23 @@ def _agreed(reason: str | None, device: torch.device) -> str | None:
     return reasons[int(code)]
 
 
-def _first_lr(optimizers: list[Optimizer]) -> float:
-    return optimizers[0].param_groups[0]["base_lr"]
+def _fault(value: float, norm: float, recent: deque, spike: float, scaler) -> str | None:
+    """Why this step must not be taken. With a scaler an overflowing gradient is ordinary: the scaler skips the step,
+    until the scale has come down and it still overflows."""
+    if spike and guards.is_finite(value) and (note := guards.spiked(value, recent, factor=spike)):
+        return note
+    skips = scaler.is_enabled() and scaler.get_scale() >= 1
+    if guards.is_finite(value) and (guards.is_finite(norm) or skips):
+        return None
+    return f"loss {value}, gradient norm {norm}"
+
+
+def _warn_of_habits(step: int, clipped: deque, clock: "_Clock", warned: set[str]) -> None:
+    habits = {"clip": guards.clipped_too_often(clipped), "data": guards.starved(clock.waited, clock.spent)}
+    for kind, warning in habits.items():
+        if warning and kind not in warned:  # once per run
+            warned.add(kind)
+            _say(f"step {step + 1}: {warning}")
 
 
 def _explain(model, optimizers, generators: dict, micro: list[Batch], loss, machine) -> str:
@@ -358,14 +366,10 @@ class _Clock:
         self.last = time.perf_counter()
 
 
-class _Stop:
-    name: str | None = None
-
-
 @contextmanager
-def _stop_signals() -> Iterator[_Stop]:
+def _stop_signals() -> Iterator[SimpleNamespace]:
     """Turn the first Ctrl-C or SIGTERM into a wish; the loop grants it when its state is whole."""
-    stop = _Stop()
+    stop = SimpleNamespace(name=None)
     if threading.current_thread() is not threading.main_thread():
         yield stop  # signals reach the main thread only
         return

@@ -13,7 +13,7 @@ hand-written checkpointing, rounding without a straight-through estimator) passe
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 import torch
@@ -66,8 +66,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def missed(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> list[str]:
     """The trainable parameters that no optimizer holds, by name: they would never move, and nothing would be raised."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    return [name for name, p in trainable(model).items() if id(p) not in held]
+    in_optimizers = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return [name for name, p in trainable(model).items() if id(p) not in in_optimizers]
 
 
 def refuse_missed(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -76,15 +76,20 @@ def refuse_missed(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer])
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside; afterwards every module is in the mode it was in, after an error or Ctrl-C too."""
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """One mode inside; afterwards every module is in the mode it was in, after an error or Ctrl-C too."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
+        model.train(training)
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def evaluating(model: nn.Module) -> AbstractContextManager[None]:
+    """Evaluation mode inside."""
+    return in_mode(model, training=False)
 
 
 class Verdict(NamedTuple):
@@ -113,16 +118,12 @@ def canary(
     `loss()` runs the forward pass as training would. `expect` are the names that should train, if you know them.
     """
     params = trainable(model)
-    if expect is not None and (wrong := sorted(expect ^ set(params))):
-        return Canary(False, f"{len(wrong)} tensors should train and do not, or the reverse: {wrong[0]} first", [])
+    if expect is not None and (differ := sorted(expect ^ set(params))):
+        first = f"{differ[0]} {'should train but does not' if differ[0] in expect else 'trains but should not'}"
+        return Canary(False, f"{first} ({len(differ)} tensors differ from `expect`)", [])
     if not params:
         return Canary(False, "nothing trains: no parameter requires a gradient", [])
-    before = {name: p.detach().clone() for name, p in params.items()}
-    kept = {name: p.grad for name, p in params.items()}
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-    generators, mode = runtime.generators(), model.training
-    model.train()
-    try:
+    with in_mode(model, training=True), _put_back(model, params) as before:
         for _ in range(2):
             for p in params.values():
                 p.grad = None
@@ -133,29 +134,35 @@ def canary(
                 value.backward()
             except RuntimeError as error:
                 return Canary(False, f"backward raised: {str(error).splitlines()[0]}", [])
-            seen = [_judge(name, p) for name, p in params.items()]
+            verdicts = [_judge(name, p) for name, p in params.items()]
             with torch.no_grad():
                 for p in params.values():
                     if p.grad is not None and torch.isfinite(p.grad).all() and (norm := p.grad.norm()) > 0:
                         p.sub_(p.grad * (step * max(1.0, float(p.norm())) / norm).to(p.dtype))
-        tensors = [v._replace(moved=not torch.equal(params[v.name], before[v.name])) for v in seen]
+        tensors = [v._replace(moved=not torch.equal(params[v.name], before[v.name])) for v in verdicts]
+    if dead := [t for t in tensors if t.gradient != "flows" or not t.moved]:
+        sentence = f"{len(dead)} of {len(tensors)} trainable tensors are dead: {dead[0].name} ({dead[0].gradient})"
+        return Canary(False, sentence, tensors)
+    return Canary(True, f"all {len(tensors)} trainable tensors get a gradient and move", tensors)
+
+
+@contextmanager
+def _put_back(model: nn.Module, params: dict[str, nn.Parameter]) -> Iterator[dict[str, Tensor]]:
+    """Afterwards weights, gradients, buffers and random generators are what they were; yields the weights."""
+    weights = {name: p.detach().clone() for name, p in params.items()}
+    gradients = {name: p.grad for name, p in params.items()}
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    generators = runtime.generators()
+    try:
+        yield weights
     finally:
         with torch.no_grad():
             for name, p in params.items():
-                p.copy_(before[name])
-                p.grad = kept[name]
+                p.copy_(weights[name])
+                p.grad = gradients[name]
             for name, b in model.named_buffers():
                 b.copy_(buffers[name])
         runtime.set_generators(generators)
-        model.train(mode)
-    dead = [t for t in tensors if t.gradient != "flows" or not t.moved]
-    if dead:
-        return Canary(
-            False,
-            f"{len(dead)} of {len(tensors)} trainable tensors are dead: {dead[0].name} ({dead[0].gradient})",
-            tensors,
-        )
-    return Canary(True, f"all {len(tensors)} trainable tensors get a gradient and move", tensors)
 
 
 def _judge(name: str, p: nn.Parameter) -> Verdict:

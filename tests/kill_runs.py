@@ -11,12 +11,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from conftest import FP32
 from transformers import GPT2LMHeadModel  # noqa: F401  (imported before the forks, or every child would spend its life on it)
 
-from nblib import checkpoint, models, runtime, text, train
+from nblib import checkpoint, files, models, runtime, text, train
 
 STEPS = 40
 
@@ -38,21 +39,21 @@ def straight_or_resumed(folder: Path | None) -> str:
     return digest.hexdigest()
 
 
-def child(folder: Path, result: Path, die_in: str | None) -> int:
+def child(folder: Path, result: Path, die_in: tuple[ModuleType, str] | None) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if die_in:  # exactly there, the eleventh time it is reached
-            count, real = iter(range(10**6)), getattr(checkpoint, die_in)
+            count, real = iter(range(10**6)), getattr(*die_in)
 
             def die(*args, **kwargs):
                 if next(count) == 10:
                     os.kill(os.getpid(), signal.SIGKILL)
                 return real(*args, **kwargs)
 
-            setattr(checkpoint, die_in, die)
+            setattr(*die_in, die)
         result.write_text(straight_or_resumed(folder))
         os._exit(0)
     except BaseException as error:
@@ -67,7 +68,7 @@ def main(folder: Path, kills: int, seed: int) -> dict:
     os.waitpid(child(folder / "straight", folder / "straight.txt", None), 0)
     whole = time.perf_counter() - started
     run = 0
-    places = ["save_file", "sha256", "flush", "_forget"]
+    places = [(checkpoint, "save_file"), (files, "sha256"), (files, "flush"), (checkpoint, "_forget")]
     while done < kills:  # every run is killed two or three times and then left to finish
         run += 1
         at, result = folder / f"run{run}", folder / f"run{run}.txt"
@@ -81,7 +82,7 @@ def main(folder: Path, kills: int, seed: int) -> dict:
             if os.WIFSIGNALED(status):
                 done += 1
                 writing += any(at.glob(".step-*.partial"))
-                steps.append(len(checkpoint.found(at)) and int(checkpoint.found(at)[0].name[5:]))
+                steps.append(len(checkpoint.folders(at)) and int(checkpoint.folders(at)[0].name[5:]))
         _, status = os.waitpid(child(at, result, None), 0)
         if status:
             return {"error": f"run {run} did not finish: status {status}"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import FP32
 
-from nblib import checkpoint, models, text, train
+from nblib import checkpoint, files, models, text, train
 
 
 @pytest.mark.slow
@@ -67,14 +67,14 @@ def test_no_space_left_is_one_sentence_and_keeps_the_earlier_ones(stream, tmp_pa
     disk = tmp_path / "disk"
     disk.mkdir()
     _trained(tmp_path / "elsewhere", stream, total=2)
-    size = sum(f.stat().st_size for f in checkpoint.found(tmp_path / "elsewhere")[0].iterdir())
+    size = sum(f.stat().st_size for f in checkpoint.folders(tmp_path / "elsewhere")[0].iterdir())
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size * 8 // 5}", "none", disk], capture_output=True)
     if mounted.returncode:
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         with pytest.raises(checkpoint.CheckpointError, match="no space left on the device.*Intact: step-00000002"):
             _trained(disk / "run", stream)
-        left = checkpoint.found(disk / "run")
+        left = checkpoint.folders(disk / "run")
         assert [p.name for p in left] == ["step-00000002"]
         assert checkpoint.read(left[0])["training"]["progress"]["step"] == 2
         assert not list((disk / "run").glob(".step*"))  # the half-written one is gone, its space free again
@@ -146,7 +146,7 @@ def test_old_checkpoints_and_leftovers_go(tiny, batches, tmp_path):
 def test_nothing_unsafe_is_unpickled(tiny, batches, tmp_path):
     """A checkpoint whose training state carries code is refused, even with a matching hash."""
     train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=1, machine=FP32, checkpoints=tmp_path)
-    path = checkpoint.found(tmp_path)[0]
+    path = checkpoint.folders(tmp_path)[0]
 
     class Evil:
         def __reduce__(self):
@@ -154,7 +154,7 @@ def test_nothing_unsafe_is_unpickled(tiny, batches, tmp_path):
 
     torch.save(Evil(), path / "training.pt")
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["sha256"]["training.pt"] = checkpoint.sha256(path / "training.pt")
+    manifest["sha256"]["training.pt"] = files.sha256(path / "training.pt")
     (path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(Exception, match="Weights only load failed|damaged"):
         checkpoint.read(path)

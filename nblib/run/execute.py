@@ -1,4 +1,4 @@
-"""One notebook, one kernel, one process: execute it with papermill and say in one sentence how it ended.
+"""One notebook, one kernel, one process: execute it with papermill and report in one sentence how it ended.
 
 The runner starts `python -m nblib.run.execute` and sends it a job as one line of JSON on stdin. What the
 notebook prints goes to stdout as it comes; lines of our own start with a control character. Stdin stays open: when
@@ -26,9 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nblib import paths
+from nblib import files, paths
 from nblib.run import parameters, runs
-from nblib.run.records import merge
 
 PROGRESS, OUTCOME = "\x1f", "\x1e"
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
@@ -53,11 +52,9 @@ class Stop:
         self._signal(signal.SIGINT if self.asked == 1 else signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it is gone already
             if self.kernel is not None:
                 os.killpg(self.kernel, number)
-        except ProcessLookupError:
-            pass  # it is gone already
 
 
 def main() -> None:
@@ -66,9 +63,8 @@ def main() -> None:
         signal.signal(number, stop)
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_when_stdin_ends, daemon=True).start()
-    status, sentence, seconds = execute(job, stop)
-    record = {"status": status, "sentence": sentence, "seconds": seconds, "finished": time.time()}
-    merge(Path(job["folder"]) / "run.json", record)
+    record = dict(zip(("status", "sentence", "seconds"), execute(job, stop))) | {"finished": time.time()}
+    files.merge(Path(job["folder"]) / "run.json", record)
     _tell(OUTCOME, json.dumps(record))
 
 
@@ -91,10 +87,10 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
     try:
         run_sync(kernel.start_kernel)(cwd=str(paths.notebooks()), env=_environment(folder), pass_fds=(job["lock"],))
         stop.kernel = kernel.provisioner.process.pid
-        how = _run_cells(job, kernel, stop, at)  # imports papermill while the kernel starts
-        clean = how is None
+        problem = _run_cells(job, kernel, stop, at)  # imports papermill while the kernel starts
+        clean = problem is None
     except NoSuchKernel:
-        how = "no Jupyter kernel named python3 is installed here; `make env` installs it"
+        problem = "no Jupyter kernel named python3 is installed here; `make env` installs it"
     finally:
         if kernel.has_kernel:
             run_sync(kernel.shutdown_kernel)(now=not clean)
@@ -104,17 +100,16 @@ def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
         shutil.rmtree(sockets, ignore_errors=True)
         os.close(in_use)
     if (partial := folder / "notebook.partial.ipynb").exists():
-        os.replace(partial, folder / "notebook.ipynb")
+        files.put(partial, folder / "notebook.ipynb")
     seconds = round(time.monotonic() - began, 2)
     if stop.asked:
-        again = "what it saved is kept, continue with"
-        return "stopped", f"{name} was stopped in {at}; {again}: {job['resume']}", seconds
-    if how is None and (left := runs.unfinished_cell(parameters.cells(folder / "notebook.ipynb"))) is not None:
-        how = f"{at} ended the kernel's run (sys.exit?), cell {left} of the file and those after it did not execute"
-    if how is None:
+        return "stopped", f"{name} was stopped in {at}; what it saved is kept, continue with: {job['resume']}", seconds
+    if problem is None and (left := runs.unfinished_cell(parameters.cells(folder / "notebook.ipynb"))) is not None:
+        problem = f"{at} ended the kernel's run (sys.exit?), cell {left} of the file and those after it did not execute"
+    if problem is None:
         return "done", "", seconds
-    look = f"see {paths.short(folder / 'notebook.ipynb')}, then resume with"
-    return "failed", f"{name} failed: {how}; {look}: {job['resume']}", seconds
+    notebook = paths.short(folder / "notebook.ipynb")
+    return "failed", f"{name} failed: {problem}; see {notebook}, then resume with: {job['resume']}", seconds
 
 
 class _Position:
@@ -199,11 +194,11 @@ def socket_folder() -> tuple[Path, int]:
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
     for old in Path(base).glob("nblib-kernel-*"):  # left behind by a kill; the minute is for one not locked yet
         with contextlib.suppress(OSError):  # somebody else's, or swept by another run just now
-            if time.time() - old.stat().st_mtime > 60 and (lock := runs.claim(old)) is not None:
+            if time.time() - old.stat().st_mtime > 60 and (lock := files.claim(old)) is not None:
                 shutil.rmtree(old, ignore_errors=True)
                 os.close(lock)
     folder = Path(tempfile.mkdtemp(prefix="nblib-kernel-", dir=base))
-    return folder, runs.claim(folder)
+    return folder, files.claim(folder)
 
 
 def _stop_when_stdin_ends() -> None:

@@ -10,6 +10,12 @@ this file reads with `ast` (nothing is executed). Brackets at the end of the com
 either end open, or `[a corpus]` and `[a model]`, which must be there to be found; without them every value of the
 type is allowed. For a list they speak about each element.
 
+Values come from flat YAML files and from `name=value` on the command line. They are written so that every reader
+agrees: each string is quoted and each float has its dot, so plain `papermill -f` reads the same values.
+
+Footgun: YAML 1.1 as papermill reads it turns `1e-3` into a string, `010` into 8, `12:30` into 750 and `yes` into True.
+Here numbers are what Python calls numbers and the other three stay text, which the type check then refuses.
+
 Footgun: a default computed from another parameter would keep its old value when that other one is set from outside,
 since the injected cell comes after this one. So defaults are literals, and everything derived is computed later.
 """
@@ -23,23 +29,24 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from nblib import paths
-from nblib.run.flat_yaml import ParameterError as ParameterError
-from nblib.run.flat_yaml import dump_yaml as dump_yaml
-from nblib.run.flat_yaml import load_yaml as load_yaml
-from nblib.run.flat_yaml import spell
 
 SCALARS = {"int": int, "float": float, "str": str, "bool": bool}
 TYPES = (*SCALARS, "list[int]", "list[float]", "list[str]")
-WORDS = {"true": True, "false": False}
+
+
+class ParameterError(ValueError):
+    """One or more problems with what was asked for, one sentence per line."""
 
 
 def _corpus(value: str) -> str | None:
     """What keeps a corpus from being read, or None."""
     if value.startswith("hf:"):
         return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
-    found = value in ("prose", "code") or (paths.notebooks() / Path(value).expanduser()).exists()
-    return None if found else "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+    exists = value in ("prose", "code") or (paths.notebooks() / Path(value).expanduser()).exists()
+    return None if exists else "is neither prose, code, hf:<dataset> nor a file or folder that exists"
 
 
 def _model(value: str) -> str | None:
@@ -54,12 +61,15 @@ def _model(value: str) -> str | None:
     return "is not in the local cache, and the hub is switched off (HF_HUB_OFFLINE)" if offline else None
 
 
-FOUND = {"a corpus": _corpus, "a model": _model}
+MUST_EXIST = {"a corpus": _corpus, "a model": _model}
 
 
 class Range(NamedTuple):
     low: float | None
     high: float | None
+
+    def __contains__(self, number: Any) -> bool:
+        return (self.low is None or number >= self.low) and (self.high is None or number <= self.high)
 
     def __str__(self) -> str:
         return " .. ".join("" if end is None else f"{end:g}" for end in self).strip()
@@ -70,7 +80,7 @@ class Parameter(NamedTuple):
     type: str
     default: Any
     comment: str
-    allowed: Range | tuple | str | None  # a tuple of choices, or a name in FOUND
+    allowed: Range | tuple | str | None  # a tuple of choices, or a name in MUST_EXIST
 
 
 def declared(notebook: Path) -> dict[str, Parameter]:
@@ -78,28 +88,27 @@ def declared(notebook: Path) -> dict[str, Parameter]:
     cell = next((cell for cell in cells(notebook) if cell["cell_type"] == "code"), None)
     if cell is None or "parameters" not in cell.get("metadata", {}).get("tags", []):
         raise ParameterError(f"{notebook.name}: the first code cell must carry the tag 'parameters'.")
-    found, problems = {}, []
+    parameters, problems = {}, []
     for number, line in enumerate("".join(cell["source"]).splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
             parameter = _parse_line(line)
-            if parameter.name in found:
+            if parameter.name in parameters:
                 raise ParameterError(f"'{parameter.name}' is declared twice")
-            found[parameter.name] = parameter
+            parameters[parameter.name] = parameter
         except ParameterError as error:
             problems.append(f"{notebook.name}, parameters cell, line {number}: {error}.")
     if problems:
         raise ParameterError("\n".join(problems))
-    return found
+    return parameters
 
 
 def cells(notebook: Path) -> list[dict]:
     """The cells of a notebook file, read as plain JSON."""
     try:
         document = json.loads(notebook.read_text(encoding="utf-8"))
-        found = document["cells"]
-        return [cell | {"source": "".join(cell["source"])} for cell in found]
+        return [cell | {"source": "".join(cell["source"])} for cell in document["cells"]]
     except OSError as error:
         raise ParameterError(f"Cannot read the notebook {notebook}: {error.strerror}.") from None
     except (ValueError, KeyError, TypeError):
@@ -140,9 +149,9 @@ def check(parameters: Mapping[str, Parameter], values: Mapping[str, Any], source
         if name not in parameters:
             problems.append(f"{source}: {unknown('parameter', name, parameters)}")
             continue
-        good[name], wrong = _judge(parameters[name], value)
-        if wrong:
-            problems.append(f"{source}: {wrong}.")
+        good[name], problem = _judge(parameters[name], value)
+        if problem:
+            problems.append(f"{source}: {problem}.")
     if problems:
         raise ParameterError("\n".join(problems))
     return good
@@ -178,50 +187,45 @@ def _parse_line(line: str) -> Parameter:
     if kind not in TYPES:
         raise ParameterError(f"type '{kind}' is not one of {', '.join(TYPES)}")
     parameter = Parameter(statement.target.id, kind, value, comment, _parse_allowed(comment, kind))
-    default, wrong = _judge(parameter, value)
-    if wrong:
-        raise ParameterError(f"the default breaks its own declaration: {wrong}")
+    default, problem = _judge(parameter, value)
+    if problem:
+        raise ParameterError(f"the default breaks its own declaration: {problem}")
     return parameter._replace(default=default)
 
 
 def _parse_allowed(comment: str, kind: str) -> Range | tuple | None:
-    found = re.search(r"\[([^\[\]]*)\]$", comment)
-    if not found:
+    brackets = re.search(r"\[([^\[\]]*)\]$", comment)
+    if not brackets:
         return None
-    inner = kind[5:-1] if kind.startswith("list") else kind
-    if found[1] in FOUND and inner == "str":
-        return found[1]
-    low, dots, high = found[1].partition("..")
+    text, inner = brackets[1], kind[5:-1] if kind.startswith("list") else kind
+    if text in MUST_EXIST and inner == "str":
+        return text
+    low, dots, high = text.partition("..")
     if not dots:
-        return tuple(_from_text(item.strip(), inner) for item in found[1].split(","))
+        return tuple(_from_text(item.strip(), inner) for item in text.split(","))
     if inner not in ("int", "float"):
-        raise ParameterError(f"a range like [{found[1]}] needs numbers, the type is '{kind}'")
+        raise ParameterError(f"a range like [{text}] needs numbers, the type is '{kind}'")
     ends = [_from_text(end.strip(), "float") if end.strip() else None for end in (low, high)]
     if any(isinstance(end, str) for end in ends):
-        raise ParameterError(f"[{found[1]}] is not a range; write [low .. high], either end may be left out")
+        raise ParameterError(f"[{text}] is not a range; write [low .. high], either end may be left out")
     return Range(*ends)
 
 
 def _judge(parameter: Parameter, value: Any) -> tuple[Any, str | None]:
     """The converted value, or what is wrong with it."""
     name, kind, _, _, allowed = parameter
-    fit = _cast(value, kind)
-    if fit is None:
+    typed = _cast(value, kind)
+    if typed is None:
         example = {"bool": " (true or false)", "float": " (a finite number)"}.get(kind, "")
         return value, f"'{name}' is {value!r}, but it must be of type {kind}{example}"
-    for item in fit if isinstance(fit, list) else [fit]:
+    for item in typed if isinstance(typed, list) else [typed]:
         if isinstance(allowed, str):
-            if item and (wrong := FOUND[allowed](item)):
-                return value, f"'{name}' is {value!r}, allowed is {allowed}: it {wrong}"
-            continue
-        if isinstance(allowed, Range):
-            inside = (allowed.low is None or item >= allowed.low) and (allowed.high is None or item <= allowed.high)
-        else:
-            inside = allowed is None or item in allowed
-        if not inside:
-            spelt = f"{allowed}" if isinstance(allowed, Range) else ", ".join(map(str, allowed))
-            return value, f"'{name}' is {value!r}, allowed: {spelt}"
-    return fit, None
+            if item and (problem := MUST_EXIST[allowed](item)):
+                return value, f"'{name}' is {value!r}, allowed is {allowed}: it {problem}"
+        elif allowed is not None and item not in allowed:
+            choices = f"{allowed}" if isinstance(allowed, Range) else ", ".join(map(str, allowed))
+            return value, f"'{name}' is {value!r}, allowed: {choices}"
+    return typed, None
 
 
 def _cast(value: Any, kind: str) -> Any | None:
@@ -237,17 +241,83 @@ def _cast(value: Any, kind: str) -> Any | None:
 def _quoted(text: str) -> list[str] | None:
     """The strings of a list that quotes every one of them, so that they may hold commas; else None."""
     try:
-        found = json.loads(text)
+        items = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, list) and all(isinstance(item, str) for item in found) else None
+    return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else None
 
 
 def _from_text(text: str, kind: str) -> Any:
     """Text as the type where it can be read so; otherwise the text itself, for `check` to name."""
     if kind == "bool":
-        return WORDS.get(text.lower(), text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     try:
         return SCALARS[kind](text)
     except ValueError:
         return text
+
+
+def load_yaml(path: Path, *, depth: int = 1) -> dict[str, Any]:
+    """A flat YAML mapping of parameter values; `depth` is how deep lists may go: 2 allows lists of lists."""
+    try:
+        loader = _Yaml(Path(path).read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        _refuse_nesting_and_doubles(node, path, depth)
+        return loader.construct_document(node)
+    except OSError as error:
+        raise ParameterError(f"Cannot read the parameter file {path}: {error.strerror}.") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not valid YAML"
+        raise ParameterError(f"{path}{f', line {mark.line + 1}' if mark else ''}: {problem}.") from None
+    except UnicodeDecodeError:
+        raise ParameterError(f"{path} is not UTF-8 text.") from None
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """The values as YAML that this file and plain papermill read alike."""
+    return "".join(f"{name}: {spell(value)}\n" for name, value in values.items())
+
+
+def spell(value: Any) -> str:
+    """One value as YAML. Strings are always quoted and floats always have a dot, so no reader can mistake them."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, list):
+        return "[" + ", ".join(map(spell, value)) + "]"
+    text = repr(value).lower()  # Python's True is YAML's true
+    return text.replace("e", ".0e") if isinstance(value, float) and "e" in text and "." not in text else text
+
+
+def _refuse_nesting_and_doubles(node: yaml.Node, path: Path, depth: int) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        raise ParameterError(f"{path}: expected lines of `name: value`.")
+    names = set()
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode) or not _is_flat(value, depth):
+            raise ParameterError(f"{path}, line {key.start_mark.line + 1}: the mapping must be flat.")
+        if key.value in names:
+            raise ParameterError(f"{path}, line {key.start_mark.line + 1}: '{key.value}' is given twice.")
+        names.add(key.value)
+
+
+def _is_flat(node: yaml.Node, depth: int) -> bool:
+    if isinstance(node, yaml.SequenceNode):
+        return depth > 0 and all(_is_flat(item, depth - 1) for item in node.value)
+    return isinstance(node, yaml.ScalarNode)
+
+
+class _Yaml(yaml.SafeLoader):
+    """SafeLoader with Python's idea of a number (the footgun above)."""
+
+    yaml_implicit_resolvers = {}
+
+
+for _tag, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?(0|[1-9]\d*(_\d+)*)",
+    "float": r"[-+]?(\d+\.\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\d+[eE][-+]?\d+",
+}.items():
+    _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), None)

@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from nblib import paths
+from nblib import files, paths
 from nblib.run import jobs, runner
-from nblib.run.records import make_folder, write_atomic
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -26,20 +25,19 @@ def refresh(names: Sequence[str]) -> list[runner.Outcome]:
     """Re-execute the notebooks; those that succeed are replaced, the others stay as they are."""
     planned = jobs.plan(names)
     outputs = paths.outputs()
-    moved = {"NBLIB_OUTPUTS": None, "NBLIB_BASE": os.environ.get("NBLIB_BASE") or str(outputs / "base")}
-    before = {variable: os.environ.get(variable) for variable in moved}
-    with tempfile.TemporaryDirectory(prefix="refresh-", dir=make_folder(outputs)) as folder:
-        os.environ |= moved | {"NBLIB_OUTPUTS": folder}
+    store, before = os.environ.get("NBLIB_BASE") or str(outputs / "base"), dict(os.environ)
+    with tempfile.TemporaryDirectory(prefix="refresh-", dir=files.make_folder(outputs)) as folder:
+        os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_BASE": store}
         try:
             outcomes = runner.run(planned, force=True, keep_going=True)
         finally:
-            for variable, value in before.items():
-                os.environ.pop(variable) if value is None else os.environ.update({variable: value})
+            os.environ.clear()
+            os.environ |= before
         for job, outcome in zip(planned, outcomes):
             if outcome.status == "done":
                 executed = json.loads((outcome.folder / "notebook.ipynb").read_text(encoding="utf-8"))
                 source = json.loads(job.path.read_text(encoding="utf-8"))
-                write_atomic(job.path, to_text(with_outputs(source, executed)))
+                files.write(job.path, to_text(with_outputs(source, executed)))
         return [outcome._replace(folder=None) for outcome in outcomes]
 
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nblib import paths
+from nblib import files, paths
 from nblib.run import parameters, runs
-from nblib.run.records import make_folder, read_json, write_atomic
 from nblib.run.runner import key_results
 
 STYLE = """
@@ -40,43 +39,48 @@ summary { cursor: pointer; } img { max-width: 100%; background: #fff; border-rad
 
 def write() -> Path:
     """Build the report; the path of its first page."""
-    outputs = make_folder(paths.outputs())
-    found: dict[str, list[Path]] = {}
+    outputs = files.make_folder(paths.outputs())
+    folders: dict[str, list[Path]] = {}
     for record in sorted(outputs.glob("*/*/run.json"), reverse=True):
-        found.setdefault(record.parent.parent.name, []).append(record.parent)
-    notebooks = sorted(found)
+        folders.setdefault(record.parent.parent.name, []).append(record.parent)
+    notebooks = sorted(folders)
     head = ["notebook", "newest run", "status", "time", "results"]
-    rows = [[f"<a href='#{_text(name)}'>{_text(name)}</a>", *_row(found[name][0])] for name in notebooks]
+    rows = [[f"<a href='#{_text(name)}'>{_text(name)}</a>", *_newest(folders[name][0])] for name in notebooks]
     body = ["<h1>Runs</h1>", _table(rows, head) if rows else "<p>No runs yet: <code>nblib run --all</code>.</p>"]
     for name in notebooks:
         body.append(f"<h2 id='{_text(name)}'>{_text(name)}</h2>")
-        body += [_run(folder, outputs, is_open=folder == found[name][0]) for folder in found[name]]
+        body += [_run(folder, outputs, is_open=folder == folders[name][0]) for folder in folders[name]]
     body.append(f"<p class='muted'>{_text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
     page = outputs / "index.html"
-    write_atomic(page, _page("Runs", "\n".join(body)))
+    files.write(page, _page("Runs", "\n".join(body)))
     return page
 
 
-def _row(folder: Path) -> list[str]:
-    record, state = read_json(folder / "run.json"), runs.status(folder)
-    results = key_results(read_json(folder / "result.json"), limit=6)
-    return [_text(_when(record)), f"<span class='{_text(state)}'>{_text(state)}</span>", _long(record), _text(results)]
+def _newest(folder: Path) -> list[str]:
+    return [*_ending(folder), _text(key_results(files.read_json(folder / "result.json"), limit=6))]
+
+
+def _ending(folder: Path) -> list[str]:
+    """When the run started, how it ended, how long it took."""
+    record, state = files.read_json(folder / "run.json"), _text(runs.status(folder))
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.get("started", 0)))
+    return [started, f"<b class='{state}'>{state}</b>", f"{record['seconds']:.1f} s" if "seconds" in record else ""]
 
 
 def _run(folder: Path, outputs: Path, *, is_open: bool) -> str:
-    record, state, here = read_json(folder / "run.json"), runs.status(folder), quote(str(folder.relative_to(outputs)))
-    parts = [f"<summary><b class='{_text(state)}'>{_text(state)}</b> {_text(_when(record))}, {_long(record)}</summary>"]
-    if record.get("sentence"):
-        parts.append(f"<p>{_text(record['sentence'])}</p>")
+    address, (started, state, seconds) = quote(str(folder.relative_to(outputs))), _ending(folder)
+    parts = [f"<summary>{state} {started}, {seconds}</summary>"]
+    if sentence := files.read_json(folder / "run.json").get("sentence"):
+        parts.append(f"<p>{_text(sentence)}</p>")
     links = [("notebook.html", "notebook as a page")] if _convert(folder) else []
     links += [("notebook.ipynb", "notebook"), ("metrics.jsonl", "metrics"), ("parameters.yaml", "parameters")]
-    links = [f"<a href='{here}/{name}'>{text}</a>" for name, text in links if (folder / name).exists()]
+    links = [f"<a href='{address}/{name}'>{text}</a>" for name, text in links if (folder / name).exists()]
     parts.append(f"<p>{' · '.join(links)} <span class='muted'>{_text(folder.name)}</span></p>")
-    parts.append(_facts("Results", read_json(folder / "result.json")))
+    parts.append(_facts("Results", files.read_json(folder / "result.json")))
     parts.append(_facts("Parameters that differ from the defaults", _changed(folder)))
     for figure in sorted((folder / "figures").glob("*.png")):
-        parts.append(f"<img src='{here}/figures/{quote(figure.name)}' alt='{_text(figure.stem)}' loading='lazy'>")
-    environment = _facts("", read_json(folder / "environment.json"))
+        parts.append(f"<img src='{address}/figures/{quote(figure.name)}' alt='{_text(figure.stem)}' loading='lazy'>")
+    environment = _facts("", files.read_json(folder / "environment.json"))
     parts.append(f"<details><summary>Environment</summary>{environment}</details>" if environment else "")
     return f"<details{' open' if is_open else ''}>{''.join(parts)}</details>"
 
@@ -114,7 +118,7 @@ def _convert(folder: Path) -> bool:
     body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
     colours = f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none }}"
-    write_atomic(page, _page(folder.parent.name, body, colours))
+    files.write(page, _page(folder.parent.name, body, colours))
     return True
 
 
@@ -139,14 +143,6 @@ def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:
 def _page(title: str, body: str, style: str = "") -> str:
     top = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
     return f"{top}<title>{_text(title)}</title><style>{STYLE}{style}</style><body>{body}</body></html>"
-
-
-def _when(record: dict[str, Any]) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.get("started", 0)))
-
-
-def _long(record: dict[str, Any]) -> str:
-    return f"{record['seconds']:.1f} s" if "seconds" in record else ""
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Run jobs headlessly: skip what is done, resume what was interrupted, and say how each one ended.
+"""Run jobs headlessly: skip what is done, resume what was interrupted, and report how each one ended.
 
 Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
 own or on its share of the cores. A done run with the same key is skipped. The newest one that was killed, stopped or
@@ -19,12 +19,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib import paths
+from nblib import files, paths
 from nblib.run import parameters, runs
 from nblib.run.execute import GRACE, OUTCOME, PROGRESS
 from nblib.run.jobs import Job, gpus
-from nblib.run.jobs import plan as plan
-from nblib.run.records import make_folder, merge, read_json, write_atomic
 
 
 class Outcome(NamedTuple):
@@ -44,8 +42,10 @@ def run(
     timeout: int | None = None,
 ) -> list[Outcome]:
     """Execute the jobs. After a failure those not yet started stay unstarted, unless `keep_going`."""
-    for job in jobs:
-        _refuse_unwritable(paths.outputs() / job.notebook)
+    for job in jobs:  # a place that cannot be written to is refused before anything starts
+        probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
+        files.write(probe, "")
+        probe.unlink()
     waiting, outcomes = list(enumerate(jobs)), {}  # by position: jobs may be of one notebook
     turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), {}
 
@@ -58,8 +58,11 @@ def run(
             if job.label:
                 print(f"[{job.notebook}] {job.label}", flush=True)
             try:
-                outcome = _skipped(job) if not force else None
-                outcome = outcome or _one(job, slot, jobs_at_once, force, timeout, live, stopping)
+                if not force and (folder := done(job)):
+                    print(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again", flush=True)
+                    outcome = Outcome(job.notebook, "skipped", 0.0, folder)
+                else:
+                    outcome = _one(job, slot, jobs_at_once, force, timeout, live, stopping)
             except OSError as error:
                 outcome = Outcome(job.notebook, "failed", 0.0, None, f"{job.notebook} failed: {error}")
             outcomes[number] = outcome
@@ -70,8 +73,8 @@ def run(
 
     def stop(*_: Any) -> None:
         if not stopping.is_set():
-            line = f"nblib: stopping; cells have {GRACE} s to save what they have, again to kill them"
-            print(line, file=sys.stderr, flush=True)
+            sentence = f"stopping; cells have {GRACE} s to save what they have; ask again to kill them"
+            print(f"nblib: {sentence}", file=sys.stderr, flush=True)
         halt.set()
         stopping.set()
         for process in list(live.values()):
@@ -89,17 +92,11 @@ def run(
 
 def summary(outcomes: Sequence[Outcome]) -> str:
     """The table a batch ends with."""
-    rows = [("notebook", "status", "seconds", "results")]
-    for outcome in outcomes:
-        results = key_results(read_json(outcome.folder / "result.json")) if outcome.folder else ""
-        rows.append((outcome.notebook, outcome.status, f"{outcome.seconds:.1f}", results))
-    return columns(rows)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> str:
-    """The texts in columns, as wide as their widest."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
+    rows = [["notebook", "status", "seconds", "results"]]
+    for notebook, status, seconds, folder, _ in outcomes:
+        results = key_results(files.read_json(folder / "result.json")) if folder else ""
+        rows.append([notebook, status, f"{seconds:.1f}", results])
+    return runs.columns(rows)
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
@@ -121,30 +118,22 @@ def done(job: Job) -> Path | None:
 def _same(job: Job) -> Iterator[Path]:
     """Folders of earlier runs with the job's key, newest first."""
     for record in sorted((paths.outputs() / job.notebook).glob("*/run.json"), reverse=True):
-        if read_json(record).get("key") == job.key:
+        if files.read_json(record).get("key") == job.key:
             yield record.parent
-
-
-def _skipped(job: Job) -> Outcome | None:
-    folder = done(job)
-    if folder is None:
-        return None
-    print(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again", flush=True)
-    return Outcome(job.notebook, "skipped", 0.0, folder)
 
 
 def _take_folder(job: Job, force: bool) -> tuple[Path, int]:
     """The unfinished folder to continue, or a new one; with the lock on it."""
     for folder in [] if force else _same(job):
-        lock, deadline = runs.claim(folder), time.monotonic() + GRACE + 5
-        orphaned = not _alive(read_json(folder / "run.json").get("runner", 0) or os.getpid())
+        lock, deadline = files.claim(folder), time.monotonic() + GRACE + 5
+        orphaned = not _alive(files.read_json(folder / "run.json").get("runner", 0) or os.getpid())
         while lock is None and orphaned and time.monotonic() < deadline:  # its kernel is still saving
             time.sleep(0.2)
-            lock = runs.claim(folder)
+            lock = files.claim(folder)
         if lock is not None:
             return folder, lock
     folder = runs.new_folder(job.notebook)
-    lock = runs.claim(folder)
+    lock = files.claim(folder)
     assert lock is not None, f"{folder} was created by us just now"
     return folder, lock
 
@@ -163,10 +152,10 @@ def _alive(pid: int) -> bool:
 def _one(job: Job, slot: int, slots: int, force: bool, timeout: int | None, live: dict, stopping: Any) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
     folder, lock = _take_folder(job, force)
-    attempts = read_json(folder / "run.json").get("attempts", 0) + 1
+    attempts = files.read_json(folder / "run.json").get("attempts", 0) + 1
     facts = {"notebook": job.notebook, "key": job.key, "status": "running", "runner": os.getpid(), "attempts": attempts}
-    merge(folder / "run.json", facts | {"started": time.time(), "command": job.resume})
-    write_atomic(folder / "parameters.yaml", parameters.dump_yaml(job.parameters))
+    files.merge(folder / "run.json", facts | {"started": time.time(), "command": job.resume})
+    files.write(folder / "parameters.yaml", parameters.dump_yaml(job.parameters))
     print(f"[{job.notebook}] {'resumes' if attempts > 1 else 'runs'} in {paths.short(folder)}", flush=True)
     process = subprocess.Popen(
         [sys.executable, "-m", "nblib.run.execute"],
@@ -192,7 +181,7 @@ def _one(job: Job, slot: int, slots: int, force: bool, timeout: int | None, live
         status = "stopped" if stopping.is_set() else "failed"
         how = f"{status}: its process ended with code {process.returncode}"
         record = {"status": status, "sentence": f"{job.notebook} {how}; resume with: {job.resume}", "seconds": 0.0}
-        merge(folder / "run.json", record)
+        files.merge(folder / "run.json", record)
     return Outcome(job.notebook, record["status"], record["seconds"], folder, record["sentence"])
 
 
@@ -232,9 +221,3 @@ def _handling(stop: Callable) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _refuse_unwritable(folder: Path) -> None:
-    probe = make_folder(folder) / f".probe-{os.getpid()}"
-    write_atomic(probe, "")
-    probe.unlink()

@@ -6,8 +6,8 @@
         events/                                                    the metrics again, where tensorboard is installed
 
 A notebook's set-up cell calls `run = runs.begin("00_setup", globals())`, which checks the parameters once more (they
-may come from plain papermill or from a hand edit) and gives back the `Run` to log to. Every file is written under a
-temporary name and renamed, so a reader sees the old one or the new one; `metrics.jsonl` grows line by line.
+may come from plain papermill or from a hand edit) and gives back the `Run` to log to. A reader sees the old file or the
+new one, never half of one; `metrics.jsonl` grows line by line.
 
 A run is done when its own record says so *and* every code cell in its notebook executed without error: papermill
 calls all cells "completed" after a dead kernel. Whoever executes a run holds a lock on its folder, kernel included,
@@ -18,23 +18,22 @@ line counts.
 """
 
 import ast
-import fcntl
+import contextlib
 import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nblib import paths
+from nblib import files, paths
 from nblib.run import parameters as declarations
-from nblib.run.records import make_folder, merge, read_json, to_json, write_atomic
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
-PROGRESS = "progress.txt"  # what long work says of itself, line by line, for the runner to print
+PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
 
 
 @dataclass
@@ -52,7 +51,7 @@ class Run:
         """One line of metrics.jsonl, on disk when this returns from the process."""
         if self.writes:
             with (self.dir / "metrics.jsonl").open("a", encoding="utf-8") as lines:
-                lines.write(to_json(record) + "\n")
+                lines.write(files.to_json(record) + "\n")
             self._to_tensorboard(record)
 
     def _to_tensorboard(self, record: Mapping[str, Any]) -> None:
@@ -63,7 +62,7 @@ class Run:
         if self.events is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(make_folder(self.dir / "events")))
+            self.events = SummaryWriter(str(files.make_folder(self.dir / "events")))
         run = f"{record['run']}/" if "run" in record else ""
         for name, value in record.items():
             if isinstance(value, (int, float)) and name not in ("step", "of"):
@@ -73,15 +72,13 @@ class Run:
     def result(self, **facts: Any) -> None:
         """Add to the summary by which runs are compared."""
         if self.writes:
-            merge(self.dir / "result.json", facts)
+            files.merge(self.dir / "result.json", facts)
 
     def figure(self, name: str, fig: Any) -> Any:
         """Keep a matplotlib Figure, or a `show.Picture`, as figures/<name>.png; returns it, for the cell to show."""
         if self.writes:
-            folder = make_folder(self.dir / "figures")
-            partial = folder / f".{name}.partial"
-            fig.figure.savefig(partial, format="png", dpi=80, bbox_inches="tight")
-            os.replace(partial, folder / f"{name}.png")
+            with files.replacing(self.dir / "figures" / f"{name}.png") as partial:
+                fig.figure.savefig(partial, format="png", dpi=80, bbox_inches="tight")
         return fig
 
     def finish(self) -> None:
@@ -89,7 +86,7 @@ class Run:
         if self.events is not None:
             self.events.close()
         if self.writes and RUN_DIR not in os.environ:
-            merge(self.dir / "run.json", {"status": "done", "finished": time.time()})
+            files.merge(self.dir / "run.json", {"status": "done", "finished": time.time()})
 
 
 def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
@@ -107,22 +104,22 @@ def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
     folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
     run = Run(folder, values, writes)
     if writes:
-        _drop_torn_line(make_folder(folder) / "metrics.jsonl")
-        write_atomic(folder / "parameters.yaml", declarations.dump_yaml(values))
-        write_atomic(folder / "environment.json", to_json(runtime.environment(), indent=1))
+        _drop_torn_line(files.make_folder(folder) / "metrics.jsonl")
+        files.write(folder / "parameters.yaml", declarations.dump_yaml(values))
+        files.write(folder / "environment.json", files.to_json(runtime.environment(), indent=1))
         if RUN_DIR not in os.environ:
             facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
-            merge(folder / "run.json", facts)
+            files.merge(folder / "run.json", facts)
     return run
 
 
 def new_folder(notebook: str) -> Path:
-    return make_folder(paths.outputs() / notebook / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
+    return files.make_folder(paths.outputs() / notebook / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
 
 
 def is_done(folder: Path) -> bool:
     """Its record says so and its notebook shows it."""
-    if read_json(folder / "run.json").get("status") != "done":
+    if files.read_json(folder / "run.json").get("status") != "done":
         return False
     try:
         return unfinished_cell(declarations.cells(folder / "notebook.ipynb")) is None
@@ -142,44 +139,34 @@ def unfinished_cell(cells: list[dict]) -> int | None:
 
 def status(folder: Path) -> str:
     """done, failed, stopped, running or killed."""
-    said = read_json(folder / "run.json").get("status", "unknown")
-    if said != "running" or read_json(folder / "run.json").get("by") == "hand":
-        return said
-    lock = claim(folder)
+    record = files.read_json(folder / "run.json")
+    if record.get("status") != "running" or record.get("by") == "hand":
+        return record.get("status", "unknown")
+    lock = files.claim(folder)
     if lock is None:
-        return said
+        return "running"
     os.close(lock)
     return "killed"
 
 
-def claim(folder: Path) -> int | None:
-    """Lock the folder; the descriptor to keep open, or None while another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """A table as text; each column is as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def _drop_torn_line(path: Path) -> None:
     """A kill may have cut the last line short; keep the whole ones."""
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        write_atomic(path, content[: content.rfind(b"\n") + 1])
+        files.write(path, content[: content.rfind(b"\n") + 1])
 
 
 def _injected_names() -> set[str]:
     """What papermill injected into this kernel: the cell it puts in starts with `# Parameters`."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    sources = [text for text in shell.user_ns.get("In", []) if text.startswith("# Parameters")] if shell else []
-    statements = [statement for text in sources for statement in _parsed(text)]
+    statements = []
+    for source in shell.user_ns.get("In", []) if shell else []:
+        with contextlib.suppress(SyntaxError):  # a cell of IPython's own syntax, so not one that papermill wrote
+            statements += ast.parse(source).body if source.startswith("# Parameters") else []
     return {s.targets[0].id for s in statements if isinstance(s, ast.Assign) and isinstance(s.targets[0], ast.Name)}
-
-
-def _parsed(source: str) -> list[ast.stmt]:
-    try:
-        return ast.parse(source).body
-    except SyntaxError:  # a cell of IPython's own syntax, so not one that papermill wrote
-        return []

@@ -19,7 +19,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from nblib import runtime
-from nblib.run.runs import PROGRESS, RUN_DIR
+from nblib.run.runs import PROGRESS, RUN_DIR, columns
 
 
 class Progress:
@@ -27,7 +27,7 @@ class Progress:
 
     def __init__(self, title: str = "training"):
         self.title, self.record, self.handle, self.losses = title, {}, None, []
-        self.drawn = self.told = 0.0
+        self.drawn = self.reported = 0.0
 
     def __call__(self, record: dict) -> None:
         self.record = record
@@ -37,8 +37,8 @@ class Progress:
         if self.handle is None or done or time.monotonic() - self.drawn > 0.25:
             self.drawn = time.monotonic()
             self.handle = _display(self, self.handle)
-        if RUN_DIR in os.environ and (done or time.monotonic() - self.told > 5):  # the runner passes these lines on
-            self.told = time.monotonic()
+        if RUN_DIR in os.environ and (done or time.monotonic() - self.reported > 5):  # the runner passes these lines on
+            self.reported = time.monotonic()
             with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
                 lines.write(f"{self}\n")
 
@@ -65,8 +65,7 @@ def _spark(points: list[tuple[float, float]], width: int = 420, height: int = 60
     """The loss so far as a small line, drawn by hand: a figure four times a second would cost more than the step."""
     if len(points) < 2:
         return ""
-    every = max(1, len(points) // 200)
-    points = points[::every]
+    points = points[:: max(1, len(points) // 200)]
     lo, hi = min(y for _, y in points), max(y for _, y in points)
     first, last = points[0][0], points[-1][0]
     xy = " ".join(
@@ -90,10 +89,9 @@ class Table:
         self.numeric = {c for c in self.columns if all(isinstance(row.get(c, 0), (int, float)) for row in rows)}
 
     def __str__(self) -> str:
-        lines = [self.columns, *([row.get(c, "") for c in self.columns] for row in self.rows)]
-        wide = [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
-        text = ["  ".join(cell.ljust(w) for cell, w in zip(line, wide)).rstrip() for line in lines]
-        return "\n".join(([self.caption] if self.caption else []) + [text[0], "-" * len(text[0]), *text[1:]])
+        rows = [[row.get(c, "") for c in self.columns] for row in self.rows]
+        head, *lines = columns([self.columns, *rows]).split("\n")
+        return "\n".join(([self.caption] if self.caption else []) + [head, "-" * len(head), *lines])
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         def row(tag: str, cells: dict) -> str:  # JupyterLab aligns everything right unless told
@@ -192,10 +190,10 @@ class Controls:
         """Put a sentence in the place of the widgets: saved, they would be an empty box."""
         if self.handle is not None:
             ended = "stopped by hand" if self.stop else "ran to its end"
-            self.handle.update(_Said(f"controls: {ended}, rate x {self.lr_scale:.2f}"))
+            self.handle.update(_Plain(f"controls: {ended}, rate x {self.lr_scale:.2f}"))
 
 
-class _Said(str):
+class _Plain(str):
     __repr__ = str.__str__
 
 

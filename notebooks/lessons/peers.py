@@ -25,8 +25,7 @@ import torch
 
 from lessons import programs
 from lessons.programs import Program
-from nblib import doctor, paths, runtime
-from nblib.run.records import to_json, write_atomic
+from nblib import doctor, files, paths, runtime
 
 STEPS = 10
 SILENT = ("INFO", "PASS", "SKIP", "NOTE", "follows")  # said for the record, not as something wrong
@@ -139,7 +138,7 @@ def main(path: str) -> None:
         sys.exit(missing())
     versions = {name: importlib.metadata.version(name) for name in PEERS}
     record = {"environment": runtime.environment(), "peers": versions, "steps": STEPS, "said": consult()}
-    write_atomic(Path(path), to_json(record, indent=1))
+    files.write(Path(path), files.to_json(record, indent=1))
     for row in rows(record["said"]):
         print(row)
 

@@ -18,6 +18,7 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
+from nblib import files
 from nblib.run import execute, jobs, refresh, report, runner, runs
 
 # counts to 60 in a second or so, keeps where it is like a training cell does, and continues from there
@@ -84,8 +85,8 @@ def test_a_good_run_its_folder_the_skip_and_the_report(workbook, capsys):
     assert "live 5" in capsys.readouterr().out
     metrics = [json.loads(line, parse_constant=pytest.fail) for line in (folder / "metrics.jsonl").open()]
     assert metrics == [{"step": 1, "loss": "nan", "norm": 2.0}, {"step": 2}]
-    assert runs.read_json(folder / "result.json") == {"loss": 1.25, "note": "<script>", "tokens": 7}
-    assert runs.read_json(folder / "environment.json")["packages"]["torch"]
+    assert files.read_json(folder / "result.json") == {"loss": 1.25, "note": "<script>", "tokens": 7}
+    assert files.read_json(folder / "environment.json")["packages"]["torch"]
     again = jobs.plan(["00_good.ipynb"], files=[str(folder / "parameters.yaml")])
     assert again[0].parameters == planned[0].parameters and again[0].parameters["lr"] == 1e-5
 
@@ -151,7 +152,7 @@ def test_a_failing_cell_is_named_and_stops_the_rest(workbook, capsys):
     assert said in capsys.readouterr().err
     again, other = runner.run(planned, keep_going=True)
     assert (again.folder, again.status, other.status) == (failed.folder, "failed", "done")
-    assert runs.read_json(again.folder / "run.json")["attempts"] == 2
+    assert files.read_json(again.folder / "run.json")["attempts"] == 2
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_sockets_left_by_a_kill_are_swept_once_nobody_holds_them(monkeypatch, re
     for folder in (left, held, new):
         folder.mkdir()
         os.utime(folder, (0, 0)) if folder is not new else None
-    lock = runs.claim(held)
+    lock = files.claim(held)
     mine, in_use = execute.socket_folder()
     assert {path.name for path in short.iterdir()} == {held.name, new.name, mine.name}
     os.close(lock), os.close(in_use)

@@ -11,8 +11,8 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
-from nblib import paths
-from nblib.run import jobs, parameters, report, runner, runs, sweep, sweep_table
+from nblib import files, paths
+from nblib.run import jobs, parameters, report, runner, sweep
 from nblib.run.parameters import ParameterError
 
 PARAMETERS = """rank: int = 2  # rank [1 .. 8]
@@ -174,7 +174,7 @@ def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
     assert table_of(out)[2][-2] == "1.5" and "unknown result 'los'; did you mean 'loss'?" in out
     assert len(list((workbook / "outputs" / "10_lrc").glob("*/run.json"))) == 4, "something ran in a folder of its own"
     assert "10_lrc" in report.write().read_text() and not list((workbook / "outputs").rglob("*.partial"))
-    key = runs.read_json(workbook / "outputs" / "10_lrc" / found[2][-1] / "run.json")["key"]
+    key = files.read_json(workbook / "outputs" / "10_lrc" / found[2][-1] / "run.json")["key"]
     assert jobs.plan(["10"], overrides=["rank=2", "sizes=3", "steps=7"])[0].key == key
 
     first, second = sorted((workbook / "outputs" / "10_lrc").glob("sweep-*.json"))
@@ -200,20 +200,20 @@ def test_an_environment_that_differs_is_kept_with_its_run_and_a_digit_is_not_los
     put("rank: [1, 2, 3]\n")
     planned, outcomes = sweep.plan("10"), []
     for number, commit in enumerate("aab"):
-        folder = runs.make_folder(workbook / "outputs" / "10_lrc" / f"run-{number}")
-        runs.merge(folder / "environment.json", {"commit": commit})
-        runs.merge(folder / "result.json", {"loss": 1 / 3, "ok": True} | {f"x{n}": n for n in range(20)})
+        folder = files.make_folder(workbook / "outputs" / "10_lrc" / f"run-{number}")
+        files.merge(folder / "environment.json", {"commit": commit})
+        files.merge(folder / "result.json", {"loss": 1 / 3, "ok": True} | {f"x{n}": n for n in range(20)})
         outcomes.append(runner.Outcome("10_lrc", "done", 1.0, folder))
-    rows = sweep_table.rows(planned, outcomes)
-    paths = [sweep_table.write(planned, rows) for _ in range(3)]
+    rows = sweep.rows(planned, outcomes)
+    paths = [sweep.write(planned, rows) for _ in range(3)]
     assert len(set(paths)) == 3, "a table was written over another one"
     kept = json.loads(paths[2][0].read_text())
     assert kept["environment"] == {"commit": "a"}
     assert [row.get("environment") for row in kept["rows"]] == [None, None, {"commit": "b"}]
     lines = list(csv.DictReader(paths[0][1].open()))
     assert float(lines[0]["loss"]) == 1 / 3 and lines[0]["x19"] == "19" and lines[0]["ok"] == "true"
-    head = sweep_table.text(planned, rows).splitlines()[0].split()
-    assert head == ["rank", "status", "seconds", "loss", *(f"x{n}" for n in range(sweep_table.FEW - 1)), "run"]
+    head = sweep.text(planned, rows).splitlines()[0].split()
+    assert head == ["rank", "status", "seconds", "loss", *(f"x{n}" for n in range(sweep.FEW - 1)), "run"]
 
 
 def test_force_runs_again_in_fresh_folders(workbook, capsys):

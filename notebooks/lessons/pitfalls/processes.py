@@ -157,7 +157,7 @@ def damaged_folder() -> dict:
     with tempfile.TemporaryDirectory() as folder:
         for step in (1, 2):
             checkpoint.save(Path(folder), checkpoint.capture(model, [optimizer], progress={"step": step}))
-        newest = checkpoint.found(Path(folder))[0] / "model.safetensors"
+        newest = checkpoint.folders(Path(folder))[0] / "model.safetensors"
         newest.write_bytes(newest.read_bytes()[:1000])
         state = checkpoint.newest(Path(folder), say=lambda text: print(text, file=heard))
     return {"step_left": state["training"]["progress"]["step"], "said": heard.getvalue().strip()}
