@@ -7,7 +7,8 @@ list of lists. The file goes on top of a profile, and `-p name=value` on top of 
 Each combination becomes the job that `nblib run` would make of it. So a sweep skips, resumes and stops as runs do,
 counts a finished run of the same values whoever asked for it, and gives its table (sweep_table.py) again for nothing.
 
-Footgun: a run's key is the code too. A change in nblib between two halves of a sweep runs the first half once more.
+Footgun: a run's key is the code too. A change in a module that the notebook imports, between two halves of a sweep,
+runs the first half once more.
 """
 
 import itertools
