@@ -8,12 +8,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml doctor/pyproject.toml 2>/dev/null | sha256sum | cut -c1-12)
 PROFILE ?=
 PORT ?= 8888
-JOBS ?= 1
+JOBS ?=
 NOTEBOOKS ?= notebooks
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help env run lab test nbval refresh lint lock bench clean clean-env
+.PHONY: help env run demo lab test nbval refresh lint lock bench clean clean-env
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,8 +27,11 @@ $(STAMP):
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . -e ./doctor
 	@rm -f $(VENV)/.stamp-*; touch $@
 
-run: env  ## run the whole sequence headlessly; PROFILE=full or gpu, JOBS=2
-	$(BIN)/nblib run --all $(if $(PROFILE),--profile $(PROFILE)) --jobs $(JOBS)
+run: env  ## run every notebook headlessly, as many at once as fit; PROFILE=full or gpu, JOBS=1 for one by one
+	$(BIN)/nblib run --all $(if $(PROFILE),--profile $(PROFILE)) $(if $(JOBS),--jobs $(JOBS))
+
+demo: env  ## a minute: a frozen adapter, the check that names it, the doctor; ends with a page to open
+	$(BIN)/python -m lessons.demo
 
 lab: env  ## open JupyterLab on 127.0.0.1 with its token; PORT=8888
 	@$(BIN)/python -c "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); e=s.connect_ex(('127.0.0.1',$(PORT))); sys.exit('make lab: port $(PORT) is in use on 127.0.0.1; choose another, e.g. make lab PORT=8899' if e==0 else 0)" || exit 2

@@ -1,8 +1,9 @@
 """The base model every notebook starts from: trained once on prose, stored under the hash of all that made it.
 
 The name of the folder is the hash of the recipe, the text itself, the precision, the torch version and the code
-that trains (without comments and docstrings). If any of these changes the name changes, and the model is made
-again; nothing is ever overwritten. A lock lets two notebooks that start together train it once.
+that trains: this file and what it imports (closure.py). If any of these changes the name changes, and the model is
+made again; nothing is ever overwritten. A lock lets two notebooks that start together train it once, and
+`python -m nblib.base` makes it ahead of them.
 
 Stored as an ordinary transformers folder plus `base.json` with the measured result:
 `AutoModelForCausalLM.from_pretrained(folder)` works without nblib.
@@ -11,9 +12,10 @@ Footgun: the corpus is the documentation of the running Python, so its hash, and
 Python patch version. Comparisons between runs are only fair on the same base; every run records its hash.
 """
 
-import ast
+import argparse
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from nblib import files, losses, models, paths, runtime, text, train
-from nblib.methods import muon, param_groups
+from nblib import closure, files, models, paths, runtime, text, train
+from nblib.methods import param_groups
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
     "default": dict(steps=240, rows=16, length=256, vocab=4096, hidden=256, layers=4, muon_lr=0.02, adamw_lr=3e-3),
@@ -60,8 +62,7 @@ def load(
 
 def key(recipe: str, machine: runtime.Machine) -> str:
     """The hash of everything that decides the weights."""
-    files = [module.__file__ for module in (text, models, losses, train, muon, param_groups)] + [__file__]
-    code = [text.strip_code(ast.parse(Path(file).read_text())) for file in files]
+    code = closure.digest(["import nblib.base"])
     parts = [RECIPES[recipe], text.fingerprint(text.documents("prose")), machine.precision, torch.__version__, code]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
@@ -94,3 +95,28 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         (partial / "base.json").write_text(json.dumps(facts, indent=1))
+
+
+def main() -> int:
+    """`python -m nblib.base [recipe] [device] [precision]`: make the model, unless it is there."""
+    parser = argparse.ArgumentParser(prog="python -m nblib.base", description="make the base model, unless it is there")
+    parser.add_argument("recipe", nargs="?", default="default", choices=RECIPES)
+    parser.add_argument("device", nargs="?", default="auto")
+    parser.add_argument("precision", nargs="?", default="auto")
+    options = parser.parse_args()
+
+    def tell(record: dict) -> None:
+        if record["step"] % 20 == 0 or record["step"] == record["of"]:
+            print(f"base model: step {record['step']} of {record['of']}, loss {record['loss']:.2f}", flush=True)
+
+    try:
+        load(options.recipe, machine=runtime.pick(options.device, options.precision), on_step=tell)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

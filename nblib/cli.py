@@ -82,9 +82,10 @@ def _run(options: argparse.Namespace) -> int:
         files=options.files,
         profile_optional=options.all,
     )
+    at_once = int(not options.all) if options.jobs is None else options.jobs
     outcomes = runner.run(
         planned,
-        jobs_at_once=options.jobs,
+        jobs_at_once=at_once or None,
         force=options.force,
         keep_going=options.keep_going,
         timeout=options.timeout,
@@ -164,7 +165,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
     command.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
     command.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
-    command.add_argument("--jobs", type=_positive, default=1, metavar="N", help="so many at once (default 1)")
+    command.add_argument(
+        "--jobs",
+        type=_at_once,
+        metavar="N",
+        help="so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)",
+    )
     command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
@@ -240,6 +246,11 @@ def _names(text: str) -> list[str]:
     if not all(names := [name.strip() for name in text.split(",")]):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names such as a,b")
     return names
+
+
+def _at_once(text: str) -> int:
+    """0 for auto."""
+    return 0 if text == "auto" else _positive(text)
 
 
 def _positive(text: str) -> int:

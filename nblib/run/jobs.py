@@ -1,12 +1,16 @@
 """What will run: names, profile, files and assignments turned into jobs, before anything is started or written.
 
-A job's key is a hash of what decides its result: the notebook's code, its parameters, the files they name, the code
-of nblib, Python (whose documentation is the corpus), torch and the kind of device. Two runs with one key would give
-one result, so a done run is not repeated and an interrupted one can be continued where it stopped.
+A job's key is a hash of what decides its result: the notebook's code, its parameters (with them the kind of device
+it asks for), the files they name, the modules of this project that it reaches by import (closure.py), and the versions
+of Python (whose documentation is the corpus), torch and the libraries around it. Two runs with one key would give one
+result, so a done run is not repeated and an interrupted one can be continued where it stopped. The machine that plans
+is in no key: a batch planned on a login node is the same batch where it runs.
 
-Footgun: a change anywhere in nblib changes every key. That re-runs more than needed, and never less.
+Footgun: `device=auto` is one key on every machine, so a run that is done on a CPU is skipped where there is a card;
+ask for `device=cuda`. A new message of an error repeats nothing either: a stored output may show the old one.
 """
 
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -18,9 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib import paths
+from nblib import closure, paths
 from nblib.run import parameters
 from nblib.run.parameters import ParameterError
+
+LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "accelerate")
 
 
 class Job(NamedTuple):
@@ -59,12 +65,12 @@ def plan(
     profile_optional: bool = False,
 ) -> list[Job]:
     """Jobs in order; later sources win: profile, then files, then `name=value`. ParameterError lists every problem."""
-    jobs, problems, code = [], [], _code_hash()
+    jobs, problems = [], []
     for name in names:
         try:
             notebook = resolve(name)
             if notebook not in [job.notebook for job in jobs]:
-                jobs.append(_job(notebook, profile, overrides, files, profile_optional, code))
+                jobs.append(_job(notebook, profile, overrides, files, profile_optional))
         except ParameterError as error:
             problems += [line for line in str(error).splitlines() if line not in problems]
     known = {each for job in jobs for each in profiles_of(job.notebook)}
@@ -77,8 +83,7 @@ def plan(
 
 def variants(notebook: str, assignments: Sequence[Sequence[str]], *, profile: str | None = None) -> list[Job]:
     """A job of the notebook for each list of `name=value`, on top of the profile."""
-    code = _code_hash()
-    return [_job(notebook, profile, each, (), False, code) for each in assignments]
+    return [_job(notebook, profile, each, (), False) for each in assignments]
 
 
 def profile_file(notebook: str, profile: str) -> Path:
@@ -115,7 +120,7 @@ def gpus() -> list[tuple[str, str]]:
     return [(each, cards.get(each, next(iter(cards.values()), "GPU"))) for each in chosen]
 
 
-def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_optional: bool, code: str) -> Job:
+def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_optional: bool) -> Job:
     path = paths.notebooks() / f"{name}.ipynb"
     known = parameters.declared(path)
     sources, values = list(map(Path, files)), {}
@@ -135,14 +140,23 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     resume = ["nblib", "run", name, *(["--profile", profile] if profile else [])]
     for option, given in (("-f", files), ("-p", overrides)):
         resume += [part for each in given for part in (option, str(each))]
-    return Job(name, path, values, everything, _key(path, everything, code), shlex.join(resume))
+    return Job(name, path, values, everything, _key(path, everything), shlex.join(resume))
 
 
-def _key(path: Path, values: dict[str, Any], code: str) -> str:
-    sources = [cell["source"] for cell in parameters.cells(path) if cell["cell_type"] == "code"]
+def _key(path: Path, values: dict[str, Any]) -> str:
+    code = cells(path)
     texts = [text for value in values.values() for text in (value if isinstance(value, list) else [value])]
     inputs = [_stamp(paths.notebooks() / text) for text in texts if isinstance(text, str) and text]
-    return hashlib.sha256(json.dumps([sources, values, inputs, code]).encode()).hexdigest()
+    try:
+        parts = [[closure.cell(source).does for source in code], values, inputs, closure.digest(code), _versions()]
+    except ValueError as error:  # a module that does not parse
+        raise ParameterError(f"{path.stem} cannot be planned: {error}.") from None
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def cells(path: Path) -> list[str]:
+    """The code cells of a notebook."""
+    return [cell["source"] for cell in parameters.cells(path) if cell["cell_type"] == "code"]
 
 
 def _stamp(path: Path) -> list:
@@ -151,11 +165,12 @@ def _stamp(path: Path) -> list:
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
 
 
-def _code_hash() -> str:
-    package = Path(__file__).resolve().parents[1]
-    digest = hashlib.sha256()
-    for file in sorted(package.rglob("*.py")):
-        digest.update(str(file.relative_to(package)).encode() + file.read_bytes())
-    kinds = sorted({name for _, name in gpus()}) or ["cpu"]
-    digest.update(repr((platform.python_version(), importlib.metadata.version("torch"), kinds)).encode())
-    return digest.hexdigest()
+@functools.cache
+def _versions() -> list[str]:
+    def version(name: str) -> str:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return "absent"
+
+    return [platform.python_version(), *map(version, LIBRARIES)]

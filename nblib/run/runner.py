@@ -1,15 +1,18 @@
 """Run jobs headlessly: skip what is done, resume what was interrupted, and report how each one ended.
 
 Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
-own or on its share of the cores. A done run with the same key is skipped. The newest one that was killed, stopped or
-failed is continued in its own folder, where its checkpoints are, as soon as nothing holds the folder's lock.
+own or on its share of the cores. Several at once would wait at the lock of the base model for the one that makes it,
+so it is made before them, with all cores. A done run with the same key is skipped. The newest one that was killed,
+stopped or failed is continued in its own folder, where its checkpoints are, as soon as nothing holds the folder's lock.
 
 Footgun: without `keep_going` a failure stops jobs from starting; those that run beside it are left to finish.
 """
 
 import contextlib
 import json
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,10 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib import files, paths
+from nblib import closure, files, paths
 from nblib.run import parameters, runs
 from nblib.run.execute import GRACE, OUTCOME, PROGRESS
-from nblib.run.jobs import Job, gpus
+from nblib.run.jobs import Job, cells, gpus
+
+NEEDS_GIB = 3  # of memory, by a notebook on its defaults: they peak between 1 and 3
+BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what decides which base model a notebook loads
 
 
 class Outcome(NamedTuple):
@@ -36,12 +42,14 @@ class Outcome(NamedTuple):
 def run(
     jobs: Sequence[Job],
     *,
-    jobs_at_once: int = 1,
+    jobs_at_once: int | None = 1,
     force: bool = False,
     keep_going: bool = False,
     timeout: int | None = None,
 ) -> list[Outcome]:
-    """Execute the jobs. After a failure those not yet started stay unstarted, unless `keep_going`."""
+    """Execute the jobs, `capacity()` at once where that is None. After a failure those not yet started stay unstarted,
+    unless `keep_going`."""
+    jobs_at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
     for job in jobs:  # a place that cannot be written to is refused before anything starts
         probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
         files.write(probe, "")
@@ -80,8 +88,10 @@ def run(
         for process in list(live.values()):
             process.send_signal(signal.SIGINT)
 
-    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(min(jobs_at_once, len(jobs)))]
+    threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
     with _handling(stop):
+        if jobs_at_once > 1:
+            _make_bases([job for job in jobs if force or not done(job)], live, stopping)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -207,6 +217,50 @@ def _share(slot: int, slots: int) -> dict[str, str]:
     if cards := gpus():
         return {"CUDA_VISIBLE_DEVICES": cards[slot % len(cards)][0]}
     return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // slots))}
+
+
+def capacity() -> int:
+    """How many notebooks at once: one per card; else one per core, as far as memory goes."""
+    if cards := gpus():
+        return len(cards)
+    cores, memory = len(os.sched_getaffinity(0)), [_numbers("/proc/meminfo")[2] * 1024]  # what is available
+    # a container may be given less than the machine has, and the kernel tells so in one of two ways
+    group = "/sys/fs/cgroup/"
+    quota = _numbers(f"{group}cpu.max", f"{group}cpu/cpu.cfs_quota_us", f"{group}cpu/cpu.cfs_period_us")
+    if len(quota) == 2:  # without a limit only the period is a number
+        cores = min(cores, math.ceil(quota[0] / quota[1]))
+    memory += _numbers(f"{group}memory.max", f"{group}memory/memory.limit_in_bytes")
+    return max(1, min(cores, min(memory) // (NEEDS_GIB * 2**30)))
+
+
+def _numbers(*files: str) -> list[int]:
+    """The numbers above 0 in those of the files that exist."""
+    text = " ".join(Path(file).read_text() for file in files if Path(file).is_file())
+    return [int(number) for number in re.findall(r"(?<!\S)[1-9]\d*\b", text)]
+
+
+def _make_bases(jobs: Sequence[Job], live: dict, stopping: threading.Event) -> None:
+    """Make the base models that the jobs will load; `nblib.base` ends at once where one is there."""
+    needy = [job.parameters for job in jobs if "nblib.base" in closure.reached(cells(job.path))]
+    wanted = [tuple(p.get(name, value) for name, value in BASE.items()) for p in needy if not p.get("model")]
+    for arguments in dict.fromkeys(wanted):
+        if stopping.is_set():
+            return
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nblib.base", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # as in _one
+        )
+        live["base"] = process
+        if stopping.is_set():  # asked while this process was being started
+            process.send_signal(signal.SIGINT)
+        for line in process.stdout:
+            if not stopping.is_set():
+                print(line.decode("utf-8", "replace"), end="", flush=True)
+        if process.wait() and not stopping.is_set():
+            print("nblib: the base model was not made; each notebook that needs it tries again", file=sys.stderr)
+        del live["base"]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ The table sets the varied parameters against what each run's result.json says. A
 and CSV files hold every result, the parameters that all runs share and the environment that the runs recorded, so they
 can be published as they are. A run whose environment was another one carries its own.
 
-Footgun: a run's key includes its code. A change of that code between two halves of a sweep runs the first half again.
+Footgun: a run's key holds its code. A change in a module that the notebook imports, between two halves of a sweep, runs
+the first half again.
 
 Footgun: only finished runs have numbers in the table. The result.json of a failed one may hold some as well, from a
 first half or an earlier attempt, and nothing there tells them from those of a whole run.

@@ -18,7 +18,7 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
-from nblib import files
+from nblib import closure, files
 from nblib.run import execute, jobs, refresh, report, runner, runs
 
 # counts to 60 in a second or so, keeps where it is like a training cell does, and continues from there
@@ -48,7 +48,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def workbook(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_code_hash", lambda: "code")  # somebody may be editing nblib right now
+    monkeypatch.setattr(closure, "digest", lambda cells: "code")  # somebody may be editing nblib right now
     return small_notebooks.move_workbook(tmp_path, monkeypatch)
 
 
