@@ -42,7 +42,7 @@ def _refuse_slow(item: pytest.Item, began: tuple[float, float], what: str) -> No
         return
     if seconds > (allowed := asked or SECONDS * slowness()):
         pytest.fail(
-            f"{what} {seconds:.1f} s without @pytest.mark.slow (allowed on this machine: {allowed:.1f} s)",
+            f"{what} {seconds:.1f} s without @pytest.mark.slow (allowed here: {allowed:.1f} s)",
             pytrace=False,
         )
 

@@ -2,7 +2,7 @@
 
     python tests/validate.py                          those that differ from the last commit, or from BASE=main
     python tests/validate.py 10 notebooks/01_...      those named
-    python tests/validate.py --all --facts FOLDER     all, with what the runs of pitfalls measured a moment ago (facts.py)
+    python tests/validate.py --all --facts FOLDER     all, with facts of pitfalls measured before (lessons/facts.py)
 
 The base model is made before, where one of them starts from it. Each notebook has a kernel of its own with one thread.
 The method's notebooks come first: they take longest, and the short ones fill up what is left.
