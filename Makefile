@@ -9,14 +9,16 @@ STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml doctor/pypr
 PROFILE ?=
 PORT ?= 8888
 JOBS ?=
-NOTEBOOKS ?= notebooks
+NOTEBOOKS ?=
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help env run demo lab test nbval refresh lint lock bench clean clean-env
+.PHONY: help env run demo lab test test-doctor test-notebooks test-all refresh lint lock bench clean clean-env
 
 help:  ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 env: $(STAMP)  ## set up .venv from requirements.lock (once per lock)
 
@@ -37,12 +39,22 @@ lab: env  ## open JupyterLab on 127.0.0.1 with its token; PORT=8888
 	@$(BIN)/python -c "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); e=s.connect_ex(('127.0.0.1',$(PORT))); sys.exit('make lab: port $(PORT) is in use on 127.0.0.1; choose another, e.g. make lab PORT=8899' if e==0 else 0)" || exit 2
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) --ServerApp.port_retries=0 --ServerApp.root_dir=$(CURDIR) --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
 
-test: env  ## every test: units, properties, runner, notebooks, browser
-	$(BIN)/python -m pytest tests
-	$(MAKE) --no-print-directory nbval
+test: env  ## after each change, minutes: units, properties, parity, the doctor, hygiene of notebooks
+	$(PYTEST) -m "not slow and not base and not kernel and not browser and not gpu"
 
-nbval: env  ## re-execute the notebooks and compare the tagged cells; NOTEBOOKS=notebooks/10_lrc.ipynb
-	HF_HUB_OFFLINE=1 NBLIB_OUTPUTS=$(CURDIR)/outputs/nbval NBLIB_BASE=$(CURDIR)/outputs/base $(BIN)/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir=$(CURDIR) --nbval-lax --nbval-current-env --nbval-cell-timeout 400 $(NOTEBOOKS)
+test-doctor: env  ## the tests of the doctor alone
+	$(PYTEST) doctor/tests
+
+test-notebooks: env  ## run notebooks again and compare their checked cells: those changed since BASE=HEAD, or NOTEBOOKS="01 10"
+	$(BIN)/python tests/validate.py $(NOTEBOOKS)
+
+test-all: env  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
+	rm -rf outputs/tests && mkdir -p outputs/tests
+	$(BIN)/python -m nblib.base
+	status=0; \
+	$(PYTEST) --facts outputs/tests/facts --junit-xml=outputs/tests/tests.xml || status=1; \
+	$(BIN)/python tests/validate.py --all --facts outputs/tests/facts --junit-xml=outputs/tests/notebooks.xml || status=1; \
+	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status
 
 refresh: env  ## re-execute every notebook on its defaults and store the outputs
 	$(BIN)/nblib refresh

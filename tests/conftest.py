@@ -3,20 +3,51 @@
 import os
 import tempfile
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is imported: workers share the cores
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test may reach out
 os.environ.setdefault("NBLIB_BASE", os.path.join(os.path.dirname(os.path.dirname(__file__)), "outputs", "base"))
+STORE = os.environ["NBLIB_BASE"]
 os.environ["NBLIB_OUTPUTS"] = tempfile.mkdtemp(prefix="nblib-tests-")
 os.environ["NBLIB_HEADLESS"] = "1"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from nblib import models, runtime, text  # noqa: E402
+from nblib import base, models, runtime, text  # noqa: E402
 
-pytest_plugins = ["browser"]  # the fixture `lab`
+pytest_plugins = ["browser", "budget"]  # the fixture `lab`; who is slow must say so
 # For bf16 products of more than a toy: emulated they take fifty times as long as in fp32.
 native_bf16 = pytest.mark.skipif(runtime.native_precision("cpu")[0] != "bf16", reason="this CPU emulates bf16")
 FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--facts", help="a folder for what the runs of pitfalls measure: lessons/facts.py")
+
+
+def pytest_sessionstart():
+    """The corpora are made once and stored, before any test or worker: a test that happens to be first is not slow."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for source in ("prose", "code"):
+            text.documents(source)
+
+
+def pytest_collection_modifyitems(items):
+    """The slow ones first, so that no worker starts one when the other has nothing left to do."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item, load=base.load):
+    """`make test` makes no base model, so a test that loads the stored one must say so."""
+
+    def refused(*args, **options):
+        if os.environ["NBLIB_BASE"] == STORE:
+            pytest.fail("base.load in a test without @pytest.mark.base", pytrace=False)
+        return load(*args, **options)
+
+    base.load = load if item.get_closest_marker("base") else refused
 
 
 @pytest.fixture(autouse=True)

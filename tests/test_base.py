@@ -18,6 +18,7 @@ def stored() -> base.Base:
 
 
 @pytest.mark.slow
+@pytest.mark.base
 def test_it_beats_a_byte_ngram_in_time(stored):
     """The bars: at most 150 s on two cores that multiply bf16, and fewer bits per byte than a Witten-Bell
     model of order 3."""
@@ -41,6 +42,7 @@ def test_the_ngram_is_a_distribution():
     assert sum(probabilities) + 128 * unseen == pytest.approx(prefix)  # the upper 128 bytes are unseen ones
 
 
+@pytest.mark.base
 def test_it_is_a_plain_transformers_folder(stored):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -73,6 +75,7 @@ def _make(store: str, queue) -> None:
     queue.put((started, time.time()))
 
 
+@pytest.mark.slow
 def test_two_that_start_together_make_it_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

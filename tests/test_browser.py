@@ -24,8 +24,8 @@ RATE = 3e-4  # what the live cell asks for, before the slider
 PRESSES = 5  # of the left arrow: 10 ** -0.5 of the rate
 
 
-@pytest.mark.slow
 @pytest.mark.browser
+@pytest.mark.base
 def test_run_all_slider_and_stop_in_jupyterlab(lab):
     with lab.open("00_setup", _with_a_long_live_cell(browser.stored("00_setup"))) as page:
         page.run_all()

@@ -9,7 +9,7 @@ import re
 import browser
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser]
+pytestmark = pytest.mark.browser
 
 ALIVE, DEAD = (re.compile(rf"^{count} of (\d+) tensors .*; nothing raised$") for count in ("0", r"[1-9]\d*"))
 RAISED = re.compile(r"^(\d+) of \1 tensors without a gradient; raised: element 0 of tensors does not require grad")

@@ -106,6 +106,7 @@ def test_list_and_an_empty_report(workbook, capsys):
     assert out.strip() == str(workbook / "outputs" / "index.html")
 
 
+@pytest.mark.kernel
 def test_list_is_light_and_the_whole_command_works(workbook):
     code = "import sys, nblib.cli; nblib.cli.main(['list']); print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -14,9 +14,9 @@ def test_environment_yml_installs_what_the_makefile_installs():
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     assert set(environment) == {"name", "channels", "dependencies"} and environment["channels"] == ["conda-forge"]
     python, pip, by_pip = environment["dependencies"]
-    assert pip == "pip" and by_pip == {"pip": ["-r requirements.lock", "-e ."]}
+    assert pip == "pip" and by_pip == {"pip": ["-r requirements.lock", "-e .", "-e ./doctor"]}
     recipe = re.findall(r"-m pip install (.*)", (ROOT / "Makefile").read_text())
-    installed = [re.sub(r"--\S+ ", "", line).strip() for line in recipe]
+    installed = re.findall(r"-[re] \S+", " ".join(recipe))
     assert installed == by_pip["pip"], "make env and environment.yml differ"
     assert (ROOT / "requirements.lock").is_file() and (ROOT / "pyproject.toml").is_file()
     low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", _project()["requires-python"]).groups()
@@ -29,12 +29,16 @@ def test_the_lock_pins_everything_the_project_asks_for():
     assert pins["torch"] == "torch==2.13.0", "a local version like +cpu is not on the package index"
     assert all("==" in line and "+" not in line.split(";")[0] for line in pins.values())
     assert not [line for line in lines if "@" in line or "/" in line], "a path or address works on one machine only"
-    wanted = [*_project()["dependencies"], *_project()["optional-dependencies"]["test"]]
+    wanted = [line for project in (_project(), _project("doctor")) for line in _asked(project)]
     assert [name for name in map(_name, wanted) if name not in pins] == []
 
 
-def _project() -> dict:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def _project(folder: str = ".") -> dict:
+    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text())["project"]
+
+
+def _asked(project: dict) -> list[str]:
+    return [*project["dependencies"], *project["optional-dependencies"]["test"]]
 
 
 def _name(requirement: str) -> str:

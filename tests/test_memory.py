@@ -63,6 +63,7 @@ def measure(config, *, rank=0, checkpointing=False, optimizer="adamw", **options
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()) or "plain",
 )
+@pytest.mark.slow
 def test_the_prediction_is_within_15_percent_of_the_measured_peak(options):
     kinds = memory.estimate(config(), rows=4, length=256, **options)
     assert abs(kinds["peak"] / measured(**options) - 1) < 0.15
@@ -131,11 +132,13 @@ def test_the_librarys_own_switch_turns_the_cache_off():
     assert all(torch.equal(got[name], gradient) for name, gradient in right.items())
 
 
+@pytest.mark.slow
 def test_a_graph_break_brings_the_masked_fault_back():
     facts = compilation.eager_and_compiled(reentrant=True, graph_break=True)
     assert facts["compiled"] == facts["eager"] and facts["compiled"].startswith("1 of")
 
 
+@pytest.mark.slow
 def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
     rows = compilation.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
     assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]

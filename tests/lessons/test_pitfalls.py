@@ -1,17 +1,29 @@
-"""Every pitfall both ways: broken shows the symptom, fixed does not, and the claim holds or fails as said."""
+"""Every pitfall both ways: broken shows the symptom, fixed does not, and the claim holds or fails as said.
+
+Each run is made here once for the whole suite: where the doctor can see it, it watches (diagnosis.py), and with
+`--facts FOLDER` what the run measured is kept for the notebooks, which show it (lessons/facts.py).
+"""
 
 import os
 import random
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
+from diagnosis import facts_of
 
-from lessons import pitfalls
-from lessons.pitfalls import bench, compilation
+from lessons import facts, pitfalls
+from lessons.pitfalls import bench, byte_model, compilation
 from nblib import paths
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cached_model():
+    """Trained before anybody watches: a watch would see the run that fills the cache."""
+    byte_model.trained()
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +36,11 @@ def one_thread():
 
 
 CATALOGUE = list(pitfalls.catalogue())
+SLOW = "P15 P16 P17 P18 P23 P24 P27 P30 P31 P34 P37 P42 P46 P50".split()  # all runs together, above four seconds
 
 
 def _marked(p):
-    return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.slow else [])
+    return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.id in SLOW else [])
 
 
 def _process() -> dict:
@@ -52,16 +65,30 @@ def as_it_was():
     assert not changed, f"left behind: {', '.join(changed)}"
 
 
+@pytest.fixture
+def made(request):
+    """Makes a run, and writes its facts down for the notebooks if they are asked for."""
+    folder = request.config.getoption("--facts")
+
+    def make(p: pitfalls.Pitfall, run: str) -> dict:
+        measured = facts_of(p, run)
+        if folder:
+            facts.write(Path(folder), p.id, run, measured)
+        return measured
+
+    return make
+
+
 @pytest.mark.parametrize("pitfall", [_marked(p) for p in CATALOGUE])
-def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was):
+def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was, made):
     try:
-        broken, fixed = pitfall.broken(), pitfall.fixed()
+        broken, fixed = made(pitfall, "broken"), made(pitfall, "fixed")
     except pitfalls.Unavailable as reason:
         pytest.skip(str(reason))
     assert pitfall.seen(broken), f"{pitfall.id} no longer shows its symptom: {broken}"
     assert not pitfall.seen(fixed), f"{pitfall.id} still shows its symptom with the fix: {fixed}"
     if pitfall.claimed is not None:
-        claimed = pitfall.claimed()
+        claimed = made(pitfall, "claimed")
         assert pitfall.seen(claimed) == pitfall.claim_holds, f"{pitfall.id}: the claimed cause alone gave {claimed}"
 
 

@@ -11,11 +11,13 @@ from lessons.pitfalls import data, hf_trainer, loop, processes, rollback, traine
 from nblib import hf, models
 
 
+@pytest.mark.slow
 def test_each_label_fault_shows_and_none_with_the_fix():
     assert data.label_faults(data.wrong_labels()) == ["twice", "never", "pad_is_eos"]
     assert data.label_faults(data.right_labels()) == []
 
 
+@pytest.mark.slow
 def test_each_habit_of_the_stock_trainer_shows():
     assert len(hf_trainer.trainer_faults(hf_trainer.stock_trainer())) == 4
 

@@ -61,6 +61,7 @@ def test_fp32_moments_alone_do_not_save_bf16_weights():
     assert precision.against_fp32("bf16, nearest")["share of fp32's gain"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_scaler_left_out_of_the_checkpoint_skips_its_first_steps_again():
     assert (
         loss_scaling.resumed_scaler(saved=False)["steps skipped after"]

@@ -577,6 +577,7 @@ def test_prune_says_what_is_wrong():
 
 
 @pytest.mark.slow
+@pytest.mark.base
 def test_pruning_by_relevance_costs_less_than_at_random():
     """The stored base model adapted to code by three seeds; then half the ranks go."""
     from nblib import base

@@ -437,6 +437,7 @@ def test_dividing_by_the_first_value_only_hides_the_threshold():
     assert loss_weights.phase_diagram([1.0], [0.1], **options, **APART) < 0.01
 
 
+@pytest.mark.slow
 def test_dividing_by_the_running_mean_helps_while_losses_change_slowly():
     options = dict(normalise="running", learns="total", **APART)
     fast, slow = (loss_weights.phase_diagram([3.0], [0.1], steps=n, **options) for n in (400, 2000))

@@ -460,6 +460,7 @@ def test_making_leaves_the_batches_where_they_stood(tmp_path, teacher, numbers, 
 
 
 @pytest.mark.slow
+@pytest.mark.base
 def test_students_of_the_base_model(tmp_path):
     """The base model teaches one with a quarter of its parameters, at equal steps: speed from the cache, quality over
     three seeds and from what is kept. Run with -s for the table."""

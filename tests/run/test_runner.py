@@ -64,6 +64,7 @@ def sentence_of(outcome, status="failed"):
     return outcome.sentence
 
 
+@pytest.mark.kernel
 def test_a_good_run_its_folder_the_skip_and_the_report(workbook, capsys):
     write(
         "00_good",
@@ -109,6 +110,7 @@ def test_a_good_run_its_folder_the_skip_and_the_report(workbook, capsys):
     assert (folder / "notebook.html").stat().st_mtime_ns == stamp, "converted again although nothing changed"
 
 
+@pytest.mark.kernel
 def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capfd):
     """A display with an id leaves no line in any log, so the runner passes on what the progress says of itself."""
     write(
@@ -123,6 +125,7 @@ def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capf
     assert said.index("[00_long] long: step 1 of 40") < said.index("after")  # while the cell was running
 
 
+@pytest.mark.kernel
 def test_force_makes_a_fresh_folder_and_changed_inputs_a_new_key(workbook, tmp_path):
     write("00_a", "1 + 1", parameters=f'data: str = "{tmp_path}/corpus.txt"  # a text file')
     first = run_one("00_a")
@@ -139,6 +142,7 @@ def test_force_makes_a_fresh_folder_and_changed_inputs_a_new_key(workbook, tmp_p
     assert not runs.is_done(second.folder)
 
 
+@pytest.mark.kernel
 def test_a_failing_cell_is_named_and_stops_the_rest(workbook, capsys):
     write("00_bad", "a = 1", "\n# then\nraise ValueError('no good\\nat all')", "print('never')")
     write("01_next", "1")
@@ -165,6 +169,7 @@ def test_a_failing_cell_is_named_and_stops_the_rest(workbook, capsys):
         ("import sys; sys.exit(3)", {}, "cell 2 (`import sys; sys.exit(3)`) raised SystemExit: 3"),
     ],
 )
+@pytest.mark.kernel
 def test_every_other_ending_is_one_sentence_too(workbook, source, options, said):
     write("00_a", source, "print('never')")
     before = set(_socket_folders())
@@ -172,6 +177,7 @@ def test_every_other_ending_is_one_sentence_too(workbook, source, options, said)
     assert set(_socket_folders()) <= before
 
 
+@pytest.mark.kernel
 def test_the_kernel_named_in_the_file_need_not_exist(workbook):
     write("00_a", "1", kernelspec={"name": "of_another_machine", "display_name": "x"})
     write("01_b", "1", kernelspec={})
@@ -179,6 +185,7 @@ def test_the_kernel_named_in_the_file_need_not_exist(workbook):
     assert [outcome.status for outcome in runner.run(planned)] == ["done", "done"]
 
 
+@pytest.mark.kernel
 def test_no_kernel_at_all_is_said(workbook, monkeypatch, tmp_path):
     write("00_a", "1")
     blind = "import jupyter_client.kernelspec as k; k.KernelSpecManager._find_spec_directory = lambda *_: None"
@@ -187,6 +194,7 @@ def test_no_kernel_at_all_is_said(workbook, monkeypatch, tmp_path):
     assert "no Jupyter kernel named python3" in sentence_of(run_one("00_a"))
 
 
+@pytest.mark.kernel
 def test_the_kernel_knows_where_it_is(workbook, monkeypatch):
     monkeypatch.setenv("JPY_SESSION_NAME", "somebody sits here")
     names = "NBLIB_RUN_DIR NBLIB_HEADLESS JUPYTER_PREFER_ENV_PATH PYTHONUNBUFFERED JPY_SESSION_NAME".split()
@@ -198,6 +206,7 @@ def test_the_kernel_knows_where_it_is(workbook, monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.kernel
 def test_asked_to_stop_the_cell_saves_and_a_second_run_continues(workbook, number):
     write("00_train", TRAINING, "print('after')")
     process = small_notebooks.start("run", "00_train")
@@ -212,6 +221,7 @@ def test_asked_to_stop_the_cell_saves_and_a_second_run_continues(workbook, numbe
     _second_run_continues(workbook, folder)
 
 
+@pytest.mark.kernel
 def test_killed_at_any_moment_a_second_run_continues(workbook):
     write("00_train", TRAINING, "print('after')")
     process = small_notebooks.start("run", "00_train")
@@ -230,6 +240,7 @@ def test_killed_at_any_moment_a_second_run_continues(workbook):
     _second_run_continues(workbook, folder)
 
 
+@pytest.mark.kernel
 def test_the_runner_alone_killed_its_process_stops_with_a_checkpoint(workbook):
     write("00_train", TRAINING, "print('after')")
     process = small_notebooks.start("run", "00_train")
@@ -246,6 +257,7 @@ def test_the_runner_alone_killed_its_process_stops_with_a_checkpoint(workbook):
     _second_run_continues(workbook, folder)
 
 
+@pytest.mark.kernel
 def test_a_cell_that_will_not_end_is_killed_on_the_second_request(workbook):
     stubborn = "import time\nwhile True:\n    try:\n        print('on', flush=True); time.sleep(0.5)\n"
     write("00_a", stubborn + "    except KeyboardInterrupt:\n        print('no', flush=True)")
@@ -258,6 +270,7 @@ def test_a_cell_that_will_not_end_is_killed_on_the_second_request(workbook):
     assert process.returncode == 130 and "was stopped in cell 2" in err and "Traceback" not in err
 
 
+@pytest.mark.kernel
 def test_two_at_once_run_side_by_side_on_their_share(workbook, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     body = "import os, time\nt = time.time()\ntime.sleep(1.5)\nprint(os.environ['OMP_NUM_THREADS'], t, time.time())"
@@ -288,6 +301,7 @@ def test_each_slot_gets_a_card_of_its_own(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "given, said", [({"stepps": 3}, "did you mean 'steps'"), ({"steps": "3"}, "must be of type int")]
 )
+@pytest.mark.kernel
 def test_plain_papermill_is_checked_by_the_set_up_cell(workbook, given, said):
     path = write("00_a", "from nblib.run import runs\nrun = runs.begin('00_a', globals())")
     with pytest.raises(papermill.PapermillExecutionError) as caught:
@@ -329,6 +343,7 @@ def test_tensorboard_gets_the_numbers_of_each_step(tmp_path):
     assert [(e.step, e.value) for e in found.Scalars("ard/loss")] == [(1, 3.0), (2, 1.5)]
 
 
+@pytest.mark.kernel
 def test_refresh_stores_outputs_and_touches_nothing_else(workbook):
     shows = "from IPython.display import HTML\nHTML('<b>x</b>')"
     good = write("00_a", "import time\nprint('one', steps, flush=True)\ntime.sleep(0.4)\nprint('two')", shows)
@@ -364,6 +379,7 @@ def test_sockets_left_by_a_kill_are_swept_once_nobody_holds_them(monkeypatch, re
     os.close(lock), os.close(in_use)
 
 
+@pytest.mark.kernel
 def test_overhead_over_a_script(workbook, capsys):
     body = "import json\ntotal = sum(i * i for i in range(3_000_000))"
     write("00_a", body)
