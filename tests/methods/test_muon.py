@@ -347,6 +347,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_sharded_over_two_processes_it_is_the_update_of_the_whole_matrix(tmp_path):
     script = tmp_path / "work.py"
     script.write_text(SHARDS)
