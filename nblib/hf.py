@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer with five of its habits corrected, for people who prefer it to `train.steps`.
+"""The Hugging Face Trainer with five of its habits corrected, and with the losses of our loop.
 
     loss       summed over the micro-batch, divided by the supervised tokens of the whole step (`num_items_in_batch`)
     auxiliary  a mixture's balancing loss counts once per step, not once per micro-batch, and never in evaluation
@@ -7,13 +7,23 @@
                stock Trainer matches names, finds no expert, says so in a log line and trains on fresh ones
     nan        logged as nan; stock, `logging_nan_inf_filter` puts an average of earlier losses there, 0.0 at first
 
-`loss_sums(outputs, labels) -> {name: summed loss}` replaces the cross-entropy, with the convention of losses.py.
+`loss(model, batch) -> {name: summed loss}` is a loss of the loop (moe.loss, ard.loss, ...) and replaces the
+cross-entropy in training; a mixture's own auxiliary loss then counts only if `loss` contains it. Every term has a
+column of its own in the log, `<name>_loss`: the mean over the steps since the last line. An evaluation reports the
+cross-entropy alone. `from_pretrained` cannot build an adapted model, so give `save(model, folder)` and `load(...)`:
+
+    optimizer = train.adamw(model, lr=1e-2)
+    loss = ard.loss(model, beta=1e-3, warmup=50, optimizer=optimizer, language=hf.causal_lm)
+    hf.Trainer(model, args, loss=loss, optimizers=(optimizer, None), save=ard_run.save, load=ard_run.load)
 
 Footgun: an override of `compute_loss` that takes the item count and ignores it is silently wrong: the Trainer sees a
-model that could have used the count and stops dividing by the number of micro-batches. One device per process only.
+model that could have used the count and stops dividing by the number of micro-batches. One device per process only, and
+with several processes `loss` must call the model it is given, as `causal_lm` here does: `losses.causal_lm` calls the
+layers inside it, past the wrapper that averages gradients.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import transformers as tf
@@ -21,12 +31,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from nblib import losses
+from nblib import losses, wiring
+from nblib.train import Batch, Terms
 
-Sums = Callable[[tf.utils.ModelOutput, Tensor], dict[str, Tensor]]
+
+def causal_lm(model: nn.Module, batch: Batch) -> Terms:
+    """Next-token cross-entropy by a call of the model itself: the language loss for a Trainer."""
+    return _cross_entropy(_forward(model, batch), batch["labels"])
 
 
-def cross_entropy(outputs: tf.utils.ModelOutput, labels: Tensor) -> dict[str, Tensor]:
+def _forward(model: nn.Module, batch: Batch) -> tf.utils.ModelOutput:
+    return model(**{name: value for name, value in batch.items() if name != "labels"})
+
+
+def _cross_entropy(outputs: tf.utils.ModelOutput, labels: Tensor) -> Terms:
     logits, targets = outputs.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()  # the one shift
     return {"ce": F.cross_entropy(logits, targets, ignore_index=losses.IGNORED, reduction="sum")}
 
@@ -36,42 +54,74 @@ class Trainer(tf.Trainer):
 
     def __init__(
         self,
+        model: nn.Module | None = None,
         *args,
-        loss_sums: Sums = cross_entropy,
+        loss: Callable[[nn.Module, Batch], Terms] | None = None,
         make_optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        save: Callable[[nn.Module, Path], object] | None = None,
+        load: Callable[[nn.Module, Path], object] | None = None,
         **options,
     ):
-        super().__init__(*args, **options)
+        if (save is None) != (load is None):
+            raise ValueError("save, load: give both or neither, or a checkpoint could not be resumed from")
+        if getattr(model, "is_quantized", False) and any("lora_" in name for name in wiring.trainable(model)):
+            model._hf_peft_config_loaded = True  # the Trainer asks this before it trains beside quantised weights
+        super().__init__(model, *args, **options)
         if self.args.n_gpu > 1:
             raise ValueError(f"n_gpu = {self.args.n_gpu}: one device per process; start with torchrun")
-        self.loss_sums, self.make_optimizer = loss_sums, make_optimizer
+        self.loss, self.make_optimizer, self.save_adapters, self.load_adapters = loss, make_optimizer, save, load
         self.args.logging_nan_inf_filter = False
         self.args.average_tokens_across_devices = True  # the item count is that of all processes
+        self.term_sums: Terms = {}  # since the last line of the log
+        self.logged_step = 0
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.make_optimizer is not None:
             self.optimizer = self.make_optimizer(model or self.model)  # returning it is not enough
         optimizer = super().create_optimizer(model)  # keeps what is set
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        left_out = [n for n, p in self.model.named_parameters() if p.requires_grad and id(p) not in held]
-        if left_out:
-            raise ValueError(f"{len(left_out)} trainable parameters are in no optimizer, the first is {left_out[0]}")
+        wiring.refuse_missed(self.model, [optimizer])
         return optimizer
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        tokens = losses.supervised(labels) if num_items_in_batch is None else num_items_in_batch
-        loss = sum(self.loss_sums(outputs, labels).values()) / tokens
-        if num_items_in_batch is not None:
-            loss = loss * self.accelerator.num_processes  # the tokens are everybody's, the gradients will be averaged
-        auxiliary = outputs.get("aux_loss")
-        if model.training and auxiliary is not None:
-            loss = loss + self.model.config.router_aux_loss_coef * auxiliary / self.current_gradient_accumulation_steps
+        tokens, processes = losses.supervised(inputs["labels"]), 1
+        if num_items_in_batch is not None:  # the tokens are those of all processes, the gradients will be averaged
+            tokens, processes = num_items_in_batch, self.accelerator.num_processes
+        if model.training and self.loss is not None:
+            with self.accelerator.autocast():  # around the model's own forward pass it is anyway
+                outputs, terms = None, self.loss(model, inputs)
+        else:
+            outputs = _forward(model, inputs)
+            terms = _cross_entropy(outputs, inputs["labels"])
+        terms = {name: term / tokens * processes for name, term in terms.items()}
+        if model.training and outputs is not None and (auxiliary := outputs.get("aux_loss")) is not None:
+            weighted = self.model.config.router_aux_loss_coef * auxiliary
+            terms["auxiliary"] = weighted / self.current_gradient_accumulation_steps
+        if model.training:
+            self.logged_step = self.logged_step if self.term_sums else self.state.global_step
+            self.term_sums |= {name: self.term_sums.get(name, 0) + term.detach() for name, term in terms.items()}
+        loss = sum(terms.values())
         return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], *args, **options) -> None:
+        if "loss" in logs and self.term_sums:
+            steps = max(1, self.state.global_step - self.logged_step)
+            logs |= {f"{name}_loss": float(total) / steps for name, total in self.term_sums.items()}
+            self.term_sums = {}
+        super().log(logs, *args, **options)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        if self.save_adapters is None:
+            return super()._save(output_dir, state_dict)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            self.save_adapters(self.model, folder)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(folder)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         model = model or self.model
+        if self.load_adapters is not None:
+            return self.load_adapters(model, Path(resume_from_checkpoint))
         if not isinstance(model, tf.PreTrainedModel) or self.is_fsdp_enabled:
             return super()._load_from_checkpoint(resume_from_checkpoint, model)
         saved, report = type(model).from_pretrained(

@@ -1,16 +1,16 @@
-"""ARD-LoRA: an adapter whose ranks carry noise, and a price on it, so that ranks nobody needs show themselves.
+"""ARD-LoRA: each rank of an adapter is a noisy latent with a KL cost, which reveals the ranks that nobody uses.
 
 Beside a frozen projection W runs a low-rank path whose r latents are drawn anew for every token x:
 
     mu = M x,   l = log-variance(G x),   z ~ N(mu, e^l) in training, z = mu in evaluation,   y = W x + s B z
 
-with s = alpha / rank. The price of what z tells about x is its divergence from a prior with one variance per rank,
+with s = alpha / rank. The cost of what z tells about x is its divergence from a prior with one variance per rank,
 
     KL(x) = sum over k of 1/2 [ log v_k - l_k + (e^l_k + mu_k^2) / v_k - 1 ]                      (nats per token)
     loss  = ( sum over supervised tokens of CE  +  beta * sum over real tokens, layers and ranks of KL ) / supervised
 
 The KL is *summed* over layers and ranks, not averaged. So beta = 1 is the evidence bound, and beta is the price of a
-nat of KL in nats of CE for each single latent, whatever the number of the others: depth and rank do not change it.
+nat of KL in nats of CE for each single latent: more layers or ranks do not change it.
 (A mean over ranks, as often written, is this with beta / rank.) Prompts that are not supervised pay too, because their
 latents speak to the answer through attention; padding does not.
 
@@ -19,8 +19,8 @@ it with `collect` and drops the padding. So the mask need not travel into the mo
 forward pass of non-reentrant checkpointing, which happens when nobody collects, cannot be counted.
 
 The variances v_k, what they say about relevance, and pruning are in ard_ranks.py; what surrounds a run in ard_run.py.
-"bounded" log-variances stay in (low, high) by a tanh and start at `start`; "raw" ones are l = G x, as first written,
-whose first variance is 1, half as loud as the signal.
+"bounded" log-variances stay in (low, high) by a tanh and begin at `start`; "raw" ones are l = G x, as first written,
+whose first variance is 1, half of the signal's.
 
 Footgun: everything here is fp32 on purpose. An adapter cast to bf16 with its model loses small updates (notebook 03)
 and e^l with them; autocast is switched off inside the adapter for the same reason, and `ard_run.preflight` looks.
@@ -38,8 +38,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from nblib import losses, models, runtime, wiring
+from nblib.train import Batch, Terms
 
-Batch = dict[str, Tensor]
 LOGVARS = ("bounded", "raw")
 _COUNTING: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> the hook that counts its steps
 
@@ -75,15 +75,15 @@ class ARDLinear(nn.Module):
         super().__init__()
         width, device = base.in_features, base.weight.device
         self.base, self.scale, self.bounds = base.requires_grad_(False), scale, bounds
-        make = dict(device=device, dtype=torch.float32)
-        self.lora_mean = nn.Parameter(torch.empty(rank, width, **make).uniform_(-1, 1).mul_(math.sqrt(6 / width)))
-        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank, **make))
-        small = torch.empty(rank, width, **make).uniform_(1e-3 / math.sqrt(2), 1e-3)
-        self.lora_logvar = None if deterministic else nn.Parameter(small)
-        middle = None if deterministic or bounds is None else nn.Parameter(torch.full((rank,), start, **make))
-        self.lora_middle = middle  # without it the first variance is 1, half as loud as the signal
-        self.register_buffer("prior", torch.ones(rank, **make))  # v_k
-        self.register_buffer("power", torch.zeros(rank, **make))  # mean of mu_k^2, from the same tokens
+        fp32 = dict(device=device, dtype=torch.float32)
+        self.lora_mean = nn.Parameter(torch.empty(rank, width, **fp32).uniform_(-1, 1).mul_(math.sqrt(6 / width)))
+        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank, **fp32))
+        near_zero = torch.empty(rank, width, **fp32).uniform_(1e-3 / math.sqrt(2), 1e-3)
+        self.lora_logvar = None if deterministic else nn.Parameter(near_zero)
+        middle = None if deterministic or bounds is None else nn.Parameter(torch.full((rank,), start, **fp32))
+        self.lora_middle = middle  # without it the first variance is 1, half of the signal's
+        self.register_buffer("prior", torch.ones(rank, **fp32))  # v_k
+        self.register_buffer("power", torch.zeros(rank, **fp32))  # mean of mu_k^2, from the same tokens
         self.sampled = False  # draw in evaluation too
         self.seen: list[Latent] | None = None  # open while somebody collects
 
@@ -96,7 +96,7 @@ class ARDLinear(nn.Module):
         draws = self.lora_logvar is not None and (self.training or self.sampled)
         with torch.autocast(x.device.type, enabled=False):
             h = x.to(self.lora_mean.dtype)
-            # In training always the same operations, collected or not: recomputation must repeat what was done.
+            # In training always the same operations, collected or not: recomputation must repeat the first pass.
             if draws or self.seen is not None:
                 mean, logvar = self.latent(h)  # (..., r)
                 kl = None if self.lora_logvar is None else divergence(mean, logvar, self.prior).sum(-1)  # (...,)
@@ -140,11 +140,11 @@ class ARDLinear(nn.Module):
 
 def projections(model: nn.Module, kinds: Iterable[str] = ("q_proj", "v_proj")) -> list[nn.Module]:
     """The linear layers whose own name is exactly one of `kinds`, as modules."""
-    found, kinds = wiring.select(model), list(kinds)
-    there = sorted({name.rpartition(".")[2] for name in found})
-    if wrong := [kind for kind in kinds if kind not in there]:
-        raise ValueError(f"kinds = {kinds}: the model has no {wrong[0]!r}; allowed are {', '.join(there)}")
-    return [m for name, m in found.items() if name.rpartition(".")[2] in kinds]
+    linear, kinds = wiring.select(model), list(kinds)
+    allowed = sorted({name.rpartition(".")[2] for name in linear})
+    if unknown := [kind for kind in kinds if kind not in allowed]:
+        raise ValueError(f"kinds = {kinds}: the model has no {unknown[0]!r}; allowed are {', '.join(allowed)}")
+    return [m for name, m in linear.items() if name.rpartition(".")[2] in kinds]
 
 
 def attach(
@@ -168,27 +168,27 @@ def attach(
         raise ValueError(f"start = {start}: must lie inside bounds = {bounds}")
     chosen = list(wiring.select(model).values() if targets is None else targets)
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
-    places = [name for name, m in linear.items() if any(m is target for target in chosen)]
-    if not chosen or len(places) != len({id(m) for m in chosen}):
-        raise ValueError(f"targets: {len(chosen)} modules, of which {len(places)} are linear layers of this model")
+    names = [name for name, m in linear.items() if any(m is target for target in chosen)]
+    if not chosen or len(names) != len({id(m) for m in chosen}):
+        raise ValueError(f"targets: {len(chosen)} modules, of which {len(names)} are linear layers of this model")
     bounds = bounds if logvar == "bounded" else None
     spec = dict(rank=rank, scale=alpha / rank, deterministic=deterministic, bounds=bounds, start=start)
-    return install(model, {name: spec for name in places})
+    return install(model, {name: spec for name in names})
 
 
 def install(model: nn.Module, specs: dict[str, dict]) -> nn.Module:
     """Freeze the model and put an ARDLinear with these options in the place of each named module."""
     if adapters(model):
         raise ValueError(f"the model has adapters already, the first is {next(iter(adapters(model)))}")
-    places = {name: model.get_submodule(name) for name in specs}
-    for name, m in places.items():
+    projected = {name: model.get_submodule(name) for name in specs}
+    for name, m in projected.items():
         _check_target(name, m)
-    if any(type(m) is not nn.Linear for m in places.values()):
+    if any(type(m) is not nn.Linear for m in projected.values()):
         models.keep_differentiable(model)
     model.requires_grad_(False)
-    wiring.swap(model, lambda name, m: ARDLinear(m, **specs[name]).train(m.training), places)
+    wiring.swap(model, lambda name, m: ARDLinear(m, **specs[name]).train(m.training), projected)
     # Optimizer steps taken, for the warm-up of beta. A buffer, so that a resumed run goes on where it was.
-    device = next(iter(places.values())).weight.device
+    device = next(iter(projected.values())).weight.device
     model.register_buffer("ard_steps", torch.zeros((), dtype=torch.long, device=device))
     return model
 
@@ -213,11 +213,11 @@ def adapters(model: nn.Module) -> dict[str, ARDLinear]:
 @contextmanager
 def collect(model: nn.Module) -> Iterator[dict[str, list[Latent]]]:
     """What every adapter computes in the forward passes inside, by name."""
-    found = {name: [] for name in adapters(model)}
+    latents = {name: [] for name in adapters(model)}
     for name, adapter in adapters(model).items():
-        adapter.seen = found[name]
+        adapter.seen = latents[name]
     try:
-        yield found
+        yield latents
     finally:
         for adapter in adapters(model).values():
             adapter.seen = None
@@ -268,28 +268,25 @@ def passes(
     model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
 ) -> Iterator[tuple[dict[str, list[Latent]], Tensor]]:
     """Run batches through the model in evaluation mode, without its head: (latents by adapter, mask of real tokens)."""
-    was_training, device = model.training, next(iter(adapters(model).values())).lora_mean.device
-    model.eval()
-    try:
+    device = next(iter(adapters(model).values())).lora_mean.device
+    with wiring.evaluating(model):
         for batch in batches:
             batch = {name: tensor.to(device) for name, tensor in batch.items()}
             with torch.no_grad(), machine.autocast() if machine else nullcontext(), collect(model) as seen:
                 if losses.hidden_states(model, batch) is None:
                     model(**{name: tensor for name, tensor in batch.items() if name != "labels"}, use_cache=False)
             yield seen, batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
-    finally:
-        model.train(was_training)
 
 
-def objective(
+def loss(
     model: nn.Module,
     *,
     beta: float,
     warmup: int = 0,
     optimizer: Optimizer | None = None,
-    terms: Callable[[nn.Module, Batch], dict[str, Tensor]] = losses.causal_lm,
-) -> Callable[[nn.Module, Batch], dict[str, Tensor]]:
-    """The loss for the loop: `terms`, and "kl" weighted by beta, which rises linearly over `warmup` optimizer steps.
+    language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
+) -> Callable[[nn.Module, Batch], Terms]:
+    """A loss for the loop: `language`, and "kl" weighted by beta, which rises linearly over `warmup` optimizer steps.
 
     A hook of the optimizer counts the steps, so accumulation does not matter, in a buffer that checkpoints hold.
     """
@@ -300,16 +297,16 @@ def objective(
     if warmup and optimizer is None:
         raise ValueError(f"warmup = {warmup}: give the optimizer whose steps are counted")
     if previous := _COUNTING.pop(model, None):
-        previous.remove()  # or a second objective would count every step twice
+        previous.remove()  # or a second loss would count every step twice
     if optimizer is not None:
         _COUNTING[model] = optimizer.register_step_post_hook(lambda *_: model.ard_steps.add_(1))
 
-    def loss(running: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def terms(running: nn.Module, batch: Batch) -> Terms:
         with collect(running) as seen:
-            found = terms(running, batch)
-        return found | {"kl": kl(seen, batch.get("attention_mask")) * beta * warm(model, warmup)}
+            values = language(running, batch)
+        return values | {"kl": kl(seen, batch.get("attention_mask")) * beta * warm(model, warmup)}
 
-    return loss
+    return terms
 
 
 def warm(model: nn.Module, warmup: int) -> Tensor | float:

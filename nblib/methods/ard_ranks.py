@@ -17,14 +17,14 @@ needs rests at its prior, mu = 0 and e^l = v, at whatever v was: it need not shr
 evaluation is s mu_k B[:, k], and its mean square, "signal", is what pruning should go by.
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from nblib import runtime, wiring
-from nblib.methods.ard import Batch, adapters, check_shape, passes
+from nblib.methods.ard import adapters, check_shape, passes
+from nblib.train import Batch
 
 Scores = dict[str, Tensor]  # adapter -> one number per rank
 MEASURES = ("signal", "weighted", "variance")
@@ -54,25 +54,11 @@ class HeldOut:
             yield {name: tensor[at] for name, tensor in self.rows.items()}
 
 
-def hold_out(rows: list[str] | Tensor, *, percent: int = 10) -> tuple:
-    """(for training, for the pool): documents, or rows of tokens (R, T), parted by the hash of each one's content, so
-    that copies of one never stand on both sides. Part documents before packing: packed rows overlap."""
-    if not 0 < percent < 100:
-        raise ValueError(f"percent = {percent}: allowed are 1 to 99")
-    contents = (row.encode() if isinstance(row, str) else row.cpu().numpy().tobytes() for row in rows)
-    held = [int(hashlib.sha256(b"pool" + content).hexdigest(), 16) % 100 < percent for content in contents]
-    if all(held) or not any(held):
-        raise ValueError(f"percent = {percent} of {len(rows)} rows leaves one side empty: more rows, another percent")
-    if isinstance(rows, Tensor):
-        return rows[~torch.tensor(held)], rows[torch.tensor(held)]
-    return [r for r, pool in zip(rows, held) if not pool], [r for r, pool in zip(rows, held) if pool]
-
-
 @torch.no_grad()
 def estimate_priors(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> int:
     """Fit every prior variance to the latents of these batches; returns the number of real tokens. Draws nothing."""
-    found, tokens = adapters(model), 0
-    sums = {name: torch.zeros(2, a.rank, dtype=torch.float64, device=a.lora_mean.device) for name, a in found.items()}
+    layers, tokens = adapters(model), 0
+    sums = {name: torch.zeros(2, a.rank, dtype=torch.float64, device=a.lora_mean.device) for name, a in layers.items()}
     for seen, mask in passes(model, batches, machine=machine):
         tokens += int(mask.sum())
         for name, latents in seen.items():
@@ -84,8 +70,8 @@ def estimate_priors(model: nn.Module, batches: Iterable[Batch], *, machine: runt
     if not tokens:
         raise ValueError("batches: no real token to estimate the priors from")
     for name, (beta, power) in sums.items():
-        found[name].prior.copy_((beta / (tokens / 2)).clamp_min(FLOOR))  # alpha = tokens / 2
-        found[name].power.copy_(power / tokens)
+        layers[name].prior.copy_((beta / (tokens / 2)).clamp_min(FLOOR))  # alpha = tokens / 2
+        layers[name].power.copy_(power / tokens)
     return tokens
 
 
@@ -134,20 +120,20 @@ def table(model: nn.Module, *, thresholds: tuple[float, float] = (0.01, 0.1)) ->
 def prune(model: nn.Module, scores: Scores, *, keep: int) -> dict[str, int]:
     """Keep the `keep` ranks with the highest scores, over all layers together, and remove the others for good.
 
-    A layer without ranks gets its plain projection back. s stays what it was, so a kept rank acts as before. Returns
-    the ranks left per layer. Optimizers made before hold the old tensors: make new ones.
+    A layer without ranks gets its plain projection back. s stays what it was, so a rank that stays acts as before.
+    Returns the ranks left per layer. Optimizers made before hold the old tensors: make new ones.
     """
-    found = adapters(model)
-    if scores.keys() != found.keys() or any(len(scores[name]) != a.rank for name, a in found.items()):
-        raise ValueError(f"scores: one number per rank of each of the {len(found)} adapters is needed")
+    layers = adapters(model)
+    if scores.keys() != layers.keys() or any(len(scores[name]) != a.rank for name, a in layers.items()):
+        raise ValueError(f"scores: one number per rank of each of the {len(layers)} adapters is needed")
     everything = torch.cat([s.detach().cpu().double() for s in scores.values()])
     if not 0 <= keep <= len(everything):
         raise ValueError(f"keep = {keep}: allowed are 0 to {len(everything)}, the ranks of all layers")
-    kept = torch.zeros(len(everything), dtype=torch.bool)
-    kept[everything.argsort(descending=True, stable=True)[:keep]] = True
+    best = torch.zeros(len(everything), dtype=torch.bool)
+    best[everything.argsort(descending=True, stable=True)[:keep]] = True
     left = {}
-    for (name, adapter), mine in zip(found.items(), kept.split([a.rank for a in found.values()])):
-        left[name] = int(mine.sum())
-        adapter.keep(mine)
-    wiring.swap(model, lambda name, a: None if left[name] else a.base, found)
+    for (name, adapter), ranks in zip(layers.items(), best.split([a.rank for a in layers.values()])):
+        left[name] = int(ranks.sum())
+        adapter.keep(ranks)
+    wiring.swap(model, lambda name, a: None if left[name] else a.base, layers)
     return left

@@ -3,7 +3,7 @@
 Before: `preflight` ends with the reason if anything but the adapters trains, if they are not fp32, if tokenizer and
 model disagree about special tokens, if padding is supervised or unmasked, or if a tensor gets no gradient. During:
 log-variances per layer, and the gradient norm of every loss term, by `autograd.grad`, which leaves `.grad` alone (a
-probe that zeroes gradients in the loop also wipes what accumulation has gathered so far). After: the full state as one
+probe that zeroes gradients in the loop also deletes those of the micro-batches before it). After: the full state as one
 safetensors file, and the mean adapter as an ordinary PEFT folder, which is what the model computes in evaluation.
 
 Footgun: PEFT's LoRA has no noise and no priors. An exported adapter gives the same logits, but nobody can draw from it
@@ -11,7 +11,6 @@ or go on training it as ARD-LoRA; for that there is `save`.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -20,35 +19,35 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import losses, runtime, wiring
-from nblib.methods.ard import Batch, adapters, divergence, install, passes
+from nblib import files, losses, runtime, wiring
+from nblib.methods.ard import adapters, divergence, install, passes
+from nblib.train import Batch, Terms
 
 FILE = "ard.safetensors"
-Loss = Callable[[nn.Module, Batch], dict[str, Tensor]]
+Loss = Callable[[nn.Module, Batch], Terms]
 
 
 # ------------------------------------------------------------------ before
 
 
 def preflight(model: nn.Module, tokenizer, batch: Batch, *, loss: Loss | None = None) -> dict:
-    """Raise what would spoil the run, or return the facts. With `loss` two trial steps show that every tensor trains;
-    everything is put back afterwards."""
+    """Raise what would spoil the run, or return facts about it. With `loss` two trial steps show that every tensor
+    trains; everything is put back afterwards."""
     own = {f"{name}.{p}": t for name, a in adapters(model).items() for p, t in a.named_parameters(recurse=False)}
     if not own:
         raise ValueError("the model has no adapters: attach first")
-    trains = wiring.trainable(model)
-    if wrong := sorted(own.keys() ^ trains.keys()):
-        say = "an adapter that is frozen" if wrong[0] in own else "no adapter and trains"
-        raise ValueError(f"{len(wrong)} tensors train that should not, or the reverse: {wrong[0]} is {say}")
+    if wrong := sorted(own.keys() ^ wiring.trainable(model).keys()):
+        problem = "is an adapter and is frozen" if wrong[0] in own else "trains, but it is not an adapter"
+        raise ValueError(f"{wrong[0]} {problem} ({len(wrong)} in all)")
     if wrong := [f"{name} is {p.dtype}" for name, p in own.items() if p.dtype != torch.float32]:
         raise ValueError(f"adapters must be fp32, small updates are lost otherwise: {wrong[0]}")
     _check_tokens(model, tokenizer)
     _check_batch(model, tokenizer, batch)
     if loss is not None:
         tokens = losses.supervised(batch["labels"])
-        seen = wiring.canary(model, lambda: sum(loss(model, batch).values()) / tokens)
-        if not seen.alive:
-            raise ValueError(f"a trial of two steps failed: {seen.sentence}")
+        canary = wiring.canary(model, lambda: sum(loss(model, batch).values()) / tokens)
+        if not canary.alive:
+            raise ValueError(f"a trial of two steps failed: {canary.sentence}")
     frozen = [p for p in model.parameters() if not p.requires_grad]
     count = sum(p.numel() for p in own.values())
     return {
@@ -64,12 +63,14 @@ def preflight(model: nn.Module, tokenizer, batch: Batch, *, loss: Loss | None = 
 def _check_tokens(model: nn.Module, tokenizer) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > rows:
-        raise ValueError(f"the tokenizer has {len(tokenizer)} tokens, the model embeds {rows}: they are no pair")
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model embeds {rows}: they do not belong together"
+        )
     for kind in ("pad", "eos", "bos"):
-        mine, theirs = getattr(tokenizer, f"{kind}_token_id"), getattr(model.config, f"{kind}_token_id", None)
-        allowed = theirs if isinstance(theirs, list) else [theirs]
-        if mine is not None and theirs is not None and mine not in allowed:
-            raise ValueError(f"{kind} is token {mine} for the tokenizer and {theirs} for the model: set one of them")
+        token, config = getattr(tokenizer, f"{kind}_token_id"), getattr(model.config, f"{kind}_token_id", None)
+        allowed = config if isinstance(config, list) else [config]
+        if token is not None and config is not None and token not in allowed:
+            raise ValueError(f"{kind} is token {token} for the tokenizer and {config} for the model: set one of them")
 
 
 def _check_batch(model: nn.Module, tokenizer, batch: Batch) -> None:
@@ -105,11 +106,11 @@ def latents(
     model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Mean and log-variance (tokens, r) of every adapter over the real tokens, for a scatter of two ranks."""
-    found: dict[str, list] = {name: [] for name in adapters(model)}
+    parts: dict[str, list] = {name: [] for name in adapters(model)}
     for seen, mask in passes(model, batches, machine=machine):
         for name, calls in seen.items():
-            found[name] += [[x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls]
-    return {name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in found.items()}
+            parts[name] += [[x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls]
+    return {name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in parts.items()}
 
 
 def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None) -> list[dict]:
@@ -122,17 +123,17 @@ def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runti
     try:
         with machine.autocast() if machine else torch.enable_grad():
             terms = {name: term / tokens for name, term in loss(model, batch).items() if term.requires_grad}
-        found = {}
+        gradients = {}
         for name, term in terms.items():
             grads = torch.autograd.grad(term, list(params.values()), retain_graph=True, allow_unused=True)
-            found[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
+            gradients[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
     finally:
         runtime.set_generators(before)
     rows = []
     for layer, adapter in adapters(model).items():
         own = [f"{layer}.{p}" for p, _ in adapter.named_parameters(recurse=False)]
-        norms = {name: _norm(grads[p] for p in own) for name, grads in found.items()}
-        rows.append({"layer": layer, **norms, "total": _norm(sum(g[p] for g in found.values()) for p in own)})
+        norms = {name: _norm(grads[p] for p in own) for name, grads in gradients.items()}
+        rows.append({"layer": layer, **norms, "total": _norm(sum(g[p] for g in gradients.values()) for p in own)})
     return rows
 
 
@@ -143,19 +144,17 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 @torch.no_grad()
 def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3) -> list[dict]:
     """What the model would say next, with its probability: the same prompts at every epoch show what changes."""
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    rows = []
-    for prompt in prompts:
-        ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
-        if not ids.numel():
-            raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
-        best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
-        row = {"prompt": prompt}
-        for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
-            row |= {f"{n}": tokenizer.decode([token]), f"p{n}": p}
-        rows.append(row)
-    model.train(was_training)
+    rows, device = [], next(model.parameters()).device
+    with wiring.evaluating(model):
+        for prompt in prompts:
+            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
+            if not ids.numel():
+                raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
+            best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
+            row = {"prompt": prompt}
+            for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
+                row |= {f"{n}": tokenizer.decode([token]), f"p{n}": p}
+            rows.append(row)
     return rows
 
 
@@ -164,13 +163,12 @@ def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3
 
 def save(model: nn.Module, folder: Path | str) -> Path:
     """All that the adapters are, priors and step count included, as one safetensors file; the base is not in it."""
-    found = adapters(model)
-    if not found:
-        raise ValueError("the model has no adapters: there is nothing to save")
     specs = {
         name: {"rank": a.rank, "scale": a.scale, "deterministic": a.lora_logvar is None, "bounds": a.bounds}
-        for name, a in found.items()
+        for name, a in adapters(model).items()
     }
+    if not specs:
+        raise ValueError("the model has no adapters: there is nothing to save")
     return _write(Path(folder) / FILE, _state(model), {"format": "pt", "ard": json.dumps(specs)})
 
 
@@ -185,11 +183,11 @@ def load(model: nn.Module, folder: Path | str) -> nn.Module:
         if missing := [name for name in specs if name not in dict(model.named_modules())]:
             raise ValueError(f"{path} has adapters for modules that this model lacks, the first is {missing[0]}")
         install(model, specs)
-    here = _state(model)
-    if wrong := sorted(n for n in here.keys() | saved.keys() if n not in here or n not in saved):
+    state = _state(model)
+    if wrong := sorted(state.keys() ^ saved.keys()):
         raise ValueError(f"{path} and the model hold different adapters, the first difference is {wrong[0]}")
     with torch.no_grad():
-        for name, tensor in here.items():
+        for name, tensor in state.items():
             if tensor.shape != saved[name].shape:
                 raise ValueError(f"{path}: {name} is {tuple(saved[name].shape)}, the model's {tuple(tensor.shape)}")
             tensor.copy_(saved[name])
@@ -200,17 +198,15 @@ def export_peft(model: nn.Module, folder: Path | str) -> Path:
     """The mean adapter as a PEFT LoRA folder: `PeftModel.from_pretrained(base, folder)` gives the same logits."""
     from peft import LoraConfig
 
-    found = adapters(model)
-    if not found:
+    layers, folder = adapters(model), Path(folder)
+    if not layers:
         raise ValueError("the model has no adapters: there is nothing to export")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    ranks = {name: a.rank for name, a in found.items()}
-    alphas = {name: a.scale * a.rank for name, a in found.items()}  # PEFT divides by the rank a layer has left
+    ranks = {name: a.rank for name, a in layers.items()}
+    alphas = {name: a.scale * a.rank for name, a in layers.items()}  # PEFT divides by the rank a layer has left
     config = LoraConfig(
         r=max(ranks.values()),
         lora_alpha=max(alphas.values()),
-        target_modules=list(found),
+        target_modules=list(layers),
         rank_pattern=ranks,
         alpha_pattern=alphas,
         base_model_name_or_path=getattr(model, "name_or_path", None),
@@ -218,7 +214,7 @@ def export_peft(model: nn.Module, folder: Path | str) -> Path:
         inference_mode=True,
     )
     state = {}
-    for name, a in found.items():
+    for name, a in layers.items():
         state[f"base_model.model.{name}.lora_A.weight"] = a.lora_mean.detach()
         state[f"base_model.model.{name}.lora_B.weight"] = a.lora_up.detach()
     _write(folder / "adapter_model.safetensors", state, {"format": "pt"})
@@ -235,9 +231,6 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _write(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> Path:
-    """Under another name first: whoever reads finds the old file or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=metadata)
-    os.replace(partial, path)
+    with files.replacing(path) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=metadata)
     return path

@@ -1,12 +1,12 @@
 """A small Jamba: state-space layers, attention every few, experts every second (Lieber et al., 2024); routed Mamba.
 
-transformers runs Mamba without its CUDA kernels as a loop over positions in Python: right, trainable on a CPU, and
-slow in proportion to the length. So the builder is for short rows; `mamba-ssm` and `causal-conv1d` are used by
-themselves where they are installed.
+Without its CUDA kernels transformers runs Mamba as a loop over positions in Python: correct, trainable on a CPU, and
+slow in proportion to the length. So the builder is for short rows; `mamba-ssm` and `causal-conv1d` are used where they
+are installed.
 
-Routed Mamba makes experts of whole Mamba mixers: a router chooses k of E per token, every expert that somebody chose
+Routed Mamba makes experts of whole Mamba mixers. A router chooses k of E per token. Every expert that some token chose
 runs over the whole row, because its state must see all that came before, and the outputs are weighted per token. So it
-costs up to E mixers, not k, and what it buys is capacity, not speed. With k = E it is the dense mixture.
+costs up to E mixers, not k: it buys capacity, not speed. With k = E it is the dense mixture.
 
 Footgun: a state-space layer has 2-D and 3-D parameters that are no maps (A_log, the convolution's taps). A split by
 `ndim` hands them to Muon.
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 
-from nblib import wiring
+from nblib import runtime, wiring
 
-# It says on stderr, once per function, what the docstring above says.
+# transformers writes to stderr, once per function, what the docstring above says.
 logging.getLogger("transformers.integrations.hub_kernels").addFilter(
     lambda record: "falling back to its reference" not in record.getMessage()
 )
@@ -59,12 +59,9 @@ def jamba(
         expert_layer_offset=1,
     )
     tokens = dict(vocab_size=vocab_size, pad_token_id=None, bos_token_id=None, eos_token_id=None)
-    made = tf.JambaConfig(**(shape | tokens | dict(use_cache=False, tie_word_embeddings=True) | config))
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    model = tf.AutoModelForCausalLM.from_config(made, dtype=torch.float32)
-    torch.set_rng_state(state)
-    return model.train()
+    config = tf.JambaConfig(**(shape | tokens | dict(use_cache=False, tie_word_embeddings=True) | config))
+    with runtime.seeded(seed):
+        return tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
 
 
 class MambaRouter(nn.Module):
@@ -104,7 +101,7 @@ class RoutedMamba(nn.Module):
 
 
 def route_mamba(model: nn.Module, *, experts: int = 4, top_k: int = 1, seed: int = 0) -> list[str]:
-    """Put a routed mixer, with fresh experts besides the one there, in the place of every Mamba mixer."""
+    """Put a routed mixer in the place of every Mamba mixer: the one that was there, and new ones beside it."""
     if not 1 <= top_k <= experts:
         raise ValueError(f"top_k = {top_k}: must be at least 1 and at most experts = {experts}")
     mixers = {name: m for name, m in model.named_modules() if isinstance(m, JambaMambaMixer)}
@@ -117,8 +114,5 @@ def route_mamba(model: nn.Module, *, experts: int = 4, top_k: int = 1, seed: int
             m.apply(model._init_weights)
         return RoutedMamba([mixer, *fresh], top_k).to(mixer.out_proj.weight)
 
-    state = torch.get_rng_state()
-    torch.manual_seed(seed)
-    names = wiring.swap(model, replace, mixers)
-    torch.set_rng_state(state)
-    return names
+    with runtime.seeded(seed):
+        return wiring.swap(model, replace, mixers)

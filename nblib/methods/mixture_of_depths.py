@@ -3,8 +3,8 @@
     x_t + sigmoid(r(x_t)) (layer(x)_t - x_t)   for the tokens chosen,     x_t   for the others, to the bit
 
 In training the `capacity` share of each row with the highest scores r is taken, so a step costs the same whatever the
-router thinks. The score stands in the output, so that r has a gradient; a sigmoid, because a softmax over the chosen
-has mean 1 / k and shrinks the layer k-fold in training and not in use.
+router thinks. The score is a factor of the output, so that r has a gradient. It is a sigmoid, because a softmax over
+the chosen has mean 1 / k: it shrinks the layer k-fold in training and not in use.
 
 Which tokens are highest in a row cannot be known before the row ends. So a second small network, on the same input but
 with its gradient stopped, learns to say whether a token will be among them; its cross-entropy is the term 'depth' of
@@ -14,12 +14,12 @@ well as the network has learnt it.
 
 The chosen tokens keep their positions and attend to each other: skipped tokens leave no key and no value here.
 
-Footgun: a first version of the write-up's code added the residual to a base that was the residual already. Skipped
-tokens doubled at every layer and the loss stood still; `skipped="doubled"` shows that.
+Footgun: add the residual to a base that already is the residual, and skipped tokens double at every layer
+(`skipped="doubled"` shows it; a write-up's first version did that, and its loss did not fall).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import compiling, losses
+from nblib import compiling, losses, wiring
 from nblib.train import Batch, Terms
 
 SKIPPED = ("identity", "doubled")
@@ -106,13 +106,13 @@ class Choice(NamedTuple):
 @contextmanager
 def choices(model: nn.Module) -> Iterator[dict[str, list[Choice]]]:
     """Collects what the layers choose while it is open."""
-    found = wrapped(model)
-    for m in found.values():
+    layers = wrapped(model)
+    for m in layers.values():
         m.seen = []
     try:
-        yield {name: m.seen for name, m in found.items()}
+        yield {name: m.seen for name, m in layers.items()}
     finally:
-        for m in found.values():
+        for m in layers.values():
             m.seen = None
 
 
@@ -160,7 +160,7 @@ def attach(
     causal: bool = False,
     skipped: str = "identity",
 ) -> list[int]:
-    """Let decoder layers skip tokens; every second one unless told which. Returns their numbers."""
+    """Let decoder layers skip tokens; every second one by default. Returns their numbers."""
     if not 0 < capacity <= 1:
         raise ValueError(f"capacity = {capacity}: must be above 0 and at most 1")
     if skipped not in SKIPPED:
@@ -182,17 +182,19 @@ def wrapped(model: nn.Module) -> dict[str, DepthLayer]:
     return {name: m for name, m in model.named_modules() if isinstance(m, DepthLayer)}
 
 
-def loss(language=losses.causal_lm, *, weight: float = 0.01):
+def loss(
+    language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm, *, weight: float = 0.01
+) -> Callable[[nn.Module, Batch], Terms]:
     """A loss for the loop: the terms of `language`, and 'depth', the predictors' cross-entropy."""
     if weight <= 0:
-        raise ValueError(f"weight = {weight}: must be above 0, or nobody learns to decide in evaluation")
+        raise ValueError(f"weight = {weight}: must be above 0, or the predictors of evaluation learn nothing")
 
     def terms(model: nn.Module, batch: Batch) -> Terms:
-        with choices(model) as made:
-            found = dict(language(model, batch))
-        each = [F.binary_cross_entropy_with_logits(c.guesses.float(), c.highest.float()) for (c,) in made.values()]
+        with choices(model) as chosen:
+            values = language(model, batch)
+        nats = [F.binary_cross_entropy_with_logits(c.guesses.float(), c.highest.float()) for (c,) in chosen.values()]
         tokens = losses.supervised(batch["labels"])
-        return found | ({"depth": weight * torch.stack(each).mean() * tokens} if each else {})
+        return values | ({"depth": weight * torch.stack(nats).mean() * tokens} if nats else {})
 
     return terms
 
@@ -200,18 +202,14 @@ def loss(language=losses.causal_lm, *, weight: float = 0.01):
 @torch.no_grad()
 def agreement(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[dict]:
     """Per layer: share of tokens worked on in evaluation, and how often that is the choice training would make."""
-    was_training, device, parts = model.training, next(model.parameters()).device, {}
-    model.eval()
-    try:
+    device, parts = next(model.parameters()).device, {}
+    with wiring.evaluating(model):
         for few in rows.split(batch):
-            with choices(model) as made:
+            with choices(model) as chosen:
                 model.base_model(input_ids=few.to(device), use_cache=False)
-            for name, (c,) in made.items():
+            for name, (c,) in chosen.items():
                 parts.setdefault(name, []).append(torch.stack([c.chosen, c.highest]).flatten(1).float())  # (2, N)
-    finally:
-        model.train(was_training)
-    together = {name: torch.cat(each, dim=1) for name, each in parts.items()}
     return [
         {"layer": name, "worked on": float(used.mean()), "agree": float((used == wanted).float().mean())}
-        for name, (used, wanted) in together.items()
+        for name, (used, wanted) in ((name, torch.cat(pairs, dim=1)) for name, pairs in parts.items())
     ]

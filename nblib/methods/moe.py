@@ -3,13 +3,13 @@
     balance   E sum_e f_e P_e     f_e the share of the k N assignments that go to expert e, P_e its mean probability
     z         mean (log sum_e exp logit_e)^2                          (Fedus et al., 2021; Zoph et al., 2022)
 
-f counts and has no gradient; P has, and is pushed down where f is large. Balance is 1 where either is uniform, E when
-one expert takes all with certainty, and E / k when always the same k do (with probability 1 / k each). It is taken per
-layer, then averaged over layers. transformers' `load_balancing_loss_func` differs twice: its f sums to k, so its
+f counts and has no gradient; P has one, and is pushed down where f is large. Balance is 1 where either is uniform, E
+when one expert takes all with certainty, and E / k when always the same k do (with probability 1 / k each). It is taken
+per layer, then averaged over layers. transformers' `load_balancing_loss_func` differs twice: its f sums to k, so its
 uniform is k, and it averages f and P over all layers before it multiplies, so layers that collapse onto different
 experts cancel.
 
-Both are terms of the loop, apart from the language loss: `train.evaluate` never sees them, perplexity has none of it.
+Both are terms of their own beside the language loss, so `train.evaluate` and perplexity do not contain them.
 A term is summed over tokens, so each is weight x value x the tokens of this micro-batch; dividing by the tokens of the
 step then weighs micro-batches by their tokens, and nothing is multiplied by their number.
 
@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nblib import losses
+from nblib import losses, wiring
 from nblib.train import Batch, Terms
 
 STARVED = 0.1  # of the fair share
@@ -39,10 +39,10 @@ def is_router(module: nn.Module) -> bool:
 
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:
-    found = {name: m for name, m in model.named_modules() if is_router(m)}
-    if not found:
+    named = {name: m for name, m in model.named_modules() if is_router(m)}
+    if not named:
         raise ValueError(f"{type(model).__name__} has no router: it is not a mixture of experts")
-    return found
+    return named
 
 
 class Routed(NamedTuple):
@@ -56,18 +56,18 @@ class Routed(NamedTuple):
 @contextmanager
 def routing(model: nn.Module) -> Iterator[list[Routed]]:
     """Collects what the routers do while it is open, in the order in which they run."""
-    found, seen = routers(model), []
-    fresh = [m for m in found.values() if "reports_to" not in m.__dict__]
+    named, seen = routers(model), []
+    fresh = [m for m in named.values() if "reports_to" not in m.__dict__]
     for m in fresh:
         m.register_forward_hook(_report)
     if fresh and any(m._compiled_call_impl is not None for m in model.modules()):
         torch._dynamo.reset()  # code compiled before a hook was there does not call it, and nothing notices
-    for name, m in found.items():
+    for name, m in named.items():
         m.reports_to = (name, seen)
     try:
         yield seen
     finally:
-        for m in found.values():
+        for m in named.values():
             m.reports_to = None
 
 
@@ -116,16 +116,16 @@ def loss(
     language: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
 ) -> Callable[[nn.Module, Batch], Terms]:
     """A loss for the loop: the terms of `language`, and 'balance' and 'z' where their weight is not zero."""
-    for name, value in dict(balance_weight=balance_weight, z_weight=z_weight).items():
+    weights = dict(balance_weight=balance_weight, z_weight=z_weight)
+    for name, value in weights.items():
         if value < 0:
             raise ValueError(f"{name} = {value}: must be at least 0")
 
     def terms(model: nn.Module, batch: Batch) -> Terms:
         with routing(model) as seen:
-            found = dict(language(model, batch))
+            values = language(model, batch)
         tokens, mask = losses.supervised(batch["labels"]), batch.get("attention_mask")
-        weights = dict(balance_weight=balance_weight, z_weight=z_weight)
-        return found | auxiliary(seen, tokens=tokens, mask=mask, **weights)
+        return values | auxiliary(seen, tokens=tokens, mask=mask, **weights)
 
     return terms
 
@@ -136,13 +136,13 @@ def auxiliary(
     """The weighted terms, as sums over `tokens`. Padded positions, where `mask` is 0, do not count."""
     if not seen:
         raise ValueError("no router has reported: the language loss did not run the model that routing() was given")
-    seen, found = [_unpadded(r, mask) for r in seen], {}
+    seen, terms = [_unpadded(r, mask) for r in seen], {}
     if balance_weight:
         mean = torch.stack([balance(r.logits, r.chosen) for r in seen]).mean()
-        found["balance"] = balance_weight * mean * tokens
+        terms["balance"] = balance_weight * mean * tokens
     if z_weight:
-        found["z"] = z_weight * torch.stack([z(r.logits) for r in seen]).mean() * tokens
-    return found
+        terms["z"] = z_weight * torch.stack([z(r.logits) for r in seen]).mean() * tokens
+    return terms
 
 
 def _unpadded(routed: Routed, mask: Tensor | None) -> Routed:
@@ -206,66 +206,16 @@ def gini(share: Tensor) -> float:
 @torch.no_grad()
 def observe(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Routed]:
     """What every router does on rows (R, T) in evaluation mode, the batches put together, on the CPU."""
-    was_training, device, parts = model.training, next(model.parameters()).device, {}
-    model.eval()
-    try:
+    device, parts = next(model.parameters()).device, {}
+    with wiring.evaluating(model):
         for few in rows.split(batch):
             with routing(model) as seen:
                 model.base_model(input_ids=few.to(device), use_cache=False)
             for r in seen:
                 parts.setdefault(r.layer, []).append((r.logits.cpu(), r.chosen.cpu()))
-    finally:
-        model.train(was_training)
-    return [Routed(name, *(torch.cat(tensors) for tensors in zip(*found))) for name, found in parts.items()]
+    return [Routed(name, *(torch.cat(column) for column in zip(*pairs))) for name, pairs in parts.items()]
 
 
 def diagnose(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Health]:
     """The health of every router on rows (R, T)."""
     return [health(r) for r in observe(model, rows, batch=batch)]
-
-
-KINDS = ("word", "inside a word", "number", "punctuation", "space", "special")
-
-
-def kinds(tokenizer) -> Tensor:
-    """The kind of every token, an index into KINDS, (V,)."""
-    special = set(tokenizer.all_special_ids)
-    pieces = [tokenizer.decode([i]) for i in range(len(tokenizer))]
-    return torch.tensor([5 if i in special else _kind(piece) for i, piece in enumerate(pieces)])
-
-
-def _kind(piece: str) -> int:
-    bare = piece.strip()
-    if not bare:
-        return 4
-    if any(c.isdigit() for c in bare):
-        return 2
-    if any(c.isalpha() for c in bare):
-        return 0 if piece[0].isspace() or bare[0].isupper() else 1
-    return 3
-
-
-def routing_map(routed: Routed, tokens: Tensor, kind_of: Tensor) -> Tensor:
-    """Where each kind of token goes: (kinds, E), rows summing to 1, nan for a kind that does not occur.
-
-    `tokens` are the rows that were observed; a layer that skips some cannot be mapped.
-    """
-    if tokens.numel() != len(routed.chosen):
-        raise ValueError(f"{routed.layer} saw {len(routed.chosen)} tokens, given are {tokens.numel()}")
-    kind, E = kind_of[tokens.flatten().cpu()], routed.logits.shape[1]
-    counts = torch.zeros(len(KINDS), E)
-    counts.index_put_((kind[:, None].expand_as(routed.chosen), routed.chosen), torch.tensor(1.0), accumulate=True)
-    return counts / counts.sum(dim=1, keepdim=True)
-
-
-def told_by_kind(table: Tensor, counts: Tensor) -> float:
-    """How much the kind of a token says about its expert: mutual information over the entropy of the load, 0 to 1.
-
-    `counts` are the tokens of each kind, (kinds,).
-    """
-    joint = table.nan_to_num() * (counts / counts.sum())[:, None]
-    independent = joint.sum(dim=1, keepdim=True) * joint.sum(dim=0, keepdim=True)
-    shared = torch.xlogy(joint, joint).sum() - torch.xlogy(joint, independent).sum()
-    share = joint.sum(dim=0)
-    entropy = -torch.xlogy(share, share).sum()
-    return float(shared / entropy) if entropy > 0 else 0.0

@@ -2,10 +2,10 @@
 
     loss = sum_i w_i CE(head_i(h_t), token_{t+i}),     w = (1, 0.5, 0.3, 0.2) / 2
 
-The first head is the model's own, and the only one that is used afterwards and that perplexity speaks of. The others
-train the trunk to keep what later tokens will need. Each head's loss is chunked, so four heads hold one chunk of
-logits at a time, not four times tokens x vocabulary. In a record 'ahead1' to 'ahead4' are the weighted terms;
-`unweighted` gives cross-entropies back.
+The first head is the model's own: it alone is used afterwards, and perplexity is about it alone. The others train the
+trunk to keep what later tokens will need; `del model.ahead` removes them. Each head's loss is chunked, so four heads
+hold one chunk of logits at a time, not four times tokens x vocabulary. A record holds the weighted terms, 'ahead1' to
+'ahead4'; divide them by `normalised(4)` to get cross-entropies.
 
 Every head's sum over its own targets is divided by the loop's count, the targets of the first head. A row has i - 1
 targets fewer for head i, so its weight is smaller by that share, a hundredth at length 256, and accumulation is exact.
@@ -13,10 +13,12 @@ targets fewer for head i, so its weight is smaller by that share, a hundredth at
 Footgun: the first term is half of the language loss. Compare runs by `train.evaluate`, which knows only the first head.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
-from nblib import losses
+from nblib import losses, wiring
 from nblib.train import Batch, Terms
 
 WEIGHTS = (1.0, 0.5, 0.3, 0.2)
@@ -28,7 +30,7 @@ def attach(model: nn.Module, *, heads: int = len(WEIGHTS)) -> nn.ModuleDict:
     if heads < 2:
         raise ValueError(f"heads = {heads}: must be at least 2, the model has the first")
     if hasattr(model, NAME):
-        raise ValueError(f"the model has {1 + len(model.ahead)} heads already: detach them first")
+        raise ValueError(f"the model has {1 + len(model.ahead)} heads already: `del model.ahead` first")
     if losses.backbone_and_head(model) is None:
         raise ValueError(f"{type(model).__name__}: its head is more than one matrix product")
     own = model.get_output_embeddings().weight
@@ -45,26 +47,19 @@ def attach(model: nn.Module, *, heads: int = len(WEIGHTS)) -> nn.ModuleDict:
     return model.ahead
 
 
-def detach(model: nn.Module) -> nn.Module:
-    """The model without its further heads, as it is used and saved."""
-    if hasattr(model, NAME):
-        delattr(model, NAME)
-    return model
-
-
 def normalised(heads: int, weights: tuple[float, ...] = WEIGHTS) -> list[float]:
     if len(weights) < heads or min(weights) < 0 or weights[0] <= 0:
         raise ValueError(f"weights = {weights}: one per head ({heads}), none negative, the first above 0")
     return [w / sum(weights[:heads]) for w in weights[:heads]]
 
 
-def loss(*, weights: tuple[float, ...] = WEIGHTS):
+def loss(*, weights: tuple[float, ...] = WEIGHTS) -> Callable[[nn.Module, Batch], Terms]:
     """A loss for the loop: one weighted term per head."""
 
     def terms(model: nn.Module, batch: Batch) -> Terms:
         hidden, own = losses.hidden_states(model, batch)
-        each = [own, *(head.weight for head in model.ahead.values())]
-        parts = zip(normalised(len(each), weights), each)
+        heads = [own, *(head.weight for head in model.ahead.values())]
+        parts = zip(normalised(len(heads), weights), heads)
         return {f"{NAME}{i}": w * ahead(hidden, weight, batch["labels"], i) for i, (w, weight) in enumerate(parts, 1)}
 
     return terms
@@ -78,22 +73,14 @@ def ahead(hidden: Tensor, weight: Tensor, labels: Tensor, i: int) -> Tensor:
     return losses.chunked_loss(rows, weight, targets)
 
 
-def unweighted(record: dict, *, weights: tuple[float, ...] = WEIGHTS) -> dict[str, float]:
-    """The cross-entropies in a record of the loop, per token of the first head."""
-    names = [name for name in record if name.startswith(NAME)]
-    return {name: record[name] / w for name, w in zip(names, normalised(len(names), weights))}
-
-
 @torch.no_grad()
 def evaluate(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[float]:
-    """Cross-entropy per target of every head on rows (R, T): how much is known how far ahead."""
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    sums = [0.0] * (1 + len(model.ahead))
-    for few in rows.split(batch):
-        few = few.to(device)
-        hidden, own = losses.hidden_states(model, {"input_ids": few})
-        for i, weight in enumerate([own, *(head.weight for head in model.ahead.values())]):
-            sums[i] += float(ahead(hidden, weight, few, i + 1))
-    model.train(was_training)
+    """Cross-entropy per target of every head on rows (R, T): how well each further token is known."""
+    sums, device = [0.0] * (1 + len(model.ahead)), next(model.parameters()).device
+    with wiring.evaluating(model):
+        for few in rows.split(batch):
+            few = few.to(device)
+            hidden, own = losses.hidden_states(model, {"input_ids": few})
+            for i, weight in enumerate([own, *(head.weight for head in model.ahead.values())]):
+                sums[i] += float(ahead(hidden, weight, few, i + 1))
     return [total / (len(rows) * (rows.shape[1] - i)) for i, total in enumerate(sums, 1)]

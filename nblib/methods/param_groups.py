@@ -1,11 +1,17 @@
-"""Which optimizer each parameter belongs in, the reason, and whether its rate is a number of the right convention.
+"""Which parameters go to Muon and which to AdamW, why, and whether the learning rates suit the choice.
 
-A parameter is judged by the module that owns it. Weights of linear layers inside the blocks and stacked experts are
-maps between spaces and belong in Muon. Embeddings, heads, norms, biases, routers, and what is used entry by entry (a
-state space's decay rates, a convolution's taps: two and three dimensions, and no map) belong in AdamW.
+The module that owns a parameter decides. Weights of linear layers inside the blocks and stacked experts are maps
+between spaces and belong in Muon. Embeddings, heads, norms, biases and routers belong in AdamW, and so do parameters
+that are used entry by entry: a state space's decay rates and a convolution's taps have two or three dimensions, but
+they are no maps.
+
+    assign        the optimizer of every trainable parameter, with the reason
+    optimizers    [Muon, AdamW] with their groups made by it
+    audit         where each parameter really is, compared with where it belongs
+    lint_rates    sentences about rates that look wrong
 
 A rate means nothing without its convention (P30): 0.02 with "original" and 0.003 with "match_rms_adamw" move a matrix
-of width 512 by about the same. So `lint_rates` reads the mode first, and shows what a step moves next to what is there.
+of width 512 by about the same. So `lint_rates` reads the convention first, and then compares a step with the weights.
 
 Footgun: a schedule that writes one rate into every group, as a hand-made loop easily does, undoes the split.
 """
@@ -16,17 +22,18 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from transformers.pytorch_utils import Conv1D
 
+from nblib import wiring
 from nblib.methods import muon
 from nblib.methods.muon import Muon
 
-# Where a rate usually lies. A number outside its own convention's range and inside the other's was copied.
+# Usual rates. A rate outside its own convention's range and inside the other's was probably copied from there.
 USUAL = {"original": (5e-3, 1e-1), "match_rms_adamw": (1e-5, 1e-2), "AdamW": (1e-5, 1e-2)}
 LARGE_STEP = 0.5  # of a matrix's own size in one step
 LARGEST, SMALLEST_BESIDE = 0.1, 2e-4  # rates of AdamW for anything; for embeddings, head and norms beside Muon
 
 
-class Place(NamedTuple):
-    """Where a parameter belongs, and why."""
+class Assignment(NamedTuple):
+    """The optimizer that a parameter belongs in, and why."""
 
     optimizer: str  # Muon or AdamW
     reason: str
@@ -34,17 +41,15 @@ class Place(NamedTuple):
     fused: bool = False  # gate over up in one tensor
 
 
-def places(model: nn.Module) -> dict[str, Place]:
-    """Every trainable parameter by name. Decided by the module that owns it, and what that module is for."""
-    lookups = _outside_blocks(model)
-    found = {}
+def assign(model: nn.Module) -> dict[str, Assignment]:
+    """Every trainable parameter by name. The module that owns it decides."""
+    lookups, assigned = _outside_blocks(model), {}
     for prefix, module in model.named_modules():
         for leaf, p in module._parameters.items():
-            name = f"{prefix}.{leaf}".lstrip(".")
             if p is not None and p.requires_grad:
-                found[name] = _place(module, leaf, p, lookups)
-    shared = {name for name, _ in model.named_parameters()}  # a tied tensor stands once, under its first name
-    return {name: place for name, place in found.items() if name in shared}
+                assigned[f"{prefix}.{leaf}".lstrip(".")] = _assign(module, leaf, p, lookups)
+    unique = wiring.trainable(model)  # a tied tensor stands once, under its first name
+    return {name: assignment for name, assignment in assigned.items() if name in unique}
 
 
 def _outside_blocks(model: nn.Module) -> dict[int, str]:
@@ -59,22 +64,22 @@ def _outside_blocks(model: nn.Module) -> dict[int, str]:
     return table
 
 
-def _place(module: nn.Module, leaf: str, p: Tensor, lookups: dict[int, str]) -> Place:
+def _assign(module: nn.Module, leaf: str, p: Tensor, lookups: dict[int, str]) -> Assignment:
     if id(p) in lookups:
-        return Place("AdamW", f"{lookups[id(p)]}: its rows belong to single tokens")
+        return Assignment("AdamW", f"{lookups[id(p)]}: its rows belong to single tokens")
     if p.ndim < 2:
-        return Place("AdamW", "bias: one-dimensional" if leaf == "bias" else "norm or scale: one-dimensional")
+        return Assignment("AdamW", "bias: one-dimensional" if leaf == "bias" else "norm or scale: one-dimensional")
     if p.ndim == 3 and getattr(module, "num_experts", None) == p.shape[0]:
         turned = bool(getattr(module, "is_transposed", False))
         reason = f"stacked experts: {p.shape[0]} maps, each orthogonalised alone"
-        return Place("Muon", reason, turned, leaf == "gate_up_proj" and not turned)
+        return Assignment("Muon", reason, turned, leaf == "gate_up_proj" and not turned)
     if hasattr(module, "top_k") and hasattr(module, "num_experts"):
-        return Place("AdamW", "router: its rows are scores of single experts")
+        return Assignment("AdamW", "router: its rows are scores of single experts")
     if p.ndim == 2 and isinstance(module, (nn.Linear, Conv1D)):
         if min(p.shape) == 1:
-            return Place("AdamW", "a map to or from one number: a vector")
-        return Place("Muon", "hidden matrix: a map between spaces", isinstance(module, Conv1D))
-    return Place("AdamW", f"{type(module).__name__}.{leaf}: used entry by entry, not as a map")
+            return Assignment("AdamW", "a map to or from one number: a vector")
+        return Assignment("Muon", "hidden matrix: a map between spaces", isinstance(module, Conv1D))
+    return Assignment("AdamW", f"{type(module).__name__}.{leaf}: used entry by entry, not as a map")
 
 
 def optimizers(
@@ -87,25 +92,24 @@ def optimizers(
     compute: str = "auto",
     halves: bool = False,
 ) -> list[Optimizer]:
-    """[Muon, fused AdamW] over all that trains, as `places` deals it out. AdamW's matrices decay too."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    where = places(model)
+    """[Muon, fused AdamW] over every trainable parameter, split by `assign`. AdamW's matrices decay too."""
+    named, assigned = wiring.trainable(model), assign(model)
     if not named:
         raise ValueError("nothing to train: no parameter of the model requires a gradient")
-    sides: dict[tuple[bool, bool], list] = {}
-    for name, place in where.items():
-        if place.optimizer == "Muon":
-            sides.setdefault((place.transposed, place.fused and halves), []).append(named[name])
-    groups = [{"params": params, "transposed": turned, "halves": two} for (turned, two), params in sides.items()]
-    rest = [named[name] for name, place in where.items() if place.optimizer == "AdamW"]
+    layouts: dict[tuple[bool, bool], list] = {}
+    for name, a in assigned.items():
+        if a.optimizer == "Muon":
+            layouts.setdefault((a.transposed, a.fused and halves), []).append(named[name])
+    groups = [{"params": params, "transposed": turned, "halves": two} for (turned, two), params in layouts.items()]
+    rest = [named[name] for name, a in assigned.items() if a.optimizer == "AdamW"]
     adam = [
         {"params": [p for p in rest if p.ndim >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     options = dict(lr=lr, weight_decay=weight_decay, adjust=adjust, compute=compute)
-    made = [Muon(groups, **options)] if groups else []
+    muons = [Muon(groups, **options)] if groups else []
     adam = [g for g in adam if g["params"]]
-    return made + ([AdamW(adam, lr=adamw_lr, betas=(0.9, 0.95), fused=True)] if adam else [])
+    return muons + ([AdamW(adam, lr=adamw_lr, betas=(0.9, 0.95), fused=True)] if adam else [])
 
 
 class Row(NamedTuple):
@@ -124,52 +128,48 @@ class Row(NamedTuple):
         return self.belongs_in == self.is_in
 
 
-def audit(model: nn.Module, made: list[Optimizer]) -> list[Row]:
-    """Every trainable parameter, where it is and where it belongs. 'nowhere' and 'twice' are places, too."""
-    held: dict[int, list[tuple[str, dict]]] = {}
-    for optimizer in made:
-        for group in optimizer.param_groups:
-            kind = _kind(group)
-            for p in group["params"]:
-                held.setdefault(id(p), []).append((kind, group))
-    where, rows = places(model), []
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            found = held.get(id(p), [])
-            kind, group = found[0] if found else ("nowhere", {})
-            kind = "twice" if len(found) > 1 else kind
-            rate, decay = group.get("lr", 0.0), group.get("weight_decay", 0.0)
-            place = where[name]
-            rows.append(Row(name, tuple(p.shape), place.optimizer, kind, float(rate), decay, place.reason))
+def audit(model: nn.Module, optimizers: list[Optimizer]) -> list[Row]:
+    """Every trainable parameter, where it is and where it belongs. It may be 'nowhere', or 'twice' in groups."""
+    groups_of: dict[int, list[dict]] = {}
+    for group in (g for o in optimizers for g in o.param_groups):
+        for p in group["params"]:
+            groups_of.setdefault(id(p), []).append(group)
+    assigned, rows = assign(model), []
+    for name, p in wiring.trainable(model).items():
+        groups = groups_of.get(id(p), [])
+        group, belongs = groups[0] if groups else {}, assigned[name]
+        is_in = "nowhere" if not groups else "twice" if len(groups) > 1 else _kind(group)
+        rate, decay = float(group.get("lr", 0.0)), group.get("weight_decay", 0.0)
+        rows.append(Row(name, tuple(p.shape), belongs.optimizer, is_in, rate, decay, belongs.reason))
     return rows
 
 
-def lint_rates(model: nn.Module, made: list[Optimizer]) -> list[str]:
-    """What is doubtful about the split and the rates, a sentence each; an empty list when nothing is."""
-    rows = audit(model, made)
-    said = [
+def lint_rates(model: nn.Module, optimizers: list[Optimizer]) -> list[str]:
+    """A sentence for everything that looks wrong about the split and the rates; an empty list when nothing does."""
+    rows = audit(model, optimizers)
+    doubts = [
         f"{row.parameter} is in {row.is_in}, belongs in {row.belongs_in} ({row.reason})"
         for row in rows
         if not row.right
     ]
-    named, groups = dict(model.named_parameters()), [g for o in made for g in o.param_groups]
+    named, groups = dict(model.named_parameters()), [g for o in optimizers for g in o.param_groups]
     maps = {id(named[row.parameter]) for row in rows if row.belongs_in == "Muon"}
     with_muon = any(convention(g) != "AdamW" for g in groups)
     for group in groups:
         mode = convention(group)
         if mode == "AdamW":
-            said += _odd_adamw(group, maps=any(id(p) in maps for p in group["params"]), with_muon=with_muon)
+            doubts += _odd_adamw(group, maps=any(id(p) in maps for p in group["params"]), with_muon=with_muon)
         else:
-            said += _odd_muon(group, mode)
-    return list(dict.fromkeys(said))
+            doubts += _odd_muon(group, mode)
+    return list(dict.fromkeys(doubts))
 
 
-def step_sizes(model: nn.Module, made: list[Optimizer]) -> list[dict]:
+def step_sizes(model: nn.Module, optimizers: list[Optimizer]) -> list[dict]:
     """Per parameter in Muon: rms of one step, of the weights, and their ratio, at the groups' base rates."""
     names = {id(p): name for name, p in model.named_parameters()}
     return [
         {"parameter": names[id(p)], "convention": convention(g), "rate": _rate(g), **_step(p, g)}
-        for o in made
+        for o in optimizers
         for g in o.param_groups
         if convention(g) != "AdamW"
         for p in g["params"]
@@ -181,43 +181,43 @@ def _rate(group: dict) -> float:
 
 
 def _step(p: Tensor, group: dict) -> dict:
-    moved = muon.step_rms(muon.map_shape(p.shape, group), _rate(group), convention(group))
-    there = float(p.detach().float().norm()) / p.numel() ** 0.5
-    return {"rms of a step": moved, "rms of the weights": there, "ratio": moved / there if there else float("inf")}
+    step = muon.step_rms(muon.map_shape(p.shape, group), _rate(group), convention(group))
+    size = float(p.detach().float().norm()) / p.numel() ** 0.5
+    return {"rms of a step": step, "rms of the weights": size, "ratio": step / size if size else float("inf")}
 
 
 def _odd_muon(group: dict, mode: str) -> list[str]:
-    rate, (low, high), said = _rate(group), USUAL[mode], []
+    rate, (low, high), doubts = _rate(group), USUAL[mode], []
     if mode == "original" and rate < low:
-        said.append(
+        doubts.append(
             f"rate {rate:g} is AdamW's kind of number, and with 'original' scaling a matrix moves by {rate:g} in "
             "spectral norm: take about 0.02, or adjust = 'match_rms_adamw'"
         )
     if mode == "match_rms_adamw" and rate > high:
-        said.append(
+        doubts.append(
             f"rate {rate:g} is a number for 'original' scaling; with 'match_rms_adamw' take AdamW's, about 0.003"
         )
     large = [s for p in group["params"] if (s := _step(p, group)["ratio"]) > LARGE_STEP]
     if large:
-        said.append(f"{len(large)} matrices move by up to {max(large):.2g} of their own size in one step at {rate:g}")
-    return said
+        doubts.append(f"{len(large)} matrices move by up to {max(large):.2g} of their own size in one step at {rate:g}")
+    return doubts
 
 
 def _odd_adamw(group: dict, *, maps: bool, with_muon: bool) -> list[str]:
-    rate, (low, high), said = _rate(group), USUAL["AdamW"], []
+    rate, (low, high), doubts = _rate(group), USUAL["AdamW"], []
     if rate > high and maps:  # embeddings of a small model can take far more than its matrices
-        said.append(f"rate {rate:g} in AdamW is Muon's kind of number: matrices need about 0.003")
+        doubts.append(f"rate {rate:g} in AdamW is Muon's kind of number: matrices need about 0.003")
     elif rate > LARGEST:
-        said.append(
+        doubts.append(
             f"rate {rate:g} in AdamW moves every entry by about that in each step: usual are {low:g} to {high:g}"
         )
     if with_muon and rate < SMALLEST_BESIDE:
-        said.append(
+        doubts.append(
             f"rate {rate:g} in the AdamW beside Muon: embeddings, head and norms hardly train at it, whatever Muon does"
         )
     if group["weight_decay"] and (flat := [p for p in group["params"] if p.ndim < 2]):
-        said.append(f"weight decay {group['weight_decay']:g} pulls {len(flat)} norms and biases towards zero")
-    return said
+        doubts.append(f"weight decay {group['weight_decay']:g} pulls {len(flat)} norms and biases towards zero")
+    return doubts
 
 
 def _kind(group: dict) -> str:
@@ -232,7 +232,7 @@ def convention(group: dict) -> str:
 
 
 class Together(Optimizer):
-    """Several optimizers that pass for one, for trainers that hold a single one."""
+    """Several optimizers behind the interface of one, for trainers that hold a single one."""
 
     def __init__(self, parts: list[Optimizer]):
         if not parts:

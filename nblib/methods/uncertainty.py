@@ -15,15 +15,15 @@ Footgun: ECE is a property of the top candidate only, and says nothing about acc
 the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from nblib import losses, runtime
+from nblib import losses, runtime, wiring
+from nblib.train import Batch
 
-Batch = dict[str, Tensor]
 TINY = 1e-30  # below it a probability is not believed
 
 
@@ -48,11 +48,11 @@ def measure(
     if samples and sampling is None:
         raise ValueError(f"samples = {samples}: give sampling, the context in which the model draws")
     parts = []
-    with evaluating(model, seed), sampling(model) if samples else nullcontext():
+    with runtime.seeded(seed), wiring.evaluating(model), sampling(model) if samples else nullcontext():
         for batch in batches:
             batch = {name: tensor.to(next(model.parameters()).device) for name, tensor in batch.items()}
             with machine.autocast() if machine else nullcontext():
-                parts += _judged(model, batch, max(1, samples), chunk)
+                parts += _predicted(model, batch, max(1, samples), chunk)
     if not parts:
         raise ValueError("batches: no supervised token to measure on")
     confidence, right, nats = (torch.cat(column).cpu() for column in zip(*parts))  # (N,) each
@@ -66,14 +66,11 @@ def reliability(confidence: Tensor, right: Tensor, *, bins: int = 15) -> list[di
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
     place = torch.bucketize(confidence.double(), edges[1:-1])  # right edge included
     count = torch.bincount(place, minlength=bins)
-    said = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence.double())
-    held = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, right.double())
+    sums = [torch.zeros(bins, dtype=torch.float64).index_add_(0, place, x.double()) for x in (confidence, right)]
     rows = []
-    for low, high, n, s, h in zip(
-        edges[:-1].tolist(), edges[1:].tolist(), count.tolist(), said.tolist(), held.tolist()
-    ):
-        means = {"confidence": s / n, "accuracy": h / n} if n else {"confidence": None, "accuracy": None}
-        rows.append({"from": low, "to": high, "tokens": n, **means})
+    for low, high, n, *totals in zip(*(column.tolist() for column in (edges[:-1], edges[1:], count, *sums))):
+        means = [total / n if n else None for total in totals]
+        rows.append({"from": low, "to": high, "tokens": n, "confidence": means[0], "accuracy": means[1]})
     return rows
 
 
@@ -83,38 +80,25 @@ def ece(rows: list[dict]) -> float:
     return sum(row["tokens"] / total * abs(row["accuracy"] - row["confidence"]) for row in rows if row["tokens"])
 
 
-@contextmanager
-def evaluating(model: nn.Module, seed: int = 0) -> Iterator[None]:
-    """Evaluation mode and generators of its own inside; both as they were afterwards."""
-    before, was_training = runtime.generators(), model.training
-    runtime.seed_all(seed)
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-        runtime.set_generators(before)
-
-
-def _judged(model: nn.Module, batch: Batch, samples: int, chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _predicted(model: nn.Module, batch: Batch, samples: int, chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:
     """(confidence, right, nats) of every supervised token of a batch, chunk by chunk."""
-    drawn, targets, weight = [], None, None
+    draws, targets, weight = [], None, None
     for _ in range(samples):
-        found = losses.hidden_states(model, batch)
-        if found is None:  # the head is more than a matrix product, so the logits themselves are kept
+        states = losses.hidden_states(model, batch)
+        if states is None:  # the head is more than a matrix product, so the logits take the place of hidden states
             inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
-            found = model(**inputs, use_cache=False).logits, None
-        hidden, targets = losses.shifted_rows(found[0], batch["labels"])  # (n, D), (n,)
-        drawn.append(hidden)
-        weight = found[1]
-    judged = []
+            states = model(**inputs, use_cache=False).logits, None
+        hidden, weight = states
+        hidden, targets = losses.shifted_rows(hidden, batch["labels"])  # (n, D), (n,)
+        draws.append(hidden)
+    parts = []
     for at in range(0, len(targets), chunk):
         true, p = targets[at : at + chunk], 0
-        for hidden in drawn:
+        for hidden in draws:
             h = hidden[at : at + chunk]
             logits = h if weight is None else h @ weight.to(h.dtype).T  # (c, V)
             p = p + logits.float().softmax(-1) / samples
         confidence, guess = p.max(-1)
         nats = -p.gather(1, true[:, None]).squeeze(1).clamp_min(TINY).log()
-        judged.append((confidence, guess == true, nats))
-    return judged
+        parts.append((confidence, guess == true, nats))
+    return parts

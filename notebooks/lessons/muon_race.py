@@ -1,15 +1,15 @@
 """Small mixtures trained side by side: Muon against AdamW, and the four suspects of a training that stood still.
 
 A run is a `Setting` and a seed: new model, new optimizers, the same rows in the same order, a schedule that ends where
-the run ends. So a race in fewer steps is not a longer run that is looked at early, whose rate has not come down yet;
-it is a run of its own.
+the run ends. So a race in fewer steps is a run of its own. A longer run that is read early is not the same: its rate
+has not come down yet.
 
 The suspects come from a write-up in which bf16 weights, a small rate, a missing balance loss and a fault in the layers
-that skip tokens were changed together. `trial` runs each alone, all together, and all but each: what stops training
-alone is enough; what, left out of all, lets it go on, is needed.
+that skip tokens were changed together. `trial` runs each alone, all together, and all but one. A fault that stops
+training on its own is sufficient; a fault whose removal restarts training is necessary.
 
-Footgun: with a fixed number of steps everything is a matter of rate. Tune both of each side before a winner is named.
-AdamW with one rate for all is a straw man: embeddings want a higher one than matrices do.
+Footgun: with a fixed number of steps the rate decides most. Tune both rates of each side before you name a winner.
+AdamW with one rate for all is a weak opponent: embeddings need a higher rate than matrices do.
 """
 
 import time
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from nblib import losses, models, runtime, text, train
+from nblib import losses, models, runtime, text, train, wiring
 from nblib.methods import jamba, mixture_of_depths, moe, param_groups
 
 FAMILIES = ("qwen3_moe", "mixtral", "jamba")
@@ -53,7 +53,7 @@ class Setting(NamedTuple):
     z_weight: float = 0.001
     weights: str = "fp32"
     capacity: float = 1.0  # below 1, layers skip tokens
-    every: int = 2  # which of them: each second, or each (1)
+    every: int = 2  # every second layer, or every layer (1)
     skipped: str = "identity"
 
 
@@ -100,8 +100,7 @@ def build(setting: Setting, vocabulary: int, *, seed: int = 0, **shape) -> nn.Mo
         raise ValueError(f"weights = {setting.weights!r}: allowed are fp32, bf16")
     model = backbone(vocabulary, seed=seed, **(SHAPE | shape))
     if setting.capacity < 1:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with runtime.seeded(seed):
             layers = list(range(setting.every - 1, model.config.num_hidden_layers, setting.every))
             mixture_of_depths.attach(model, capacity=setting.capacity, layers=layers, skipped=setting.skipped)
     if setting.weights == "bf16":
@@ -117,11 +116,11 @@ def _round(params: Iterable[Tensor]) -> None:
 
 def optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
     """Both sides have two rates: `lr` for the maps between spaces, `adamw_lr` for embeddings, norms and routers."""
-    made = _optimizers(setting, model)
+    optimizers = _optimizers(setting, model)
     if setting.weights == "bf16":
-        for o in made:
+        for o in optimizers:
             o.register_step_post_hook(lambda o, *_: _round(p for g in o.param_groups for p in g["params"]))
-    return made
+    return optimizers
 
 
 def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
@@ -130,11 +129,10 @@ def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
     if setting.optimizer == "muon":
         options = dict(lr=setting.lr, adamw_lr=setting.adamw_lr, adjust=setting.adjust, halves=setting.halves)
         return param_groups.optimizers(model, **options)
-    where = param_groups.places(model)
-    named = {name: p for name, p in model.named_parameters() if name in where}
+    assigned, named = param_groups.assign(model), wiring.trainable(model)
     rates = {"Muon": setting.lr, "AdamW": setting.adamw_lr}
     groups = [
-        {"params": [p for name, p in named.items() if where[name].optimizer == kind], "lr": rate}
+        {"params": [p for name, p in named.items() if assigned[name].optimizer == kind], "lr": rate}
         for kind, rate in rates.items()
     ]
     return [AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=True)]
@@ -167,41 +165,9 @@ def run(
         machine=machine,
         on_step=on_step,
     )
-    judged = train.evaluate(model, data.held_out, machine=machine)["loss"]
+    held_out_loss = train.evaluate(model, data.held_out, machine=machine)["loss"]
     health = moe.diagnose(model, data.held_out)
-    return Outcome(judged, [r["ce"] for r in records], health, time.perf_counter() - started)
-
-
-def race(
-    data: Data,
-    *,
-    machine: runtime.Machine,
-    adamw: Setting = ADAMW,
-    muon: Setting = MUON,
-    steps: int = 200,
-    share: float = 0.75,
-    seeds: tuple[int, ...] = (0, 1, 2),
-    **options,
-) -> list[dict]:
-    """Per seed: AdamW in `steps`, Muon in `share` of them; who is lower on held-out rows, and how the experts fare."""
-    if not 0 < share <= 1:
-        raise ValueError(f"share = {share}: must be above 0 and at most 1")
-    table = []
-    for seed in seeds:
-        slow = run(adamw, data, steps=steps, seed=seed, machine=machine, **options)
-        fast = run(muon, data, steps=round(share * steps), seed=seed, machine=machine, **options)
-        table.append(
-            {
-                "seed": seed,
-                "AdamW": slow.loss,
-                "Muon": fast.loss,
-                "steps": f"{round(share * steps)} against {steps}",
-                "Muon is there": fast.loss <= slow.loss,
-                "smallest expert": min(h.smallest for h in fast.health),
-                "seconds": slow.seconds + fast.seconds,
-            }
-        )
-    return table
+    return Outcome(held_out_loss, [r["ce"] for r in records], health, time.perf_counter() - started)
 
 
 SUSPECTS = {
@@ -213,7 +179,7 @@ SUSPECTS = {
 
 
 def combinations(suspects: dict[str, dict] = SUSPECTS) -> list[tuple[str, ...]]:
-    """None, each alone, all but each, all."""
+    """None, one alone, all but one, all."""
     names = list(suspects)
     return [(), *((n,) for n in names), *(tuple(m for m in names if m != n) for n in names), tuple(names)]
 
@@ -234,12 +200,12 @@ def trial(
         changes = {key: value for name in names for key, value in SUSPECTS[name].items()}
         outcome = run(healthy._replace(**changes), data, steps=steps, machine=machine, **options)
         first = first or outcome
-        start = torch.tensor(float(data.vocabulary)).log().item()  # a model that knows nothing
+        untrained = torch.tensor(float(data.vocabulary)).log().item()  # the loss of a model that knows nothing
         table.append(
             {
                 "faults": " + ".join(names) or "none",
                 "loss": outcome.loss,
-                "share of the gain": (start - outcome.loss) / (start - first.loss),
+                "share of the gain": (untrained - outcome.loss) / (untrained - first.loss),
                 "starved experts": sum(h.starved for h in outcome.health),
                 "collapsed": any(h.collapsed for h in outcome.health),
                 "seconds": outcome.seconds,

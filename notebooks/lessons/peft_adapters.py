@@ -1,16 +1,17 @@
 """AdaLoRA and MonteCLoRA from peft in the plain loop, so that ARD-LoRA can be compared with them on equal terms.
 
 *AdaLoRA* (arXiv:2303.10512) starts with more ranks than it may keep and masks the least important ones on a schedule:
-before `tinit` none, in the last `tfinal` steps no more. It needs the gradients of the step just taken, so `allocate`
-hooks it behind the optimizer, where they still are. peft adds the penalty that keeps its factors orthogonal to the loss
-that the model computes itself; a loop with a loss of its own must add it, and `adalora_loss` does.
+it begins after `tinit` steps and ends `tfinal` steps before the end. It needs the gradients of the step just taken, so
+`allocate` runs it right after the optimizer's step, when they are still there. peft adds the penalty that keeps its
+factors orthogonal to the loss that the model computes itself; a loop with a loss of its own must add it, and
+`adalora_loss` does.
 
 *MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples whose covariance is
-learned. Its divergence is that of the pass just made, and it draws in training mode only.
+learned. Its divergence belongs to the last forward pass, and it draws in training mode only.
 
 Footgun: MonteCLoRA fills a buffer of noise ahead, so a forward pass that is recomputed, as under activation
-checkpointing, draws another one: its gradients are wrong without a word (pitfall P57). And it cannot be copied by
-`copy.deepcopy` after a forward pass in training mode.
+checkpointing, draws another one: its gradients are wrong, and nothing is raised (pitfall P57). After a forward pass in
+training mode it cannot be copied by `copy.deepcopy`.
 """
 
 import warnings
@@ -22,12 +23,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nblib import losses
-
-Batch = dict[str, Tensor]
+from nblib.train import Batch, Terms
 
 
 def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iterable[str], steps: int) -> nn.Module:
-    """AdaLoRA of `rank` ranks per layer, of which `keep` on average are left after half the steps."""
+    """AdaLoRA of `rank` ranks per layer; after half the steps `keep` of them are left on average."""
     from peft import AdaLoraConfig
 
     if not 1 <= keep <= rank:
@@ -41,14 +41,14 @@ def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iter
 
 def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
     """Let AdaLoRA choose its ranks after every step of this optimizer."""
-    taken = 0
+    step = 0
 
-    def chosen(*_) -> None:
-        nonlocal taken
-        taken += 1
-        model.base_model.update_and_allocate(taken)
+    def update(*_) -> None:
+        nonlocal step
+        step += 1
+        model.base_model.update_and_allocate(step)
 
-    optimizer.register_step_post_hook(chosen)
+    optimizer.register_step_post_hook(update)
     return optimizer
 
 
@@ -59,7 +59,7 @@ def orthogonality(model: nn.Module) -> Tensor:
     return sum((g - torch.eye(len(g), device=g.device, dtype=g.dtype)).norm() for g in grams) / len(grams)
 
 
-def adalora_loss(model: nn.Module, batch: Batch, *, weight: float = 0.5) -> dict[str, Tensor]:
+def adalora_loss(model: nn.Module, batch: Batch, *, weight: float = 0.5) -> Terms:
     """Next-token loss and the penalty with the weight peft gives it."""
     tokens = losses.supervised(batch["labels"])
     return losses.causal_lm(model, batch) | {"orthogonality": weight * tokens * orthogonality(model)}
@@ -78,7 +78,7 @@ def monteclora(model: nn.Module, *, rank: int, alpha: float, kinds: Iterable[str
     return _adapted(model, LoraConfig(**shape, monteclora_config=MontecloraConfig(**noise)))
 
 
-def monteclora_loss(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+def monteclora_loss(model: nn.Module, batch: Batch) -> Terms:
     """Next-token loss and the divergence, which is a number per token and already weighted."""
     terms = losses.causal_lm(model, batch)
     return terms | {"kl": model.base_model._get_monteclora_loss() * losses.supervised(batch["labels"])}

@@ -1,14 +1,15 @@
-"""Did it move, and could it have? Per tensor: the way it went, against the sum of its rates and its dtype's rounding.
+"""How far each weight moved, compared with how far its learning rates and its dtype allow.
 
-An entry moves by at most about the rate in an AdamW step, and a matrix by rate x scale x 0.9 / sqrt(max(out, in)) in
-root mean square in a Muon step. So after a run the sum of the rates says how far a tensor can be: a norm that is 0.004
-from 1 after rates that sum to 0.0047 has moved as fast as it could, and the run was short, not stuck.
+An entry moves by at most about the rate in an AdamW step. In a Muon step a matrix moves by
+rate x scale x 0.9 / sqrt(max(out, in)), root mean square. So the sum of the rates of a run bounds how far a tensor can
+move. A norm that is 0.004 from 1 after rates that sum to 0.0047 moved as fast as it could: the run was short, and the
+norm was not stuck.
 
-What rounds away is a matter of spacing: a number p of a dtype with epsilon e keeps nothing of an update under half the
-distance to its neighbour, between e |p| / 4 and e |p| / 2. A norm weight of 1.0 in bf16 stands still at every rate up
-to 0.0019 (downwards; 0.0039 upwards), however many steps are made. In fp32 the same norm moves at 1e-7.
+Rounding depends on the spacing of numbers. A number p of a dtype with epsilon e ignores an update that is smaller than
+half the distance to its neighbour, which lies between e |p| / 4 and e |p| / 2. A norm weight of 1.0 in bf16 does not
+change at any rate up to 0.0019 (downwards; 0.0039 upwards), however many steps are made. In fp32 it moves at 1e-7.
 
-Footgun: 'not one entry changed' has three causes, and they look the same: no gradient, no rate, all rounded away.
+Footgun: 'not one entry changed' has three causes that look the same: no gradient, no rate, or every step rounded away.
 """
 
 from typing import NamedTuple
@@ -17,47 +18,48 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nblib import wiring
 from nblib.methods import muon, param_groups
 
 
 class Moved(NamedTuple):
-    """What became of one trainable tensor."""
+    """How one trainable tensor moved."""
 
     parameter: str
     dtype: str
     changed: float  # share of entries that are not what they were
-    moved: float  # root mean square of the way
-    relative: float  # that, over the root mean square of where it began
+    moved: float  # root mean square of the change
+    relative: float  # that, over the root mean square of the first values
     reach: float  # root mean square that the summed rates allow
     rounded: float  # share of entries for which a step at the highest rate is under half their spacing
     verdict: str
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """What trains, copied."""
-    return {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
+    """A copy of every trainable tensor."""
+    return {name: p.detach().clone() for name, p in wiring.trainable(model).items()}
 
 
 def audit(
-    model: nn.Module, start: dict[str, Tensor], made: list[Optimizer], records: list[dict], *, never: float = 0.0
+    model: nn.Module, start: dict[str, Tensor], optimizers: list[Optimizer], records: list[dict], *, never: float = 0.0
 ) -> list[Moved]:
-    """Judge every tensor of `start` after the steps of `records`, with the optimizers that made them.
+    """Judge every tensor of `start` after the steps of `records`, with the optimizers that took them.
 
     never  share of changed entries up to which a tensor counts as stuck
     """
     if not records:
         raise ValueError("records = []: nothing was trained")
-    first = made[0].param_groups[0]
+    first = optimizers[0].param_groups[0]
     base = first.get("base_lr", first["lr"])
     factors = [r["lr"] / base for r in records] if base else [0.0] * len(records)
-    group_of = {id(p): g for o in made for g in o.param_groups for p in g["params"]}
+    group_of = {id(p): g for o in optimizers for g in o.param_groups for p in g["params"]}
     named, table = dict(model.named_parameters()), []
     for name, before in start.items():
         now, group = named[name].detach(), group_of.get(id(named[name]))
         rate = group.get("base_lr", group["lr"]) if group else 0.0
         step = _step(now, group, rate) if group else 0.0
-        way = (now.double() - before.double()).abs()
-        changed, moved = float((way > 0).double().mean()), float(way.square().mean().sqrt())
+        change = (now.double() - before.double()).abs()
+        changed, moved = float((change > 0).double().mean()), float(change.square().mean().sqrt())
         size = float(before.double().square().mean().sqrt())
         reach, highest = step * sum(factors), step * max(factors)
         rounded = float((highest < half_spacing(before)).double().mean())
@@ -86,7 +88,7 @@ def _verdict(stuck: bool, group: dict | None, reach: float, rounded: float, move
 
 
 def half_spacing(p: Tensor) -> Tensor:
-    """Half the distance from each entry to the next number towards zero: what a change must exceed to be kept."""
+    """Half the distance from each entry to the next number towards zero: a smaller change is lost."""
     p = p.detach()
     lower = torch.nextafter(p, torch.zeros_like(p))
     return (p.double() - lower.double()).abs() / 2
@@ -114,7 +116,7 @@ def precision(model: nn.Module) -> list[dict]:
 def gradient_range(records: list[dict], *, low: float = 0.1, high: float = 10.0) -> dict[str, float]:
     """Least, middle and largest gradient norm of a run, and the share of steps outside of [low, high].
 
-    A matter of taste for Adam and Muon, which divide the size away, and not for clipping, which acts on it.
+    The size matters for clipping. It matters little for Adam and Muon, which divide it away.
     """
     norms = torch.tensor([r["grad_norm"] for r in records if "grad_norm" in r], dtype=torch.float64)
     if not len(norms):

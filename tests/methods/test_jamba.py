@@ -17,17 +17,17 @@ def test_jamba_trains_with_all_of_it(stream, machine):
     model = jamba.jamba(256, hidden=32, layers=4, heads=2)
     kinds = [type(layer).__name__ for layer in model.model.layers]
     assert kinds.count("JambaAttentionDecoderLayer") == 1 and len(moe.routers(model)) == 2
-    made = param_groups.optimizers(model)
-    where = param_groups.places(model)
+    optimizers = param_groups.optimizers(model)
+    assigned = param_groups.assign(model)
     for kind, belongs in (
         ("A_log", "AdamW"),
         ("conv1d.weight", "AdamW"),
         ("mamba.in_proj", "Muon"),
         ("gate_up", "Muon"),
     ):
-        assert {where[n].optimizer for n in where if kind in n} == {belongs}
+        assert {assigned[n].optimizer for n in assigned if kind in n} == {belongs}
     options = dict(total=8, loss=moe.loss(), machine=machine)
-    records = train.fit(model, text.Batches(stream, rows=4, length=16), made, **options)
+    records = train.fit(model, text.Batches(stream, rows=4, length=16), optimizers, **options)
     assert records[-1]["ce"] < records[0]["ce"] - 0.1
 
 
@@ -64,3 +64,16 @@ def test_hybrids_refuse_by_name(tiny):
         jamba.jamba(256, experts=4, top_k=5)
     with pytest.raises(ValueError, match="no Mamba"):
         jamba.route_mamba(tiny)
+
+
+def test_a_seed_decides_and_the_callers_draws_go_on():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first, other = (jamba.jamba(256, hidden=32, layers=2, heads=2, seed=seed) for seed in (1, 2))
+    for model in (first, other):
+        jamba.route_mamba(model, experts=2, seed=3)
+    assert torch.equal(torch.rand(3), expected)
+    again = jamba.jamba(256, hidden=32, layers=2, heads=2, seed=1)
+    assert torch.equal(first.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)

@@ -114,7 +114,7 @@ def test_the_language_term_stays_itself_and_evaluation_has_no_other(family, rows
 
 
 def test_checkpointing_changes_neither_terms_nor_gradients_and_counts_each_router_once(mixture, rows):
-    found = {}
+    results = {}
     for kind in ("plain", "checkpointed"):
         model = copy.deepcopy(mixture)
         if kind == "checkpointed":
@@ -124,16 +124,17 @@ def test_checkpointing_changes_neither_terms_nor_gradients_and_counts_each_route
             router.register_forward_hook(lambda *_, ran=ran: ran.append(1))
         terms = moe.loss(balance_weight=1.0, z_weight=1.0)(model, batch_of(rows))
         sum(terms.values()).backward()
-        found[kind] = (
+        results[kind] = (
             {n: float(t.detach()) for n, t in terms.items()},
             {n: p.grad for n, p in model.named_parameters()},
         )
         assert len(ran) == (4 if kind == "plain" else 8)  # backward does run them again
-    assert found["plain"][0] == found["checkpointed"][0]
-    for name, grad in found["plain"][1].items():
-        torch.testing.assert_close(grad, found["checkpointed"][1][name], rtol=1e-5, atol=1e-6)
+    assert results["plain"][0] == results["checkpointed"][0]
+    for name, grad in results["plain"][1].items():
+        torch.testing.assert_close(grad, results["checkpointed"][1][name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_blocks_compiled_before_anybody_listened_report_too(mixture, rows):
     plain = moe.loss()(mixture, batch_of(rows))
     compiled = models.tiny(256, family="qwen3_moe", hidden=32, layers=4, heads=2)
@@ -234,36 +235,3 @@ def test_starved_is_under_a_tenth_of_the_fair_share():
     chosen = torch.cat([torch.full((n,), e) for e, n in enumerate(counts)] + [torch.tensor([2])])[:, None]
     found = moe.health(moe.Routed("a", torch.zeros(len(chosen), E), chosen))
     assert (found.dead, found.starved) == (0, 1)
-
-
-def test_the_map_by_kind():
-    kind_of = torch.tensor([0] * 100 + [3] * 156)
-    tokens = torch.randint(256, (10, 50))
-    logits = F.one_hot((tokens.flatten() >= 100).long() * 3, E).float() * 10
-    table = moe.routing_map(routed(logits, 1), tokens, kind_of)
-    assert table[0, 0] == table[3, 3] == 1 and table[1].isnan().all()
-    counts = torch.bincount(kind_of[tokens.flatten()], minlength=len(moe.KINDS)).float()
-    assert moe.told_by_kind(table, counts) == pytest.approx(1)
-    same = torch.full((len(moe.KINDS), E), 1 / E)
-    assert moe.told_by_kind(same, counts) == pytest.approx(0, abs=1e-6)
-    with pytest.raises(ValueError, match="given are 10"):
-        moe.routing_map(routed(logits, 1), tokens[0, :10], kind_of)
-
-
-def test_kinds_of_a_real_tokenizer():
-    tokenizer = text.train_tokenizer(text.documents("prose", "validation"), vocab_size=600)
-    kind_of = moe.kinds(tokenizer)
-    assert len(kind_of) == len(tokenizer)
-
-    def kind(piece):
-        (token,) = tokenizer.encode(piece, add_special_tokens=False)
-        return moe.KINDS[int(kind_of[token])]
-
-    assert [kind(p) for p in (" the", "ing", "7", ".", "\n")] == [
-        "word",
-        "inside a word",
-        "number",
-        "punctuation",
-        "space",
-    ]
-    assert moe.KINDS[int(kind_of[tokenizer.eos_token_id])] == "special"

@@ -17,28 +17,28 @@ def mixture():
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_the_split_is_that_of_the_dense_rule_plus_the_experts(family):
     model = models.tiny(256, family=family, hidden=32, layers=2, heads=2, tie_word_embeddings=False)
-    in_muon = {name for name, place in param_groups.places(model).items() if place.optimizer == "Muon"}
+    in_muon = {name for name, a in param_groups.assign(model).items() if a.optimizer == "Muon"}
     experts = {name for name, p in model.named_parameters() if p.ndim == 3}
     ends = ("embed_tokens.weight", "lm_head.weight", "wte.weight", "wpe.weight", "mlp.gate.weight")  # and the router
     matrices = {name for name, p in model.named_parameters() if p.ndim == 2 and not name.endswith(ends)}
     assert in_muon == matrices | experts
-    reasons = {name: place.reason for name, place in param_groups.places(model).items()}
+    reasons = {name: a.reason for name, a in param_groups.assign(model).items()}
     assert all("router" in reasons[name] for name in reasons if name.endswith("mlp.gate.weight"))
-    made = param_groups.optimizers(model)
-    held = [id(p) for o in made for g in o.param_groups for p in g["params"]]
-    assert sorted(held) == sorted(id(p) for p in model.parameters())  # each once
-    assert not param_groups.lint_rates(model, made)
+    optimizers = param_groups.optimizers(model)
+    taken = [id(p) for o in optimizers for g in o.param_groups for p in g["params"]]
+    assert sorted(taken) == sorted(id(p) for p in model.parameters())  # each once
+    assert not param_groups.lint_rates(model, optimizers)
 
 
 def test_a_hidden_matrix_as_wide_as_the_vocabulary_is_no_head():
     model = models.tiny(96, hidden=32, layers=1, heads=2)  # the inner width is 96, too
-    assert param_groups.places(model)["model.layers.0.mlp.up_proj.weight"].optimizer == "Muon"
+    assert param_groups.assign(model)["model.layers.0.mlp.up_proj.weight"].optimizer == "Muon"
 
 
 def test_frozen_parameters_are_nobodys(mixture):
     mixture.model.layers[0].requires_grad_(False)
-    assert not any(".0." in name for name in param_groups.places(mixture))
-    assert len(param_groups.audit(mixture, param_groups.optimizers(mixture))) == len(param_groups.places(mixture))
+    assert not any(".0." in name for name in param_groups.assign(mixture))
+    assert len(param_groups.audit(mixture, param_groups.optimizers(mixture))) == len(param_groups.assign(mixture))
 
 
 def test_the_audit_finds_what_is_misplaced_missing_or_twice(mixture):
@@ -46,13 +46,13 @@ def test_the_audit_finds_what_is_misplaced_missing_or_twice(mixture):
     lost = "model.layers.1.mlp.experts.down_proj"
     flat = [p for n, p in named.items() if p.ndim == 2]
     rest = [p for n, p in named.items() if p.ndim != 2 and n != lost]
-    made = [torch.optim.Muon(flat), AdamW(rest, lr=3e-3), AdamW([named["model.norm.weight"]], lr=3e-3)]
-    wrong = {row.parameter: row.is_in for row in param_groups.audit(mixture, made) if not row.right}
+    optimizers = [torch.optim.Muon(flat), AdamW(rest, lr=3e-3), AdamW([named["model.norm.weight"]], lr=3e-3)]
+    wrong = {row.parameter: row.is_in for row in param_groups.audit(mixture, optimizers) if not row.right}
     assert wrong["model.embed_tokens.weight"] == wrong["model.layers.0.mlp.gate.weight"] == "Muon"
     assert wrong["model.layers.0.mlp.experts.down_proj"] == "AdamW"
     assert wrong[lost] == "nowhere" and wrong["model.norm.weight"] == "twice"
     assert not any("q_proj" in name for name in wrong)
-    assert sum("belongs in" in sentence for sentence in param_groups.lint_rates(mixture, made)) == len(wrong)
+    assert sum("belongs in" in sentence for sentence in param_groups.lint_rates(mixture, optimizers)) == len(wrong)
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,22 @@ def test_the_audit_finds_what_is_misplaced_missing_or_twice(mixture):
     ],
 )
 def test_the_lint_reads_a_rate_in_its_convention(mixture, rates, words):
-    said = param_groups.lint_rates(mixture, param_groups.optimizers(mixture, **rates))
-    assert any(words in sentence for sentence in said) if words else not said, said
+    doubts = param_groups.lint_rates(mixture, param_groups.optimizers(mixture, **rates))
+    assert any(words in sentence for sentence in doubts) if words else not doubts, doubts
 
 
 def test_muons_rate_in_an_adamw_that_holds_matrices(mixture):
-    said = param_groups.lint_rates(mixture, [train.adamw(mixture, lr=0.02)])
-    assert any("Muon's kind of number" in sentence for sentence in said)
+    doubts = param_groups.lint_rates(mixture, [train.adamw(mixture, lr=0.02)])
+    assert any("Muon's kind of number" in sentence for sentence in doubts)
 
 
 def test_step_sizes_are_those_of_the_next_step(mixture):
-    made = param_groups.optimizers(mixture)
-    table = {row["parameter"]: row for row in param_groups.step_sizes(mixture, made)}
+    optimizers = param_groups.optimizers(mixture)
+    table = {row["parameter"]: row for row in param_groups.step_sizes(mixture, optimizers)}
     before = {name: p.detach().clone() for name, p in mixture.named_parameters()}
     for p in mixture.parameters():
         p.grad = torch.randn_like(p)
-    made[0].step()
+    optimizers[0].step()
     for name, row in table.items():
         moved = (dict(mixture.named_parameters())[name].detach() - before[name]).square().mean().sqrt()
         assert row["rms of a step"] == pytest.approx(float(moved), rel=0.15)
@@ -92,12 +92,12 @@ def test_step_sizes_are_those_of_the_next_step(mixture):
 
 
 def test_the_lint_knows_torchs_own_muon_and_decayed_norms(mixture):
-    where = param_groups.places(mixture)
-    matrices = [p for n, p in mixture.named_parameters() if where[n].optimizer == "Muon" and p.ndim == 2]
-    said = param_groups.lint_rates(
+    assigned = param_groups.assign(mixture)
+    matrices = [p for n, p in mixture.named_parameters() if assigned[n].optimizer == "Muon" and p.ndim == 2]
+    doubts = param_groups.lint_rates(
         mixture, [torch.optim.Muon(matrices, lr=3e-4), AdamW([mixture.model.norm.weight], lr=3e-3, weight_decay=0.1)]
     )
-    assert any("AdamW's kind of number" in s for s in said) and any("towards zero" in s for s in said)
+    assert any("AdamW's kind of number" in s for s in doubts) and any("towards zero" in s for s in doubts)
 
 
 @pytest.mark.parametrize("adjust", muon.ADJUST)

@@ -1,11 +1,11 @@
-"""Adapters with noise inside: what a divergence is taken on, what a prior counts, and what may be called uncertainty.
+"""Adapters with noise inside: which input the divergence needs, what a prior averages, and what measures uncertainty.
 
-An ARD adapter draws a latent for each token and pays for it (nblib/methods/ard.py). Its failures are
-silent: the loss falls, every tensor moves, and a number that was to be trusted means something else. They are shown on
-a byte-level model, and on a regression whose answer is known because it was planted.
+An ARD adapter draws a latent for each token and pays for it (nblib/methods/ard.py). Its failures are silent: the loss
+falls, every tensor moves, and a number means something else than its name says. They are shown on a byte-level model,
+and on a regression whose answer is known because it was planted.
 
-Footgun: B starts at zero, so at first an adapter's noise reaches nothing and its cross-entropy gradient is zero too.
-What is compared here has been trained for some steps, or was given values.
+Footgun: B starts at zero, so at first an adapter's noise does not reach the output, and its cross-entropy gradient is
+zero too. The adapters that are compared here were trained for some steps, or were given values.
 """
 
 from types import SimpleNamespace
@@ -56,15 +56,15 @@ def _stream_kl(model: nn.Module, streams: dict[str, Tensor]) -> Tensor:
 
 
 def _charged(on: str, logvar: str = "bounded", beta: float = 0.01, steps: int = 40) -> dict:
-    """Train with the KL taken on `on`; say what is reported, and what the latents that were drawn really cost."""
+    """Train with the KL computed on `on`; compare what is reported with what the drawn latents really cost."""
     model, streams = adapted(loud(), logvar=logvar), {}
     for name, block in model.named_modules():
         if name.startswith("model.layers.") and name.count(".") == 2:
             block.register_forward_pre_hook(lambda _, args, name=name: streams.update({name: args[0]}))
-    honest, first = ard.objective(model, beta=1.0), {}
+    own_input, first = ard.loss(model, beta=1.0), {}
 
     def loss(model: nn.Module, batch: dict) -> dict:
-        terms = honest(model, batch)
+        terms = own_input(model, batch)
         reported = terms["kl"] if on == "the projection's input" else _stream_kl(model, streams)
         first.setdefault("KL reported", float(reported.detach()) / batch["labels"].numel())
         first.setdefault("KL of what was drawn", float(terms["kl"].detach()) / batch["labels"].numel())
@@ -137,7 +137,7 @@ def monteclora(checkpointing: str, *, fresh: bool = False, dropout: float = 0.0)
 
     `fresh` leaves nothing in the sampler's buffer, so that each forward draws from the generator, which checkpointing
     puts back for the recomputation. `dropout` takes plain LoRA with dropout instead."""
-    found = []
+    passes = []
     for mode in ("none", checkpointing):
         torch.manual_seed(0)
         if dropout:
@@ -150,16 +150,16 @@ def monteclora(checkpointing: str, *, fresh: bool = False, dropout: float = 0.0)
             if fresh and hasattr(m, "sampler"):
                 m.sampler.index = m.sampler.buffer_size
         torch.manual_seed(1)
-        found.append(flow(checkpointed(model, mode)))
-    straight, recomputed = (f["gradients"] for f in found)
+        passes.append(flow(checkpointed(model, mode)))
+    straight, recomputed = (f["gradients"] for f in passes)
     both = {n: (g, recomputed[n]) for n, g in straight.items() if g is not None and recomputed[n] is not None}
     alike = [float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in both.values() if a.any()]
     return {
         "noise": f"dropout {dropout}" if dropout else "MonteCLoRA",
         "drawn": "in the forward pass" if fresh or dropout else "ahead, into a buffer",
         "checkpointing": checkpointing,
-        "raised": found[1]["raised"],
-        "warned": found[1]["warned"],
+        "raised": passes[1]["raised"],
+        "warned": passes[1]["warned"],
         "tensors with a gradient": len(both),
         "lowest cosine": min(alike),
         "share with the right direction": sum(c > 0.999 for c in alike) / len(alike),
@@ -190,8 +190,8 @@ def planted(*, deterministic: bool = False, steps: int = 600, every: int = 50) -
     `every` so many steps."""
     model, ids, noise = Regression(), torch.arange(512)[None], 0.1
     left, right = (torch.linalg.qr(torch.randn(n, n))[0][:, :3] for n in (12, 16))
-    way = left @ torch.diag(torch.tensor([2.0, 1.0, 0.5])) @ right.T
-    targets = model(ids)[0].detach() + model.inputs.weight.detach() @ way.T + noise * torch.randn(512, 12)
+    planted_map = left @ torch.diag(torch.tensor([2.0, 1.0, 0.5])) @ right.T
+    targets = model(ids)[0].detach() + model.inputs.weight.detach() @ planted_map.T + noise * torch.randn(512, 12)
     ard.attach(model, rank=6, alpha=6, targets=[model.proj], deterministic=deterministic).train()
     adam = torch.optim.Adam(wiring.trainable(model).values(), lr=2e-2)
     for step in range(steps):
@@ -226,10 +226,10 @@ def _graded(by: str, every: int = 50) -> dict:
 # P59: uncertainty of a point estimate
 
 
-def _judged(samples: int, shift: float = 4.0) -> dict:
+def _calibration(samples: int, shift: float = 4.0) -> dict:
     """Calibration, and whether it changes when every log-variance is shifted."""
     model = adapted()
-    loss = ard.objective(model, beta=0.01 / RANK)
+    loss = ard.loss(model, beta=0.01 / RANK)
     train.fit(model, batches("code"), train.adamw(model, lr=1e-2), total=20, loss=loss, machine=CPU, clip=0)
     rows = stream("code", "held_out")[: 64 * 64].view(64, 64)
     options = dict(batches=[{"input_ids": rows, "labels": rows}], samples=samples, sampling=ard.sampling)
@@ -312,9 +312,9 @@ PITFALLS = [
         verdict="A fiftieth of the variance changes the likelihood once it is drawn. In evaluation the latent is its "
         f"mean, so nobody asks the log-variances; what was measured is a deterministic LoRA. Seen on {WITH_PEFT}.",
         fix="Draw several times in evaluation and average the probabilities; put the point estimate beside it.",
-        broken=lambda: _judged(samples=0),
-        fixed=lambda: _judged(samples=2),
+        broken=lambda: _calibration(samples=0),
+        fixed=lambda: _calibration(samples=2),
         seen=lambda facts: not facts["the noise is in the numbers"],
-        claimed=lambda: _judged(samples=2, shift=-4.0),
+        claimed=lambda: _calibration(samples=2, shift=-4.0),
     ),
 ]

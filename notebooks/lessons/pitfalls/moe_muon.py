@@ -1,9 +1,9 @@
 """Mixtures, of experts and of depths, and the optimizer beside them: what a write-up blamed, and what it was.
 
-A training of a mixture stood still. bf16 weights and Muon's rate were blamed, both were changed, layers that skipped
-tokens were switched off in the same commit, and nobody knows which it was. Here each is alone, on byte-level models:
-what skipping does to the stream and to use (P60, P61), what Muon has to remember (P62), what a perplexity holds (P63),
-how far a norm can have come (P64), and who sees the future (P65).
+The loss of a mixture did not fall. bf16 weights and Muon's rate were blamed and both were changed; layers that skip
+tokens were switched off in the same commit. So nobody knows which change helped. Here each is tried alone, on
+byte-level models: what skipping does to the stream and in use (P60, P61), what Muon has to remember (P62), what a
+perplexity contains (P63), how far a norm can move (P64), and who sees the future (P65).
 
 Footgun: a few dozen steps on a small model forgive nearly everything. So what is judged is the mechanism, such as a
 stream that grows, and the loss stands beside it as a fact.
@@ -25,11 +25,16 @@ from nblib.methods import mixture_of_depths, moe, muon, param_groups
 
 
 def _fit(
-    model: nn.Module, steps: int, *, source: str = "prose", made: list[Optimizer] | None = None, loss=losses.causal_lm
+    model: nn.Module,
+    steps: int,
+    *,
+    source: str = "prose",
+    optimizers: list[Optimizer] | None = None,
+    loss=losses.causal_lm,
 ) -> list[dict]:
-    made = made or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    schedule = train.cosine(steps, warmup=5)
-    return train.fit(model, batches(source), made, total=steps, schedule=schedule, loss=loss, clip=0, machine=CPU)
+    optimizers = optimizers or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    options = dict(total=steps, schedule=train.cosine(steps, warmup=5), loss=loss, clip=0, machine=CPU)
+    return train.fit(model, batches(source), optimizers, **options)
 
 
 def _held_out(rows: int) -> Tensor:
@@ -42,16 +47,16 @@ def _held_out(rows: int) -> Tensor:
 
 def _stream(model: nn.Module) -> list[float]:
     """Root mean square of the residual stream behind every layer, in training mode."""
-    found = []
+    sizes = []
     hooks = [
-        layer.register_forward_hook(lambda _, args, out: found.append(float(out.float().square().mean().sqrt())))
+        layer.register_forward_hook(lambda _, args, out: sizes.append(float(out.float().square().mean().sqrt())))
         for layer in model.model.layers
     ]
     with torch.no_grad():
         model(_held_out(4))
     for hook in hooks:
         hook.remove()
-    return found
+    return sizes
 
 
 def _skipping(layers: int, skipped: str) -> nn.Module:
@@ -138,8 +143,8 @@ class Overwritten(Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                kept = self.state[p].get("momentum_buffer", 0)
-                update = self.state[p]["momentum_buffer"] = muon.orthogonalise(0.95 * kept + p.grad)
+                momentum = self.state[p].get("momentum_buffer", 0)
+                update = self.state[p]["momentum_buffer"] = muon.orthogonalise(0.95 * momentum + p.grad)
                 p.sub_(update, alpha=group["lr"] * muon.scale(*p.shape, "original"))
 
 
@@ -154,12 +159,12 @@ def _to_eight_bits(optimizer: Optimizer, *_) -> None:
 def _followed(momentum: str, steps: int = 20) -> dict:
     """Prose, then as many steps of code: whether the last updates go where the gradients now point."""
     model = untrained()
-    made = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    matrices = [p for group in made[0].param_groups for p in group["params"]]
+    optimizers = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    matrices = [p for group in optimizers[0].param_groups for p in group["params"]]
     if momentum == "overwritten":
-        made[0] = Overwritten(matrices, lr=0.02)
+        optimizers[0] = Overwritten(matrices, lr=0.02)
     if momentum == "in eight bits":
-        made[0].register_step_post_hook(_to_eight_bits)
+        optimizers[0].register_step_post_hook(_to_eight_bits)
     trend, wanted, before, updates = [torch.zeros_like(p) for p in matrices], [], [], []
 
     def look(*_) -> None:
@@ -171,10 +176,10 @@ def _followed(momentum: str, steps: int = 20) -> dict:
     def compare(*_) -> None:
         updates.append([was - p.detach() for was, p in zip(before, matrices, strict=True)])
 
-    made[0].register_step_pre_hook(look)
-    made[0].register_step_post_hook(compare)
+    optimizers[0].register_step_pre_hook(look)
+    optimizers[0].register_step_post_hook(compare)
     for source in ("prose", "code"):
-        _fit(model, steps, source=source, made=made)
+        _fit(model, steps, source=source, optimizers=optimizers)
     return {
         "momentum": momentum,
         "steps of prose, then of code": steps,
@@ -210,33 +215,33 @@ def _balanced(coefficient: float) -> dict[str, Tensor]:
 
 def _reported(judge: str, *, trained_with: tuple[float, float] = (WEAK, WEAK)) -> dict:
     """Perplexity at a weak and at a strong coefficient."""
-    found, rows = [], _held_out(32)
+    perplexities, rows = [], _held_out(32)
     for coefficient, balance in zip((WEAK, STRONG), trained_with, strict=True):
         model = _mixture(output_router_logits=True, router_aux_loss_coef=coefficient).eval()
         model.load_state_dict(_balanced(balance))
         if judge == "the model's loss":
             with torch.no_grad():
-                found.append(math.exp(float(model(input_ids=rows, labels=rows).loss)))
+                perplexities.append(math.exp(float(model(input_ids=rows, labels=rows).loss)))
         else:
-            found.append(math.exp(train.evaluate(model, rows, machine=CPU)["loss"]))
+            perplexities.append(math.exp(train.evaluate(model, rows, machine=CPU)["loss"]))
     return {
         "judged by": judge,
         "trained with coefficients": trained_with,
-        "perplexity where the config says 0.001": found[0],
-        "perplexity where it says 0.5": found[1],
-        "risen by": found[1] / found[0],
+        "perplexity where the config says 0.001": perplexities[0],
+        "perplexity where it says 0.5": perplexities[1],
+        "risen by": perplexities[1] / perplexities[0],
         "a default model's loss holds a balance": _mixture()(input_ids=rows[:4], labels=rows[:4]).aux_loss is not None,
         "a coefficient written into the config later is heard": _heard_later(rows[:4]),
     }
 
 
 def _heard_later(rows: Tensor) -> bool:
-    model, said = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
+    model, values = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
     for coefficient in (WEAK, STRONG):
         model.config.router_aux_loss_coef = coefficient
         with torch.no_grad():
-            said.append(float(model(input_ids=rows, labels=rows).loss))
-    return said[0] != said[1]
+            values.append(float(model(input_ids=rows, labels=rows).loss))
+    return values[0] != values[1]
 
 
 # P64: norms that stand at one
@@ -245,11 +250,11 @@ def _heard_later(rows: Tensor) -> bool:
 def _norms(dtype: torch.dtype, *, rate: float, warmup: int, steps: int = 102, schedule_ends: int = 10_000) -> dict:
     """The write-up's number of steps and rate of Muon, with AdamW at `rate` for the norms."""
     model = untrained(hidden=32).to(dtype)
-    made, start = param_groups.optimizers(model, lr=3e-4, adamw_lr=rate), weight_movement.snapshot(model)
+    optimizers, start = param_groups.optimizers(model, lr=3e-4, adamw_lr=rate), weight_movement.snapshot(model)
     schedule = train.cosine(schedule_ends, warmup=warmup)
     rows = batches(rows=2)
-    records = train.fit(model, rows, made, total=steps, schedule=schedule, clip=0, machine=CPU)
-    norms = [m for m in weight_movement.audit(model, start, made, records) if "norm" in m.parameter]
+    records = train.fit(model, rows, optimizers, total=steps, schedule=schedule, clip=0, machine=CPU)
+    norms = [m for m in weight_movement.audit(model, start, optimizers, records) if "norm" in m.parameter]
     named = dict(model.named_parameters())
     far = max(float((named[m.parameter].detach().float() - 1).abs().max()) for m in norms)
     rates = rate * sum(schedule(step) for step in range(steps))
@@ -287,14 +292,14 @@ class Rationed(nn.Module):
         logits, _, picked = self.gate(flat)
         p = logits.float().softmax(dim=-1).view(B, T, -1)
         E, k = p.shape[-1], picked.shape[-1]
-        kept = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
+        chosen = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
         if self.who == "experts":  # each its best tokens of the row (Zhou et al., 2022)
-            kept.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
+            chosen.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
         else:  # each token its best experts, while they have room
-            kept.scatter_(2, picked.view(B, T, k), True)
-            kept &= kept.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
+            chosen.scatter_(2, picked.view(B, T, k), True)
+            chosen &= chosen.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
         every = torch.arange(E).expand(B * T, E)  # a weight of 0 is as good as not chosen
-        return self.experts(flat, every, (p * kept).to(x.dtype).flatten(0, 1)).view_as(x)
+        return self.experts(flat, every, (p * chosen).to(x.dtype).flatten(0, 1)).view_as(x)
 
 
 def choosing(who: str) -> nn.Module:
@@ -396,7 +401,7 @@ PITFALLS = [
         "Muon's rate, where an entry moves by at most about the rate in a step; at the end of a long warm-up "
         "the rates sum to what was seen, so the norms had come about as far as they could. Beside the same "
         f"Muon, with another AdamW rate and a short warm-up, they move. Seen on {VERSIONS}.",
-        fix="Compare the way with the sum of the rates (movement.audit) before anything is called stuck.",
+        fix="Compare the way with the sum of the rates (weight_movement.audit) before anything is called stuck.",
         broken=lambda: _norms(torch.float32, rate=9e-5, warmup=100),
         fixed=lambda: _norms(torch.float32, rate=3e-3, warmup=10),
         seen=lambda facts: 0 < facts["furthest entry from 1"] < 0.01,

@@ -80,8 +80,8 @@ def by_shape(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optim
 def wrongly_taken(family: str, *, tied: bool = True) -> list[str]:
     """What `ndim == 2` hands to Muon and should not."""
     model = byte_model.untrained(family=family, tie_word_embeddings=tied)
-    where = param_groups.places(model)
-    return [name for name, p in model.named_parameters() if p.ndim == 2 and where[name].optimizer != "Muon"]
+    assigned = param_groups.assign(model)
+    return [name for name, p in model.named_parameters() if p.ndim == 2 and assigned[name].optimizer != "Muon"]
 
 
 def stacked_experts() -> str:
@@ -234,7 +234,7 @@ PITFALLS = [
         "dimensions, which Muon refuses. Split by module, a rate ten times smaller does well; split by shape, "
         "the rate of AdamW does not. At a much larger one (0.02 'original') the wrong split trains too, if less well, "
         f"which is why it passes unnoticed. {VERSIONS}",
-        fix="nblib.methods.param_groups.places: by the module that owns it, inside the blocks, no router",
+        fix="nblib.methods.param_groups.assign: by the module that owns it, inside the blocks, no router",
         broken=lambda: split_run("ndim == 2"),
         claimed=lambda: split_run("by module", lr=3e-4),
         fixed=lambda: split_run("by module"),

@@ -1,0 +1,154 @@
+"""Checks before a run of ARD-LoRA, what is watched during it, and its files."""
+
+from types import SimpleNamespace
+
+import peft
+import pytest
+import torch
+from ard_bench import adapted, collected, gradients_of, ragged, random_batch
+
+from nblib import compiling, losses, models, wiring
+from nblib.methods import ard, ard_ranks, ard_run
+
+
+class _Tokens(SimpleNamespace):
+    def __len__(self):
+        return self.size
+
+
+def _spoil(model, batch, tokenizer, what: str) -> None:
+    if what == "embedding":
+        model.get_input_embeddings().weight.requires_grad_(True)
+    elif what == "frozen":
+        next(iter(ard.adapters(model).values())).lora_up.requires_grad_(False)
+    elif what == "bf16":
+        model.bfloat16()
+    elif what == "vocabulary":
+        tokenizer.size = 300
+    elif what == "pad":
+        model.config.pad_token_id = 7
+    elif what == "supervised":
+        batch["labels"] = batch["input_ids"]
+    elif what == "unmasked":
+        del batch["attention_mask"]
+    elif what == "labels":
+        batch["labels"] = torch.full_like(batch["labels"], losses.IGNORED)
+    elif what == "dead":
+        for a in ard.adapters(model).values():
+            a.register_forward_hook(lambda m, args, out: out.detach())
+
+
+@pytest.mark.parametrize(
+    "what, says",
+    [
+        ("embedding", "model.embed_tokens.weight trains, but it is not an adapter .1 in all"),
+        ("frozen", "up is an adapter and is frozen"),
+        ("bf16", "must be fp32.*bfloat16"),
+        ("vocabulary", "300 tokens, the model embeds 256"),
+        ("pad", "pad is token 0 for the tokenizer and 7 for the model"),
+        ("supervised", "22 padding positions are supervised"),
+        ("unmasked", "no attention_mask: its KL would count"),
+        ("labels", "none is supervised"),
+        ("dead", "a trial of two steps failed"),
+    ],
+)
+def test_preflight_names_the_reason(what, says):
+    model, (batch, _) = adapted(wake=False), ragged()
+    tokenizer = _Tokens(size=256, pad_token_id=0, eos_token_id=1, bos_token_id=None)
+    loss = ard.loss(model, beta=0.1)
+    facts = ard_run.preflight(model, tokenizer, batch, loss=loss)
+    assert facts["adapters"] == 6 and facts["trainable"] == models.count(model)["trainable"]
+    _spoil(model, batch, tokenizer, what)
+    with pytest.raises(ValueError, match=says):
+        ard_run.preflight(model, tokenizer, batch, loss=loss)
+
+
+# ------------------------------------------------------------------ watching
+
+
+def test_gradient_norms_per_term_leave_no_trace():
+    model, batch = compiling.checkpoint_blocks(adapted()).train(), ragged()[0]
+    loss = ard.loss(model, beta=0.1)
+    kept = {p: torch.randn_like(p) for p in wiring.trainable(model).values()}
+    for p, g in kept.items():
+        p.grad = g.clone()  # what accumulation has gathered so far
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    rows = ard_run.gradient_norms(model, batch, loss)
+    assert torch.equal(torch.get_rng_state(), before) and all(torch.equal(p.grad, g) for p, g in kept.items())
+    tokens, n = int(losses.supervised(batch["labels"])), 0
+    for term in ("ce", "kl", "total"):
+        _, found = gradients_of(model, batch, lambda m, b, term=term: _only(loss(m, b), term))
+        for row in rows:
+            own = [g.flatten() for name, g in found.items() if name.startswith(row["layer"] + ".")]
+            assert row[term] == pytest.approx(float(torch.cat(own).norm()) / tokens, rel=1e-4)
+            n += 1
+    assert n == 18
+
+
+def _only(terms: dict, term: str) -> dict:
+    return terms if term == "total" else {term: terms[term]}
+
+
+def test_statistics_are_those_of_the_real_tokens():
+    model, (padded, rows) = adapted(), ragged()
+    found, singly = ard_run.statistics(model, [padded]), ard_run.statistics(model, rows)
+    assert [r["layer"] for r in found] == list(ard.adapters(model)) and model.training
+    for a, b in zip(found, singly):
+        assert a["logvar min"] < a["logvar mean"] < a["logvar max"]
+        assert all(a[k] == pytest.approx(b[k], rel=1e-4) for k in a if k != "layer")
+    total = float(collected(model.eval(), padded)[1].detach())
+    assert sum(r["kl"] for r in found) * 42 == pytest.approx(total, rel=1e-4)
+
+
+# ------------------------------------------------------------------ files
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_exported_peft_folder_and_own_file_give_the_same_logits(pruned, tmp_path):
+    model, ids = adapted().eval(), random_batch()["input_ids"]
+    if pruned:
+        torch.manual_seed(1)
+        scores = {name: torch.rand(4) for name in ard.adapters(model)}
+        scores[next(iter(scores))] = torch.zeros(4)  # one layer loses all
+        assert len(set(ard_ranks.prune(model, scores, keep=11).values())) > 2
+    logits = model(ids).logits
+    ard_run.export_peft(model, tmp_path / "peft")
+    theirs = peft.PeftModel.from_pretrained(models.tiny(256, hidden=64, layers=2), tmp_path / "peft").eval()
+    assert torch.allclose(theirs(ids).logits, logits, atol=1e-6)
+
+    ard_ranks.estimate_priors(model, [random_batch()])
+    model.ard_steps.fill_(7)
+    ard_run.save(model, tmp_path)
+    again = ard_run.load(models.tiny(256, hidden=64, layers=2), tmp_path)
+    assert torch.equal(again.eval()(ids).logits, logits) and int(again.ard_steps) == 7
+    mine, other = model.state_dict(), again.state_dict()
+    assert mine.keys() == other.keys() and all(torch.equal(mine[n], other[n]) for n in mine)
+    (a, _), (b, _) = (gradients_of(m, random_batch(), ard.loss(m, beta=0.1)) for m in (model, again))
+    assert torch.equal(a["kl"], b["kl"])  # bounds and priors too
+
+
+def test_loading_says_what_does_not_fit(tmp_path):
+    ard_run.save(adapted(), tmp_path)
+    with pytest.raises(FileNotFoundError, match="no saved adapters"):
+        ard_run.load(models.tiny(256, hidden=64, layers=2), tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="modules that this model lacks"):
+        ard_run.load(models.tiny(256, hidden=64, layers=1), tmp_path)
+    with pytest.raises(ValueError, match=r"mean is \(4, 64\), the model's \(4, 32\)"):
+        ard_run.load(models.tiny(256, hidden=32, layers=2), tmp_path)
+    with pytest.raises(ValueError, match="different adapters"):
+        ard_run.load(adapted(kinds=("q_proj",)), tmp_path)
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    path = ard_run.save(adapted(), tmp_path)
+    before = path.read_bytes()
+
+    def stop(tensors, partial, metadata):
+        partial.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ard_run, "save_file", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ard_run.save(adapted(rank=2), tmp_path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
