@@ -199,6 +199,7 @@ def _output_errors(model, moments, init, rows):
     return errors
 
 
+@pytest.mark.base
 def test_the_start_from_the_inputs_is_better_on_rows_it_has_not_seen(stored):
     model, seen, unseen = stored
     moments = lrc.input_moments(model, [{"input_ids": seen}])
@@ -209,6 +210,7 @@ def test_the_start_from_the_inputs_is_better_on_rows_it_has_not_seen(stored):
     assert all(weighted[name] < plain[name] < none[name] for name in plain)
 
 
+@pytest.mark.base
 def test_moments_are_those_of_the_inputs(stored):
     model, rows, _ = stored
     name = "model.layers.1.self_attn.o_proj"  # its input is no hidden state
@@ -220,6 +222,7 @@ def test_moments_are_those_of_the_inputs(stored):
     torch.testing.assert_close(moments[name].double(), x.T @ x / len(x), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.base
 def test_svd_starts_lower_than_kaiming_and_none(stored):
     model, _, rows = stored
     exact = runtime.pick("cpu", "fp32")
@@ -409,6 +412,7 @@ def test_a_step_costs_little_more_than_loras(machine):
     assert found["median"] <= 1.25
 
 
+@pytest.mark.base
 def test_the_doctor_finds_nothing_in_a_healthy_run(stored):
     model = copy.deepcopy(stored[0]).train()
     lrc.attach(model)
