@@ -1,4 +1,4 @@
-"""Cross-entropy and its soft-target relatives without ever holding tokens x vocabulary.
+"""Cross-entropy, and any other loss of logits, without ever holding tokens x vocabulary.
 
 The logits are the memory of a small model with a real vocabulary: N tokens x V entries, and the plain loss keeps
 about three fp32 copies of them. But each row's loss needs only that row. So the head is applied to a chunk of rows
@@ -9,13 +9,12 @@ at a time, and because the gradient of a row is known as soon as its loss is,
 both gradients are finished in the forward pass and the logits are thrown away. Backward only multiplies by the
 incoming scalar. Same idea as Liger's fused linear cross-entropy and Apple's cut cross-entropy (arXiv:2411.09009).
 
-`chunked_loss` takes any row loss. `cross_entropy_rows` gives its gradient in closed form; `rows_by_autograd` turns
-an ordinary differentiable function of logits into one. torch 2.13 ships `F.linear_cross_entropy`, whose default
-options save nothing; tests/benchmarks.py compares the two. Ours is used because it also takes soft targets, sums in
-fp32 and runs on torch 2.11.
+`chunked_loss` takes any row loss: `cross_entropy_rows` here, distances to a teacher in methods/divergences.py. torch
+2.13 ships `F.linear_cross_entropy`, whose default options save nothing; tests/benchmarks.py compares the two. Ours is
+used because it also takes a teacher, sums in fp32 and runs on torch 2.11.
 
-Every loss here is a *sum* over supervised tokens; the loop divides once by their total, over all micro-batches and
-processes. A mean of means is a different loss on ragged batches.
+A *loss* is a function (model, batch) -> {name: loss summed over the supervised tokens}, the form that the loop wants.
+It divides once by the tokens of all micro-batches and processes; a mean of means is another loss on ragged batches.
 
 Footgun: the gradients are computed for the weights as they are in the forward pass, and the buffers are handed out
 once. Calling backward twice on the same loss raises.
@@ -30,9 +29,10 @@ from torch.nn import functional as F
 IGNORED = -100
 CHUNK_BYTES = 2**27  # logits of one chunk: large enough to keep the matrix products busy, small next to the model
 BLOCK_BYTES = 2**23  # on a CPU the row loss works on blocks that stay in its cache; it reads each row several times
-RowLoss = Callable[
-    ..., tuple[Tensor, Tensor]
-]  # (logits (n, V), *per_row) -> losses (n,), d sum(losses) / d logits (n, V)
+Batch = dict[str, Tensor]  # what the model takes, and labels; (B, T) each
+Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
+Loss = Callable[[nn.Module, Batch], Terms]
+RowLoss = Callable[..., tuple[Tensor, Tensor]]  # (logits (n, V), *per_row) -> losses (n,), d their sum / d logits
 
 
 def cross_entropy_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -46,18 +46,6 @@ def cross_entropy_rows(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
     return losses, grad
 
 
-def rows_by_autograd(function: Callable[..., Tensor]) -> RowLoss:
-    """A row loss from any differentiable function of the logits that returns one loss per row."""
-
-    def rows(logits: Tensor, *per_row: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.enable_grad():
-            leaf = logits.detach().requires_grad_()
-            losses = function(leaf, *per_row)
-            return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
-
-    return rows
-
-
 def chunked_loss(
     hidden: Tensor, weight: Tensor, *per_row: Tensor, rows: RowLoss = cross_entropy_rows, chunk: int | None = None
 ) -> Tensor:
@@ -67,11 +55,11 @@ def chunked_loss(
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden, weight, rows, chunk, wanted, *per_row):
+    def forward(ctx, hidden, weight, rows, chunk, grad_enabled, *per_row):
         # Under autocast the products run in its dtype, as nn.Linear would; losses and sums stay fp32.
         kind = hidden.device.type
         low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        want_h, want_w = (wanted and need for need in ctx.needs_input_grad[:2])
+        want_h, want_w = (grad_enabled and need for need in ctx.needs_input_grad[:2])
         exact = torch.promote_types(hidden.dtype, torch.float32)  # float64 stays float64
         vocabulary = weight.shape[0]
         chunk = chunk or max(16, CHUNK_BYTES // (low.itemsize * vocabulary))
@@ -81,13 +69,13 @@ class _Chunked(torch.autograd.Function):
             d_hidden = torch.empty_like(hidden) if want_h else None
             d_weight = torch.zeros_like(weight, dtype=exact) if want_w else None
             total = hidden.new_zeros((), dtype=exact)
-            for at in range(0, hidden.shape[0], chunk):
-                part = slice(at, at + chunk)
+            for first in range(0, hidden.shape[0], chunk):
+                part = slice(first, first + chunk)
                 h = hidden.detach()[part].to(low)  # (n, D)
                 logits = h @ w.T  # (n, V), in the low dtype; turns into its own gradient block by block
                 for start in range(0, len(logits), block):
                     few = logits[start : start + block]
-                    few_rows = (x[at + start : at + start + len(few)] for x in per_row)
+                    few_rows = (x[first + start : first + start + len(few)] for x in per_row)
                     losses, grad = rows(few.to(exact), *few_rows)  # (b,), (b, V)
                     total += losses.sum()
                     few.copy_(grad)
@@ -97,7 +85,7 @@ class _Chunked(torch.autograd.Function):
                     d_weight.addmm_(logits.T, h)
                 elif want_w:
                     d_weight += logits.T @ h
-                del logits, few, grad  # or the next chunk is made while this one is still held
+                del logits, few, grad  # before the next chunk is made
         ctx.grads = (d_hidden, d_weight.to(weight.dtype) if want_w else None)
         return total
 
@@ -140,7 +128,7 @@ def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:
     return backbone, head.weight
 
 
-def hidden_states(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+def hidden_states(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | None:
     """Last hidden states (B, T, D) and the head's weight (V, D), or None where only the model can give logits."""
     parts = backbone_and_head(model)
     if parts is None:
@@ -150,39 +138,12 @@ def hidden_states(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, T
     return backbone(**inputs, use_cache=False).last_hidden_state, weight
 
 
-def causal_lm(model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def causal_lm(model: nn.Module, batch: Batch) -> Terms:
     """Next-token cross-entropy, summed over the supervised tokens of the batch: the default loss of the loop."""
-    found = hidden_states(model, batch)
-    if found is not None:
-        hidden, targets = shifted_rows(found[0], batch["labels"])
-        return {"ce": chunked_loss(hidden, found[1], targets)}
+    states = hidden_states(model, batch)
+    if states is not None:
+        hidden, targets = shifted_rows(states[0], batch["labels"])
+        return {"ce": chunked_loss(hidden, states[1], targets)}
     inputs = {k: v for k, v in batch.items() if k != "labels"}
     logits, targets = shifted_rows(model(**inputs, use_cache=False).logits, batch["labels"])
     return {"ce": F.cross_entropy(logits.float(), targets, reduction="sum")}
-
-
-def distill_rows(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """T^2 KL(teacher || student) on softened logits, and its gradient T (q - p) with respect to the student's."""
-    p = F.softmax(teacher / temperature, dim=1)
-    log_q = F.log_softmax(student / temperature, dim=1)
-    losses = temperature**2 * (torch.xlogy(p, p) - p * log_q).sum(dim=1)  # (n,)
-    return losses, log_q.exp_().sub_(p).mul_(temperature)
-
-
-def soft_targets(
-    hidden: Tensor,
-    weight: Tensor,
-    teacher_hidden: Tensor,
-    teacher_weight: Tensor,
-    *,
-    temperature: float = 1.0,
-    rows: Callable[..., tuple[Tensor, Tensor]] = distill_rows,
-    chunk: int | None = None,
-) -> Tensor:
-    """Sum over rows of a loss against the teacher's logits, which exist one chunk at a time like the student's."""
-    teacher_weight = teacher_weight.detach()
-
-    def against_teacher(logits: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        return rows(logits, (h @ teacher_weight.to(h.dtype).T).to(logits.dtype), temperature)
-
-    return chunked_loss(hidden, weight, teacher_hidden.detach(), rows=against_teacher, chunk=chunk)

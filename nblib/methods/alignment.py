@@ -12,11 +12,11 @@ rotations and scalings of each other (Kornblith et al., arXiv:1905.00414):
 
 With n tokens and D channels this plug-in HSIC finds similarity where there is none, the more the larger D / n: two
 independent Gaussians of n = 512, D = 768 have a CKA of 0.6. `debiased` takes the unbiased HSIC (Song et al., 2012),
-whose value for independent states is 0 in the mean and may be negative. `floor` measures it for any two states: the
-CKA after one of them was shuffled.
+whose value for independent states is 0 in the mean and may be negative. `floor` measures this for any two states, as
+their CKA after one of them was shuffled.
 
-Attach a module to the student before its optimizer is made, `student.alignment = Hidden(...)`, so that the maps train,
-and delete it before saving.
+Attach the module to the student before its optimizer is made, `student.alignment = Hidden(...)`, so that the maps
+train, and delete it before saving.
 
 Footgun: HSIC is a property of the whole batch and no sum over tokens. `Dynamics` is computed per micro-batch and
 weighted by its tokens, so micro-batches do not add up to the large batch, and few tokens make it noisy.
@@ -42,9 +42,9 @@ Pairs = Sequence[tuple[int, int]]  # of a student's and a teacher's layer; 0 is 
 
 def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:
     """Linear CKA of two sets of states of the same n tokens, (n, D) and (n, E)."""
-    n, least = len(x), 4 if debiased else 2
-    if len(y) != n or n < least:
-        raise ValueError(f"cka needs the same tokens twice, at least {least}: got {n} and {len(y)}")
+    least = 4 if debiased else 2
+    if len(y) != len(x) or len(x) < least:
+        raise ValueError(f"cka needs the same tokens twice, at least {least}: got {len(x)} and {len(y)}")
     exact = torch.promote_types(x.dtype, torch.float32)
     x, y = (z.to(exact) - z.to(exact).mean(0) for z in (x, y))
     hsic = _unbiased if debiased else lambda a, b: (a.T @ b).square().sum()
@@ -68,9 +68,8 @@ def floor(x: Tensor, y: Tensor, *, debiased: bool = True, draws: int = 10, seed:
     if draws < 1:
         raise ValueError(f"draws = {draws}: must be at least 1")
     draw = torch.Generator().manual_seed(seed)
-    return torch.stack(
-        [cka(x, y[torch.randperm(len(y), generator=draw).to(y.device)], debiased=debiased) for _ in range(draws)]
-    )
+    orders = [torch.randperm(len(y), generator=draw).to(y.device) for _ in range(draws)]
+    return torch.stack([cka(x, y[order], debiased=debiased) for order in orders])
 
 
 def hidden_distillation(
@@ -83,16 +82,16 @@ def hidden_distillation(
 ) -> Tensor:
     """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
 
-    One (B, T, D) per block, the last after the final norm: `distill.states_of` without its first. Later blocks
-    have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides by the
-    teacher's square per token.
+    One (B, T, D) per block, the last after the final norm: the layers of `objective.states_of` without the first. Later
+    blocks have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides
+    by the teacher's square per token.
     """
     if kind not in DISTANCES:
         raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
     shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
     if shapes[0] != shapes[1] or not student:
-        described = (f"{len(each)} of {each[-1:]}" for each in shapes)
-        raise ValueError("hidden states: student {}, teacher {}; allowed: as many, as wide".format(*described))
+        sides = [f"{len(layers)} of {layers[-1:]}" for layers in shapes]
+        raise ValueError(f"hidden states: student {sides[0]}, teacher {sides[1]}; allowed: as many, as wide")
     total = 0.0
     for share, s, t in zip(layer_weights(weights, len(student)), student, teacher, strict=True):
         if share:
@@ -126,10 +125,10 @@ class Hidden(nn.Module):
 
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor) -> Tensor:
         total = 0.0
-        for to, (s, t) in zip(self.maps, self.pairs):
-            (ours, _), (theirs, _) = (losses.shifted_rows(h, labels) for h in (student[s], teacher[t].detach()))
-            exact = torch.promote_types(ours.dtype, torch.float32)
-            total = total + DISTANCES[self.kind](to(ours).to(exact), theirs.to(exact)).sum()
+        for linear, (s, t) in zip(self.maps, self.pairs):
+            (x, _), (y, _) = (losses.shifted_rows(h, labels) for h in (student[s], teacher[t].detach()))
+            exact = torch.promote_types(x.dtype, torch.float32)
+            total = total + DISTANCES[self.kind](linear(x).to(exact), y.to(exact)).sum()
         return self.weight * total / len(self.pairs)
 
 
@@ -146,9 +145,9 @@ class Dynamics(nn.Module):
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor) -> Tensor:
         total, tokens = 0.0, losses.supervised(labels)
         for s, t in self.pairs:
-            ours = losses.shifted_rows(student[s + 1] - student[s], labels)[0]
-            theirs = losses.shifted_rows((teacher[t + 1] - teacher[t]).detach(), labels)[0]
-            total = total + 1 - cka(ours, theirs, debiased=self.debiased)
+            x, _ = losses.shifted_rows(student[s + 1] - student[s], labels)
+            y, _ = losses.shifted_rows((teacher[t + 1] - teacher[t]).detach(), labels)
+            total = total + 1 - cka(x, y, debiased=self.debiased)
         return self.weight * tokens * total / len(self.pairs)
 
 

@@ -68,6 +68,22 @@ DIVERGENCES = {"forward": forward_kl, "reverse": reverse_kl, "js": jensen_shanno
 TAILS = ("drawn", "spread", "bucket", "none")
 
 
+def check(divergence: str, tail: str, teacher: object = None) -> None:
+    """Refuse what does not exist, and a tail that this divergence or the teacher's cache cannot give."""
+    for name, value, allowed in (("divergence", divergence, DIVERGENCES), ("tail", tail, TAILS)):
+        if value not in allowed:
+            raise ValueError(f"{name} = {value!r}: allowed are {', '.join(allowed)}")
+    if not isinstance(teacher, teacher_cache.Cache) or not teacher.k:
+        return
+    if tail in ("drawn", "none") and divergence not in ("forward", "soft_ce"):
+        raise ValueError(
+            f"tail = {tail!r}: it excludes tokens, which divergence = {divergence!r} cannot measure; use 'spread' or "
+            "'bucket'"
+        )
+    if tail == "drawn" and not teacher.draws:
+        raise ValueError("tail = 'drawn': the cache was made with draws = 0")
+
+
 def live(temperature: Tensor, weight: Tensor) -> Scores:
     """Scores over the vocabulary, the teacher's made from its hidden states (n, D) and its head (V, D)."""
 
@@ -80,8 +96,7 @@ def live(temperature: Tensor, weight: Tensor) -> Scores:
 
 def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "drawn") -> Scores:
     """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of four ways."""
-    if tail not in TAILS:
-        raise ValueError(f"tail = {tail!r}: allowed are {', '.join(TAILS)}")
+    check("forward", tail)
     weights = cache.tail_weights(float(temperature)) if cache.k and tail != "none" else None
 
     def everything(a: Tensor, values: Tensor):
@@ -139,22 +154,22 @@ def mixed_rows(
 ) -> losses.RowLoss:
     """The row loss kd T^2 D + ce (cross-entropy), of logits, labels (n,), weights (n,) and what `scores` asks for.
 
-    `tally` receives sums over the rows: `kd` and `ce`, each without its factor, and `slope`, the d loss / d T.
+    `tally` receives sums over the rows: `logits` (T^2 D) and `ce`, each without its factor, and `slope`, d loss / d T.
     """
 
     def add(name: str, value: Tensor) -> None:
         tally[name] = tally.get(name, 0.0) + value
 
-    def rows(logits: Tensor, labels: Tensor, weights: Tensor, *said: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(logits: Tensor, labels: Tensor, weights: Tensor, *answers: Tensor) -> tuple[Tensor, Tensor]:
         T = temperature.detach().to(logits.dtype)
         a = logits / T
-        ours, theirs, slope, dealt = scores(a, *said)
+        ours, theirs, slope, dealt = scores(a, *answers)
         value, d_ours, d_theirs = divergence(theirs.log_softmax(1), ours.log_softmax(1))
         grad = dealt(d_ours)  # of D, with respect to a
         if temperature.requires_grad:
             per_row = 2 * value - (grad * a).sum(1) - (d_theirs() * slope()).sum(1)
             add("slope", kd * T * (weights * per_row).sum())
-        add("kd", T**2 * (weights * value).sum())
+        add("logits", T**2 * (weights * value).sum())
         loss, grad = kd * T**2 * value, grad.mul_(kd * T)
         if ce:
             hard, d_hard = losses.cross_entropy_rows(logits, labels)  # last: it overwrites the logits

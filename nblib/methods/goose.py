@@ -32,6 +32,8 @@ from transformers import initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from nblib import runtime, wiring
+
 SCANS = ("doubling", "sequential")
 
 
@@ -83,10 +85,9 @@ def scan(x: Tensor, d: Tensor) -> Tensor:
 def _doubled(x: Tensor, d: Tensor, *, reverse: bool = False) -> Tensor:
     S, reach = x.clone(), 1
     while reach < x.shape[1]:
-        here, before = (
-            (slice(None, -reach), slice(reach, None)) if reverse else (slice(reach, None), slice(None, -reach))
-        )
-        S[:, here] += d * S[:, before].clone()  # S now sums the last 2 reach inputs
+        late, early = S[:, reach:], S[:, :-reach]
+        into, earlier = (early, late) if reverse else (late, early)
+        into += d * earlier.clone()  # S now sums the last 2 reach inputs
         d, reach = d * d, 2 * reach
     return S
 
@@ -190,24 +191,24 @@ class GooseModel(GoosePreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        past = past_key_values or self.nothing(input_ids)
+        past = past_key_values or self.empty_past(input_ids)
         most, length = self.config.max_position_embeddings, past.length + input_ids.shape[1]
         if length > most:
             raise ValueError(f"length = {length}: max_position_embeddings allows {most}")
         x = self.embed_tokens(input_ids) + self.embed_positions.weight[past.length : length]
-        states, kept = [x], []
+        states, pairs = [x], []
         for block, last, state in zip(self.layers, past.shifted, past.state):
             x, last, state = block(x, last, state)
             states.append(x)
-            kept.append((last, state))
+            pairs.append((last, state))
         states[-1] = x = self.norm(x)
         return BaseModelOutputWithPast(
             last_hidden_state=x,
-            past_key_values=Past(*map(torch.stack, zip(*kept)), length) if use_cache else None,
+            past_key_values=Past(*map(torch.stack, zip(*pairs)), length) if use_cache else None,
             hidden_states=tuple(states) if output_hidden_states else None,
         )
 
-    def nothing(self, input_ids: Tensor) -> Past:
+    def empty_past(self, input_ids: Tensor) -> Past:
         zeros = self.norm.weight.new_zeros(len(self.layers), len(input_ids), self.config.hidden_size)
         return Past(zeros, zeros, 0)
 
@@ -240,8 +241,7 @@ def tiny(
     vocab_size: int, *, hidden: int = 256, layers: int = 4, length: int = 256, seed: int = 0, **config
 ) -> nn.Module:
     """A small student with random weights that depend on the seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with runtime.seeded(seed):
         shape = dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=length)
         return GooseForCausalLM(GooseConfig(vocab_size=vocab_size, **shape, **config)).train()
 
@@ -249,13 +249,12 @@ def tiny(
 @torch.no_grad()
 def continued(model: nn.Module, ids: Tensor, *, tokens: int) -> Tensor:
     """`tokens` more of each row (B, T), the likeliest each time, with one token per step and a state of fixed size."""
-    was_training, past, rows = model.training, None, [ids]
-    model.eval()
-    for _ in range(tokens):
-        out = model(rows[-1], past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        rows.append(out.logits[:, -1:].argmax(-1))
-    model.train(was_training)
+    past, rows = None, [ids]
+    with wiring.evaluating(model):
+        for _ in range(tokens):
+            out = model(rows[-1], past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            rows.append(out.logits[:, -1:].argmax(-1))
     return torch.cat(rows, 1)
 
 
@@ -269,16 +268,14 @@ def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str
         for name, m in model.named_modules()
         if isinstance(m, Spike)
     ]
-    was_training = model.training
-    model.eval()
     try:
-        model.model(rows)
+        with wiring.evaluating(model):
+            model.model(rows)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
-    every = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
-    facts = {"rate": every.mean(), "dead": (every == 0).float().mean(), "saturated": (every >= always).float().mean()}
+    rates = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
+    facts = {"rate": rates.mean(), "dead": (rates == 0).float().mean(), "saturated": (rates >= always).float().mean()}
     for kind in ("spike_k", "spike_v"):
         facts[f"rate_{kind[-1]}"] = torch.stack([x for name, x in fired.items() if name.endswith(kind)]).mean()
     return {name: float(value) for name, value in facts.items()}

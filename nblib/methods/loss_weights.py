@@ -11,7 +11,7 @@ outside the model: never clipped, not saved, and stepped after each of 32 micro-
 
 so it is paid for giving the weight to whatever is small already. For l1 > l2 the slope in w1 below balance is
 (1 - penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at
-w1 = 0. `phase_diagram` measures it. Dividing each loss by its first value holds until the losses have fallen
+w1 = 0 (notebook 10 measures it). Dividing each loss by its first value holds until the losses have fallen
 differently, by its running mean while they fall slowly. What does not collapse is `learns="spread"`: the weights
 see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. Its balance is w_i in
 proportion to 1 / l_i, so a small loss still takes most of the weight unless losses are normalised as well.
@@ -21,7 +21,6 @@ of its micro-batch, so with it the cut into micro-batches matters a little. With
 most of the norm that is clipped (notebook 10). `del model.mixer` before counting or saving the model.
 """
 
-import copy
 import math
 from collections.abc import Sequence
 
@@ -67,11 +66,11 @@ class Curriculum(nn.Module):
     def at(self, share: float) -> dict[str, float]:
         """The weights at a share of the run."""
         k = next((k for k, (end, _) in enumerate(self.phases) if share < end), len(self.phases) - 1)
-        start, (end, here) = self.phases[k - 1][0] if k else 0.0, self.phases[k]
-        after = self.phases[min(k + 1, len(self.phases) - 1)][1]
+        start, (end, weights) = self.phases[k - 1][0] if k else 0.0, self.phases[k]
+        following = self.phases[min(k + 1, len(self.phases) - 1)][1]
         part = min(1.0, (share - start) / (end - start))
         blend = {"step": 0.0, "linear": part, "cosine": 0.5 * (1 - math.cos(math.pi * part))}[self.how]
-        return {n: (1 - blend) * here.get(n, 0.0) + blend * after.get(n, 0.0) for n in here | after}
+        return {n: (1 - blend) * weights.get(n, 0.0) + blend * following.get(n, 0.0) for n in weights | following}
 
     def forward(self) -> dict[str, float]:
         weights = self.at(int(self.micro_batches) // self.accumulate / self.total)
@@ -116,9 +115,9 @@ class Router(nn.Module):
 
     def mix(self, sums: dict[str, Tensor], tokens: Tensor) -> dict[str, Tensor]:
         """Summed losses by name to their weighted sums, and the penalty as one more term, `spread`."""
-        some, each = next(iter(sums.values())), tokens.clamp(min=1)
-        mixed, spread, _ = self(torch.stack([sums.get(n, torch.zeros_like(some)) for n in self.names]) / each)
-        return {n: m * each for n, m in zip(self.names, mixed) if n in sums} | {"spread": spread * each}
+        zero, tokens = torch.zeros_like(next(iter(sums.values()))), tokens.clamp(min=1)
+        mixed, spread, _ = self(torch.stack([sums.get(n, zero) for n in self.names]) / tokens)
+        return {n: m * tokens for n, m in zip(self.names, mixed) if n in sums} | {"spread": spread * tokens}
 
     def forward(self, means: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean losses (K,), 0 where an objective is off, to the weighted losses (K,), penalty * spread, weights (K,).
@@ -133,12 +132,12 @@ class Router(nn.Module):
             logits = self.net(seen / scale)
             weights = logits.masked_fill(~present, -math.inf).softmax(-1)
             scaled = means / scale
-            alone = self.learns == "spread"
-            weighted = weights * (scaled.detach() if alone else scaled)
-            at = weights.detach() * seen / scale  # ranked by what every process sees, or the gradients would not add up
-            top, low = at.masked_fill(~present, -1).argmax(-1), at.masked_fill(~present, math.inf).argmin(-1)
+            only_spread = self.learns == "spread"
+            weighted = weights * (scaled.detach() if only_spread else scaled)
+            rank = weights.detach() * seen / scale  # by what every process sees, or the gradients would not add up
+            top, low = rank.masked_fill(~present, -1).argmax(-1), rank.masked_fill(~present, math.inf).argmin(-1)
             spread = self.penalty * (weighted.gather(-1, top[..., None]) - weighted.gather(-1, low[..., None])).sum()
-            return (weights.detach() * scaled if alone else weighted), spread, weights.detach()
+            return (weights.detach() * scaled if only_spread else weighted), spread, weights.detach()
 
     def _scale(self, seen: Tensor, present: Tensor) -> Tensor:
         if self.normalise == "none":
@@ -155,44 +154,3 @@ def _over_processes(means: Tensor) -> Tensor:
         means = means.clone() / torch.distributed.get_world_size()
         torch.distributed.all_reduce(means)
     return means
-
-
-def phase_diagram(
-    ratios: Sequence[float],
-    penalties: Sequence[float],
-    *,
-    steps: int = 400,
-    lr: float = 3e-3,
-    falls: tuple[float, float] = (0.0, 0.0),
-    seed: int = 0,
-    **router,
-) -> Tensor:
-    """Train a router per cell on two losses alone and return its w1 at the end, (ratios, penalties).
-
-    The losses start at (ratio, 1) and fall by the factors exp(-falls) over the run. `router` takes its options. All
-    cells start from the same weights and run side by side under vmap; Adam works per element, so they do not meet.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        first = Router(("one", "two"), **router)
-    cells = [(float(r), float(p)) for r in ratios for p in penalties]
-    routers = [copy.deepcopy(first) for _ in cells]
-    for module, (_, penalty) in zip(routers, cells):
-        module.penalty.fill_(penalty)
-    params, buffers = torch.func.stack_module_state(routers)
-    start = torch.tensor([[ratio, 1.0] for ratio, _ in cells])  # (cells, 2)
-    adam = torch.optim.Adam(params.values(), lr=lr)
-
-    def cell(params: dict, buffers: dict, means: Tensor) -> tuple[Tensor, Tensor]:
-        mixed, spread, weights = torch.func.functional_call(first, (params, buffers), (means,))
-        return mixed.sum() + spread, weights[0]
-
-    late = []
-    for step in range(steps):
-        means = start * torch.exp(-torch.tensor(falls) * step / steps)
-        total, w1 = torch.vmap(cell)(params, buffers, means)
-        adam.zero_grad()
-        total.sum().backward()
-        adam.step()
-        late.append(w1)
-    return torch.stack(late[-max(1, steps // 20) :]).mean(0).view(len(ratios), len(penalties))  # it jitters at the kink

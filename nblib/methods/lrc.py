@@ -2,21 +2,19 @@
 
     y = Q(W) Q(x) + U (V^T x)        U (out, r), V (in, r), r = max(1, floor(min(in, out) * percent / 100))
 
-The large product runs on -s, 0, s; the small one sees x as it is and learns what rounding took away. In the usual,
+The large product runs on -s, 0, s; the small one gets x unrounded and learns what rounding took away. In the usual,
 frozen form W is rounded once and only U and V train; in the joint form W trains too and is rounded at each forward.
 
-Where U and V start decides most of it. R = W - Q(W) is what is missing, and its truncated singular value
-decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). What counts is the error of the
-output, though, R x, so `svd_activation` decomposes R C^(1/2) with C the inputs' second moments, seen on a few batches
-(LQER, Zhang et al., 2024; EoRA, Liu et al., 2024), and takes C^(1/2) out again.
+The start of U and V decides most of the result. R = W - Q(W) is what is missing, and its truncated singular value
+decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). But what counts is the error of
+the output, R x. So `svd_activation` decomposes R C^(1/2), with C the inputs' second moments over a few batches, and
+multiplies by C^(-1/2) afterwards (LQER, Zhang et al., 2024; EoRA, Liu et al., 2024).
 
 Footgun: with `zeros` in both factors each one's gradient is a product with the other, zero for ever. The loss curve is
-flat and nothing is raised; `init` offers it only to show that (notebook 10).
+flat and nothing is raised. `init` allows it only to show that (notebook 10).
 """
 
 import json
-import os
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,11 +25,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.pytorch_utils import Conv1D
 
-from nblib import models, wiring
+from nblib import files, models, runtime, wiring
 from nblib.methods import ternary
 
 INITS = ("svd_residual", "svd_activation", "kaiming", "zeros")
-DAMPING = 0.01  # of the mean second moment, added to all: directions that the few batches did not show
+DAMPING = 0.01  # of the mean second moment, added to all: some directions did not occur in the few batches
 WEIGHTS, RECIPE = "model.safetensors", "lrc.json"
 
 
@@ -95,15 +93,16 @@ def attach(
     once = ternary.Once()
 
     def replace(name: str, linear: nn.Module) -> LRCLinear:
-        W = _weight(linear)  # (out, in)
+        W = linear.weight.detach()  # (out, in)
+        W = W.T.contiguous() if isinstance(linear, Conv1D) else W  # GPT-2 stores its matrices the other way round
         r = min(rank, *W.shape) if rank else rank_of(*W.shape, percent)
         Q = W if W.is_meta else ternary.ternary(W)
-        new = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
+        layer = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
         if keep_original and not joint:
-            new.register_buffer("original", W, persistent=False)
+            layer.register_buffer("original", W, persistent=False)
         U, V = _start(W, Q, r, init, moments[name] if init == "svd_activation" else None, randomised)
-        new.U.data, new.V.data = (f.to(W.dtype).contiguous() for f in (U, V))
-        return new
+        layer.U.data, layer.V.data = (f.to(W.dtype).contiguous() for f in (U, V))
+        return layer
 
     with torch.no_grad():
         names = wiring.swap(model, replace, linear_layers(model))
@@ -126,41 +125,31 @@ def _trained(layer: LRCLinear) -> list[nn.Parameter]:
     return [layer.U, layer.V] + [layer.weight] * layer.joint
 
 
-def _weight(linear: nn.Module) -> Tensor:
-    """(out, in); GPT-2 stores its matrices the other way round."""
-    return linear.weight.detach().T.contiguous() if isinstance(linear, Conv1D) else linear.weight.detach()
-
-
 @torch.no_grad()
 def ternarise(model: nn.Module) -> list[str]:
-    """The ternary model without a correction, as the lower mark: rank 1, and zero."""
+    """The ternary model without a correction, to compare with: rank 1, and zero."""
     return attach(model, rank=1, init="zeros")
 
 
 @torch.no_grad()
 def input_moments(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Mean of x x^T per linear layer over the tokens of a few batches, (in, in), in the layers' own order."""
-    sums, counts, handles = {}, {}, []
+    sums, counts = {}, {}
 
-    def watch(name: str):
-        def hook(module, args):
-            x = args[0].flatten(0, -2).float()  # (B, T, in) -> (N, in)
-            sums[name] = sums.get(name, 0) + x.T @ x
-            counts[name] = counts.get(name, 0) + len(x)
+    def add(name: str, x: Tensor) -> None:
+        x = x.flatten(0, -2).float()  # (B, T, in) -> (N, in)
+        sums[name] = sums.get(name, 0) + x.T @ x
+        counts[name] = counts.get(name, 0) + len(x)
 
-        return hook
-
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
+    device, linears = next(model.parameters()).device, linear_layers(model).items()
+    hooks = [m.register_forward_pre_hook(lambda _, args, name=name: add(name, args[0])) for name, m in linears]
     try:
-        for name, linear in linear_layers(model).items():
-            handles.append(linear.register_forward_pre_hook(watch(name)))
-        for batch in batches:
-            model.base_model(input_ids=batch["input_ids"].to(device), use_cache=False)
+        with wiring.evaluating(model):
+            for batch in batches:
+                model.base_model(input_ids=batch["input_ids"].to(device), use_cache=False)
     finally:
-        for handle in handles:
-            handle.remove()
-        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
     return {name: total / counts[name] for name, total in sums.items()}
 
 
@@ -184,8 +173,7 @@ def _start(W: Tensor, Q: Tensor, r: int, init: str, C: Tensor | None, randomised
 def truncated_svd(R: Tensor, r: int, *, randomised: bool = False) -> tuple[Tensor, Tensor]:
     """U (out, r) and V (in, r) with U V^T the best approximation of R; the singular values are shared equally."""
     if randomised:  # Halko, Martinsson and Tropp (2011): the same space but for the weakest directions
-        with torch.random.fork_rng(devices=[R.device] if R.is_cuda else []):
-            torch.manual_seed(0)
+        with runtime.seeded(0):
             P, s, Z = torch.svd_lowrank(R, q=min(r + 10, *R.shape), niter=2)
     else:
         P, s, Zh = torch.linalg.svd(R, full_matrices=False)
@@ -215,47 +203,43 @@ def recovered(loss: float, *, rounded: float, full: float) -> float:
 
 
 def facts(model: nn.Module) -> dict[str, int | float]:
-    found = layers(model).values()
-    ranks = [m.U.shape[1] for m in found]
-    every = list(model.parameters())
+    ranks, counts = [m.U.shape[1] for m in layers(model).values()], models.count(model)
     return {
         "layers": len(ranks),
         "smallest rank": min(ranks),
         "largest rank": max(ranks),
-        "trainable": sum(p.numel() for p in every if p.requires_grad),
-        "all": sum(p.numel() for p in every),
-        "share that trains": sum(p.numel() for p in every if p.requires_grad) / sum(p.numel() for p in every),
+        "trainable": counts["trainable"],
+        "all": counts["all"],
+        "share that trains": counts["trainable"] / counts["all"],
     }
 
 
 def save(model: nn.Module, folder: str | Path) -> int:
     """Write the model with two bits per ternary weight, as a folder of its own; returns its bytes on disk.
 
-    A joint model is saved as what it computes, its rounded weights, and a rounded correction as whole numbers with
-    their scales. So what comes back gives the same logits, and nothing finer than these is left to train on.
+    A joint model is saved with its rounded weights, a rounded correction as whole numbers with their scales. So what
+    comes back gives the same logits, but to train on, it has lost what rounding hides.
     """
-    folder = Path(folder)
-    found, tensors, recipe = layers(model), {}, {"layers": {}, "same": {}}
-    for name, layer in found.items():
+    folder, corrected = Path(folder), layers(model)
+    tensors, recipe = {}, {"layers": {}, "same": {}}
+    for name, layer in corrected.items():
         weight = ternary.ternary(layer.weight) if layer.joint else layer.weight
         tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": weight.abs().max()}
         for factor in ("U", "V"):
             tensors |= _stored(f"{name}.{factor}", getattr(layer, factor), layer.bits)
         recipe["layers"][name] = {"shape": list(weight.shape), "rank": layer.U.shape[1], "bits": layer.bits}
-    ours = {f"{name}.{part}" for name in found for part in ("weight", "U", "V")}
-    first = {}
-    for name, tensor in model.state_dict().items():
-        if name not in ours and first.setdefault(tensor.data_ptr(), name) == name:
+    packed = {f"{name}.{part}" for name in corrected for part in ("weight", "U", "V")}
+    rest, first = {name: t for name, t in model.state_dict().items() if name not in packed}, {}
+    for name, tensor in rest.items():
+        if first.setdefault(tensor.data_ptr(), name) == name:
             tensors[name] = tensor
-        elif name not in ours:  # a tied head is its embedding
+        else:  # a tied head is its embedding
             recipe["same"][name] = first[tensor.data_ptr()]
     recipe["dtype"] = str(model.dtype).removeprefix("torch.")
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")  # an earlier save stays whole until the end
-    model.config.save_pretrained(partial)
-    save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial / WEIGHTS)
-    (partial / RECIPE).write_text(json.dumps(recipe, indent=1))
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(partial, folder)
+    with files.replacing(folder) as partial:  # an earlier save stays whole until the end
+        model.config.save_pretrained(partial)
+        save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial / WEIGHTS)
+        (partial / RECIPE).write_text(json.dumps(recipe, indent=1))
     return sum(file.stat().st_size for file in folder.iterdir())
 
 

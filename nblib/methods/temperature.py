@@ -1,20 +1,20 @@
-"""The temperature of distillation: a number, or a parameter that something holds.
+"""The temperature of distillation: a number, or a parameter with a force that holds it.
 
 T^2 KL(softmax(t / T) || softmax(s / T)) is 0 as T goes to 0, tends to half the variance of t - s as T grows, and
-often has a hump between. A T that minimises it falls on one side of the hump and rises on the other: it never rests.
-So it learns well only against something:
+often has a hump between. A T that minimises it falls on one side of the hump and rises on the other, without end. So
+a learned T needs a force against it:
 
     Learned       a prior on log T, by default 5 (log T - log anchor)^2 per token, without any bound
     Adversarial   T = low + (high - low) sigmoid(raw), with the gradient reversed: T seeks the hump (CTKD,
-                  arXiv:2211.16231). The reversal's strength is 0 for a rest, in which T stands still, then rises to 1
+                  arXiv:2211.16231). The reversal's strength is 0 at first, so that T stands still, then rises to 1
 
 Attach it to the student (`student.temperature = Learned(2.0)`, after the student's own optimizer was made), so that it
-is in every checkpoint, clipped with the rest and stepped with it. `optimizer()` is its own, without weight decay:
-decay pulls the *raw* parameter to 0, which moves T by itself, and a log of T then looks like learning.
+is saved, clipped and stepped with the rest. `optimizer()` gives it an optimizer of its own, without weight decay: decay
+pulls the *raw* parameter to 0, which moves T by itself, and a log of T then looks like learning.
 
-Footgun: `clamp` has no gradient beyond its bounds. A T that reached one is stuck, and with it a regulariser that
-reads the clamped value. Bound by a sigmoid, or hold the raw parameter; and Adam divides out the size of a gradient,
-so the strength of the reversal mostly sets when T starts to move, not how fast.
+Footguns: `clamp` has no gradient beyond its bounds. A T that reached one is stuck, and with it a regulariser that reads
+the clamped value; bound T by a sigmoid, or regularise the raw parameter. And Adam divides by the size of a gradient, so
+the strength of the reversal mostly sets when T starts to move, not how fast.
 """
 
 import math

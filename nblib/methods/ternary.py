@@ -3,18 +3,19 @@
     s = max(mean |W|, 1e-5)      Q(W) = s * clip(round(W / s), -1, 1)          one s per matrix
     g = max(max |x|, 1e-5)       Q(x) = g / 127 * round(127 x / g)             one g per token
 
-Rounding is flat almost everywhere, so its true gradient is zero, or for x, where g moves too, a gradient in one entry
-per token. The straight-through estimator answers with the identity instead. It belongs on x even when W is frozen:
-everything below the layer learns only through it.
+Rounding is flat almost everywhere, so the true gradient of Q(W) is zero. That of Q(x) is not zero in one entry per
+token, the largest, because g changes with it. The straight-through estimator takes the identity as the gradient
+instead. Use it on x even when W is frozen: everything below the layer learns only through x.
 
-Footgun: `x + (Q(x) - x).detach()`, the usual way to write it, is not Q(x) to the last bit. Here it is a function with
-its own backward.
+Footgun: `x + (Q(x) - x).detach()`, the usual way to write it, is not Q(x) to the last bit. This file has an autograd
+function with its own backward.
 """
 
 import weakref
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 SMALLEST = 1e-5
 LEVELS = 127  # g >= |x|, so 127 x / g never leaves [-127, 127] and needs no clip
@@ -75,7 +76,7 @@ def group_codes(factor: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     if bits not in (4, 8):
         raise ValueError(f"bits = {bits!r}: allowed are 4 and 8")
     flat = factor.detach().flatten().float()
-    flat = torch.nn.functional.pad(flat, (0, -len(flat) % GROUP)).view(-1, GROUP)
+    flat = F.pad(flat, (0, -len(flat) % GROUP)).view(-1, GROUP)
     most = 2 ** (bits - 1) - 1
     scales = flat.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * most) / most
     return (flat / scales).round_().clamp_(-most, most).to(torch.int8), scales
@@ -89,28 +90,28 @@ class Once:
     """Rounds the tensor it is given, or returns the last result if it is given the same one again.
 
     Queries, keys and values read one tensor, gate and up projection another; in eager mode each is rounded once. A
-    compiler merges equal work by itself, so there it does nothing. What it keeps between two calls is one activation.
+    compiler merges equal work by itself, so there this only rounds. Between two calls it holds one activation.
     """
 
     def __init__(self):
-        self.of, self.state, self.result = lambda: None, None, None
+        self.source, self.state, self.result = lambda: None, None, None  # a weak reference to the tensor; its state
 
     def __call__(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling() or x.is_inference():  # inference tensors count no versions
             return int8(x)
-        state = (x._version, torch.is_grad_enabled())  # changed in place, or wanted with its graph this time
-        if self.of() is not x or self.state != state:
-            self.of, self.state, self.result = weakref.ref(x), state, int8(x)
+        state = (x._version, torch.is_grad_enabled())  # differs after a change in place, and where a graph is needed
+        if self.source() is not x or self.state != state:
+            self.source, self.state, self.result = weakref.ref(x), state, int8(x)
         return self.result
 
-    def __reduce__(self):  # a copied or pickled model starts without somebody else's activation
+    def __reduce__(self):  # a copied or pickled model starts without the original's activation
         return Once, ()
 
 
 def pack(codes: Tensor) -> Tensor:
     """-1, 0, 1 of any shape as two bits each, four to a byte, (ceil(n / 4),)."""
     flat = (codes.flatten() + 1).to(torch.uint8)
-    flat = torch.nn.functional.pad(flat, (0, -len(flat) % 4)).view(-1, 4)
+    flat = F.pad(flat, (0, -len(flat) % 4)).view(-1, 4)
     return flat[:, 0] | flat[:, 1] << 2 | flat[:, 2] << 4 | flat[:, 3] << 6
 
 

@@ -1,20 +1,22 @@
 """A student beside its teacher: where they agree, and what each costs.
 
 Perplexity says how well a student predicts the text; agreement says how well it stands in for the teacher, which is
-another question: a student trained on labels alone may have the same perplexity and choose other words. By position,
-because a student with a short memory falls behind where the context is long, and the mean does not show it.
+another question: a student trained on labels alone may have the same perplexity and choose other words. Both are told
+by position, because a student with a short memory falls behind where the context is long, and the mean hides it.
 
 Footgun: agreement of the likeliest token counts coin flips as disagreement. Where the teacher itself is unsure, two
 equally good models differ; read it beside the KL, or beside the agreement of the teacher with itself under dropout.
 """
 
 import time
+from collections.abc import Callable
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
-from nblib import losses, memory, models, runtime
+from nblib import losses, memory, models, runtime, wiring
+from nblib.methods import objective
 from nblib.methods.divergences import forward_kl
 
 POSITIONS = 256  # whose logits exist at a time
@@ -29,47 +31,37 @@ def agreement(
     T = rows.shape[1] - 1
     if not 1 <= parts <= T:
         raise ValueError(f"parts = {parts}: must be from 1 to the {T} positions of a row")
-    same, apart = torch.zeros(T, dtype=torch.float64), torch.zeros(T, dtype=torch.float64)
-    was_training = student.training
-    student.eval()
-    try:
+    top1, kl = torch.zeros(T, dtype=torch.float64), torch.zeros(T, dtype=torch.float64)
+    with wiring.evaluating(student):
         for few in rows.split(batch):
-            found = [_hidden(model, few.to(machine.device), machine) for model in (student, teacher)]
-            for at in range(0, T, max(1, POSITIONS // len(few))):
-                span = slice(at, min(T, at + max(1, POSITIONS // len(few))))
-                ours, theirs = ((h[:, span] @ w.to(h.dtype).T).float().flatten(0, 1) for h, w in found)
-                kl, _, _ = forward_kl(theirs.log_softmax(1), ours.log_softmax(1))
-                equal = (ours.argmax(1) == theirs.argmax(1)).double()
-                for sums, values in ((same, equal), (apart, kl.double())):
+            ids, length = {"input_ids": few.to(machine.device)}, max(1, POSITIONS // len(few))
+            with machine.autocast():
+                hidden = [objective.states_of(model, ids) for model in (student, teacher)]
+            for start in range(0, T, length):
+                span = slice(start, min(T, start + length))
+                s, t = ((h.last[:, span] @ h.head.to(h.last.dtype).T).float().flatten(0, 1) for h in hidden)
+                row_kl, _, _ = forward_kl(t.log_softmax(1), s.log_softmax(1))
+                same = (s.argmax(1) == t.argmax(1)).double()
+                for sums, values in ((top1, same), (kl, row_kl.double())):
                     sums[span] += values.view(len(few), -1).sum(0).cpu()
-    finally:
-        student.train(was_training)
-    same, apart = same / len(rows), apart / len(rows)
+    top1, kl = top1 / len(rows), kl / len(rows)
     size = T // parts
     cuts = [(i * size, T if i == parts - 1 else (i + 1) * size) for i in range(parts)]
     return {
-        "top1": float(same.mean()),
-        "kl": float(apart.mean()),
+        "top1": float(top1.mean()),
+        "kl": float(kl.mean()),
         "up_to": [end for _, end in cuts],
-        "top1_by_position": [float(same[a:b].mean()) for a, b in cuts],
-        "kl_by_position": [float(apart[a:b].mean()) for a, b in cuts],
+        "top1_by_position": [float(top1[a:b].mean()) for a, b in cuts],
+        "kl_by_position": [float(kl[a:b].mean()) for a, b in cuts],
     }
 
 
-def _hidden(model: nn.Module, ids: Tensor, machine: runtime.Machine) -> tuple[Tensor, Tensor]:
-    with machine.autocast():
-        found = losses.hidden_states(model, {"input_ids": ids})
-    if found is None:
-        raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    return found
-
-
 def costs(model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int = 3) -> dict[str, float]:
-    """One training step and one evaluation on rows (B, T): tokens per second (the median of some), and the most bytes
-    the step held beyond the model. Gradients that the model has are lost."""
+    """One training step and one evaluation on rows (B, T): tokens per second (the median of `times`), and the most
+    bytes that the step held beyond the model. The model loses its gradients."""
     if times < 1:
         raise ValueError(f"times = {times}: must be at least 1")
-    ids, was_training = ids.to(machine.device), model.training
+    ids = ids.to(machine.device)
     batch = {"input_ids": ids, "labels": ids}
 
     def train() -> None:
@@ -83,7 +75,7 @@ def costs(model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int
         with machine.autocast():
             losses.causal_lm(model, batch)
 
-    def seconds(step) -> float:
+    def seconds(step: Callable[[], None]) -> float:
         taken = []
         for _ in range(times + 1):  # the first is a warm-up
             started = time.perf_counter()
@@ -93,11 +85,11 @@ def costs(model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int
             taken.append(time.perf_counter() - started)
         return median(taken[1:])
 
-    model.train()
-    speed = {"train_tokens_per_s": ids.numel() / seconds(train)}
-    with memory.peak(machine.device) as peak:
-        train()
-    model.eval()
-    speed["eval_tokens_per_s"] = ids.numel() / seconds(evaluate)
-    model.train(was_training)
+    with wiring.evaluating(model):  # for the modes that it restores
+        model.train()
+        speed = {"train_tokens_per_s": ids.numel() / seconds(train)}
+        with memory.peak(machine.device) as peak:
+            train()
+        model.eval()
+        speed["eval_tokens_per_s"] = ids.numel() / seconds(evaluate)
     return {"parameters": models.count(model)["all"], **speed, "step_bytes": peak.bytes}

@@ -1,20 +1,56 @@
-"""Hidden states, CKA and agreement with the teacher, against plain definitions in float64."""
+"""Distances of hidden states and CKA against plain definitions in float64, and alignment while training."""
+
+import itertools
 
 import pytest
 import torch
 from conftest import FP32
-from torch.distributions import Categorical, kl_divergence
+from toy_distillation import ragged
 
-from lessons import teacher_agreement
 from nblib import compiling, losses, models, text, train
 from nblib.methods import alignment, goose
 from nblib.methods.alignment import Dynamics, Hidden
-from nblib.methods.distill import Distillation
+from nblib.methods.objective import from_teacher
 
 
 @pytest.fixture
 def teacher():
     return models.as_teacher(models.tiny(256, hidden=48, layers=4, heads=2, seed=9))
+
+
+def _one(kind: str, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """The distance of two vectors, written out."""
+    if kind == "mse":
+        return ((s - t) ** 2).sum() / len(s)
+    if kind == "relative":
+        return ((s - t) ** 2).sum() / (t @ t)
+    if kind == "normalised":
+        return ((s / s.norm() - t / t.norm()) ** 2).sum() / len(s)
+    return 1 - (s @ t) / (s.norm() * t.norm())
+
+
+@pytest.mark.parametrize("kind", list(alignment.DISTANCES))
+@pytest.mark.parametrize("weights", ["uniform", "progressive", "exponential", [0.0, 2.0, 6.0]])
+def test_hidden_distillation_equals_the_definition(kind, weights):
+    labels = ragged(3, 10)["labels"]
+    student = [torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    teacher = [torch.randn(3, 10, 8, dtype=torch.float64) for _ in range(3)]
+    share = {"uniform": [1, 1, 1], "progressive": [1, 2, 3], "exponential": [2, 4, 8]}.get(str(weights), weights)
+    plain = sum(
+        share[k] / sum(share) * _one(kind, student[k][b, t], teacher[k][b, t])
+        for k, b, t in itertools.product(range(3), range(3), range(9))
+        if labels[b, t + 1] != losses.IGNORED
+    )
+    ours = alignment.hidden_distillation(student, teacher, labels, kind=kind, weights=weights)
+    torch.testing.assert_close(ours, plain)
+    last = torch.autograd.grad(ours, student[2], retain_graph=True)[0]
+    torch.testing.assert_close(last, torch.autograd.grad(plain, student[2])[0])
+    assert last[:, -1].abs().max() == 0 and last[:, 0].abs().max() > 0  # the last position predicts nothing
+
+
+def test_normalised_is_cosine_over_half_the_width():
+    s, t = torch.randn(5, 8), torch.randn(5, 8)
+    torch.testing.assert_close(alignment.DISTANCES["normalised"](s, t) * 4, alignment.DISTANCES["cosine"](s, t))
 
 
 def _gram_hsic(x, y):
@@ -94,7 +130,7 @@ def test_alignment_trains_with_the_student_and_resumes_to_the_bit(stream, teache
         torch.manual_seed(4)
         model.alignment = make([(1, 2)], model, teacher, weight=0.1)
         optimizer, batches = train.adamw(model, lr=3e-3), text.Batches(stream, rows=4, length=32)
-        loss = Distillation(teacher, 2.0, alignment=model.alignment)
+        loss = from_teacher(teacher, 2.0, alignment=model.alignment)
         return model, train.fit(model, batches, optimizer, total=total, machine=FP32, loss=loss, checkpoints=folder)
 
     straight, records = run(12)
@@ -122,7 +158,7 @@ def test_compiled_blocks_stay_one_graph_when_their_states_are_asked_for(tiny, te
 
     torch._dynamo.reset()
     tiny.alignment = Hidden([(0, 1), (2, 4)], tiny, teacher)
-    loss, batch = Distillation(teacher, alignment=tiny.alignment), next(batches)
+    loss, batch = from_teacher(teacher, alignment=tiny.alignment), next(batches)
     plain = loss(tiny, batch)
     compiling.compile_blocks(tiny, backend=backend)
     if checkpointed:
@@ -146,35 +182,14 @@ def test_what_cannot_be_aligned_is_refused(tiny, teacher, batches):
         Dynamics([(1, 1)], tiny, teacher, weight=0)
     with pytest.raises(ValueError, match="at least 4: got 3 and 3"):
         alignment.cka(torch.randn(3, 2), torch.randn(3, 2))
-    with pytest.raises(ValueError, match="alignment is a module and not attached"):
-        Distillation(teacher, alignment=Hidden([(1, 1)], tiny, teacher))(tiny, next(batches))
-
-
-# ---------------------------------------------------------------- agreement
-
-
-def test_agreement_by_position_equals_the_definition(tiny, teacher):
-    rows = torch.randint(256, (5, 24))
-    found = teacher_agreement.agreement(tiny, teacher, rows, machine=FP32, batch=2, parts=3)
-    with torch.no_grad():
-        s, t = (m(rows).logits[:, :-1].double() for m in (tiny.eval(), teacher))
-    kl = kl_divergence(Categorical(logits=t), Categorical(logits=s))
-    same = (s.argmax(-1) == t.argmax(-1)).double()
-    assert found["kl"] == pytest.approx(float(kl.mean()), rel=1e-4) and found["top1"] == float(same.mean())
-    assert found["up_to"] == [7, 14, 23]
-    cuts = [slice(0, 7), slice(7, 14), slice(14, 23)]
-    assert found["kl_by_position"] == pytest.approx([float(kl[:, c].mean()) for c in cuts], rel=1e-4)
-    assert found["top1_by_position"] == pytest.approx([float(same[:, c].mean()) for c in cuts])
-    perfect = teacher_agreement.agreement(teacher, teacher, rows, machine=FP32)
-    assert perfect["top1"] == 1 and abs(perfect["kl"]) < 1e-6
-    with pytest.raises(ValueError, match="parts = 24: must be from 1 to the 23"):
-        teacher_agreement.agreement(tiny, teacher, rows, machine=FP32, parts=24)
-
-
-def test_costs_tell_a_large_model_from_a_small_one(tiny):
-    ids = torch.randint(256, (4, 64))
-    large = models.tiny(256, hidden=256, layers=4)
-    small, big = (teacher_agreement.costs(m, ids, machine=FP32) for m in (tiny, large))
-    assert big["parameters"] > 10 * small["parameters"] and big["step_bytes"] > 2 * small["step_bytes"]
-    assert big["train_tokens_per_s"] < small["train_tokens_per_s"] and tiny.training
-    assert big["eval_tokens_per_s"] > big["train_tokens_per_s"]
+    with pytest.raises(ValueError, match="alignment: the Hidden is not attached"):
+        from_teacher(teacher, alignment=Hidden([(1, 1)], tiny, teacher))(tiny, next(batches))
+    states, labels = [torch.zeros(2, 32, 8)] * 3, torch.zeros(2, 32, dtype=torch.long)
+    with pytest.raises(ValueError, match="kind = 'l1': allowed are mse, relative"):
+        alignment.hidden_distillation(states, states, labels, kind="l1")
+    with pytest.raises(ValueError, match="student 3 of .*, teacher 2 of"):
+        alignment.hidden_distillation(states, states[:2], labels)
+    with pytest.raises(ValueError, match="weights = 'linear': allowed are uniform"):
+        alignment.layer_weights("linear", 2)
+    with pytest.raises(ValueError, match=r"weights = \[1.0\]: allowed are 2 numbers"):
+        alignment.layer_weights([1.0], 2)

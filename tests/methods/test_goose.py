@@ -9,8 +9,8 @@ from conftest import FP32
 
 from nblib import compiling, losses, memory, models, text, train, wiring
 from nblib.methods import goose
-from nblib.methods.distill import Distillation
 from nblib.methods.goose import Spike
+from nblib.methods.objective import from_teacher
 
 DECAYS = (0.38, 0.5, 0.73, 0.88, 0.95, 0.99)
 T, D = 256, 24
@@ -229,7 +229,7 @@ def test_it_learns_from_a_teacher_and_resumes_to_the_bit(stream, tmp_path):
     def run(total, folder=None):
         student = goose.tiny(256, hidden=32, layers=2, length=32)
         batches = text.Batches(stream, rows=8, length=32)
-        options = dict(total=total, machine=FP32, loss=Distillation(teacher, 2.0, ce=0.5), checkpoints=folder)
+        options = dict(total=total, machine=FP32, loss=from_teacher(teacher, 2.0, ce=0.5), checkpoints=folder)
         return student, train.fit(student, batches, train.adamw(student, lr=1e-2), **options)
 
     straight, records = run(60)

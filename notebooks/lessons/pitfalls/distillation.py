@@ -22,7 +22,7 @@ from lessons.pitfalls.autocast import teacher_use
 from lessons.pitfalls.bench import quiet
 from lessons.pitfalls.byte_model import CPU, LENGTH, batches, held_out_loss, stream, trained, untrained
 from nblib import losses, models, text, train
-from nblib.methods import alignment, distill, goose, teacher_cache
+from nblib.methods import alignment, goose, objective, teacher_cache
 from nblib.methods.temperature import Adversarial, Learned
 
 ROWS = 4
@@ -75,7 +75,7 @@ def climbed(temperature: nn.Module, steps: int = 40) -> dict:
     temperature.raw.register_hook(lambda gradient: gradients.append(float(gradient)))
     optimizers = [train.adamw(student, lr=5e-3), temperature.optimizer(lr=0.05)]
     student.temperature = temperature
-    loss = distill.Distillation(teacher, temperature)
+    loss = objective.from_teacher(teacher, temperature)
     train.fit(student, batches(rows=ROWS), optimizers, total=steps, loss=loss, machine=CPU, clip=0)
     T = temperature()
     (pull,) = torch.autograd.grad((T.log() - math.log(2)).square(), temperature.raw)
@@ -103,7 +103,7 @@ def rested(make: Callable[[nn.Module, Adversarial], list], steps: int = 30) -> d
     student.temperature = T = Adversarial(2.0, total=4 * steps, rest=0.25)
     gradients = []
     T.raw.register_hook(lambda gradient: gradients.append(abs(float(gradient))))
-    optimizers, loss = make(student, T), distill.Distillation(teacher, T)
+    optimizers, loss = make(student, T), objective.from_teacher(teacher, T)
     held = [g for o in optimizers for g in o.param_groups if any(p is T.raw for p in g["params"])]
     train.fit(student, batches(rows=ROWS), optimizers, total=steps, loss=loss, machine=CPU)
     return {
@@ -174,7 +174,7 @@ def by_heart(reduction: str, alpha: float = 0.5, steps: int = 40) -> tuple[float
 @cache
 def _from_the_live_teacher(steps: int) -> float:
     student, teacher = pair()
-    loss = distill.Distillation(teacher, 1.0)
+    loss = objective.from_teacher(teacher, 1.0)
     train.fit(student, batches(rows=ROWS), train.adamw(student, lr=5e-3), total=steps, loss=loss, machine=CPU)
     return held_out_loss(student)
 
@@ -186,9 +186,9 @@ def from_a_cache(k: int, tail: str, steps: int = 40) -> dict:
     batch, first = next(batches(rows=ROWS)), untrained(seed=1)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         made = teacher_cache.make(Path(folder) / "cache", teacher, rows, **options)
-        loss = distill.Distillation(made, 1.0, tail=tail)
+        loss = objective.from_teacher(made, 1.0, tail=tail)
         reported = loss(first, batch | made(batch["input_ids"]))["distillation"]
-        true = distill.Distillation(teacher, 1.0)(first, batch)["distillation"]
+        true = objective.from_teacher(teacher, 1.0)(first, batch)["distillation"]
         mass = teacher(batch["input_ids"]).logits.softmax(-1).topk(k or 1).values.sum(-1)
         with torch.enable_grad():
             learns = train.adamw(student, lr=5e-3)
@@ -259,7 +259,7 @@ def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps:
 
 def _updates(model: nn.Module, ids: Tensor) -> Tensor:
     """What the first block adds at every position, (n, D)."""
-    states = distill.states_of(model, {"input_ids": ids}, layers=True)[2]
+    states = objective.states_of(model, {"input_ids": ids}, layers=True).layers
     return (states[1] - states[0]).flatten(0, 1)
 
 

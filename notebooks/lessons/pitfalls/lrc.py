@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from lessons.pitfalls import WITH_PEFT, Pitfall, byte_model
 from lessons.pitfalls.bench import fresh_dynamo, seeded
 from nblib import compiling, losses, memory, models, train, wiring
-from nblib.methods import loss_weights, lrc, objectives, ternary
+from nblib.methods import loss_weights, lrc, objective, ternary
 
 GIB = 2**30
 
@@ -198,13 +198,13 @@ def routed(*, steps: int = 60, **options) -> dict:
     """Next words and masked words, weighted by LDC-MTL's router; what is judged is the harder one, masked words."""
     model, ids = speaker(), chain(64)
     router = loss_weights.Router(("ce", "masked"), **options)
-    loss = objectives.Objective({"ce": 1.0, "masked": 1.0}, mask_id=SPECIAL, router=router)
+    loss = objective.Objective({"ce": 1.0, "masked": 1.0}, mask_id=SPECIAL, router=router)
 
     @torch.no_grad()
     def judged() -> float:
         with seeded():  # the same masks each time
             batch = {"input_ids": ids, "labels": ids}
-            found = objectives.masked_tokens(model.eval(), batch, mask_id=SPECIAL)
+            found = objective.masked_tokens(model.eval(), batch, mask_id=SPECIAL)
         return float(found) / ids[:, 1:].numel()
 
     before = judged()
@@ -239,7 +239,7 @@ def masked_with(mask_id: int, *, probability: float = 0.15, steps: int = 40) -> 
 
     weights = {"ce": 1.0, "masked": 0.5}
     before = judged()
-    learn_chain(model, objectives.Objective(weights, mask_id=mask_id, mask_probability=probability), steps=steps)
+    learn_chain(model, objective.Objective(weights, mask_id=mask_id, mask_probability=probability), steps=steps)
     after = judged()
     return {
         "mask": mask_id,
@@ -359,7 +359,7 @@ PITFALLS = [
         verdict="The write-up masked with id 0 and took it for the unknown token; in Qwen3 it is '!'. The model cannot "
         "tell the word from the mask, and forgets what follows it, and only there. Twice the masking with a token of "
         f"its own harms no word. Seen on {WITH_PEFT}.",
-        fix="A special token of the tokenizer; objectives.check_mask_id refuses any other.",
+        fix="A special token of the tokenizer; objective.check_mask_id refuses any other.",
         broken=lambda: masked_with(0),
         fixed=lambda: masked_with(SPECIAL),
         seen=lambda facts: facts["after word 0"] > facts["after word 0, before"] + 0.1,

@@ -1,4 +1,4 @@
-"""Objectives, curriculum and router: float64 references, sums that add up, state that resumes, and the collapse."""
+"""One loss of several terms: float64 references, sums that add up, the rules for a teacher, state that resumes."""
 
 import copy
 import itertools
@@ -13,14 +13,18 @@ import pytest
 import torch
 from conftest import FP32
 from torch import nn
+from torch.distributions import Categorical
 from torch.nn import functional as F
+from toy_distillation import confident_teacher, other_teacher, ragged
 
 from nblib import compiling, losses, models, runtime, text, train, wiring
-from nblib.methods import alignment, loss_weights, objectives
+from nblib.methods import alignment, divergences, goose, objective
 from nblib.methods.loss_weights import Curriculum, Router
-from nblib.methods.objectives import Objective
+from nblib.methods.objective import Objective, from_teacher
+from nblib.methods.temperature import Learned
 
 EVERY = {"ce": 1.0, "logits": 2.0, "hidden": 0.5, "masked": 0.3}
+
 MASK = 255  # no token of the streams below
 
 
@@ -36,15 +40,6 @@ def _objective(weights=None, **options) -> Objective:
     return Objective(weights or EVERY, **(dict(teacher=_teacher(), temperature=2.0, mask_id=MASK) | options))
 
 
-def _ragged(rows: int, length: int = 32) -> dict:
-    draw = torch.Generator().manual_seed(7)
-    ids = torch.randint(250, (rows, length), generator=draw)
-    labels = ids.clone()
-    for i in range(rows):
-        labels[i, : (i * 5) % (length - 2)] = losses.IGNORED
-    return {"input_ids": ids, "labels": labels}
-
-
 def _batches(rows: int = 4):
     steps = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1))
     return text.Batches(steps.cumsum(0) % 250, rows=rows, length=32)
@@ -53,13 +48,19 @@ def _batches(rows: int = 4):
 # ---------------------------------------------------------------- each loss against its definition, in float64
 
 
+def _logits(h, w, th, tw, labels, *, temperature: float):
+    """T^2 KL alone."""
+    T = torch.tensor(temperature, dtype=h.dtype)
+    return objective.distillation(h, w, labels, (th,), divergences.live(T, tw), temperature=T)[0]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_logit_distillation_is_t_squared_kl_over_the_supervised_rows(temperature):
-    labels = _ragged(4, 12)["labels"]
+    labels = ragged(4, 12)["labels"]
     h, w = torch.randn(4, 12, 16, dtype=torch.float64), torch.randn(53, 16, dtype=torch.float64)
     th, tw = torch.randn(4, 12, 9, dtype=torch.float64), torch.randn(53, 9, dtype=torch.float64)
     h.requires_grad_()
-    ours = objectives.logit_distillation(h, w, th, tw, labels, temperature=temperature)
+    ours = _logits(h, w, th, tw, labels, temperature=temperature)
     plain = 0
     for b, t in itertools.product(range(4), range(11)):
         if labels[b, t + 1] != losses.IGNORED:
@@ -79,45 +80,32 @@ def test_the_gradient_keeps_its_size_at_high_temperature():
     apart = (logits - logits.mean(-1, keepdim=True)) - (wanted - wanted.mean(-1, keepdim=True))
     limit = torch.autograd.grad(apart.square().sum() / (2 * 53), h)[0]
     for temperature in (1e3, 1e5):
-        value = objectives.logit_distillation(h, w, th, tw, labels, temperature=temperature)
+        value = _logits(h, w, th, tw, labels, temperature=temperature)
         gradient = torch.autograd.grad(value, h)[0]
         assert float((gradient - limit).norm() / limit.norm()) < 30 / temperature
 
 
-def _one(kind: str, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """The distance of two vectors, written out."""
-    if kind == "mse":
-        return ((s - t) ** 2).sum() / len(s)
-    if kind == "relative":
-        return ((s - t) ** 2).sum() / (t @ t)
-    if kind == "normalised":
-        return ((s / s.norm() - t / t.norm()) ** 2).sum() / len(s)
-    return 1 - (s @ t) / (s.norm() * t.norm())
-
-
-@pytest.mark.parametrize("kind", list(alignment.DISTANCES))
-@pytest.mark.parametrize("weights", ["uniform", "progressive", "exponential", [0.0, 2.0, 6.0]])
-def test_hidden_distillation_equals_the_definition(kind, weights):
-    labels = _ragged(3, 10)["labels"]
-    student = [torch.randn(3, 10, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    teacher = [torch.randn(3, 10, 8, dtype=torch.float64) for _ in range(3)]
-    share = {"uniform": [1, 1, 1], "progressive": [1, 2, 3], "exponential": [2, 4, 8]}.get(str(weights), weights)
-    plain = sum(
-        share[k] / sum(share) * _one(kind, student[k][b, t], teacher[k][b, t])
-        for k, b, t in itertools.product(range(3), range(3), range(9))
-        if labels[b, t + 1] != losses.IGNORED
+def test_one_pass_is_the_sum_of_two(stream):
+    """The term `distillation` is kd `logits` + ce `ce`, gradients included; what is seen is the same in both."""
+    teacher, batch, grads, means = _teacher(), ragged(4), [], []
+    for one_pass in (False, True):
+        model = _student()
+        loss = Objective({"ce": 0.3, "logits": 0.7}, teacher=teacher, temperature=2.0, one_pass=one_pass)
+        terms = loss(model, batch)
+        assert set(terms) == ({"distillation"} if one_pass else {"ce", "logits"})
+        sum(terms.values()).backward()
+        grads.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+        means.append(loss.seen())
+    assert float((grads[0] - grads[1]).norm() / grads[0].norm()) < 1e-5 and means[0] == pytest.approx(
+        means[1], rel=1e-5
     )
-    ours = alignment.hidden_distillation(student, teacher, labels, kind=kind, weights=weights)
-    torch.testing.assert_close(ours, plain)
-    last = torch.autograd.grad(ours, student[2], retain_graph=True)[0]
-    torch.testing.assert_close(last, torch.autograd.grad(plain, student[2])[0])
-    assert last[:, -1].abs().max() == 0 and last[:, 0].abs().max() > 0  # the last position predicts nothing
+    assert means[0]["temperature"] == 2 and means[0]["weight_logits"] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_the_states_compared_are_those_of_transformers_without_the_embedding(family):
     student, teacher = (models.tiny(256, family=family, hidden=32, layers=3, heads=2, seed=i) for i in range(2))
-    student, teacher, batch = student.eval(), models.as_teacher(teacher), _ragged(2)
+    student, teacher, batch = student.eval(), models.as_teacher(teacher), ragged(2)
     ids = {"input_ids": batch["input_ids"], "output_hidden_states": True}
     theirs = [copy.deepcopy(m)(**ids).hidden_states[1:] for m in (student, teacher)]  # its hooks would stay
     plain = alignment.hidden_distillation(*theirs, batch["labels"])
@@ -125,9 +113,32 @@ def test_the_states_compared_are_those_of_transformers_without_the_embedding(fam
     torch.testing.assert_close(loss(student, batch)["hidden"], plain)
 
 
-def test_normalised_is_cosine_over_half_the_width():
-    s, t = torch.randn(5, 8), torch.randn(5, 8)
-    torch.testing.assert_close(alignment.DISTANCES["normalised"](s, t) * 4, alignment.DISTANCES["cosine"](s, t))
+def test_the_first_loss_is_t_squared_times_ln_v_less_the_teachers_entropy(tiny, batches):
+    """Not ln V: an almost uniform student, a teacher that knows something (P44)."""
+    teacher, batch = other_teacher(), next(batches)
+    with torch.no_grad():
+        teacher.model.embed_tokens.weight.mul_(25)
+        tiny.model.embed_tokens.weight.mul_(0.01)
+        p = Categorical(logits=teacher(**{"input_ids": batch["input_ids"]}).logits[:, :-1] / 3)
+        loss = from_teacher(teacher, temperature=3.0)(tiny, batch)["distillation"] / losses.supervised(batch["labels"])
+    expected = 9 * (math.log(256) - float(p.entropy().mean()))
+    assert float(loss) == pytest.approx(expected, rel=1e-3) and abs(expected - math.log(256)) > 1
+
+
+@pytest.mark.parametrize("family", [*models.FAMILIES, "goose"])
+def test_the_states_of_the_layers_are_those_of_transformers_and_no_hook_stays(family, batches):
+    """Embeddings first, the last after the final norm; what else a batch carries is not for the model."""
+    options = {} if family == "goose" else dict(family=family, heads=2)
+    model = (goose.tiny if family == "goose" else models.tiny)(256, hidden=32, layers=3, **options).eval()
+    batch = next(batches)
+    theirs = copy.deepcopy(model)(input_ids=batch["input_ids"], output_hidden_states=True).hidden_states
+    for _ in range(2):  # nothing is left over from one pass to the next
+        last, head, states = objective.states_of(
+            model, batch | {objective.TOKEN_WEIGHTS: torch.ones(4, 32)}, layers=True
+        )
+        torch.testing.assert_close(states, list(theirs))
+        assert states[-1] is last and head is model.get_output_embeddings().weight
+    assert not any(block._forward_pre_hooks for block in compiling.blocks(model))
 
 
 # ---------------------------------------------------------------- masking
@@ -136,7 +147,7 @@ def test_normalised_is_cosine_over_half_the_width():
 def test_masking_spares_special_tokens_and_has_its_rate():
     ids, special = torch.randint(40, (200, 500)), [0, 3, 7]
     for probability in (0.15, 0.6):
-        masked, chosen = objectives.mask_tokens(ids, mask_id=39, probability=probability, special_ids=special)
+        masked, chosen = objective.mask_tokens(ids, mask_id=39, probability=probability, special_ids=special)
         maskable = ~torch.isin(ids, torch.tensor([*special, 39]))
         assert not (chosen & ~maskable).any() and (masked[chosen] == 39).all()
         assert torch.equal(masked[~chosen], ids[~chosen])
@@ -145,16 +156,16 @@ def test_masking_spares_special_tokens_and_has_its_rate():
         assert abs(int(chosen.sum()) - n * probability) < 5 * deviation
         halves = [chosen[:100].sum() / maskable[:100].sum(), chosen[:, :250].sum() / maskable[:, :250].sum()]
         assert all(abs(float(h) - probability) < 10 * deviation / n for h in halves)  # nowhere more than elsewhere
-    all_of_it, chosen = objectives.mask_tokens(ids, mask_id=39, probability=1.0, among=ids > 20)
+    all_of_it, chosen = objective.mask_tokens(ids, mask_id=39, probability=1.0, among=ids > 20)
     assert torch.equal(chosen, (ids > 20) & (ids != 39))
 
 
 def test_a_masked_token_is_predicted_from_the_position_before_it():
     """Against the model's own logits on the masked ids, token by token; unsupervised tokens stay visible."""
-    model, batch = _student().double(), _ragged(12, 16)
+    model, batch = _student().double(), ragged(12, 16)
     batch["labels"][::2] = batch["input_ids"][::2]  # supervised from the first token on
     state = torch.get_rng_state()
-    ours = objectives.masked_tokens(model, batch, mask_id=MASK, probability=0.4, special_ids=[5])
+    ours = objective.masked_tokens(model, batch, mask_id=MASK, probability=0.4, special_ids=[5])
     torch.set_rng_state(state)
     draw = torch.rand(12, 16)
     ids, labels = batch["input_ids"], batch["labels"]
@@ -182,15 +193,15 @@ def test_dividing_by_the_probability_estimates_the_sum_over_all_maskable_tokens(
     with torch.no_grad():
         each = F.cross_entropy(model(input_ids=ids).logits[:, -2], ids[:, -1], reduction="none")
         for p in (0.15, 0.5):
-            estimate = objectives.masked_tokens(model, batch, mask_id=MASK, probability=p)
+            estimate = objective.masked_tokens(model, batch, mask_id=MASK, probability=p)
             deviation = float((each.square().sum() * (1 - p) / p).sqrt())
             assert 0 < abs(float(estimate - each.sum())) < 4 * deviation
-            both = objectives.masked_tokens(model, batch, mask_id=MASK, probability=p, complementary=True)
+            both = objective.masked_tokens(model, batch, mask_id=MASK, probability=p, complementary=True)
             torch.testing.assert_close(both, each.sum(), rtol=1e-5, atol=1e-3)
 
 
 def test_nothing_masked_or_supervised_adds_zero_with_a_graph():
-    model, batch = _student(), _ragged(2)
+    model, batch = _student(), ragged(2)
     batch["labels"] = torch.full_like(batch["labels"], losses.IGNORED)
     terms = _objective()(model, batch)
     assert set(terms) == set(EVERY) and all(float(t.detach()) == 0 for t in terms.values())
@@ -200,16 +211,73 @@ def test_nothing_masked_or_supervised_adds_zero_with_a_graph():
 
 def test_a_mask_id_must_be_a_special_token():
     tokenizer = text.train_tokenizer(["the mask is a token of its own"] * 20, vocab_size=300)
-    special = objectives.check_mask_id(tokenizer, tokenizer.mask_token_id)
+    special = objective.check_mask_id(tokenizer, tokenizer.mask_token_id)
     assert special == sorted([tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.mask_token_id])
     ordinary = tokenizer.convert_tokens_to_ids("!")
     with pytest.raises(
         ValueError, match=rf"mask_id = {ordinary} is the ordinary token '!': allowed are .*{special[0]}"
     ):
-        objectives.check_mask_id(tokenizer, ordinary)
+        objective.check_mask_id(tokenizer, ordinary)
     for outside in (-1, len(tokenizer), None):
         with pytest.raises(ValueError, match="not in the vocabulary"):
-            objectives.check_mask_id(tokenizer, outside)
+            objective.check_mask_id(tokenizer, outside)
+
+
+# ---------------------------------------------------------------- the teacher
+
+
+def test_a_teacher_that_breaks_a_rule_is_refused_with_the_reason(tiny):
+    good = other_teacher()
+    objective.check_teacher(good, tiny)
+    with pytest.raises(ValueError, match="not frozen .model.embed_tokens"):
+        objective.check_teacher(models.tiny(256, hidden=32, layers=1, heads=2).eval(), tiny)
+    with pytest.raises(ValueError, match="training mode"):
+        objective.check_teacher(other_teacher().train(), tiny)
+    half = other_teacher()
+    half.model.layers[1].train()
+    with pytest.raises(ValueError, match=r"training mode \(model.layers.1"):
+        objective.check_teacher(half, tiny)
+    with pytest.raises(ValueError, match="one vocabulary"):
+        objective.check_teacher(models.as_teacher(models.tiny(250, hidden=32, layers=1, heads=2)), tiny)
+    with torch.inference_mode():
+        inferred = other_teacher()
+    with pytest.raises(ValueError, match="inference_mode"):
+        objective.check_teacher(inferred, tiny)
+    tiny.teacher = good
+    with pytest.raises(ValueError, match="inside the student"):
+        objective.check_teacher(good, tiny)
+
+
+def test_the_teacher_is_asked_without_a_graph_and_without_a_cache(tiny, batches):
+    teacher, calls = other_teacher(), []
+    teacher.model.register_forward_hook(
+        lambda m, args, kwargs, out: calls.append((out, kwargs["use_cache"])), with_kwargs=True
+    )
+    sum(from_teacher(teacher)(tiny, next(batches)).values()).backward()
+    (out, use_cache), *rest = calls
+    assert not rest and use_cache is False and out.past_key_values is None
+    assert not out.last_hidden_state.requires_grad and all(p.grad is None for p in teacher.parameters())
+
+
+def test_the_teacher_gets_no_gradient_and_stays_as_it_is():
+    model, teacher, graphs = _student(), _teacher(), []
+    teacher.model.register_forward_hook(lambda _, inputs, out: graphs.append(out.last_hidden_state.requires_grad))
+    before = copy.deepcopy(teacher.state_dict())
+    loss = _objective(teacher=teacher)
+    train.fit(model, _batches(), train.adamw(model, lr=1e-3), total=3, machine=FP32, loss=loss)
+    assert graphs == [False] * 3 and not teacher.training and all(p.grad is None for p in teacher.parameters())
+    assert all(torch.equal(t, before[n]) for n, t in teacher.state_dict().items())
+    wider = models.as_teacher(models.tiny(257, hidden=32, layers=2, heads=2))
+    model.tutor = models.as_teacher(_student())
+    for wrong, match in (
+        (teacher.train(), "training mode"),
+        (_student().eval(), "not frozen"),
+        (wider, "student scores 256 tokens, the teacher 257"),
+        (model, "inside the student"),
+        (model.tutor, "inside the student"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            _objective(teacher=wrong)(model, ragged(2))
 
 
 # ---------------------------------------------------------------- in the loop
@@ -218,7 +286,7 @@ def test_a_mask_id_must_be_a_special_token():
 def _gradient(loss, size: int, **options) -> tuple[dict, torch.Tensor]:
     """One step over the same eight ragged rows in micro-batches of `size`; SGD at rate 1 shows the gradient."""
     runtime.seed_all(3)  # the same masks: they are drawn row after row
-    model, whole = _student(), _ragged(8)
+    model, whole = _student(), ragged(8)
     micro = [{k: v[i : i + size] for k, v in whole.items()} for i in range(0, 8, size)]
     before = torch.cat([p.detach().clone().flatten() for p in model.parameters()])
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -240,8 +308,36 @@ def test_micro_batches_add_up_to_the_large_batch(weights):
         assert loss.seen() == pytest.approx(means, rel=1e-5)
 
 
+@pytest.mark.parametrize("ce", [0.0, 0.5])
+def test_micro_batches_with_a_learned_temperature_add_up(stream, ce):
+    """Token-weighted on ragged labels, the prior on T included, which must not count once per micro-batch."""
+    rows = text.Batches(stream, rows=8, length=32)
+
+    def ragged():
+        batch = next(rows)
+        labels = batch["labels"].clone()
+        for i in range(8):
+            labels[i, : 3 * i] = losses.IGNORED
+        return batch | {"labels": labels}
+
+    whole = ragged()
+    halves = [{name: x[part] for name, x in whole.items()} for part in (slice(0, 3), slice(3, 8))]
+    grads = []
+    for micro in ([whole], halves):
+        model = _student()
+        model.temperature = Learned(2.5, anchor=2.0)
+        loss = from_teacher(other_teacher(), temperature=model.temperature, ce=ce)
+        tokens = sum(losses.supervised(b["labels"]) for b in micro)
+        for batch in micro:
+            (sum(loss(model, batch).values()) / tokens).backward()
+        grads.append({name: p.grad for name, p in model.named_parameters()})
+    for name in grads[0]:
+        torch.testing.assert_close(grads[0][name], grads[1][name], rtol=1e-4, atol=1e-6)
+    assert grads[0]["temperature.raw"].abs() > 1e-3
+
+
 def test_what_is_logged_without_weights_is_what_was_trained_on():
-    loss, model, batch = _objective(), _student(), _ragged(4)
+    loss, model, batch = _objective(), _student(), ragged(4)
     terms = {n: float(t.detach()) for n, t in loss(model, batch).items()}
     seen, n = loss.seen(), int(losses.supervised(batch["labels"]))
     assert all(seen[name] * EVERY[name] * n == pytest.approx(terms[name], rel=1e-5) for name in EVERY)
@@ -259,7 +355,7 @@ def test_one_forward_pass_is_shared_and_what_has_no_weight_is_not_computed():
 
     def asked(weights, **options) -> list[str]:
         calls.clear()
-        _objective(weights, teacher=teacher, **options)(model, _ragged(2))
+        _objective(weights, teacher=teacher, **options)(model, ragged(2))
         return sorted(calls)
 
     assert asked({"ce": 1, "logits": 1, "hidden": 1}) == ["student", "teacher"]
@@ -269,27 +365,6 @@ def test_one_forward_pass_is_shared_and_what_has_no_weight_is_not_computed():
     model.mixer = Curriculum([(0.5, {"ce": 1}), (1, {"logits": 1})], total=4)
     assert asked(model.mixer) == asked(model.mixer) == ["student"]  # the teacher is not run before its phase
     assert asked(model.mixer) == asked(model.mixer) == ["student", "teacher"]
-
-
-def test_the_teacher_gets_no_gradient_and_stays_as_it_is():
-    model, teacher, graphs = _student(), _teacher(), []
-    teacher.model.register_forward_hook(lambda _, inputs, out: graphs.append(out.last_hidden_state.requires_grad))
-    before = copy.deepcopy(teacher.state_dict())
-    loss = _objective(teacher=teacher)
-    train.fit(model, _batches(), train.adamw(model, lr=1e-3), total=3, machine=FP32, loss=loss)
-    assert graphs == [False] * 3 and not teacher.training and all(p.grad is None for p in teacher.parameters())
-    assert all(torch.equal(t, before[n]) for n, t in teacher.state_dict().items())
-    wider = models.as_teacher(models.tiny(257, hidden=32, layers=2, heads=2))
-    model.tutor = models.as_teacher(_student())
-    for wrong, match in (
-        (teacher.train(), "training mode"),
-        (_student().eval(), "not frozen"),
-        (wider, "student scores 256 tokens, the teacher 257"),
-        (model, "inside the student"),
-        (model.tutor, "inside the student"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            _objective(teacher=wrong)(model, _ragged(2))
 
 
 def _compiled(model: nn.Module) -> list[int]:
@@ -317,7 +392,7 @@ def test_gradients_are_those_of_plain_blocks(way):
     def gradients(prepare: bool) -> list[torch.Tensor]:
         runtime.seed_all(3)
         torch._dynamo.reset()
-        model, batch, loss = _student(), _ragged(4), _objective({"ce": 1.0, "logits": 2.0, "hidden": 0.5})
+        model, batch, loss = _student(), ragged(4), _objective({"ce": 1.0, "logits": 2.0, "hidden": 0.5})
         if prepare and way != "compiled":
             compiling.checkpoint_blocks(model)
         ran = _compiled(model) if prepare and way != "checkpointed" else None
@@ -333,6 +408,16 @@ def test_gradients_are_those_of_plain_blocks(way):
         assert plain.norm() > 0 and float((plain - other).norm() / plain.norm()) < 1e-5
 
 
+def test_the_student_learns_what_the_teacher_thinks(stream):
+    teacher = confident_teacher()
+    model = _student()
+    optimizers = [train.adamw(model, lr=3e-3)]
+    records = train.fit(
+        model, text.Batches(stream, rows=8, length=32), optimizers, total=100, machine=FP32, loss=from_teacher(teacher)
+    )
+    assert records[-1]["distillation"] < 0.7 * records[0]["distillation"]
+
+
 def test_bf16_trains_on_everything_with_a_router():
     model = _student()
     adam = train.adamw(model, lr=1e-2)
@@ -346,26 +431,6 @@ def test_bf16_trains_on_everything_with_a_router():
     assert all(math.isfinite(v) for v in last.values()) and all(last[n] < first[n] for n in EVERY)
 
 
-# ---------------------------------------------------------------- curriculum
-
-
-def test_curriculum_values():
-    a, b, c = {"ce": 1.0}, {"ce": 0.5, "logits": 2.0}, {"logits": 1.0}
-    made = {how: Curriculum([(0.25, a), (0.75, b), (1, c)], total=100, how=how) for how in ("step", "linear", "cosine")}
-    for how, at in made.items():  # a phase starts at its own weights, whatever the way to the next
-        starts = (at.at(s) for s in (0.0, 0.25, 0.75))
-        assert [[w.get(n, 0) for n in ("ce", "logits")] for w in starts] == [[1, 0], [0.5, 2], [0, 1]], how
-        assert at.at(0.99) == at.at(1.0) == at.at(7.0)
-    assert made["step"].at(0.2499)["ce"] == 1.0
-    assert made["linear"].at(0.125) == {"ce": 0.75, "logits": 1.0}
-    assert made["linear"].at(0.65)["ce"] == pytest.approx(0.1) and made["linear"].at(0.65)["logits"] == pytest.approx(
-        1.2
-    )
-    third = 0.25 / 3
-    assert made["cosine"].at(third)["logits"] == pytest.approx(2 * 0.25)  # (1 - cos 60 degrees) / 2
-    assert made["cosine"].at(0.125)["ce"] == pytest.approx(0.75)
-
-
 def test_curriculum_moves_once_per_optimizer_step_and_not_in_evaluation():
     model = _student()
     adam = train.adamw(model, lr=1e-3)
@@ -375,7 +440,7 @@ def test_curriculum_moves_once_per_optimizer_step_and_not_in_evaluation():
 
     def evaluate() -> dict:
         model.eval()
-        return {"weight": float(sum(loss(model, _ragged(1)).values()).detach())}
+        return {"weight": float(sum(loss(model, ragged(1)).values()).detach())}
 
     weights = []
     options = dict(total=6, accumulate=2, machine=FP32, loss=loss, evaluate=evaluate, eval_every=1)
@@ -384,104 +449,7 @@ def test_curriculum_moves_once_per_optimizer_step_and_not_in_evaluation():
     assert int(model.mixer.micro_batches) == 12
 
 
-# ---------------------------------------------------------------- router
-
-
-def _router(k: int = 2, **options) -> Router:
-    return Router([f"l{i}" for i in range(k)], **options)
-
-
-def test_router_total_and_gradients_equal_the_formula():
-    router = _router(3, penalty=0.2, normalise="none", learns="total").double()
-    l = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    mixed, spread, weights = router(l)
-    w = F.softmax(router.net(l.detach()), dim=0)
-    order = (w * l).sort().values
-    total = (w * l).sum() + 0.2 * (order.diff().sum())  # the write-up's sum of gaps of the sorted losses
-    leaves = [l, *router.parameters()]
-    torch.testing.assert_close(mixed.sum() + spread, total)
-    for ours, plain in zip(torch.autograd.grad(mixed.sum() + spread, leaves), torch.autograd.grad(total, leaves)):
-        torch.testing.assert_close(ours, plain)
-    assert torch.equal(weights, w.detach()) and float(weights.sum()) == pytest.approx(1)
-
-
-def test_learning_the_spread_keeps_the_two_levels_apart():
-    router = _router(2, penalty=0.2, normalise="none", learns="spread")
-    l = torch.tensor([3.0, 1.0], requires_grad=True)
-    mixed, spread, weights = router(l)
-    assert torch.equal(torch.autograd.grad(mixed.sum(), l)[0], weights)  # the model sees the weighted sum ...
-    mixed, spread, _ = router(l)
-    assert set(torch.autograd.grad(mixed.sum(), list(router.parameters()), allow_unused=True)) == {None}
-    assert torch.autograd.grad(spread, l, allow_unused=True, retain_graph=True)[0] is None  # ... the weights the spread
-    assert all(g.abs().sum() > 0 for g in torch.autograd.grad(spread, list(router.parameters())))
-
-
-@pytest.mark.parametrize("penalty", [0.1, 0.3, 0.5])
-def test_the_published_router_collapses_beyond_its_threshold(penalty):
-    threshold = (1 + penalty) / (1 - penalty)
-    ratios = [0.9 * threshold, 1.1 * threshold]
-    inside, outside = loss_weights.phase_diagram(
-        ratios, [penalty], normalise="none", learns="total", steps=800
-    ).flatten()
-    print(f"penalty {penalty}, threshold {threshold:.3f}: w1 {inside:.3f} at {ratios[0]:.2f}, {outside:.4f} beyond")
-    assert abs(float(inside) - 1 / (1 + ratios[0])) < 0.03  # at the balance w1 l1 = w2 l2
-    assert float(outside) < 0.01
-
-
-CONSTANT, APART = [1.5, 3.0, 10.0], dict(falls=(0.0, 3.0))  # ratios, and a second loss that falls twenty-fold
-
-
-def test_dividing_by_the_first_value_only_hides_the_threshold():
-    options = dict(normalise="initial", learns="total")
-    assert (loss_weights.phase_diagram(CONSTANT, [0.1], **options) - 0.5).abs().max() < 0.02
-    assert loss_weights.phase_diagram([1.0], [0.1], **options, **APART) < 0.01
-
-
-@pytest.mark.slow
-def test_dividing_by_the_running_mean_helps_while_losses_change_slowly():
-    options = dict(normalise="running", learns="total", **APART)
-    fast, slow = (loss_weights.phase_diagram([3.0], [0.1], steps=n, **options) for n in (400, 2000))
-    assert fast < 0.01 and slow > 0.45
-
-
-def test_learning_the_spread_alone_does_not_collapse():
-    balance = loss_weights.phase_diagram(CONSTANT, [0.1, 0.5], normalise="none", learns="spread", steps=800)
-    torch.testing.assert_close(balance, (1 / (1 + torch.tensor(CONSTANT)))[:, None].expand(-1, 2), atol=0.01, rtol=0)
-    for falls in ((0.0, 3.0), (3.0, 0.0), (0.0, 0.0)):  # the default normalises by the running mean as well
-        weights = loss_weights.phase_diagram(CONSTANT, [0.1], falls=falls)
-        assert weights.min() > 0.35 and weights.max() < 0.65
-
-
-def test_the_diagram_is_made_by_the_router_itself():
-    """One cell under vmap is the same module stepped by hand."""
-    options = dict(normalise="running", learns="total")
-    ours = loss_weights.phase_diagram([1.0, 1.4], [0.3, 0.1], steps=40, falls=(0.0, 1.0), seed=4, **options)[1, 0]
-    runtime.seed_all(4)
-    router = Router(("one", "two"), penalty=0.3, **options)
-    adam, late = torch.optim.Adam(router.parameters(), lr=3e-3), []
-    for step in range(40):
-        mixed, spread, weights = router(torch.tensor([1.4, math.exp(-step / 40)]))
-        late.append(weights[0])
-        adam.zero_grad()
-        (mixed.sum() + spread).backward()
-        adam.step()
-    torch.testing.assert_close(ours, torch.stack(late[-2:]).mean(), rtol=1e-4, atol=1e-5)
-
-
-def test_absent_losses_take_no_weight():
-    router = _router(3, normalise="none", learns="total")
-    mixed, spread, weights = router(torch.tensor([2.0, 0.0, 1.0]))
-    assert weights[1] == 0 and float(weights.sum()) == pytest.approx(1) and mixed[1] == 0
-    alone, spread, weights = router(torch.tensor([0.0, 4.0, 0.0]))
-    assert weights.tolist() == [0, 1, 0] and alone.tolist() == [0, 4, 0] and spread == 0
-    nothing, spread, _ = router(torch.zeros(3))
-    assert not nothing.any() and spread == 0  # and not NaN
-    router = _router(2, normalise="running")
-    for values in ([2.0, 0.0], [4.0, 0.0], [4.0, 5.0]):
-        router(torch.tensor(values))
-    assert router.scale.tolist() == pytest.approx([0.98 * (0.98 * 2 + 0.02 * 4) + 0.02 * 4, 5.0])
-    router.eval()(torch.tensor([9.0, 9.0]))
-    assert router.scale[1] == 5.0
+# ---------------------------------------------------------------- with a router
 
 
 def _routed(accumulate: int = 1, curriculum: bool = False, **router):
@@ -536,15 +504,15 @@ def test_resume_is_bit_equal(tmp_path, router, curriculum):
 def test_the_canary_finds_router_and_model_alive_and_leaves_both_as_they_were():
     model, _, loss = _routed()
     before = copy.deepcopy(model.state_dict())
-    verdict = wiring.canary(model, lambda: sum(loss(model, _ragged(4)).values()) / 60)
+    verdict = wiring.canary(model, lambda: sum(loss(model, ragged(4)).values()) / 60)
     assert verdict.alive, verdict.sentence
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
 
 
 TWO = """
 import json, sys, torch
-sys.path[:0] = [{tests!r}]
-from test_objectives import FP32, Router, _batches, _objective, _student
+sys.path[:0] = {folders!r}
+from test_objective import FP32, Router, _batches, _objective, _student
 from nblib import runtime, text, train
 torch.set_num_threads(1)
 if runtime.world() > 1: torch.distributed.init_process_group("gloo")
@@ -575,7 +543,7 @@ def test_two_processes_route_like_one(tmp_path):
     results = []
     for world in (1, 2):
         script = tmp_path / f"routed{world}.py"
-        script.write_text(TWO.format(tests=str(Path(__file__).parent)))
+        script.write_text(TWO.format(folders=[str(folder) for folder in Path(__file__).parents[:2]]))
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
         env = os.environ | {"OMP_NUM_THREADS": "1"}
         out = subprocess.run([*launch, str(script)], capture_output=True, text=True, timeout=240, env=env)
@@ -592,37 +560,30 @@ def test_two_processes_route_like_one(tmp_path):
 
 
 def test_bad_input_is_named():
-    model, batch = _student(), _ragged(2)
-    h = [torch.zeros(2, 32, 8)] * 3
+    model, batch = _student(), ragged(2)
     for match, call in {
         "objective 'kd': allowed are ce, logits, hidden, masked": lambda: Objective({"kd": 1.0}),
         "'ce': 0.* not all zero": lambda: Objective({"ce": 0}),
         "'ce': -1.* from 0 up": lambda: Objective({"ce": -1}),
         "teacher = None: needed for logits and hidden": lambda: Objective({"hidden": 1, "logits": 1}),
+        "teacher = None: needed for alignment": lambda: Objective({"ce": 1}, alignment=nn.Identity()),
         "mask_id = None": lambda: Objective({"masked": 1}),
         "the router mixes ce, masked; with a weight are ce": lambda: Objective(
             {"ce": 1}, router=Router(["ce", "masked"])
         ),
-        "Router is not attached": lambda: Objective({"ce": 1}, router=Router(["ce"]))(model, batch),
-        "Curriculum is not attached": lambda: Objective(Curriculum([(1, {"ce": 1})], total=3))(model, batch),
+        "one_pass = True: the router": lambda: Objective({"ce": 1}, router=Router(["ce"]), one_pass=True),
+        "router: the Router is not attached": lambda: Objective({"ce": 1}, router=Router(["ce"]))(model, batch),
+        "weights: the Curriculum is not attached": lambda: Objective(Curriculum([(1, {"ce": 1})], total=3))(
+            model, batch
+        ),
+        "temperature: the Learned is not attached": lambda: from_teacher(_teacher(), Learned(2.0))(model, batch),
         "objective 'kd'": lambda: Objective(Curriculum([(1, {"kd": 1})], total=3)),
-        "kind = 'l1': allowed are mse, relative": lambda: alignment.hidden_distillation(
-            h, h, batch["labels"], kind="l1"
-        ),
-        "student 3 of .*, teacher 2 of": lambda: alignment.hidden_distillation(h, h[:2], batch["labels"]),
-        "weights = 'linear': allowed are uniform": lambda: alignment.layer_weights("linear", 2),
-        r"weights = \[1.0\]: allowed are 2 numbers": lambda: alignment.layer_weights([1.0], 2),
-        "probability = 0: must be above 0": lambda: objectives.mask_tokens(
-            batch["input_ids"], mask_id=1, probability=0
-        ),
+        "probability = 0: must be above 0": lambda: objective.mask_tokens(batch["input_ids"], mask_id=1, probability=0),
         "temperature = 0: must be above 0": lambda: _objective(temperature=0),
-        r"phases end at \[0.5\]: must rise": lambda: Curriculum([(0.5, {"ce": 1})], total=3),
-        "how = 'sine': allowed are step": lambda: Curriculum([(1, {"ce": 1})], total=3, how="sine"),
-        "total = 0": lambda: Curriculum([(1, {"ce": 1})], total=0),
-        "normalise = 'first': allowed are none": lambda: _router(normalise="first"),
-        "learns = 'all': allowed are total": lambda: _router(learns="all"),
-        "penalty = 0": lambda: _router(penalty=0),
-        "decay = 1": lambda: _router(decay=1),
+        "temperature = 0.0: must be above 0": lambda: from_teacher(_teacher(), 0.0),
+        "allowed are forward, reverse, js, soft_ce": lambda: from_teacher(_teacher(), divergence="kl"),
+        "kd must be above 0": lambda: from_teacher(_teacher(), kd=0.0),
+        "allowed are drawn, spread, bucket, none": lambda: from_teacher(_teacher(), tail="all"),
     }.items():
         with pytest.raises(ValueError, match=match):
             call()
