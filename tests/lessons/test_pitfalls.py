@@ -10,8 +10,7 @@ import torch
 import transformers as tf
 
 from lessons import pitfalls
-from lessons.pitfalls import bench, compilation
-from nblib import paths
+from nblib import paths, runtime
 
 
 @pytest.fixture(autouse=True)
@@ -89,14 +88,7 @@ def test_an_unknown_pitfall_lists_the_known():
 
 def test_what_a_run_draws_is_put_back_after_an_error_too():
     before = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), bench.seeded(3):
+    with pytest.raises(ZeroDivisionError), runtime.seeded(3):
         torch.rand(1)
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_without_a_compiler_p23_says_so(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    compilation._warm_cache.cache_clear()
-    with pytest.raises(pitfalls.Unavailable, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
-        pitfalls.pitfall("P23").broken()

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from lessons.pitfalls import trainer_bench
+from lessons.pitfalls import bench
 from nblib import losses, models
 from nblib.methods import moe_trainer
 
@@ -28,8 +28,8 @@ class Rows(torch.utils.data.Dataset):
 
 
 def by_trainer(model, folder, *, resume=None, steps=4, balance_weight=0.1, **options):
-    with trainer_bench.bench.seeded(), trainer_bench.quiet():
-        args = trainer_bench.arguments(str(folder), max_steps=steps, gradient_accumulation_steps=2, **options)
+    with bench.seeded(), bench.silent():
+        args = bench.arguments(str(folder), max_steps=steps, gradient_accumulation_steps=2, **options)
         muon = dict(lr=0.02, adamw_lr=3e-3)
         kinds = dict(balance_weight=balance_weight, z_weight=0.01, muon=muon)
         trainer = moe_trainer.Trainer(model=model, args=args, train_dataset=Rows(), eval_dataset=Rows(), **kinds)

@@ -1,12 +1,12 @@
-"""Mixtures, of experts and of depths, and the optimizer beside them: what a write-up blamed, and what it was.
+"""Mixtures of experts and of depths, and Muon: the causes that a write-up blamed, and the causes that hold.
 
-A training of a mixture stood still. bf16 weights and Muon's rate were blamed, both were changed, layers that skipped
-tokens were switched off in the same commit, and nobody knows which it was. Here each is alone, on byte-level models:
-what skipping does to the stream and to use (P60, P61), what Muon has to remember (P62), what a perplexity holds (P63),
-how far a norm can have come (P64), and who sees the future (P65).
+The training of a mixture stood still. bf16 weights and Muon's rate were blamed and both were changed; layers that
+skipped tokens were switched off in the same commit, so nobody knows which change helped. Here each is tried alone, on
+byte-level models: what skipping does to the residual stream and in use (P60, P61), what Muon must store (P62), what a
+reported perplexity includes (P63), how far a norm can move (P64), and which routing sees the future (P65).
 
-Footgun: a few dozen steps on a small model forgive nearly everything. So what is judged is the mechanism, such as a
-stream that grows, and the loss stands beside it as a fact.
+Footgun: a few dozen steps on a small model hide nearly every fault. So the mechanism is judged, such as a stream that
+grows, and the loss stands beside it as a fact.
 """
 
 import math
@@ -19,17 +19,14 @@ from torch.optim import Optimizer
 
 from lessons import weight_movement
 from lessons.pitfalls import VERSIONS, Pitfall
-from lessons.pitfalls.byte_model import CPU, LENGTH, batches, held_out_loss, mean_loss, stream, untrained
+from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, mean_loss, stream
 from nblib import losses, train
 from nblib.methods import mixture_of_depths, moe, muon, param_groups
 
 
-def _fit(
-    model: nn.Module, steps: int, *, source: str = "prose", made: list[Optimizer] | None = None, loss=losses.causal_lm
-) -> list[dict]:
-    made = made or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    schedule = train.cosine(steps, warmup=5)
-    return train.fit(model, batches(source), made, total=steps, schedule=schedule, loss=loss, clip=0, machine=CPU)
+def _by_muon(model: nn.Module, steps: int, *, optimizers: list[Optimizer] | None = None, **options) -> list[dict]:
+    optimizers = optimizers or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    return learn(model, steps=steps, optimizers=optimizers, schedule=train.cosine(steps, warmup=5), clip=0, **options)
 
 
 def _held_out(rows: int) -> Tensor:
@@ -42,20 +39,20 @@ def _held_out(rows: int) -> Tensor:
 
 def _stream(model: nn.Module) -> list[float]:
     """Root mean square of the residual stream behind every layer, in training mode."""
-    found = []
+    sizes = []
     hooks = [
-        layer.register_forward_hook(lambda _, args, out: found.append(float(out.float().square().mean().sqrt())))
+        layer.register_forward_hook(lambda _, args, out: sizes.append(float(out.float().square().mean().sqrt())))
         for layer in model.model.layers
     ]
     with torch.no_grad():
         model(_held_out(4))
     for hook in hooks:
         hook.remove()
-    return found
+    return sizes
 
 
 def _skipping(layers: int, skipped: str) -> nn.Module:
-    model = untrained(layers=layers, hidden=32)
+    model = byte_model(layers=layers, hidden=32)
     mixture_of_depths.attach(model, layers=list(range(layers)), skipped=skipped)
     return model
 
@@ -64,7 +61,7 @@ def _grown(skipped: str, dtype: torch.dtype = torch.float32, layers: int = 8, st
     """Train with every layer skipping a quarter of the tokens; the stream before and after."""
     model = _skipping(layers, skipped).to(dtype)
     before, deep = _stream(model), _stream(_skipping(48, skipped))
-    records = _fit(model, steps, loss=mixture_of_depths.loss())
+    records = _by_muon(model, steps, loss=mixture_of_depths.loss())
     after = _stream(model)
     return {
         "a skipped token": skipped,
@@ -100,11 +97,11 @@ class Share(nn.Module):
 
 def _used(weight: str, capacity: float = 0.75, steps: int = 40) -> dict:
     """Train, then the same rows in training mode and in evaluation mode, where the predictors choose."""
-    model, rows, changed, judged = untrained(), _held_out(64), {}, {}
+    model, rows, changed, judged = byte_model(), _held_out(64), {}, {}
     mixture_of_depths.attach(model, capacity=capacity, layers=[0, 1])
     for layer in mixture_of_depths.wrapped(model).values():
         layer.block = Share(layer) if weight == "softmax over the chosen" else layer.block
-    _fit(model, steps, loss=mixture_of_depths.loss(weight=0.1))
+    _by_muon(model, steps, loss=mixture_of_depths.loss(weight=0.1))
 
     def change(_, args: tuple, out: Tensor) -> None:
         way = (out - args[0]).norm(dim=-1)
@@ -129,7 +126,7 @@ def _used(weight: str, capacity: float = 0.75, steps: int = 40) -> dict:
 
 
 class Overwritten(Optimizer):
-    """Muon, but the orthogonalised matrix is what is kept as the momentum."""
+    """Muon, but the orthogonalised matrix is stored as the momentum."""
 
     def __init__(self, params: list[nn.Parameter], lr: float):
         super().__init__(params, dict(lr=lr))
@@ -138,8 +135,8 @@ class Overwritten(Optimizer):
     def step(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                kept = self.state[p].get("momentum_buffer", 0)
-                update = self.state[p]["momentum_buffer"] = muon.orthogonalise(0.95 * kept + p.grad)
+                momentum = self.state[p].get("momentum_buffer", 0)
+                update = self.state[p]["momentum_buffer"] = muon.orthogonalise(0.95 * momentum + p.grad)
                 p.sub_(update, alpha=group["lr"] * muon.scale(*p.shape, "original"))
 
 
@@ -153,13 +150,13 @@ def _to_eight_bits(optimizer: Optimizer, *_) -> None:
 
 def _followed(momentum: str, steps: int = 20) -> dict:
     """Prose, then as many steps of code: whether the last updates go where the gradients now point."""
-    model = untrained()
-    made = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    matrices = [p for group in made[0].param_groups for p in group["params"]]
+    model = byte_model()
+    optimizers = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
+    matrices = [p for group in optimizers[0].param_groups for p in group["params"]]
     if momentum == "overwritten":
-        made[0] = Overwritten(matrices, lr=0.02)
+        optimizers[0] = Overwritten(matrices, lr=0.02)
     if momentum == "in eight bits":
-        made[0].register_step_post_hook(_to_eight_bits)
+        optimizers[0].register_step_post_hook(_to_eight_bits)
     trend, wanted, before, updates = [torch.zeros_like(p) for p in matrices], [], [], []
 
     def look(*_) -> None:
@@ -171,10 +168,10 @@ def _followed(momentum: str, steps: int = 20) -> dict:
     def compare(*_) -> None:
         updates.append([was - p.detach() for was, p in zip(before, matrices, strict=True)])
 
-    made[0].register_step_pre_hook(look)
-    made[0].register_step_post_hook(compare)
+    optimizers[0].register_step_pre_hook(look)
+    optimizers[0].register_step_post_hook(compare)
     for source in ("prose", "code"):
-        _fit(model, steps, source=source, made=made)
+        _by_muon(model, steps, data=batches(source), optimizers=optimizers)
     return {
         "momentum": momentum,
         "steps of prose, then of code": steps,
@@ -197,46 +194,46 @@ WEAK, STRONG = 0.001, 0.5  # transformers' default, and one that is seen
 
 
 def _mixture(**config) -> nn.Module:
-    return untrained(family="qwen3_moe", moe_intermediate_size=32, **config)
+    return byte_model(family="qwen3_moe", moe_intermediate_size=32, **config)
 
 
 @cache  # three runs ask for two trainings; callers must not write into the answer
 def _balanced(coefficient: float) -> dict[str, Tensor]:
     """Weights after a few steps. transformers' term is k = 2 where ours is 1, hence the factor."""
     model = _mixture()
-    _fit(model, 30, loss=moe.loss(balance_weight=2 * coefficient, z_weight=0.0))
+    _by_muon(model, 30, loss=moe.loss(balance_weight=2 * coefficient, z_weight=0.0))
     return model.state_dict()
 
 
 def _reported(judge: str, *, trained_with: tuple[float, float] = (WEAK, WEAK)) -> dict:
     """Perplexity at a weak and at a strong coefficient."""
-    found, rows = [], _held_out(32)
+    perplexities, rows = [], _held_out(32)
     for coefficient, balance in zip((WEAK, STRONG), trained_with, strict=True):
         model = _mixture(output_router_logits=True, router_aux_loss_coef=coefficient).eval()
         model.load_state_dict(_balanced(balance))
         if judge == "the model's loss":
             with torch.no_grad():
-                found.append(math.exp(float(model(input_ids=rows, labels=rows).loss)))
+                perplexities.append(math.exp(float(model(input_ids=rows, labels=rows).loss)))
         else:
-            found.append(math.exp(train.evaluate(model, rows, machine=CPU)["loss"]))
+            perplexities.append(math.exp(train.evaluate(model, rows, machine=CPU)["loss"]))
     return {
         "judged by": judge,
         "trained with coefficients": trained_with,
-        "perplexity where the config says 0.001": found[0],
-        "perplexity where it says 0.5": found[1],
-        "risen by": found[1] / found[0],
+        "perplexity where the config says 0.001": perplexities[0],
+        "perplexity where it says 0.5": perplexities[1],
+        "risen by": perplexities[1] / perplexities[0],
         "a default model's loss holds a balance": _mixture()(input_ids=rows[:4], labels=rows[:4]).aux_loss is not None,
         "a coefficient written into the config later is heard": _heard_later(rows[:4]),
     }
 
 
 def _heard_later(rows: Tensor) -> bool:
-    model, said = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
+    model, reported = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
     for coefficient in (WEAK, STRONG):
         model.config.router_aux_loss_coef = coefficient
         with torch.no_grad():
-            said.append(float(model(input_ids=rows, labels=rows).loss))
-    return said[0] != said[1]
+            reported.append(float(model(input_ids=rows, labels=rows).loss))
+    return reported[0] != reported[1]
 
 
 # P64: norms that stand at one
@@ -244,12 +241,11 @@ def _heard_later(rows: Tensor) -> bool:
 
 def _norms(dtype: torch.dtype, *, rate: float, warmup: int, steps: int = 102, schedule_ends: int = 10_000) -> dict:
     """The write-up's number of steps and rate of Muon, with AdamW at `rate` for the norms."""
-    model = untrained(hidden=32).to(dtype)
-    made, start = param_groups.optimizers(model, lr=3e-4, adamw_lr=rate), weight_movement.snapshot(model)
+    model = byte_model(hidden=32).to(dtype)
+    optimizers, start = param_groups.optimizers(model, lr=3e-4, adamw_lr=rate), weight_movement.snapshot(model)
     schedule = train.cosine(schedule_ends, warmup=warmup)
-    rows = batches(rows=2)
-    records = train.fit(model, rows, made, total=steps, schedule=schedule, clip=0, machine=CPU)
-    norms = [m for m in weight_movement.audit(model, start, made, records) if "norm" in m.parameter]
+    records = learn(model, steps=steps, optimizers=optimizers, data=batches(rows=2), schedule=schedule, clip=0)
+    norms = [m for m in weight_movement.audit(model, start, optimizers, records) if "norm" in m.parameter]
     named = dict(model.named_parameters())
     far = max(float((named[m.parameter].detach().float() - 1).abs().max()) for m in norms)
     rates = rate * sum(schedule(step) for step in range(steps))
@@ -287,14 +283,14 @@ class Rationed(nn.Module):
         logits, _, picked = self.gate(flat)
         p = logits.float().softmax(dim=-1).view(B, T, -1)
         E, k = p.shape[-1], picked.shape[-1]
-        kept = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
+        served = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
         if self.who == "experts":  # each its best tokens of the row (Zhou et al., 2022)
-            kept.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
+            served.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
         else:  # each token its best experts, while they have room
-            kept.scatter_(2, picked.view(B, T, k), True)
-            kept &= kept.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
+            served.scatter_(2, picked.view(B, T, k), True)
+            served &= served.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
         every = torch.arange(E).expand(B * T, E)  # a weight of 0 is as good as not chosen
-        return self.experts(flat, every, (p * kept).to(x.dtype).flatten(0, 1)).view_as(x)
+        return self.experts(flat, every, (p * served).to(x.dtype).flatten(0, 1)).view_as(x)
 
 
 def choosing(who: str) -> nn.Module:
@@ -307,13 +303,13 @@ def choosing(who: str) -> nn.Module:
 
 def _chosen_by(who: str, steps: int = 30) -> dict:
     model = choosing(who)
-    _fit(model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm)
-    return {"chosen by": who} | _seen_by(model.eval())
+    _by_muon(model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm)
+    return {"chosen by": who} | _with_another_end(model.eval())
 
 
 @torch.no_grad()
-def _seen_by(model: nn.Module, last: int = 32) -> dict:
-    """Put another text at the end of each row, and see what becomes of the logits before it."""
+def _with_another_end(model: nn.Module, last: int = 32) -> dict:
+    """Put another text at the end of each row, and measure how the logits before it change."""
     rows = _held_out(16)
     other = torch.cat([rows[:, :-last], rows.roll(1, 0)[:, -last:]], dim=1)
     logits, after = (model(r).logits for r in (rows, other))  # (16, LENGTH, V)
@@ -396,7 +392,7 @@ PITFALLS = [
         "Muon's rate, where an entry moves by at most about the rate in a step; at the end of a long warm-up "
         "the rates sum to what was seen, so the norms had come about as far as they could. Beside the same "
         f"Muon, with another AdamW rate and a short warm-up, they move. Seen on {VERSIONS}.",
-        fix="Compare the way with the sum of the rates (movement.audit) before anything is called stuck.",
+        fix="Compare the way with the sum of the rates (weight_movement.audit) before anything is called stuck.",
         broken=lambda: _norms(torch.float32, rate=9e-5, warmup=100),
         fixed=lambda: _norms(torch.float32, rate=3e-3, warmup=10),
         seen=lambda facts: 0 < facts["furthest entry from 1"] < 0.01,

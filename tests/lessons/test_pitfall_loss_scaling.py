@@ -1,0 +1,10 @@
+"""A scaler belongs in the checkpoint."""
+
+from lessons.pitfalls import loss_scaling
+
+
+def test_a_scaler_left_out_of_the_checkpoint_skips_its_first_steps_again():
+    assert (
+        loss_scaling.resumed_scaler(saved=False)["steps skipped after"]
+        > loss_scaling.resumed_scaler(saved=True)["steps skipped after"]
+    )
