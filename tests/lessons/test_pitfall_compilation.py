@@ -6,11 +6,13 @@ from lessons import pitfalls
 from lessons.pitfalls import compilation
 
 
+@pytest.mark.slow
 def test_a_graph_break_brings_the_masked_fault_back():
     facts = compilation.eager_and_compiled(reentrant=True, graph_break=True)
     assert facts["compiled"] == facts["eager"] and facts["compiled"].startswith("1 of")
 
 
+@pytest.mark.slow
 def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
     rows = compilation.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
     assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]

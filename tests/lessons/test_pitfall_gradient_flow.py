@@ -2,11 +2,13 @@
 
 import math
 
+import pytest
 import torch
 
 from lessons.pitfalls import bench, gradient_flow
 
 
+@pytest.mark.slow
 def test_the_matrix_raises_where_reentrant_meets_no_hook_and_nowhere_else():
     cells = gradient_flow.matrix()
     assert len(cells) == 48

@@ -11,6 +11,7 @@ from lessons.pitfalls import bench, hf_trainer
 from nblib import hf, models
 
 
+@pytest.mark.slow
 def test_each_habit_of_the_stock_trainer_shows():
     assert len(hf_trainer.trainer_faults(hf_trainer.stock_trainer())) == 4
 

@@ -68,6 +68,7 @@ P15 = Pitfall(
     fixed=lambda: compiled_gradients(hook=False),
     claimed=lambda: compiled_gradients(hook=False, checkpointing=True),
     seen=lambda facts: bool(facts["raised"]) or facts["largest difference"] > 1e-5,
+    slow=True,
 )
 
 
@@ -103,6 +104,7 @@ P16 = Pitfall(
     claimed=lambda: eager_and_compiled(reentrant=None),
     seen=lambda facts: facts["eager"] != facts["compiled"],
     check="S10",
+    slow=True,
 )
 
 
@@ -167,6 +169,7 @@ P17 = Pitfall(
     fixed=lambda: saved_and_loaded(in_place=True),
     claimed=lambda: saved_and_loaded(in_place=False, from_wrapper=False),
     seen=lambda facts: facts["equal after loading"] < facts["parameters"],
+    slow=True,
 )
 
 
@@ -212,6 +215,7 @@ P18 = Pitfall(
     fixed=lambda: graph_breaks(keep_norm),
     claimed=lambda: graph_breaks(adapters=True),
     seen=lambda facts: facts["breaks"] > 0,
+    slow=True,
 )
 
 

@@ -223,6 +223,7 @@ PITFALLS = [
         fixed=right_labels,
         seen=lambda facts: bool(label_faults(facts)),
         check="F17",
+        slow=True,
     ),
     Pitfall(
         id="P43",

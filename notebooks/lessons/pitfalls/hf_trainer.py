@@ -264,5 +264,6 @@ PITFALLS = [
         fixed=corrected_trainer,
         seen=lambda facts: bool(trainer_faults(facts)),
         check="N6",
+        slow=True,
     ),
 ]

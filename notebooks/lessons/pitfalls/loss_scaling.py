@@ -147,6 +147,7 @@ PITFALLS = [
         fixed=lambda: clipped_steps("unscale, clip"),
         seen=lambda facts: facts["norm the optimizer got"] < facts["clip"] / 1000,
         check="N7",
+        slow=True,
     ),
     Pitfall(
         id="P28",

@@ -314,6 +314,7 @@ PITFALLS = [
         fixed=lambda: inputs_rounded(lrc.LRCLinear),
         seen=lambda facts: facts["gain"] < 0.5 * facts["gain with inputs as they are"],
         claimed=lambda: inputs_rounded(lrc.LRCLinear, lr=3e-3),
+        slow=True,
     ),
     Pitfall(
         id="P51",
@@ -328,6 +329,7 @@ PITFALLS = [
         fixed=lambda: step_bytes(15, "chunked"),
         seen=lambda facts: facts["logits GiB"] > 0.5 * facts["peak GiB"],
         claimed=lambda: step_bytes(25, "chunked"),
+        slow=True,
     ),
     Pitfall(
         id="P52",
@@ -344,6 +346,7 @@ PITFALLS = [
         fixed=lambda: routed(),
         seen=lambda facts: facts["weight of masked words"] < 0.05 and facts["last total"] < facts["first total"],
         claimed=lambda: routed(normalise="running", learns="total"),
+        slow=True,
     ),
     Pitfall(
         id="P53",
@@ -358,6 +361,7 @@ PITFALLS = [
         fixed=lambda: masked_with(SPECIAL),
         seen=lambda facts: facts["after word 0"] > facts["after word 0, before"] + 0.1,
         claimed=lambda: masked_with(SPECIAL, probability=0.3),
+        slow=True,
     ),
     Pitfall(
         id="P54",
@@ -372,5 +376,6 @@ PITFALLS = [
         fixed=lambda: eager_against_compiled("svd_residual", Scaled, strict=True),
         seen=lambda facts: facts["check passes"] and facts["error of the layer"] > 0.1,
         claimed=lambda: eager_against_compiled("svd_residual", lrc.LRCLinear, strict=True),
+        slow=True,
     ),
 ]

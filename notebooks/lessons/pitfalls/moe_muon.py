@@ -338,6 +338,7 @@ PITFALLS = [
         fixed=lambda: _grown("identity"),
         seen=lambda facts: facts["grown by"] > 4 and facts["grown by, of 48 layers"] > 1000,
         claimed=lambda: _grown("identity", torch.bfloat16),
+        slow=True,
     ),
     Pitfall(
         id="P61",
@@ -352,6 +353,7 @@ PITFALLS = [
         fixed=lambda: _used("sigmoid"),
         seen=lambda facts: facts[CHANGE] < 0.5 and facts["lost on the way"] > 0,
         claimed=lambda: _used("sigmoid", capacity=0.5),
+        slow=True,
     ),
     Pitfall(
         id="P62",
@@ -366,6 +368,7 @@ PITFALLS = [
         fixed=lambda: _followed("kept"),
         seen=lambda facts: facts["cosine of the last update and the trend"] < 0.5,
         claimed=lambda: _followed("in eight bits"),
+        slow=True,
     ),
     Pitfall(
         id="P63",
@@ -397,6 +400,7 @@ PITFALLS = [
         fixed=lambda: _norms(torch.float32, rate=3e-3, warmup=10),
         seen=lambda facts: 0 < facts["furthest entry from 1"] < 0.01,
         claimed=lambda: _norms(torch.bfloat16, rate=9e-5, warmup=100),
+        slow=True,
     ),
     Pitfall(
         id="P65",
@@ -413,5 +417,6 @@ PITFALLS = [
         seen=lambda facts: facts[FUTURE] > 0.01,
         claimed=lambda: _chosen_by("tokens, while there is room"),
         check="F11",
+        slow=True,
     ),
 ]

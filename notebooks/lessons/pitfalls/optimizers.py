@@ -221,6 +221,7 @@ PITFALLS = [
         fixed=lambda: muon_run(0.02, 3e-3),
         seen=_little_gained,
         check="N5b",
+        slow=True,
     ),
     Pitfall(
         id="P31",
@@ -237,6 +238,7 @@ PITFALLS = [
         fixed=lambda: split_run("by module"),
         seen=_little_gained,
         check="S13",
+        slow=True,
     ),
     Pitfall(
         id="P34",
@@ -252,6 +254,7 @@ PITFALLS = [
         fixed=lambda: scheduled("nblib"),
         seen=_p34_seen,
         check="N9",
+        slow=True,
     ),
     Pitfall(
         id="P35",

@@ -159,6 +159,7 @@ PITFALLS = [
         fixed=_p24_fixed,
         seen=lambda facts: facts["share of fp32's gain"] < 0.5,
         check="N4",
+        slow=True,
     ),
     Pitfall(
         id="P25",

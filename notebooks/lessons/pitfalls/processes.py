@@ -177,6 +177,7 @@ PITFALLS = [
         broken=lambda: reductions("around_backward")[0],
         fixed=lambda: reductions("around_both")[0],
         seen=lambda facts: facts["all_reduces"] > 1,
+        slow=True,
     ),
     Pitfall(
         id="P47",
