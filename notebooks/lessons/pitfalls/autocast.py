@@ -7,8 +7,7 @@ over `no_grad` is the bookkeeping of each call, which only tiny models notice (P
 Footgun: code that was right on one device can be wrong on another without a word. Assert the dtype of your loss.
 """
 
-import statistics
-import time
+from functools import partial
 
 import torch
 from torch.nn import functional as F
@@ -109,17 +108,16 @@ def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> 
 
 
 def teacher_speed(*, hidden: int, rows: int, length: int, rounds: int = 15) -> dict:
-    """Median seconds of a forward pass without gradients, the two modes in turn so that both meet the same machine."""
+    """Median seconds of a forward pass without gradients in the two modes."""
     model = bench.byte_model(hidden=hidden).eval()
     ids = bench.stream("prose")[: rows * length].view(rows, length)
-    spent: dict[str, list[float]] = {"no_grad": [], "inference_mode": []}
-    for _ in range(rounds):
-        for mode in (torch.no_grad, torch.inference_mode):
-            started = time.perf_counter()
-            with mode():
-                model(ids)
-            spent[mode.__name__].append(time.perf_counter() - started)
-    medians = {name: statistics.median(times[2:]) for name, times in spent.items()}
+
+    def forward(mode) -> None:
+        with mode():
+            model(ids)
+
+    modes = {mode.__name__: partial(forward, mode) for mode in (torch.no_grad, torch.inference_mode)}
+    medians = bench.medians(modes, rounds)
     facts = {"hidden": hidden, "tokens": rows * length, "no_grad in ms": 1000 * medians["no_grad"]}
     return facts | {"no_grad / inference_mode": medians["no_grad"] / medians["inference_mode"]}
 

@@ -18,7 +18,9 @@ import contextlib
 import copy
 import io
 import logging
+import statistics
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -64,6 +66,17 @@ def fresh_dynamo() -> Iterator[None]:
             yield
     finally:
         torch._dynamo.reset()
+
+
+def medians(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
+    """Median seconds of each call, made in turn so that all meet the same machine; two rounds warm up."""
+    spent: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            started = time.perf_counter()
+            call()
+            spent[name].append(time.perf_counter() - started)
+    return {name: statistics.median(times[2:]) for name, times in spent.items()}
 
 
 # ---------------------------------------------------------------------------------------------------------- texts

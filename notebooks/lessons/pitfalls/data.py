@@ -109,18 +109,10 @@ def packed(**inputs) -> dict:
 RESTART = torch.arange(16).repeat(2)[None]  # position ids that begin again with the second document
 
 
-def with_a_mask_of_ones() -> dict:
-    return packed(position_ids=RESTART, attention_mask=torch.ones(1, 32, dtype=torch.long))
-
-
 def positions_run_on() -> dict:
-    """Only the claimed cause: positions count on through the row, but attention is cut at the border."""
+    """Only the claimed cause: positions count on through the row, while attention is cut at the border."""
     documents = torch.block_diag(torch.ones(16, 16), torch.ones(16, 16)).bool().tril()[None, None]
     return packed(position_ids=torch.arange(32)[None], attention_mask=documents)
-
-
-def without_a_mask() -> dict:
-    return packed(position_ids=RESTART, use_cache=False)
 
 
 # --------------------------------------------------------------------------------------------- P44 the first KD loss
@@ -192,10 +184,6 @@ def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
     return {"ms_per_item": 1e3 * seconds_per_item, "share_waiting": waited / total, "guard": warning or "quiet"}
 
 
-def workers_for_nothing() -> dict:
-    return {"workers": 2, "over_none": load_epoch(workers=2) / load_epoch(workers=0)}
-
-
 def slow_items() -> dict:
     """Only the claimed cause: items that are slow to make, where workers do what they are for."""
     item = dict(seconds_per_item=2e-3)
@@ -234,8 +222,8 @@ PITFALLS = [
         "of ones (or a KV cache) is passed too: then the restart is ignored. With attention cut, positions that run on "
         "leak nothing (transformers 5.23, SDPA).",
         fix="position_ids that restart, no attention_mask, use_cache=False",
-        broken=with_a_mask_of_ones,
-        fixed=without_a_mask,
+        broken=lambda: packed(position_ids=RESTART, attention_mask=torch.ones(1, 32, dtype=torch.long)),
+        fixed=lambda: packed(position_ids=RESTART, use_cache=False),
         claimed=positions_run_on,
         seen=lambda facts: facts["moved"] > 1e-3 * facts["spread"],
         check="F12",
@@ -261,7 +249,7 @@ PITFALLS = [
         verdict="workers pay for starting and for passing every item between processes. For rows already in memory "
         "that is nearly all the time; where each item waits for a disk or a decoder they do help (torch 2.13).",
         fix="index tensors that fit in memory; use workers, kept alive, where items really are slow",
-        broken=workers_for_nothing,
+        broken=lambda: {"workers": 2, "over_none": load_epoch(workers=2) / load_epoch(workers=0)},
         fixed=sliced_tensors,
         claimed=slow_items,
         seen=lambda facts: facts["over_none"] > 2,

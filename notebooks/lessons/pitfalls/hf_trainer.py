@@ -46,6 +46,7 @@ class Rows(torch.utils.data.Dataset):
 
 # ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
 def _first_line(kind: type, model, data) -> dict:
+    """The true first loss, beside what the Trainer logs."""
     with torch.no_grad():
         true = float(model(data.ids, labels=data.labels).loss)
     _, log = run_trainer(kind, model, data, max_steps=2, learning_rate=0.0)
@@ -58,19 +59,6 @@ def poisoned() -> torch.nn.Module:
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     return model
-
-
-def nan_is_logged_as_zero() -> dict:
-    return _first_line(tf.Trainer, poisoned(), Rows())
-
-
-def nan_is_logged_as_nan() -> dict:
-    return _first_line(hf.Trainer, poisoned(), Rows())
-
-
-def checkpointing_before_adapters() -> dict:
-    """What the 0.0 was blamed on: gradient checkpointing switched on before the adapters were attached."""
-    return _first_line(tf.Trainer, checkpointed_then_adapted(small()), Rows())
 
 
 def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
@@ -244,9 +232,9 @@ PITFALLS = [
         "the first step that is 0.0. Checkpointing before adapters logs an ordinary loss "
         "(transformers 5.23, peft 0.21).",
         fix="logging_nan_inf_filter=False, and stop at the first loss that is not finite",
-        broken=nan_is_logged_as_zero,
-        fixed=nan_is_logged_as_nan,
-        claimed=checkpointing_before_adapters,
+        broken=lambda: _first_line(tf.Trainer, poisoned(), Rows()),
+        fixed=lambda: _first_line(hf.Trainer, poisoned(), Rows()),
+        claimed=lambda: _first_line(tf.Trainer, checkpointed_then_adapted(small()), Rows()),
         seen=_a_number_for_nan,
         check="N17",
     ),

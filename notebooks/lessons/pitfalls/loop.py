@@ -169,11 +169,6 @@ def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
     }
 
 
-def usual_list() -> dict:
-    """Weights, optimizer and scheduler: the state that tutorials call complete."""
-    return resumed_without("generators", "order", "position")
-
-
 PITFALLS = [
     Pitfall(
         id="P36",
@@ -198,7 +193,7 @@ PITFALLS = [
         verdict="with everything that moves restored, a CPU resumes bit for bit. Weights, optimizer and scheduler are "
         "not everything: the random generators, the epoch's order and the position in it are missing (torch 2.13).",
         fix="nblib.checkpoint.capture and restore; test that a resumed run equals the straight one",
-        broken=usual_list,
+        broken=lambda: resumed_without("generators", "order", "position"),  # all that tutorials leave out
         fixed=resumed_without,
         claimed=resumed_without,
         seen=lambda facts: facts["largest_gap"] > 0,

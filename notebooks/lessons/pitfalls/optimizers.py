@@ -9,8 +9,6 @@ Footgun: every one of these lowers the loss. A run with a wrong rate is not brok
 hard problem until the same steps are run with the right one.
 """
 
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -184,23 +182,23 @@ def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
 
 
 def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> list[dict]:
-    """One AdamW step in its three implementations, in turn, as a ratio to the plain loop over tensors."""
+    """One AdamW step in its three implementations, as a ratio to the plain loop over tensors."""
     kinds = {"plain": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
-    runs = {}
-    for name, how in kinds.items():
+
+    def step_of(kind: dict) -> Callable[[], None]:
         model = bench.byte_model(hidden=256, layers=4).to(device)
         for p in model.parameters():
             p.grad = torch.full_like(p, 1e-3)
-        runs[name] = AdamW(model.parameters(), lr=1e-3, **how)
-    spent: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, optimizer in runs.items():
-            started = time.perf_counter()
+        optimizer = AdamW(model.parameters(), lr=1e-3, **kind)
+
+        def step() -> None:
             optimizer.step()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
-            spent[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(times[2:]) for name, times in spent.items()}
+
+        return step
+
+    medians = bench.medians({name: step_of(kind) for name, kind in kinds.items()}, rounds)
     return [
         {"AdamW": name, "ms per step": 1000 * t, "times plain": t / medians["plain"]} for name, t in medians.items()
     ]
