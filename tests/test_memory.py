@@ -10,9 +10,6 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
-from lessons.pitfalls import compilation
-from lessons.pitfalls import recomputation as bench
-from lessons.pitfalls.recomputation import kept_and_flops, step_memory, torch_linear
 from nblib import cli, compiling, memory, models
 
 VOCABULARY = 32_768
@@ -108,40 +105,6 @@ def test_an_account_counts_storages_and_not_views():
         assert account.live == 4000
         del new, views
     assert account.live == 0 and account.most == 4000
-
-
-def test_frozen_weights_make_checkpointing_dearer():
-    def price(frozen):
-        with_it, without = (kept_and_flops(4, how, frozen=frozen)["work over forward"] for how in ("blocks", "nothing"))
-        return with_it / without - 1
-
-    assert 0.2 < price(False) < 1 / 3 < price(True) < 0.5
-
-
-def test_torchs_fused_loss_saves_nothing_unless_told():
-    assert step_memory(torch_linear)["copies"] > 2
-    assert step_memory(lambda model, ids: torch_linear(model, ids, chunk=128))["copies"] < 1
-
-
-def test_the_librarys_own_switch_turns_the_cache_off():
-    ids, model, right = bench.tokens(), bench.lora(), bench.lora()
-    right.enable_input_require_grads()
-    right = bench.gradients(right, bench.whole_logits(right, ids))
-    model.activation_checkpointing_enable({"use_reentrant": True})
-    got = bench.gradients(model, model(input_ids=ids, labels=ids, use_cache=True).loss)
-    assert all(torch.equal(got[name], gradient) for name, gradient in right.items())
-
-
-@pytest.mark.slow
-def test_a_graph_break_brings_the_masked_fault_back():
-    facts = compilation.eager_and_compiled(reentrant=True, graph_break=True)
-    assert facts["compiled"] == facts["eager"] and facts["compiled"].startswith("1 of")
-
-
-@pytest.mark.slow
-def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
-    rows = compilation.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
-    assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("share", [0, 0.25, 0.9])

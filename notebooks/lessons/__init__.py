@@ -1,8 +1,10 @@
-"""lessons: what only demonstrates, beside the notebooks that teach with it. The library itself is nblib.
+"""lessons: code that only demonstrates, beside the notebooks that teach with it. The library itself is nblib.
 
     from lessons import check                   the judges of the exercises
     from lessons.trials import Trials           a pitfall's runs side by side
     from lessons.pitfalls import pitfall        the catalogue
+
+Importing it is light: torch comes with the module that needs it.
 
 Footgun: it is installed with the project (`make env`), so it imports from any folder; a copy of a notebook alone does
 not bring it along.

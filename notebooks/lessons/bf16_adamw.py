@@ -1,16 +1,16 @@
-"""Write an update into a bf16 weight without losing it: stochastic rounding, and Kahan's compensation.
+"""Writing an update into a bf16 weight without losing it: stochastic rounding, and Kahan's compensation.
 
-bf16 keeps 8 significant bits, so between 1 and 2 it knows 128 numbers and nothing in between. A weight rounds to the
-nearest one after every step, and an update below half the distance to its neighbour is rounded away, this time and
-every time: a thousand such steps move the weight as far as none. Two remedies need no fp32 copy of the weights:
+bf16 has 8 significant bits, so between 1 and 2 it has 128 numbers and nothing in between. A weight is rounded to the
+nearest of them after every step. An update below half the distance to the next number is lost, every time: after a
+thousand such steps the weight is where it was. Two remedies need no fp32 copy of the weights:
 
     stochastic   round up with the probability that makes the result right on average
     kahan        carry what was rounded away in a second bf16 number, and add it to the next update
 
 torch.optim 2.13 has neither, so they stand here, around an ordinary AdamW update with fp32 moments.
 
-Footgun: stochastic rounding draws from the generator. A run that resumes without its generator state parts from the
-straight run at once.
+Footgun: stochastic rounding draws from the generator. A run that resumes without its generator state differs from the
+uninterrupted run at once.
 """
 
 from collections.abc import Iterable

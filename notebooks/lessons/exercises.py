@@ -1,11 +1,18 @@
-"""Check the answer to an exercise: what holds is said, what does not comes with a hint, never with the solution.
+"""Judges of the exercises: an answer is right, or gets a hint for the first property it lacks, never the solution.
 
-`nblib.check("00.schedule", my_function)` tries properties a right answer must have. tests/test_check.py holds one
-solution and at least two plausible wrong answers for each.
+`check("00.schedule", my_function)` tries the properties that a right answer must have. tests/lessons/test_exercises.py
+has a solution and at least two plausible wrong answers for each.
 """
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import isclose
+
+import torch
+from torch import nn
+
+from nblib.methods.muon import BAND
 
 
 def check(exercise: str, answer: Callable) -> bool:
@@ -15,7 +22,7 @@ def check(exercise: str, answer: Callable) -> bool:
     for hint, holds in EXERCISES[exercise]:
         try:
             fine = bool(holds(answer))
-        except Exception as error:  # whatever the reader's code raises is part of the verdict
+        except Exception as error:  # an exception in the reader's code is a verdict too
             print(f"{exercise}: not yet. Your code raised {type(error).__name__}: {error}")
             return False
         if not fine:
@@ -26,13 +33,11 @@ def check(exercise: str, answer: Callable) -> bool:
 
 
 def _terms(*names: str):
-    import torch
-
     w, elsewhere = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     shared = (w * w).sum()
-    made = {"live": shared, "twin": 2 * shared, "detached": w.detach().sum(), "other": elsewhere.sum()}
-    made["anchor"] = 0 * w.sum()
-    return {name: made[name] for name in names}, [w]
+    terms = {"live": shared, "twin": 2 * shared, "detached": w.detach().sum(), "other": elsewhere.sum()}
+    terms["anchor"] = 0 * w.sum()
+    return {name: terms[name] for name in names}, [w]
 
 
 def _leaves_grad_alone(answer: Callable) -> bool:
@@ -42,22 +47,15 @@ def _leaves_grad_alone(answer: Callable) -> bool:
 
 
 def _missed(answer: Callable, case: str) -> set[str]:
-    import copy
-
-    import torch
-    from torch import nn
-
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[2].requires_grad_(False)
     first, second, twin = model[0].weight, model[1].weight, copy.deepcopy(model[0]).weight
-    held = {"all": [[first, second]], "copy": [[twin, second]], "two": [[first], [second]], "none": []}[case]
-    return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in held)))
+    groups = {"all": [[first, second]], "copy": [[twin, second]], "two": [[first], [second]], "none": []}[case]
+    return set(answer(model, *(torch.optim.SGD(params, lr=0.1) for params in groups)))
 
 
 def _shifted(ahead: int, ignored: int = 0):
     """Ids, and targets that lie so far ahead in them; -100 where there are none, and at some places besides."""
-    import torch
-
     ids = torch.randint(50, (4, 24), generator=torch.Generator().manual_seed(ahead))
     targets = torch.full_like(ids, -100)
     targets[:, : 24 - ahead] = ids[:, ahead:]
@@ -65,27 +63,20 @@ def _shifted(ahead: int, ignored: int = 0):
     return ids, targets
 
 
-def _share(answer: Callable, kept: float, noise: bool = False) -> float:
-    """What the answer says when this share of the fp32 way arrives, if asked, with a noise across that way."""
-    import torch
-
-    made = torch.Generator().manual_seed(0)
-    start, way, off = torch.ones(64), torch.randn(64, generator=made), torch.randn(64, generator=made)
-    off = (off - (off @ way) / (way @ way) * way) * noise
-    return float(answer(start, start + kept * way + off, start + way))
+def _share(answer: Callable, arrived: float, noise: bool = False) -> float:
+    """The answer when this share of the fp32 way arrives, with `noise` also some noise across that way."""
+    way, off = torch.randn(2, 64, generator=torch.Generator().manual_seed(0))
+    start, off = torch.ones(64), (off - (off @ way) / (way @ way) * way) * noise
+    return float(answer(start, start + arrived * way + off, start + way))
 
 
 def _rounded(answer: Callable, times: float = 1.0):
     """The answer for a matrix whose mean absolute value is `times`."""
-    import torch
-
     return answer(times * torch.tensor([[0.1, -0.2, 2.0], [-2.0, 0.6, 1.1]]))
 
 
 def _factors(answer: Callable, rank: int, wide: bool = False) -> tuple:
-    """What is left of a residual after the answer's product, and the least that any product of this rank leaves."""
-    import torch
-
+    """The norm that the answer leaves of a residual, the least that any product of this rank leaves, and its ranks."""
     residual = torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
     residual = residual if wide else residual.T
     U, V = answer(residual.clone(), rank)
@@ -95,15 +86,11 @@ def _factors(answer: Callable, rank: int, wide: bool = False) -> tuple:
 
 def _price(answer: Callable, mean, logvar, variance) -> list[float]:
     """The answer for latents and a prior variance, given as lists."""
-    import torch
-
     return answer(torch.tensor(mean), torch.tensor(logvar), torch.tensor(variance)).tolist()
 
 
 def _variances(answer: Callable, pads: int = 0, loud: float = 1.0) -> list[float]:
     """The answer for two rows of two ranks, whose squared means average 1 and 4, followed by padding."""
-    import torch
-
     mean = torch.tensor([[[1.0, 2.0], [-1.0, 2.0]], [[1.0, -2.0], [1.0, 2.0]]])
     mean = torch.cat([mean, torch.full((2, pads, 2), 9.0)], dim=1)
     mask = (torch.arange(2 + pads) < 2).long().expand(2, -1)
@@ -112,15 +99,11 @@ def _variances(answer: Callable, pads: int = 0, loud: float = 1.0) -> list[float
 
 def _balance(answer: Callable, probabilities: list, chosen: list) -> float:
     """The answer for tokens whose router gives these probabilities, (N, E), and chose these experts, (N, k)."""
-    import torch
-
     return float(answer(torch.tensor(probabilities).log(), torch.tensor(chosen)))
 
 
 def _pushes_down(answer: Callable) -> bool:
     """Whether a step against the gradient takes probability from the expert that has all tokens."""
-    import torch
-
     logits = torch.zeros(4, 3, requires_grad=True)
     loss = answer(logits, torch.zeros(4, 1, dtype=torch.long))
     if not loss.requires_grad:
@@ -133,21 +116,17 @@ def _seen_from(answer: Callable, shape: tuple[int, int], times: float = 1.0):
     """U^T O V of the answer O for U S V^T, diagonal where the singular vectors are kept, and its singular values.
 
     nan where O is no finite matrix of that shape."""
-    import torch
-
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     U, _, Vh = torch.linalg.svd(drawn, full_matrices=False)
     G = U * torch.logspace(0, -1.5, 16) @ Vh
-    made = answer((times * G).float()).double()
-    if made.shape != G.shape or not made.isfinite().all():
+    result = answer((times * G).float()).double()
+    if result.shape != G.shape or not result.isfinite().all():
         return torch.full((16, 16), math.nan), torch.full((16,), math.nan)
-    inside = U.T @ made @ Vh.T
+    inside = U.T @ result @ Vh.T
     return inside, torch.linalg.svdvals(inside)
 
 
 def _in_band(values) -> bool:
-    from nblib.methods.muon import BAND
-
     return BAND[0] - 0.06 < float(values.min()) and float(values.max()) < BAND[1] + 0.06  # bf16 is fine, too
 
 
@@ -158,49 +137,48 @@ def _crossed(inside) -> float:
 
 def _softened(answer: Callable, student, teacher, T: float = 1.0) -> list[float]:
     """The answer for logits given as lists, if it is one number per token."""
-    import torch
+    return _per_token(answer(torch.tensor(student), torch.tensor(teacher), T), len(student))
 
-    found = answer(torch.tensor(student), torch.tensor(teacher), T)
-    return found.tolist() if found.shape == (len(student),) else []
+
+def _per_token(result, tokens: int) -> list[float]:
+    return result.tolist() if result.shape == (tokens,) else []
 
 
 def _with_a_tail(answer: Callable, student, teacher) -> list[float]:
     """The answer for probabilities given as lists, of which it is shown the teacher's two largest."""
-    import torch
-
     top = torch.tensor(teacher).topk(2, dim=1)
-    found = answer(torch.tensor(student).log() + 3, top.values.log(), top.indices)
-    return found.tolist() if found.shape == (len(student),) else []
+    return _per_token(answer(torch.tensor(student).log() + 3, top.values.log(), top.indices), len(student))
 
 
-def _near(found: list[float], *wanted: float) -> bool:
-    return len(found) == len(wanted) and all(
-        math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5) for a, b in zip(found, wanted)
+def _near(answers: float | Sequence[float], *expected: float) -> bool:
+    answers = [answers] if isinstance(answers, float) else answers
+    return len(answers) == len(expected) and all(
+        isclose(a, b, rel_tol=1e-5, abs_tol=1e-5) for a, b in zip(answers, expected)
     )
 
 
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
-        ("Warm-up should reach 1 exactly at its last step.", lambda f: math.isclose(f(9, 100, 10), 1.0)),
-        ("Warm-up should grow by the same amount each step.", lambda f: math.isclose(f(4, 100, 10), 0.5)),
+        ("Warm-up should reach 1 exactly at its last step.", lambda f: isclose(f(9, 100, 10), 1.0)),
+        ("Warm-up should grow by the same amount each step.", lambda f: isclose(f(4, 100, 10), 0.5)),
         (
             "After warm-up it should never grow.",
             lambda f: all(f(s, 100, 10) >= f(s + 1, 100, 10) - 1e-12 for s in range(9, 99)),
         ),
-        ("Half way down a cosine stands at one half.", lambda f: math.isclose(f(55, 100, 10), 0.5, abs_tol=0.02)),
+        ("Half way down a cosine stands at one half.", lambda f: isclose(f(55, 100, 10), 0.5, abs_tol=0.02)),
         ("What happens after the end? Try step 150 of 100.", lambda f: abs(f(150, 100, 10)) < 1e-9),
     ],
     "00.bits_per_byte": [  # (nats per token, tokens, bytes) -> bits per byte
         (
             "A loss of ln 2 nats on one token per byte is one bit per byte.",
-            lambda f: math.isclose(f(math.log(2), 10, 10), 1),
+            lambda f: isclose(f(math.log(2), 10, 10), 1),
         ),
         ("Fewer bytes per token must cost more bits per byte.", lambda f: f(2.0, 100, 300) > f(2.0, 100, 400)),
-        ("Guessing among 256 bytes costs eight bits each.", lambda f: math.isclose(f(math.log(256), 7, 7), 8)),
+        ("Guessing among 256 bytes costs eight bits each.", lambda f: isclose(f(math.log(256), 7, 7), 8)),
         (
             "Twice the tokens over the same bytes is twice the bits.",
-            lambda f: math.isclose(f(1.5, 20, 50), 2 * f(1.5, 10, 50)),
+            lambda f: isclose(f(1.5, 20, 50), 2 * f(1.5, 10, 50)),
         ),
     ],
     "01.dead_terms": [  # (terms by name, parameters) -> names of the terms that give none of them a gradient
@@ -248,33 +226,30 @@ EXERCISES = {
         ("Just below a power of two the numbers stand closer: try 1 and -0.003.", lambda f: f(1.0, -0.003)),
     ],
     "03.muon_rate": [  # (AdamW-like rate, rows, columns) -> the rate in the "original" convention for the same step
-        ("It is proportional to the rate.", lambda f: math.isclose(f(2e-3, 64, 64), 2 * f(1e-3, 64, 64))),
+        ("It is proportional to the rate.", lambda f: isclose(f(2e-3, 64, 64), 2 * f(1e-3, 64, 64))),
         (
             "Square matrices: 'match_rms_adamw' multiplies by 0.2 sqrt(max(rows, columns)), 'original' by 1.",
-            lambda f: math.isclose(f(1e-3, 100, 100), 2e-3),
+            lambda f: isclose(f(1e-3, 100, 100), 2e-3),
         ),
         (
             "Taller than wide: 'original' multiplies by sqrt(rows / columns), so its rate must be smaller.",
-            lambda f: math.isclose(f(1e-3, 400, 100), 2e-3),
+            lambda f: isclose(f(1e-3, 400, 100), 2e-3),
         ),
-        (
-            "Wider than tall: 'original' multiplies by 1, never by less.",
-            lambda f: math.isclose(f(1e-3, 100, 400), 4e-3),
-        ),
+        ("Wider than tall: 'original' multiplies by 1, never by less.", lambda f: isclose(f(1e-3, 100, 400), 4e-3)),
     ],
     "04.step_loss": [  # (summed losses, supervised tokens) of each micro-batch -> loss of the optimizer step
-        ("Two equal micro-batches have the mean of either.", lambda f: math.isclose(f([20.0, 20.0], [10, 10]), 2.0)),
+        ("Two equal micro-batches have the mean of either.", lambda f: isclose(f([20.0, 20.0], [10, 10]), 2.0)),
         (
             "A token counts the same wherever it stands: try 90 tokens in one micro-batch and 10 in the other.",
-            lambda f: math.isclose(f([90.0, 50.0], [90, 10]), 1.4),
+            lambda f: isclose(f([90.0, 50.0], [90, 10]), 1.4),
         ),
         (
             "Cutting a micro-batch in two must change nothing.",
-            lambda f: math.isclose(f([6.0, 2.0, 4.0], [3, 1, 4]), f([8.0, 4.0], [4, 4])),
+            lambda f: isclose(f([6.0, 2.0, 4.0], [3, 1, 4]), f([8.0, 4.0], [4, 4])),
         ),
         (
             "A micro-batch without a supervised token adds nothing, and no nan.",
-            lambda f: math.isclose(f([12.0, 0.0], [6, 0]), 2.0),
+            lambda f: isclose(f([12.0, 0.0], [6, 0]), 2.0),
         ),
     ],
     "04.trouble": [  # (loss, recent losses) -> whether to roll back, at three times the usual loss
@@ -292,57 +267,51 @@ EXERCISES = {
         ("Where the target is -100 nothing is asked: leave it out.", lambda f: f(*_shifted(2, ignored=12)) == 2),
     ],
     "05.share": [  # (start, where the weights are, where fp32 copies are) -> share of the way that arrived
-        ("Weights that went all the way have a share of one.", lambda f: math.isclose(_share(f, 1), 1, abs_tol=1e-4)),
+        ("Weights that went all the way have a share of one.", lambda f: isclose(_share(f, 1), 1, abs_tol=1e-4)),
         ("Weights that never moved have a share of nought.", lambda f: abs(_share(f, 0)) < 1e-6),
-        ("A quarter of the way is a quarter.", lambda f: math.isclose(_share(f, 0.25), 0.25, abs_tol=1e-4)),
-        (
-            "The wrong way is negative: lengths alone do not tell.",
-            lambda f: math.isclose(_share(f, -1), -1, abs_tol=1e-4),
-        ),
+        ("A quarter of the way is a quarter.", lambda f: isclose(_share(f, 0.25), 0.25, abs_tol=1e-4)),
+        ("The wrong way is negative: lengths alone do not tell.", lambda f: isclose(_share(f, -1), -1, abs_tol=1e-4)),
         (
             "Stochastic rounding adds noise that is right on average: only the part along the way counts.",
-            lambda f: math.isclose(_share(f, 1, noise=True), 1, abs_tol=1e-3),
+            lambda f: isclose(_share(f, 1, noise=True), 1, abs_tol=1e-3),
         ),
     ],
     "10.ternary": [  # weight -> the matrix of -s, 0, s
         ("There are three values, one of them zero.", lambda f: len(_rounded(f).unique()) == 3),
         ("The values are -s, 0 and s.", lambda f: float(_rounded(f).min() + _rounded(f).max()) == 0),
-        ("s is the mean of the absolute values, here 1.", lambda f: math.isclose(_rounded(f).max(), 1, abs_tol=1e-6)),
+        ("s is the mean of the absolute values, here 1.", lambda f: isclose(_rounded(f).max(), 1, abs_tol=1e-6)),
         ("Rounding decides at half of s: 0.6 goes up.", lambda f: float(_rounded(f)[1, 1]) > 0.9),
-        ("Twice the weight has twice the values.", lambda f: math.isclose(_rounded(f, times=2).max(), 2, rel_tol=1e-6)),
+        ("Twice the weight has twice the values.", lambda f: isclose(_rounded(f, times=2).max(), 2, rel_tol=1e-6)),
     ],
     "10.closest": [  # (residual, rank) -> U (out, rank), V (in, rank)
         ("U and V have `rank` columns each.", lambda f: _factors(f, 3)[2] == (3, 3)),
         (
             "Eckart and Young: what is left has the norm of the other singular values.",
-            lambda f: math.isclose(*_factors(f, 3)[:2], rel_tol=1e-4),
+            lambda f: isclose(*_factors(f, 3)[:2], rel_tol=1e-4),
         ),
-        ("It must hold for wide matrices too.", lambda f: math.isclose(*_factors(f, 5, wide=True)[:2], rel_tol=1e-4)),
+        ("It must hold for wide matrices too.", lambda f: isclose(*_factors(f, 5, wide=True)[:2], rel_tol=1e-4)),
         ("At full rank nothing is left.", lambda f: _factors(f, 12)[0] < 1e-4),
     ],
     "11.divergence": [  # (mean, logvar, variance) -> nats per token, the ranks on the last axis
         (
             "A latent that is its prior tells nothing and costs nothing.",
-            lambda f: math.isclose(_price(f, [[0.0]], [[math.log(3)]], [3.0])[0], 0, abs_tol=1e-6),
+            lambda f: _near(_price(f, [[0.0]], [[math.log(3)]], [3.0]), 0),
         ),
         (
             "With unit variances the price is half the squared mean.",
-            lambda f: math.isclose(_price(f, [[2.0]], [[0.0]], [1.0])[0], 2, rel_tol=1e-5),
+            lambda f: _near(_price(f, [[2.0]], [[0.0]], [1.0]), 2),
         ),
         (
             "The mean is measured in units of the prior's variance.",
-            lambda f: math.isclose(_price(f, [[2.0]], [[math.log(4)]], [4.0])[0], 0.5, rel_tol=1e-5),
+            lambda f: _near(_price(f, [[2.0]], [[math.log(4)]], [4.0]), 0.5),
         ),
         (
             "Noise narrower than the prior costs half the logarithm of the ratio, less what it saves.",
-            lambda f: math.isclose(_price(f, [[0.0]], [[-2.0]], [1.0])[0], 0.5 * (1 + math.exp(-2)), rel_tol=1e-5),
+            lambda f: _near(_price(f, [[0.0]], [[-2.0]], [1.0]), 0.5 * (1 + math.exp(-2))),
         ),
         (
             "Ranks add up; they are not averaged. Tokens stay apart.",
-            lambda f: all(
-                math.isclose(a, b, rel_tol=1e-5)
-                for a, b in zip(_price(f, [[2.0, 2.0], [2.0, 0.0]], [[0.0, 0.0]] * 2, [1.0, 1.0]), (4, 2), strict=True)
-            ),
+            lambda f: _near(_price(f, [[2.0, 2.0], [2.0, 0.0]], [[0.0, 0.0]] * 2, [1.0, 1.0]), 4, 2),
         ),
     ],
     "11.variances": [  # (mean, logvar, mask) -> one variance per rank
@@ -353,39 +322,37 @@ EXERCISES = {
         ),
         (
             "It is the mean square itself, and not half of it: with squares 1 and 4 and noise 1 they are 2 and 5.",
-            lambda f: all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip(_variances(f), (2, 5), strict=True)),
+            lambda f: _near(_variances(f), 2, 5),
         ),
         (
             "Padding changes nothing: neither the sum nor the count.",
-            lambda f: all(
-                math.isclose(a, b, rel_tol=1e-5) for a, b in zip(_variances(f, pads=3), _variances(f), strict=True)
-            ),
+            lambda f: _near(_variances(f, pads=3), *_variances(f)),
         ),
     ],
     "12.balance": [  # (logits (N, E), chosen (N, k)) -> E sum f P
         (
             "Uniform routing is balanced: 1, whatever the number of experts.",
-            lambda f: math.isclose(_balance(f, [[0.25] * 4] * 4, [[0], [1], [2], [3]]), 1, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[0.25] * 4] * 4, [[0], [1], [2], [3]]), 1),
         ),
         (
             "f is a share of all assignments and sums to 1, also where a token has two experts.",
-            lambda f: math.isclose(_balance(f, [[0.25] * 4] * 2, [[0, 1], [2, 3]]), 1, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[0.25] * 4] * 2, [[0, 1], [2, 3]]), 1),
         ),
         (
             "One expert that has all tokens, and is sure of it, costs E.",
-            lambda f: math.isclose(_balance(f, [[1.0, 1e-30, 1e-30]] * 5, [[0]] * 5), 3, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[1.0, 1e-30, 1e-30]] * 5, [[0]] * 5), 3),
         ),
         (
             "f counts who was chosen, and P is what the router thought: they may disagree.",
-            lambda f: math.isclose(_balance(f, [[0.25, 0.75]] * 4, [[0]] * 4), 0.5, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[0.25, 0.75]] * 4, [[0]] * 4), 0.5),
         ),
         (
             "f and P are each averaged over the tokens, and multiplied then: sure tokens that differ are in balance.",
-            lambda f: math.isclose(_balance(f, [[1.0, 1e-30], [1e-30, 1.0]], [[0], [1]]), 1, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[1.0, 1e-30], [1e-30, 1.0]], [[0], [1]]), 1),
         ),
         (
             "A probability does not change when all logits of a token are larger.",
-            lambda f: math.isclose(_balance(f, [[2.0, 6.0]] * 4, [[0]] * 4), 0.5, rel_tol=1e-5),
+            lambda f: _near(_balance(f, [[2.0, 6.0]] * 4, [[0]] * 4), 0.5),
         ),
         ("The gradient must flow through P, and push the busy expert down.", _pushes_down),
     ],

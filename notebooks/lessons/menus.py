@@ -1,10 +1,10 @@
-"""Menus over a figure: choose, and it is drawn again.
+"""Menus over a figure: choose a value, and the figure is drawn again.
 
 `choose(draw, kind=("a", "b"), size=(1, 2))` calls `draw(kind=..., size=...)` and shows what it returns, with one menu
 per keyword where a person sits at the kernel. Headless there is no menu: the first choices are drawn, once.
 
-Footgun: a menu's callback runs in the kernel between cells. What `draw` prints or warns is lost to the page; return
-everything in the object it makes.
+Footgun: a menu's callback runs in the kernel between cells. Whatever `draw` prints or warns does not reach the page;
+return everything in the object it makes.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from nblib import runtime
 
 
 def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
-    """The first choice of each drawn at once; menus for the rest only in an interactive session."""
+    """Draw the first choice of each; menus for the others only in an interactive session."""
     for name, options in choices.items():
         if not options:
             raise ValueError(f"{name} = {options!r}: allowed is a sequence with at least one choice")

@@ -1,14 +1,14 @@
-"""What other packages say of a training program: guardtower, torchtest2 and torch-audit, each asked in its own way.
+"""Other packages on the same training programs: guardtower, torchtest2 and torch-audit, each called in its own way.
 
     guardtower   one step that it makes itself, from a function that returns the loss
     torchtest2   a battery on one batch, overfitting it among others, from model, batch, loss and optimizer
     torch-audit  a few steps of a loop, through its patches of forward and optimizer.step
 
-They are optional: `pip install -e ".[peers]"`. What they said of patients.py is kept in outputs/published, made by
-`python -m lessons.peers FILE.json`.
+They are optional: `pip install -e ".[peers]"`. Their remarks on `lessons.programs` are stored in outputs/published,
+made by `python -m lessons.peers FILE.json`.
 
-Footgun: a package that drives a step of its own looks at that step. The loop around it, and what a second step would
-show, it cannot know; that is no fault of its checks.
+Footgun: a package that makes a step of its own examines that step. It cannot know the loop around it, nor what a second
+step would show; its checks are not to blame for that.
 """
 
 import importlib.metadata
@@ -28,56 +28,56 @@ from lessons.programs import Program
 from nblib import doctor, files, paths, runtime
 
 STEPS = 10
-SILENT = ("INFO", "PASS", "SKIP", "NOTE", "follows")  # said for the record, not as something wrong
+SILENT = ("INFO", "PASS", "SKIP", "NOTE", "follows")  # remarks for the record, not about a fault
 
 
 class Remark(NamedTuple):
-    severity: str  # in the words of the one who made it
+    severity: str  # in the words of the package that made it
     check: str
     text: str
 
 
-def by_doctor(p: Program) -> list[Remark]:
+def by_doctor(program: Program) -> list[Remark]:
     """Root causes with the rest folded under them; the folded ones follow as such."""
-    with doctor.watch(p.model, optimizer=p.optimizer, teacher=p.teacher, say=False) as report:
-        programs.train(p, STEPS)
+    with doctor.watch(program.model, optimizer=program.optimizer, teacher=program.teacher, say=False) as report:
+        programs.train(program, STEPS)
     return [Remark("follows" if f.because else f.severity, f"{f.check} {f.name}", f.diagnosis) for f in report.findings]
 
 
-def by_guardtower(p: Program) -> list[Remark]:
+def by_guardtower(program: Program) -> list[Remark]:
     import guardtower
 
-    report = guardtower.audit(p.model, lambda: p.loss(programs.batches(1)[0]), optimizer=p.optimizer)
+    report = guardtower.audit(program.model, lambda: program.loss(programs.batches(1)[0]), optimizer=program.optimizer)
     return [Remark(f.severity.label, f.check, f.message) for f in report.findings]
 
 
-def by_torchtest2(p: Program) -> list[Remark]:
+def by_torchtest2(program: Program) -> list[Remark]:
     import torchtest2
 
     ids = programs.batches(1)[0]
     report = torchtest2.check_model(
-        p.model,
+        program.model,
         ids,
         ids,
-        optimizer=p.optimizer,
-        forward_fn=lambda model, inputs, targets: {"loss": p.loss(inputs)},
+        optimizer=program.optimizer,
+        forward_fn=lambda model, inputs, targets: {"loss": program.loss(inputs)},
         eval_forward_fn=lambda model, inputs: model(input_ids=inputs).logits,
         loss_fn=lambda out, targets: out["loss"],
     )
     return [Remark(str(r.status), r.name, r.message) for r in report]
 
 
-def by_torch_audit(p: Program) -> list[Remark]:
+def by_torch_audit(program: Program) -> list[Remark]:
     import torch_audit
 
-    auditor = torch_audit.autopatch(p.model, optimizer=p.optimizer, every_n_steps=1)
+    auditor = torch_audit.autopatch(program.model, optimizer=program.optimizer, every_n_steps=1)
     try:
-        programs.train(p, STEPS)
+        programs.train(program, STEPS)
     finally:
         auditor.unpatch()
     # one line for each rule and place, though every step repeats it
-    found = {(f.severity.value, f.rule_id, f.module_path): f for f in auditor.finish().findings}
-    return [Remark(f.severity.value, f.rule_id, f.message) for f in found.values()]
+    findings = {(f.severity.value, f.rule_id, f.module_path): f for f in auditor.finish().findings}
+    return [Remark(f.severity.value, f.rule_id, f.message) for f in findings.values()]
 
 
 PEERS: dict[str, Callable[[Program], list[Remark]]] = {
@@ -94,7 +94,7 @@ def missing() -> str:
 
 
 def ask(make: Callable[[], Program], who: Callable[[Program], list[Remark]]) -> list[Remark]:
-    """What one of them says of a program made for it alone; what it raises is what it says."""
+    """The remarks of one package on a program made for it alone; an exception becomes a remark."""
     with warnings.catch_warnings(), torch.random.fork_rng():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
@@ -105,7 +105,7 @@ def ask(make: Callable[[], Program], who: Callable[[Program], list[Remark]]) -> 
 
 
 def consult() -> dict[str, dict[str, list[Remark]]]:
-    """All programs before the doctor and every peer: remarks by program, by who made them."""
+    """Every program examined by the doctor and every peer: remarks by program and package."""
     everything = programs.ILL | programs.WELL
     return {
         name: {who: ask(make, f) for who, f in ({"doctor": by_doctor} | PEERS).items()}
@@ -113,12 +113,12 @@ def consult() -> dict[str, dict[str, list[Remark]]]:
     }
 
 
-def rows(said: dict[str, dict[str, list[Remark]]]) -> list[dict[str, str]]:
-    """For a table: what each found wrong, as check names with how often; remarks of the silent severities left out."""
+def rows(remarks: dict[str, dict[str, list[Remark]]]) -> list[dict[str, str]]:
+    """For a table: the faults each reports, as check names with how often; remarks of silent severities left out."""
     return [
         {"program": name, "is": "ill" if name in programs.ILL else "well"}
-        | {who: _brief(remarks) for who, remarks in by.items()}
-        for name, by in said.items()
+        | {who: _brief(of_one) for who, of_one in by_package.items()}
+        for name, by_package in remarks.items()
     ]
 
 

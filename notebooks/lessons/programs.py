@@ -1,9 +1,9 @@
-"""Small training programs, five ill and four well, for the doctor and its peers to look at.
+"""Small training programs for the doctor and its peers to examine: five are ill (wrong), four are well (healthy).
 
 Each is a model, an optimizer and a loss on a batch of token ids, as people write them; `train` is the loop around it.
 The ill ones raise nothing, and in most of them the loss falls. The well ones do something that looks alarming.
 
-Footgun: a program holds the state of its model. Make a new one for each look.
+Footgun: a program holds the state of its model. Make a new one for each examination.
 """
 
 import warnings
@@ -30,25 +30,25 @@ class Program(NamedTuple):
 
 def batches(count: int, *, rows: int = 4, length: int = 32) -> list[Tensor]:
     """Ids in which a token mostly follows from the one before it, so that there is something to learn."""
-    make = torch.Generator().manual_seed(0)
-    follower = torch.randint(VOCABULARY, (VOCABULARY,), generator=make)
-    made = torch.randint(VOCABULARY, (count, rows, length), generator=make)
+    generator = torch.Generator().manual_seed(0)
+    follower = torch.randint(VOCABULARY, (VOCABULARY,), generator=generator)
+    ids = torch.randint(VOCABULARY, (count, rows, length), generator=generator)
     for t in range(1, length):
-        known = torch.rand(count, rows, generator=make) < 0.7
-        made[..., t] = torch.where(known, follower[made[..., t - 1]], made[..., t])
-    return list(made)
+        follows = torch.rand(count, rows, generator=generator) < 0.7
+        ids[..., t] = torch.where(follows, follower[ids[..., t - 1]], ids[..., t])
+    return list(ids)
 
 
-def train(p: Program, steps: int) -> list[float]:
+def train(program: Program, steps: int) -> list[float]:
     """The loop, and its losses."""
     losses = []
     for ids in batches(steps):
-        p.optimizer.zero_grad()
-        loss = p.loss(ids)
+        program.optimizer.zero_grad()
+        loss = program.loss(ids)
         loss.backward()
-        p.optimizer.step()
-        if p.schedule is not None:
-            p.schedule.step()
+        program.optimizer.step()
+        if program.schedule is not None:
+            program.schedule.step()
         losses.append(float(loss.detach()))
     return losses
 
@@ -85,7 +85,7 @@ def teacher_in_train_mode() -> Program:
 
 
 def optimizer_made_too_early() -> Program:
-    """The head is exchanged after the optimizer was made, which goes on holding the old one."""
+    """The head is replaced after the optimizer was made, which still holds the old one."""
     model = models.tiny(VOCABULARY, hidden=64, layers=2, tie_word_embeddings=False)
     optimizer = _adamw(model)
     model.lm_head = nn.Linear(64, VOCABULARY, bias=False)
@@ -95,8 +95,9 @@ def optimizer_made_too_early() -> Program:
 # ------------------------------------------------------------------------------------------------------------ well
 def warm_up_from_zero() -> Program:
     """The first step has a rate of exactly zero and moves nothing."""
-    p = _next_token(models.tiny(VOCABULARY, hidden=64, layers=2))
-    return p._replace(schedule=torch.optim.lr_scheduler.LambdaLR(p.optimizer, lambda step: min(1.0, step / 4)))
+    program = _next_token(models.tiny(VOCABULARY, hidden=64, layers=2))
+    schedule = torch.optim.lr_scheduler.LambdaLR(program.optimizer, lambda step: min(1.0, step / 4))
+    return program._replace(schedule=schedule)
 
 
 def second_factor_zero() -> Program:
@@ -105,11 +106,11 @@ def second_factor_zero() -> Program:
 
 
 def reference_without_gradients() -> Program:
-    """A frozen reference that is checkpointed too and asked under no_grad: torch warns that gradients will be None."""
-    p = _distilled(training=False)
-    p.teacher.train()  # transformers checkpoints in train mode only; nothing in this teacher answers by chance
-    p.teacher.activation_checkpointing_enable({"use_reentrant": True})
-    return p
+    """A frozen reference, checkpointed too and called under no_grad: torch warns that gradients will be None."""
+    program = _distilled(training=False)
+    program.teacher.train()  # transformers checkpoints in train mode only; this teacher has no dropout
+    program.teacher.activation_checkpointing_enable({"use_reentrant": True})
+    return program
 
 
 def experts_not_yet_asked() -> Program:
@@ -117,20 +118,14 @@ def experts_not_yet_asked() -> Program:
     return _next_token(models.tiny(VOCABULARY, family="qwen3_moe", hidden=32, layers=2, num_experts=32))
 
 
-ILL = {
-    made.__name__.replace("_", " "): made
-    for made in (
-        adapters_cut_off,
-        labels_shifted_twice,
-        updates_lost_in_bf16,
-        teacher_in_train_mode,
-        optimizer_made_too_early,
-    )
-}
-WELL = {
-    made.__name__.replace("_", " "): made
-    for made in (warm_up_from_zero, second_factor_zero, reference_without_gradients, experts_not_yet_asked)
-}
+def _by_name(*programs: Callable[[], Program]) -> dict[str, Callable[[], Program]]:
+    return {program.__name__.replace("_", " "): program for program in programs}
+
+
+ILL = _by_name(
+    adapters_cut_off, labels_shifted_twice, updates_lost_in_bf16, teacher_in_train_mode, optimizer_made_too_early
+)
+WELL = _by_name(warm_up_from_zero, second_factor_zero, reference_without_gradients, experts_not_yet_asked)
 
 
 # ----------------------------------------------------------------------------------------------------------- parts
@@ -152,20 +147,16 @@ def _lora(**options) -> nn.Module:
 
 
 def _distilled(*, training: bool) -> Program:
-    dropout = (
-        dict(resid_pdrop=0.1, embd_pdrop=0.1, attn_pdrop=0.1)
-        if training
-        else dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    )
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.1 if training else 0.0)
     teacher = models.tiny(VOCABULARY, family="gpt2", hidden=64, layers=2, seed=1, **dropout)
     teacher.requires_grad_(False).train(training)
     student = models.tiny(VOCABULARY, hidden=32, layers=2)
 
     def loss(ids: Tensor) -> Tensor:
         with torch.no_grad():
-            goal = teacher(input_ids=ids).logits.log_softmax(-1)
+            target = teacher(input_ids=ids).logits.log_softmax(-1)
         out = student(input_ids=ids, labels=ids)
-        kd = F.kl_div(out.logits.log_softmax(-1), goal, log_target=True, reduction="none").sum(-1).mean()
+        kd = F.kl_div(out.logits.log_softmax(-1), target, log_target=True, reduction="none").sum(-1).mean()
         return 0.5 * out.loss + 0.5 * kd
 
     return Program(student, _adamw(student), loss, teacher=teacher)

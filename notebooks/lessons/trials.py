@@ -1,4 +1,4 @@
-"""The runs of a pitfall side by side: what each measured, whether its symptom shows, and what that says.
+"""The runs of a pitfall side by side: the facts of each, whether its symptom shows, and the verdict.
 
 `trial = Trials()`, then `trial("P01", "broken", "claimed")` makes those two runs and shows a table with a column for
 each; once "fixed" is among them the verdict and the fix stand below it. A run is made once per notebook: its facts stay
@@ -17,13 +17,13 @@ from lessons.pitfalls import Pitfall, Unavailable, pitfall
 from nblib.run import show
 
 RUNS = ("broken", "claimed", "fixed")
-SAID = {True: "shows", False: "absent", None: "not known"}
-SERIES = 8  # values from which a list of numbers is a curve, and not for a table
+SYMPTOM = {True: "shows", False: "absent", None: "not known"}
+SERIES = 8  # from this many values on a list is a curve, which a table leaves out
 WIDEST = 100  # characters of one cell
 
 
 class Trials:
-    """Makes the runs of pitfalls, each once, and remembers them."""
+    """Makes the runs of pitfalls, each once, and stores their facts."""
 
     def __init__(self) -> None:
         self.facts: dict[tuple[str, str], dict] = {}
@@ -44,29 +44,34 @@ class Trials:
                     self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
                 except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
                     self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None
-        return SideBySide(p, *({run: kept[number, run] for run in runs} for kept in (self.facts, self.shows)))
+        return SideBySide(p, *({run: stored[number, run] for run in runs} for stored in (self.facts, self.shows)))
 
 
 class SideBySide:
     """A table of facts by run; under it the verdict and the fix, for whoever has seen the fixed run."""
 
     def __init__(self, p: Pitfall, facts: dict[str, dict], shows: dict[str, bool]):
-        names = dict.fromkeys(name for found in facts.values() for name in found)
-        rows = [{run: found[name] for run, found in facts.items() if name in found} for name in names]
-        kept = [(name, row) for name, row in zip(names, rows) if not any(map(_is_series, row.values()))]
-        body = [{"fact": name} | {run: _brief(value) for run, value in row.items()} for name, row in kept]
-        last = {"fact": "THE SYMPTOM"} | {run: SAID[seen] for run, seen in shows.items()}
+        names = dict.fromkeys(name for measured in facts.values() for name in measured)
+        rows = {name: {run: measured[name] for run, measured in facts.items() if name in measured} for name in names}
+        body = [
+            {"fact": name} | {run: _brief(value) for run, value in row.items()}
+            for name, row in rows.items()
+            if not any(map(_is_series, row.values()))
+        ]
+        last = {"fact": "THE SYMPTOM"} | {run: SYMPTOM[seen] for run, seen in shows.items()}
         self.title, self.table = f"{p.id} {p.title}", show.Table([*body, last])
-        self.said = {"Verdict": _sentence(p.verdict), "Fix": _sentence(p.fix)} if "fixed" in shows else {}
+        self.sentences = {"Verdict": _sentence(p.verdict), "Fix": _sentence(p.fix)} if "fixed" in shows else {}
 
     def __str__(self) -> str:
-        said = [textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False) for name, words in self.said.items()]
-        return "\n".join([self.title, str(self.table), *said])
+        below = [
+            textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False) for name, words in self.sentences.items()
+        ]
+        return "\n".join([self.title, str(self.table), *below])
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
         table = self.table._repr_mimebundle_()["text/html"]
-        said = "".join(f"<p><b>{name}:</b> {_marked(words)}</p>" for name, words in self.said.items())
-        return {"text/plain": str(self), "text/html": f"<p><b>{html.escape(self.title)}</b></p>{table}{said}"}
+        below = "".join(f"<p><b>{name}:</b> {_marked(words)}</p>" for name, words in self.sentences.items())
+        return {"text/plain": str(self), "text/html": f"<p><b>{html.escape(self.title)}</b></p>{table}{below}"}
 
 
 def _sentence(words: str) -> str:

@@ -8,8 +8,8 @@ import torch
 
 from lessons import bf16_adamw, check
 from lessons.exercises import EXERCISES
-from lessons.pitfalls import gradient_flow, interfaces
-from nblib import train
+from lessons.pitfalls import gradient_flow
+from nblib import train, wiring
 from nblib.methods import ard, divergences, moe, muon
 
 
@@ -95,7 +95,7 @@ RIGHT = {
     "01.dead_terms": lambda terms, params: [
         n for n, g in gradient_flow.term_gradients(terms, params).items() if g == 0
     ],
-    "01.missed": interfaces.missed_by,
+    "01.missed": lambda model, *optimizers: wiring.missed(model, optimizers),
     "02.chunk": lambda vocabulary, size: max(1, size // (4 * vocabulary)),
     "02.segment": lambda layers, inside: min(range(1, layers + 1), key=lambda n: layers / n + n * inside),
     "03.survives": bf16_adamw.survives,

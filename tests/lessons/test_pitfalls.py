@@ -16,14 +16,14 @@ import transformers as tf
 from diagnosis import facts_of
 
 from lessons import facts, pitfalls
-from lessons.pitfalls import bench, byte_model, compilation
-from nblib import paths
+from lessons.pitfalls import bench
+from nblib import paths, runtime
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_model():
     """Trained before anybody watches: a watch would see the run that fills the cache."""
-    byte_model.trained()
+    bench.trained()
 
 
 @pytest.fixture(autouse=True)
@@ -36,11 +36,10 @@ def one_thread():
 
 
 CATALOGUE = list(pitfalls.catalogue())
-SLOW = "P15 P16 P17 P18 P23 P24 P27 P30 P31 P34 P37 P42 P46 P50".split()  # all runs together, above four seconds
 
 
 def _marked(p):
-    return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.id in SLOW else [])
+    return pytest.param(p, id=p.id, marks=[pytest.mark.slow] if p.slow else [])
 
 
 def _process() -> dict:
@@ -116,14 +115,7 @@ def test_an_unknown_pitfall_lists_the_known():
 
 def test_what_a_run_draws_is_put_back_after_an_error_too():
     before = torch.get_rng_state()
-    with pytest.raises(ZeroDivisionError), bench.seeded(3):
+    with pytest.raises(ZeroDivisionError), runtime.seeded(3):
         torch.rand(1)
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_without_a_compiler_p23_says_so(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    compilation._warm_cache.cache_clear()
-    with pytest.raises(pitfalls.Unavailable, match="needs a C\\+\\+ compiler, and there is no no-such-compiler here"):
-        pitfalls.pitfall("P23").broken()

@@ -4,7 +4,7 @@ Where one watch can stand around the catalogue's own runs, test_pitfalls.py make
 they train several models for comparison, or need more than their facts (a step after the backward, the terms of the
 loss), the family's training function is watched here for the broken variant and for the fixed one.
 
-Footgun: the catalogue's models are cached (`byte_model.trained`), and a watch sees the run that fills the cache.
+Footgun: the trained byte model is cached (`bench.trained`), and a watch sees the run that fills the cache.
 """
 
 import contextlib
@@ -20,7 +20,6 @@ from lessons import pitfalls
 from lessons.pitfalls import (
     autocast,
     bench,
-    byte_model,
     data,
     distillation,
     four_bit,
@@ -34,7 +33,6 @@ from lessons.pitfalls import (
     precision,
     recomputation,
     rollback,
-    trainer_bench,
 )
 from nblib import doctor, hf, models
 from nblib.methods import param_groups
@@ -46,7 +44,7 @@ Run = Callable[[], object]
 
 @pytest.fixture(scope="module", autouse=True)
 def cached_model():
-    byte_model.trained()
+    bench.trained()
 
 
 def watched(run: Run, **declared) -> Report:
@@ -64,7 +62,7 @@ def watched(run: Run, **declared) -> Report:
 def by_callback(kind: type, model, rows, **options) -> Report:
     """What the doctor says of a run of the Trainer."""
     callback = doctor.TrainerCallback(say=False)
-    quiet(lambda: trainer_bench.train(kind, model, rows, callbacks=[callback], **options))
+    quiet(lambda: bench.run_trainer(kind, model, rows, callbacks=[callback], **options))
     return callback.report
 
 
@@ -83,14 +81,14 @@ def steps(model: torch.nn.Module, loss: Callable[[], torch.Tensor], count: int =
 
 # --------------------------------------------------------------------- runs that are watched in part, by pitfall
 def on_a_loaded_adapter(**options) -> Report:
-    model, _ = interfaces._loaded(**options)
-    return watched(lambda: interfaces._train_on(model))
+    model, _ = interfaces.loaded(**options)
+    return watched(lambda: interfaces.train_on(model))
 
 
 def on_walked_factors(order: str) -> Report:
-    walk, attach, base = four_bit._walk, four_bit.attach, partial(four_bit.base, hidden=64)
+    walk, attach, base = four_bit.walk, bench.attach, partial(bench.base, hidden=64)
     model = walk(attach(base())) if order == "attach first" else attach(walk(base()))
-    return steps(model, lambda: four_bit.loss_of(model))
+    return steps(model, lambda: bench.loss_of(model))
 
 
 def on_a_trainable_head(*, reentrant: bool) -> Report:
@@ -104,25 +102,25 @@ def on_a_trainable_head(*, reentrant: bool) -> Report:
 def on_two_terms(*, detached: bool) -> Report:
     def program() -> Report:
         with bench.seeded(), doctor.watch(say=False) as report:
-            gradient_flow._two_terms(detached, steps=5, declare=report.terms)
+            gradient_flow.two_terms(detached, steps=5, declare=report.terms)
         return report
 
     return quiet(program)
 
 
 def on_bf16_rows(*, bf16: bool, lr: float) -> Report:
-    model = byte_model.untrained().to(torch.bfloat16 if bf16 else torch.float32)
+    model = bench.byte_model().to(torch.bfloat16 if bf16 else torch.float32)
     return watched(lambda: precision.trainer_logs(model, bf16=True, learning_rate=lr))
 
 
 def with_a_scaler(scaler: torch.amp.GradScaler) -> Report:
-    model, batches = byte_model.untrained(), byte_model.batches("code")
+    model, batches = bench.byte_model(), bench.batches("code")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def run() -> None:
         for _ in range(4):
             with torch.autocast("cpu", torch.float16):
-                loss = byte_model.mean_loss(model, next(batches))
+                loss = bench.mean_loss(model, next(batches))
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -152,7 +150,7 @@ def on_a_teacher(**options) -> Report:
 
 
 def on_ragged_rows(how: str, lengths: tuple[int, ...] = loop.RAGGED) -> Report:
-    model, micro = models.tiny(data.BYTES, **data.TINY), loop.micro_batches(lengths)
+    model, micro = bench.byte_model(heads=4), loop.micro_batches(lengths)
     tokens = [int(loop.losses.supervised(batch["labels"])) for batch in micro]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -174,7 +172,7 @@ def on_a_nan_gradient(*, zero_row: bool) -> Report:
 
 
 def on_a_trainer(kind: type, model) -> Report:
-    return by_callback(kind, model, hf_trainer._Rows(), max_steps=2, learning_rate=0.0)
+    return by_callback(kind, model, hf_trainer.Rows(), max_steps=2, learning_rate=0.0)
 
 
 def on_ends(*, pad_is_eos: bool) -> Report:
@@ -183,13 +181,13 @@ def on_ends(*, pad_is_eos: bool) -> Report:
 
 
 def on_packed_rows(**inputs) -> Report:
-    model, row = models.tiny(data.BYTES, **data.TINY), data.byte_rows(1, 32)
+    model, row = bench.byte_model(heads=4), bench.byte_rows(1, 32)
     return steps(model, lambda: model(row, labels=row, position_ids=data.RESTART, **inputs).loss)
 
 
 def on_a_distilled_student(*, flatten: bool) -> Report:
-    ids = data.byte_rows(8, 48)
-    student, teacher = models.tiny(data.BYTES, **data.TINY), models.tiny(data.BYTES, **data.TINY, seed=1)
+    ids = bench.byte_rows(8, 48)
+    student, teacher = bench.byte_model(heads=4), bench.byte_model(heads=4, seed=1)
     models.as_teacher(teacher)
 
     def loss() -> torch.Tensor:
@@ -205,12 +203,12 @@ def on_a_distilled_student(*, flatten: bool) -> Report:
 
 def on_micro_batches(kind: type) -> Report:
     options = dict(per_device_train_batch_size=2, gradient_accumulation_steps=4, max_steps=3)
-    return by_callback(kind, models.tiny(hf_trainer.VOCAB, **hf_trainer.FAMILY), hf_trainer._Rows(8), **options)
+    return by_callback(kind, hf_trainer.small(), hf_trainer.Rows(8), **options)
 
 
 def on_experts(who: str) -> Report:
     """With the model's own loss: F11 needs to see the targets, and in chunks, as the loop has them, it does not."""
-    model, rows = moe_muon.choosing(who), byte_model.stream("prose")[: 8 * 64].view(8, 64)
+    model, rows = moe_muon.choosing(who), bench.stream("prose")[: 8 * 64].view(8, 64)
     return steps(model, lambda: model(input_ids=rows, labels=rows).loss)
 
 
@@ -240,8 +238,8 @@ PAIRS: dict[str, tuple[Callable[[], Report], Callable[[], Report]]] = {
     "P40": (partial(on_a_nan_gradient, zero_row=True), partial(on_a_nan_gradient, zero_row=False)),
     # its fixed run writes the nan into the log, and the model has it still
     "P41": (
-        lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer._poisoned()),
-        lambda: on_a_trainer(hf.Trainer, models.tiny(hf_trainer.VOCAB, **hf_trainer.FAMILY)),
+        lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer.poisoned()),
+        lambda: on_a_trainer(hf.Trainer, hf_trainer.small()),
     ),
     "P42": (partial(watched, lambda: data.shifted(2, steps=10)), partial(watched, lambda: data.shifted(1, steps=10))),
     "P43": (
@@ -275,7 +273,7 @@ def test_every_pitfall_with_a_check_has_its_pair():
 # ---------------------------------------------------------------------- further variants, and what only looks bad
 VARIANTS = {
     "P08 on a copy": ("S3", partial(watched, lambda: interfaces.optimizer_on("on a copy"))),
-    "P26 the filter's 0.0": ("N17", lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer._poisoned())),
+    "P26 the filter's 0.0": ("N17", lambda: on_a_trainer(hf_trainer.tf.Trainer, hf_trainer.poisoned())),
     "P36 undivided": ("N6", partial(watched, lambda: loop.trained("undivided", "AdamW", steps=10))),
     "P42 never shifted": ("F3", partial(watched, lambda: data.shifted(0, steps=10))),
     "P42 padding is the end": ("F16", partial(on_ends, pad_is_eos=True)),
@@ -288,8 +286,8 @@ HEALTHY = {
     "P36 divided": partial(watched, lambda: loop.trained("divided", "AdamW", steps=10)),
     "P41 claimed": lambda: by_callback(
         hf_trainer.tf.Trainer,
-        hf_trainer.checkpointed_then_adapted(models.tiny(hf_trainer.VOCAB, **hf_trainer.FAMILY)),
-        hf_trainer._Rows(),
+        hf_trainer.checkpointed_then_adapted(hf_trainer.small()),
+        hf_trainer.Rows(),
         max_steps=3,
     ),
     "P42 a padding of its own": partial(on_ends, pad_is_eos=False),

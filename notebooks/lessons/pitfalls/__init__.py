@@ -1,4 +1,4 @@
-"""The catalogue of pitfalls: each one is run, broken and fixed, and what must be seen in either run is asserted.
+"""The catalogue of pitfalls: each one is run, broken and fixed, and tests assert that the symptom shows and is gone.
 
 A pitfall has a symptom as a person meets it, a cause that is claimed for it somewhere, and the cause that holds. Three
 runs tell them apart, each a function without arguments that trains or inspects a small real model for seconds and
@@ -8,13 +8,14 @@ returns the facts it measured:
     claimed()   only the claimed cause is present: whether the symptom shows decides about the claim
     fixed()     as broken, with the fix: the symptom is gone
 
-`seen(facts)` answers for any of the three whether the symptom shows. tests/test_pitfalls.py asserts True, `claim_holds`
-and False; the notebooks display the same facts; `check` names the doctor's check that must find the broken run.
+`seen(facts)` answers for any of the three whether the symptom shows. tests/lessons/test_pitfalls.py asserts True,
+`claim_holds` and False; the notebooks display the same facts; `check` names the doctor's check that must find the
+broken run.
 
-One module per family, each ending in its list PITFALLS; a module without one is a helper of the others.
+One module per subject, each ending in its list PITFALLS; `bench` holds the small models they share.
 
-Footgun: facts are measured on the versions installed. A library that mends itself makes `broken()` whole, and the
-test that fails then is the news.
+Footgun: facts are measured on the versions installed. When a library repairs itself, `broken()` no longer breaks, and
+the test that fails then tells you so.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ WITH_BNB = f"{WITH_PEFT}, bitsandbytes 0.50"
 
 
 class Unavailable(RuntimeError):
-    """This machine lacks what a run needs; the message says what. Nothing was shown, either way."""
+    """This machine lacks something that a run needs; the message names it. Nothing was shown, either way."""
 
 
 class Pitfall(NamedTuple):
@@ -36,7 +37,7 @@ class Pitfall(NamedTuple):
     title: str
     symptom: str  # what a person sees, in their words
     claim: str  # the cause that is claimed, and where
-    verdict: str  # what the three runs say about it, with the versions they were seen on
+    verdict: str  # what the three runs show, with the versions they were seen on
     fix: str
     broken: Callable[[], dict]
     fixed: Callable[[], dict]
@@ -44,22 +45,22 @@ class Pitfall(NamedTuple):
     claimed: Callable[[], dict] | None = None  # None where nobody claims a cause, or it is the real one
     claim_holds: bool = False
     check: str = ""  # id of the doctor's check that must name the broken run, "" where no check can see it
-    slow: bool = False  # more than ten seconds
+    slow: bool = False  # its runs take more than five seconds together
 
 
 def catalogue() -> Iterator[Pitfall]:
     """Every pitfall, in order. Each run draws from seed 0 and leaves the caller's generators as they were."""
-    from lessons.pitfalls.bench import seeded
+    from nblib.runtime import seeded  # imports torch
 
-    families = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    for p in sorted((p for family in families for p in getattr(family, "PITFALLS", ())), key=lambda p: p.id):
+    subjects = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+    for p in sorted((p for subject in subjects for p in getattr(subject, "PITFALLS", ())), key=lambda p: p.id):
         runs = {name: getattr(p, name) for name in ("broken", "claimed", "fixed")}
         yield p._replace(**{name: seeded()(run) for name, run in runs.items() if run})
 
 
 def pitfall(number: str) -> Pitfall:
     """One pitfall by its id."""
-    found = {p.id: p for p in catalogue()}
-    if number not in found:
-        raise ValueError(f"pitfall = {number!r}: allowed are {', '.join(found)}")
-    return found[number]
+    by_id = {p.id: p for p in catalogue()}
+    if number not in by_id:
+        raise ValueError(f"pitfall = {number!r}: allowed are {', '.join(by_id)}")
+    return by_id[number]

@@ -1,11 +1,11 @@
-"""Adapters with noise inside: which input the divergence needs, what a prior averages, and what measures uncertainty.
+"""Adapters with noise: on which input a divergence is taken, what a prior averages, what may be called uncertainty.
 
-An ARD adapter draws a latent for each token and pays for it (nblib/methods/ard.py). Its failures are silent: the loss
-falls, every tensor moves, and a number means something else than its name says. They are shown on a byte-level model,
+An ARD adapter draws a latent for each token, at a cost in KL (nblib/methods/ard.py). Its failures are silent: the loss
+falls, every tensor moves, and a number that people trust means something else. They are shown on a byte-level model,
 and on a regression whose answer is known because it was planted.
 
-Footgun: B starts at zero, so at first an adapter's noise does not reach the output, and its cross-entropy gradient is
-zero too. The adapters that are compared here were trained for some steps, or were given values.
+Footgun: B starts at zero, so at first an adapter's noise reaches nothing and its cross-entropy gradient is zero too.
+The models compared here have been trained for some steps, or were given values.
 """
 
 from types import SimpleNamespace
@@ -15,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lessons.pitfalls import WITH_PEFT, Pitfall
-from lessons.pitfalls.adapted import base, checkpointed, flow, wake
-from lessons.pitfalls.bench import quiet
-from lessons.pitfalls.byte_model import CPU, batches, held_out_loss, stream, trained
-from nblib import train, wiring
+from lessons.pitfalls.bench import base, batches, checkpointed, flow, held_out_loss, learn, quiet, stream, trained, wake
+from nblib import wiring
 from nblib.methods import ard, ard_ranks, uncertainty
 
 RANK, KINDS = 4, ("q_proj", "v_proj")
@@ -56,7 +54,7 @@ def _stream_kl(model: nn.Module, streams: dict[str, Tensor]) -> Tensor:
 
 
 def _charged(on: str, logvar: str = "bounded", beta: float = 0.01, steps: int = 40) -> dict:
-    """Train with the KL computed on `on`; compare what is reported with what the drawn latents really cost."""
+    """Train with the KL taken on `on`: the KL reported, and what the latents that were drawn really cost."""
     model, streams = adapted(loud(), logvar=logvar), {}
     for name, block in model.named_modules():
         if name.startswith("model.layers.") and name.count(".") == 2:
@@ -71,7 +69,7 @@ def _charged(on: str, logvar: str = "bounded", beta: float = 0.01, steps: int = 
         return {"ce": terms["ce"], "kl": beta * reported}
 
     before = held_out_loss(model, "code")
-    records = train.fit(model, batches("code"), train.adamw(model, lr=1e-2), total=steps, loss=loss, machine=CPU)
+    records = learn(model, steps=steps, lr=1e-2, data=batches("code"), loss=loss)
     return {
         "KL taken on": on,
         "log-variances": logvar,
@@ -98,8 +96,8 @@ def padded(rows: int = 16, length: int = 64, share: float = 0.5) -> dict[str, Te
 
 def _by_shape(model: nn.Module, batch: dict[str, Tensor]) -> None:
     """The estimate with the sum over the tokens that are there, and alpha from the shape of the batch."""
-    for seen, mask in ard.passes(model, [batch]):
-        for name, (latent,) in seen.items():
+    for latents, mask in ard.passes(model, [batch]):
+        for name, (latent,) in latents.items():
             square = latent.mean.square() + latent.logvar.exp()
             ard.adapters(model)[name].prior.copy_(square[mask].sum(0) / mask.numel())
 
@@ -137,7 +135,7 @@ def monteclora(checkpointing: str, *, fresh: bool = False, dropout: float = 0.0)
 
     `fresh` leaves nothing in the sampler's buffer, so that each forward draws from the generator, which checkpointing
     puts back for the recomputation. `dropout` takes plain LoRA with dropout instead."""
-    passes = []
+    flows = []
     for mode in ("none", checkpointing):
         torch.manual_seed(0)
         if dropout:
@@ -150,16 +148,16 @@ def monteclora(checkpointing: str, *, fresh: bool = False, dropout: float = 0.0)
             if fresh and hasattr(m, "sampler"):
                 m.sampler.index = m.sampler.buffer_size
         torch.manual_seed(1)
-        passes.append(flow(checkpointed(model, mode)))
-    straight, recomputed = (f["gradients"] for f in passes)
+        flows.append(flow(checkpointed(model, mode)))
+    straight, recomputed = (f["gradients"] for f in flows)
     both = {n: (g, recomputed[n]) for n, g in straight.items() if g is not None and recomputed[n] is not None}
     alike = [float(torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)) for a, b in both.values() if a.any()]
     return {
         "noise": f"dropout {dropout}" if dropout else "MonteCLoRA",
         "drawn": "in the forward pass" if fresh or dropout else "ahead, into a buffer",
         "checkpointing": checkpointing,
-        "raised": passes[1]["raised"],
-        "warned": passes[1]["warned"],
+        "raised": flows[1]["raised"],
+        "warned": flows[1]["warned"],
         "tensors with a gradient": len(both),
         "lowest cosine": min(alike),
         "share with the right direction": sum(c > 0.999 for c in alike) / len(alike),
@@ -195,10 +193,10 @@ def planted(*, deterministic: bool = False, steps: int = 600, every: int = 50) -
     ard.attach(model, rank=6, alpha=6, targets=[model.proj], deterministic=deterministic).train()
     adam = torch.optim.Adam(wiring.trainable(model).values(), lr=2e-2)
     for step in range(steps):
-        with ard.collect(model) as seen:
+        with ard.collect(model) as latents:
             misfit = 0.5 * (model(ids)[0] - targets).square().sum() / noise**2
         adam.zero_grad()
-        ((misfit + ard.kl(seen)) / 512).backward()
+        ((misfit + ard.kl(latents)) / 512).backward()
         adam.step()
         if step % every == every - 1:
             ard_ranks.estimate_priors(model, [{"input_ids": ids}])
@@ -230,7 +228,7 @@ def _calibration(samples: int, shift: float = 4.0) -> dict:
     """Calibration, and whether it changes when every log-variance is shifted."""
     model = adapted()
     loss = ard.loss(model, beta=0.01 / RANK)
-    train.fit(model, batches("code"), train.adamw(model, lr=1e-2), total=20, loss=loss, machine=CPU, clip=0)
+    learn(model, steps=20, lr=1e-2, data=batches("code"), loss=loss, clip=0)
     rows = stream("code", "held_out")[: 64 * 64].view(64, 64)
     options = dict(batches=[{"input_ids": rows, "labels": rows}], samples=samples, sampling=ard.sampling)
     first = uncertainty.measure(model, **options)

@@ -7,13 +7,12 @@ over `no_grad` is the bookkeeping of each call, which only tiny models notice (P
 Footgun: code that was right on one device can be wrong on another without a word. Assert the dtype of your loss.
 """
 
-import statistics
-import time
+from functools import partial
 
 import torch
 from torch.nn import functional as F
 
-from lessons.pitfalls import VERSIONS, Pitfall, byte_model
+from lessons.pitfalls import VERSIONS, Pitfall, bench
 
 # ---------------------------------------------------------------- P32
 
@@ -85,7 +84,7 @@ DOWNSTREAM = {  # what a distillation does with the teacher's logits t, the stud
 
 def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> torch.Tensor:
     """The teacher's logits made under `mode`, and a loss made of them."""
-    model, ids = byte_model.untrained(), byte_model.stream("prose")[:64].view(2, 32)
+    model, ids = bench.byte_model(), bench.stream("prose")[:64].view(2, 32)
     with mode():
         teacher = model.eval()(ids).logits
     teacher = teacher.clone() if clone else teacher
@@ -109,17 +108,16 @@ def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> 
 
 
 def teacher_speed(*, hidden: int, rows: int, length: int, rounds: int = 15) -> dict:
-    """Median seconds of a forward pass without gradients, the two modes in turn so that both meet the same machine."""
-    model = byte_model.untrained(hidden=hidden).eval()
-    ids = byte_model.stream("prose")[: rows * length].view(rows, length)
-    spent: dict[str, list[float]] = {"no_grad": [], "inference_mode": []}
-    for _ in range(rounds):
-        for mode in (torch.no_grad, torch.inference_mode):
-            started = time.perf_counter()
-            with mode():
-                model(ids)
-            spent[mode.__name__].append(time.perf_counter() - started)
-    medians = {name: statistics.median(times[2:]) for name, times in spent.items()}
+    """Median seconds of a forward pass without gradients in the two modes."""
+    model = bench.byte_model(hidden=hidden).eval()
+    ids = bench.stream("prose")[: rows * length].view(rows, length)
+
+    def forward(mode) -> None:
+        with mode():
+            model(ids)
+
+    modes = {mode.__name__: partial(forward, mode) for mode in (torch.no_grad, torch.inference_mode)}
+    medians = bench.medians(modes, rounds)
     facts = {"hidden": hidden, "tokens": rows * length, "no_grad in ms": 1000 * medians["no_grad"]}
     return facts | {"no_grad / inference_mode": medians["no_grad"] / medians["inference_mode"]}
 

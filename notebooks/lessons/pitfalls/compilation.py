@@ -1,12 +1,12 @@
-"""Compile: what a graph captures, what it hides, and what falls out of it.
+"""Compile: what a graph captures, which faults it hides, and what breaks it.
 
 A compiled step is another program than the eager one. Where tracing succeeds, autograd sees the graph and not the
 modules, so a fault of the modules (a reentrant checkpoint without an input that requires grad) can vanish, and come
 back with the first graph break. All runs here use the backend aot_eager: it captures and differentiates as inductor
 does and generates no code, so what is shown is about graphs and takes seconds.
 
-Footgun: dynamo keeps what it compiled per code object, over models. Without a reset between two experiments the
-second one starts with the guards of the first.
+Footgun: dynamo stores compiled code by code object, for all models together. Without a reset between two experiments
+the second one starts with the guards of the first.
 """
 
 import functools
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from lessons.pitfalls import WITH_PEFT, Pitfall, Unavailable
-from lessons.pitfalls.bench import fresh_dynamo
-from lessons.pitfalls.recomputation import gradients, library_checkpointing, lora, outcome, tokens, whole_logits
+from lessons.pitfalls.bench import alive, flow, fresh_dynamo
+from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome, tokens, whole_logits
 from nblib import compiling, models
 
 
@@ -37,20 +37,22 @@ def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float
 def compiled_gradients(*, hook: bool, checkpointing: bool = False) -> dict:
     """One step of a frozen model with adapters as a single graph, against the same step in eager mode."""
     model, ids = lora(layers=1), tokens()
-    right = gradients(model, whole_logits(model, ids))
+    right = flow(model, lambda: whole_logits(model, ids))["gradients"]
     if checkpointing:
         library_checkpointing(model, use_reentrant=False)
     if hook:
         model.enable_input_require_grads()
-    facts = {"hook": hook, "checkpointing": checkpointing, "raised": ""}
     with fresh_dynamo():
-        try:
-            step = torch.compile(whole_logits, backend="aot_eager", fullgraph=True)
-            got = gradients(model, step(model, ids))
-        except torch._dynamo.exc.Unsupported as error:
-            return facts | {"raised": str(error).splitlines()[0]}
-    alive = sum(g is not None and bool(g.any()) for g in got.values())
-    return facts | {"gradients": f"{alive} of {len(got)}", "largest difference": difference(got, right)}
+        step = torch.compile(whole_logits, backend="aot_eager", fullgraph=True)
+        compiled = flow(model, lambda: step(model, ids))
+    facts = {"hook": hook, "checkpointing": checkpointing, "raised": compiled["raised"] or ""}
+    if compiled["raised"]:
+        return facts
+    gradients = compiled["gradients"]
+    return facts | {
+        "gradients": f"{alive(compiled)} of {len(gradients)}",
+        "largest difference": difference(gradients, right),
+    }
 
 
 P15 = Pitfall(
@@ -66,6 +68,7 @@ P15 = Pitfall(
     fixed=lambda: compiled_gradients(hook=False),
     claimed=lambda: compiled_gradients(hook=False, checkpointing=True),
     seen=lambda facts: bool(facts["raised"]) or facts["largest difference"] > 1e-5,
+    slow=True,
 )
 
 
@@ -82,10 +85,9 @@ def eager_and_compiled(*, reentrant: bool | None, graph_break: bool = False) -> 
     if graph_break:
         compiling.blocks(model)[0].mlp.register_forward_hook(lambda *_: torch._dynamo.graph_break())
     with fresh_dynamo():
-        compiled = torch.compile(whole_logits, backend="aot_eager")
-        got = gradients(model, compiled(model, ids))
-    alive = sum(g is not None and bool(g.any()) for g in got.values())
-    return facts | {"compiled": f"{alive} of {len(got)} gradients"}
+        step = torch.compile(whole_logits, backend="aot_eager")
+        compiled = flow(model, lambda: step(model, ids))
+    return facts | {"compiled": f"{alive(compiled)} of {len(compiled['gradients'])} gradients"}
 
 
 P16 = Pitfall(
@@ -102,6 +104,7 @@ P16 = Pitfall(
     claimed=lambda: eager_and_compiled(reentrant=None),
     seen=lambda facts: facts["eager"] != facts["compiled"],
     check="S10",
+    slow=True,
 )
 
 
@@ -121,15 +124,15 @@ def saved_and_loaded(*, in_place: bool, from_wrapper: bool = True) -> dict:
         else:
             wrapped = torch.compile(trained, backend="aot_eager")
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-        whole_logits(wrapped, tokens(vocab=64)).backward()
+        whole_logits(wrapped, tokens(vocabulary=64)).backward()
         optimizer.step()
         saved = (wrapped if from_wrapper else trained).state_dict()
-        found = plain.load_state_dict(saved, strict=False)
+        unmatched = plain.load_state_dict(saved, strict=False)
     same = sum(bool(torch.equal(a, b)) for a, b in zip(trained.parameters(), plain.parameters()))
     return {
         "first name": next(iter(saved)),
-        "missing": len(found.missing_keys),
-        "unexpected": len(found.unexpected_keys),
+        "missing": len(unmatched.missing_keys),
+        "unexpected": len(unmatched.unexpected_keys),
         "parameters": len(list(plain.parameters())),
         "equal after loading": same,
     }
@@ -146,7 +149,7 @@ def recompiles(changes: dict[str, object]) -> list[dict]:
             length = change if isinstance(change, int) else length
             if not isinstance(change, int):
                 change(model)
-            loss = step(model, tokens(length=length, vocab=64))
+            loss = step(model, tokens(length=length, vocabulary=64))
             if loss.requires_grad:
                 loss.backward()
             rows.append({"change": name, "graphs compiled": counter.frame_count - before})
@@ -166,6 +169,7 @@ P17 = Pitfall(
     fixed=lambda: saved_and_loaded(in_place=True),
     claimed=lambda: saved_and_loaded(in_place=False, from_wrapper=False),
     seen=lambda facts: facts["equal after loading"] < facts["parameters"],
+    slow=True,
 )
 
 
@@ -174,29 +178,29 @@ P17 = Pitfall(
 
 def read_norm(module: nn.Module, inputs: tuple, output: Tensor) -> None:
     """The usual monitor: a number per step."""
-    SEEN.append(output.norm().item())
+    NORMS.append(output.norm().item())
 
 
 def keep_norm(module: nn.Module, inputs: tuple, output: Tensor) -> None:
     """The same monitor; the number stays a tensor, to be read once per step outside the model."""
-    SEEN.append(output.detach().norm())
+    NORMS.append(output.detach().norm())
 
 
-SEEN: list = []
+NORMS: list = []
 
 
 def graph_breaks(monitor=None, *, adapters: bool = False) -> dict:
     """Breaks of one forward pass, with the line of each."""
     model = lora(layers=2) if adapters else models.tiny(512, hidden=32, layers=2)
-    SEEN.clear()
+    NORMS.clear()
     if monitor:
         for block in compiling.blocks(model):
             block.mlp.register_forward_hook(monitor)
     with fresh_dynamo():
-        found = compiling.breaks(whole_logits, model, tokens())
-    SEEN.clear()  # they hold the model's tensors
-    lines = [f"{Path(w['line']).name}: {w['reason']}" for w in found["where"]]
-    return {"graphs": found["graphs"], "breaks": found["breaks"], "where": sorted(set(lines))}
+        explained = compiling.breaks(whole_logits, model, tokens())
+    NORMS.clear()  # they keep the model's tensors alive
+    lines = [f"{Path(w['line']).name}: {w['reason']}" for w in explained["where"]]
+    return {"graphs": explained["graphs"], "breaks": explained["breaks"], "where": sorted(set(lines))}
 
 
 P18 = Pitfall(
@@ -211,6 +215,7 @@ P18 = Pitfall(
     fixed=lambda: graph_breaks(keep_norm),
     claimed=lambda: graph_breaks(adapters=True),
     seen=lambda facts: facts["breaks"] > 0,
+    slow=True,
 )
 
 
@@ -238,8 +243,8 @@ def _warm_cache() -> tempfile.TemporaryDirectory:
     if shutil.which(compiler) is None:
         raise Unavailable(f"P23 damages compiled code, so it needs a C++ compiler, and there is no {compiler} here")
     folder = tempfile.TemporaryDirectory(prefix="nblib-inductor-")
-    if (said := run_with(Path(folder.name))) != "ok":
-        raise RuntimeError(f"inductor cannot compile here, so there is no cache to damage: {said}")
+    if (outcome := run_with(Path(folder.name))) != "ok":
+        raise RuntimeError(f"inductor cannot compile here, so there is no cache to damage: {outcome}")
     return folder
 
 
@@ -249,7 +254,7 @@ def cut_cache(what: str, *, repaired: bool = False, share: float = 0.0) -> dict:
         cache = Path(place) / "cache"
         shutil.copytree(_warm_cache().name, cache)
         files = [path for path in cache.rglob("*") if path.is_file() and path.match(what)]
-        if not files:  # or a run that damaged nothing would speak for the claim's being wrong
+        if not files:  # or a run that damaged nothing would count against the claim
             raise RuntimeError(f"nothing in inductor's cache matches {what}: this version keeps it in another way")
         for path in files:
             os.truncate(path, int(path.stat().st_size * share))

@@ -1,10 +1,8 @@
-"""P42 to P45: data that is not what the model thinks it is.
+"""P42 to P45: data that is not what the model takes it for.
 
-Labels shifted once too often or not at all, an end of text that nobody is taught, documents that read each other, a
-first loss that is compared with the wrong number, workers that cost more than they fetch. None of them raises, and
-none keeps the training loss from falling.
-
-The text here is Python's own documentation as bytes, so a vocabulary of 256 and models of a hundred kilobytes do.
+Labels shifted once too often or not at all, an end of text that the model is never taught, packed documents that read
+each other, a first loss compared with the wrong number, workers that cost more time than they save. None of them
+raises, and none keeps the training loss from falling.
 
 Footgun: with `labels=` a transformers model shifts by itself. Whoever prepares shifted labels has shifted twice.
 """
@@ -12,46 +10,26 @@ Footgun: with `labels=` a transformers model shifts by itself. Whoever prepares 
 import math
 import time
 import warnings
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import DataCollatorForLanguageModeling
 
 from lessons.pitfalls import Pitfall
+from lessons.pitfalls.bench import VOCABULARY, byte_model, byte_rows, plain_loop
 from nblib import guards, models, text
 
-BYTES = 256
-TINY = dict(hidden=64, layers=2)
 
-
-def byte_rows(count: int, length: int) -> Tensor:
-    """Rows of documentation as bytes, (count, length)."""
-    from pydoc_data.topics import topics
-
-    raw = "".join(topics[name] for name in sorted(topics)).encode()[: count * length]
-    return torch.tensor(list(raw)).view(count, length)
-
-
-def _fit(model: nn.Module, step_losses: list[Callable[[], Tensor]], *, lr: float = 3e-3) -> float:
-    """A plain step on each loss in turn; the last loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
-    for loss in step_losses:
-        value = loss()
-        value.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return float(value.detach())
+def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
 
 
 # -------------------------------------------------------------------------------------- P42 labels, shifted and masked
 def shifted(times: int, *, steps: int = 120) -> dict:
     """Learn four rows by heart with labels shifted `times` in all; then the loss of really predicting the next byte."""
-    ids = byte_rows(4, 48)
-    model = models.tiny(BYTES, **TINY)
-
+    ids, model = byte_rows(4, 48), byte_model(heads=4)
     ahead = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], dim=1)  # what a careful collator prepares
 
     def loss() -> Tensor:
@@ -60,7 +38,7 @@ def shifted(times: int, *, steps: int = 120) -> dict:
         return model(ids, labels=ids if times == 1 else ahead).loss  # the model shifts, once more
 
     first = float(loss().detach())
-    reported = _fit(model, [loss] * steps)
+    reported = plain_loop(model, _adamw(model), loss, steps=steps)[-1]
     with torch.no_grad():
         true = float(model(ids, labels=ids).loss)
     return {"first_loss": first, "reported": reported, "true": true}
@@ -75,7 +53,7 @@ def collator(*, pad_is_eos: bool):
 
 
 def ends(*, pad_is_eos: bool, steps: int = 100) -> dict:
-    """Teach a model to say the alphabet from any letter up to h and stop; then see how often it stops."""
+    """Teach a model to continue the alphabet from any letter up to h and stop; then count how often it stops."""
     tokenizer, collate = collator(pad_is_eos=pad_is_eos)
     draw = torch.Generator().manual_seed(0)
     letters = [tokenizer.encode(c, add_special_tokens=False)[0] for c in "abcdefgh"]
@@ -84,12 +62,12 @@ def ends(*, pad_is_eos: bool, steps: int = 100) -> dict:
         starts = torch.randint(8, (16,), generator=draw).tolist()
         return collate([{"input_ids": letters[i:] + [tokenizer.eos_token_id]} for i in starts])
 
-    model = models.tiny(len(tokenizer), **TINY)
+    model = models.tiny(len(tokenizer), hidden=64, layers=2)
     example = batch()
     taught = int((example["labels"] == tokenizer.eos_token_id).any(dim=1).sum())
-    _fit(model, [lambda: model(**batch()).loss] * steps)
+    plain_loop(model, _adamw(model), lambda: model(**batch()).loss, steps=steps)
     prompts = torch.tensor(letters)[:, None]
-    said = model.eval().generate(
+    continued = model.eval().generate(
         prompts,
         attention_mask=torch.ones_like(prompts),
         max_new_tokens=12,
@@ -97,9 +75,9 @@ def ends(*, pad_is_eos: bool, steps: int = 100) -> dict:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    stopped = int((said[:, 1:] == tokenizer.eos_token_id).any(dim=1).sum())
-    said_by_b = tokenizer.decode(said[1], skip_special_tokens=True)
-    return {"rows_with_eos_taught": taught, "rows": 16, "stopped": stopped, "prompts": 8, "said": said_by_b}
+    stopped = int((continued[:, 1:] == tokenizer.eos_token_id).any(dim=1).sum())
+    after_b = tokenizer.decode(continued[1], skip_special_tokens=True)
+    return {"rows_with_eos_taught": taught, "rows": 16, "stopped": stopped, "prompts": 8, "said": after_b}
 
 
 def wrong_labels() -> dict:
@@ -119,7 +97,7 @@ def label_faults(facts: dict) -> list[str]:
 # ------------------------------------------------------------------------------------ P43 documents that see each other
 def packed(**inputs) -> dict:
     """Two documents in one row. Exchange the first; how far do the logits of the second move?"""
-    model = models.tiny(BYTES, **TINY).eval()
+    model = byte_model(heads=4).eval()
     half = 16
     row = byte_rows(1, 2 * half)
     other = torch.cat([row[:, :half].flip(1), row[:, half:]], dim=1)
@@ -131,26 +109,18 @@ def packed(**inputs) -> dict:
 RESTART = torch.arange(16).repeat(2)[None]  # position ids that begin again with the second document
 
 
-def with_a_mask_of_ones() -> dict:
-    return packed(position_ids=RESTART, attention_mask=torch.ones(1, 32, dtype=torch.long))
-
-
 def positions_run_on() -> dict:
-    """Only the claimed cause: positions count on through the row, but attention is cut at the border."""
+    """Only the claimed cause: positions count on through the row, while attention is cut at the border."""
     documents = torch.block_diag(torch.ones(16, 16), torch.ones(16, 16)).bool().tril()[None, None]
     return packed(position_ids=torch.arange(32)[None], attention_mask=documents)
-
-
-def without_a_mask() -> dict:
-    return packed(position_ids=RESTART, use_cache=False)
 
 
 # --------------------------------------------------------------------------------------------- P44 the first KD loss
 def first_kd_loss(*, flatten: bool = True) -> dict:
     """Distil a short-trained teacher into a fresh student: the loss before any step, and what it should be."""
     ids = byte_rows(8, 48)
-    teacher, student = models.tiny(BYTES, **TINY), models.tiny(BYTES, **TINY, seed=1)
-    _fit(teacher, [lambda: teacher(ids, labels=ids).loss] * 40)
+    teacher, student = byte_model(heads=4), byte_model(heads=4, seed=1)
+    plain_loop(teacher, _adamw(teacher), lambda: teacher(ids, labels=ids).loss, steps=40)
     models.as_teacher(teacher)
     with torch.no_grad():
         p = teacher(ids).logits.softmax(-1)  # (B, T, V)
@@ -161,8 +131,8 @@ def first_kd_loss(*, flatten: bool = True) -> dict:
     measured = F.kl_div(log_q, p, reduction="batchmean")
     return {
         "measured": float(measured),
-        "ln_V_minus_entropy": math.log(BYTES) - entropy,
-        "ln_V": math.log(BYTES),
+        "ln_V_minus_entropy": math.log(VOCABULARY) - entropy,
+        "ln_V": math.log(VOCABULARY),
         "teacher_entropy": entropy,
     }
 
@@ -214,10 +184,6 @@ def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
     return {"ms_per_item": 1e3 * seconds_per_item, "share_waiting": waited / total, "guard": warning or "quiet"}
 
 
-def workers_for_nothing() -> dict:
-    return {"workers": 2, "over_none": load_epoch(workers=2) / load_epoch(workers=0)}
-
-
 def slow_items() -> dict:
     """Only the claimed cause: items that are slow to make, where workers do what they are for."""
     item = dict(seconds_per_item=2e-3)
@@ -245,6 +211,7 @@ PITFALLS = [
         fixed=right_labels,
         seen=lambda facts: bool(label_faults(facts)),
         check="F17",
+        slow=True,
     ),
     Pitfall(
         id="P43",
@@ -255,8 +222,8 @@ PITFALLS = [
         "of ones (or a KV cache) is passed too: then the restart is ignored. With attention cut, positions that run on "
         "leak nothing (transformers 5.23, SDPA).",
         fix="position_ids that restart, no attention_mask, use_cache=False",
-        broken=with_a_mask_of_ones,
-        fixed=without_a_mask,
+        broken=lambda: packed(position_ids=RESTART, attention_mask=torch.ones(1, 32, dtype=torch.long)),
+        fixed=lambda: packed(position_ids=RESTART, use_cache=False),
         claimed=positions_run_on,
         seen=lambda facts: facts["moved"] > 1e-3 * facts["spread"],
         check="F12",
@@ -282,7 +249,7 @@ PITFALLS = [
         verdict="workers pay for starting and for passing every item between processes. For rows already in memory "
         "that is nearly all the time; where each item waits for a disk or a decoder they do help (torch 2.13).",
         fix="index tensors that fit in memory; use workers, kept alive, where items really are slow",
-        broken=workers_for_nothing,
+        broken=lambda: {"workers": 2, "over_none": load_epoch(workers=2) / load_epoch(workers=0)},
         fixed=sliced_tensors,
         claimed=slow_items,
         seen=lambda facts: facts["over_none"] > 2,

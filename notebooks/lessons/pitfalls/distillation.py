@@ -1,10 +1,10 @@
-"""Distillation that looks as if it worked: temperatures that do not learn, caches, a lost state, a similarity of noise.
+"""Distillation that only seems to work: temperatures that do not learn, a renormalised cache, a lost state.
 
-What fails here raises nothing. A temperature stands at a bound, a loss falls, a student reads its text, and each is
-taken for something else. All of it is shown on the byte-level model as the teacher and a fresh one as the student.
+None of these faults raises. A temperature stays at a bound, a loss falls, a student predicts text, and each is taken
+for success. All of them are shown on the byte-level model as the teacher and a fresh one as the student.
 
-Footgun: a small student beside a small teacher differs from it in few tokens. What counts is the comparison of the
-three runs, not how well any of them ends.
+Footgun: a small student differs from a small teacher in few tokens. Compare the three runs with each other; how well
+any of them ends says little.
 """
 
 import math
@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.autocast import teacher_use
-from lessons.pitfalls.bench import quiet
-from lessons.pitfalls.byte_model import CPU, LENGTH, batches, held_out_loss, stream, trained, untrained
+from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, quiet, stream, trained
 from nblib import losses, models, text, train
 from nblib.methods import alignment, goose, objective, teacher_cache
 from nblib.methods.temperature import Adversarial, Learned
@@ -30,7 +29,7 @@ ROWS = 4
 
 def pair() -> tuple[nn.Module, nn.Module]:
     """A student that knows nothing, and its teacher."""
-    return untrained(seed=1), models.as_teacher(trained())
+    return byte_model(seed=1), models.as_teacher(trained())
 
 
 def held_out(rows: int = 64) -> Tensor:
@@ -76,7 +75,7 @@ def climbed(temperature: nn.Module, steps: int = 40) -> dict:
     optimizers = [train.adamw(student, lr=5e-3), temperature.optimizer(lr=0.05)]
     student.temperature = temperature
     loss = objective.from_teacher(teacher, temperature)
-    train.fit(student, batches(rows=ROWS), optimizers, total=steps, loss=loss, machine=CPU, clip=0)
+    learn(student, steps=steps, optimizers=optimizers, data=batches(rows=ROWS), loss=loss, clip=0)
     T = temperature()
     (pull,) = torch.autograd.grad((T.log() - math.log(2)).square(), temperature.raw)
     return {
@@ -104,11 +103,11 @@ def rested(make: Callable[[nn.Module, Adversarial], list], steps: int = 30) -> d
     gradients = []
     T.raw.register_hook(lambda gradient: gradients.append(abs(float(gradient))))
     optimizers, loss = make(student, T), objective.from_teacher(teacher, T)
-    held = [g for o in optimizers for g in o.param_groups if any(p is T.raw for p in g["params"])]
-    train.fit(student, batches(rows=ROWS), optimizers, total=steps, loss=loss, machine=CPU)
+    owner, group = next((o, g) for o in optimizers for g in o.param_groups if any(p is T.raw for p in g["params"]))
+    learn(student, steps=steps, optimizers=optimizers, data=batches(rows=ROWS), loss=loss)
     return {
-        "optimizer of T": type(next(o for o in optimizers if held[0] in o.param_groups)).__name__,
-        "weight decay on T": held[0]["weight_decay"],
+        "optimizer of T": type(owner).__name__,
+        "weight decay on T": group["weight_decay"],
         "T at the start": 2.0,
         "T at the end": float(T().detach()),
         "moved by": abs(float(T().detach()) - 2.0),
@@ -131,17 +130,17 @@ def _on_its_own(student: nn.Module, T: Adversarial) -> list:
 
 def few_labels(reduction: str, alpha: float = 0.5, steps: int = 40) -> dict:
     """alpha KD + (1 - alpha) CE on the same few rows again and again, which the labels alone teach by heart."""
-    (mine, share), said = quiet(by_heart, reduction, alpha, steps)
+    (taught, share), warned = quiet(by_heart, reduction, alpha, steps)
     alone = _from_the_labels(steps)
     return {
         "reduction": reduction,
-        "torch warns": bool(said),
+        "torch warns": bool(warned),
         "alpha": alpha,
         "vocabulary": 256,
         "share of the teacher in the first gradient": share,
-        "held-out loss": mine,
+        "held-out loss": taught,
         "from the labels alone": alone,
-        "won by the teacher": alone - mine,
+        "won by the teacher": alone - taught,
     }
 
 
@@ -175,33 +174,32 @@ def by_heart(reduction: str, alpha: float = 0.5, steps: int = 40) -> tuple[float
 def _from_the_live_teacher(steps: int) -> float:
     student, teacher = pair()
     loss = objective.from_teacher(teacher, 1.0)
-    train.fit(student, batches(rows=ROWS), train.adamw(student, lr=5e-3), total=steps, loss=loss, machine=CPU)
+    learn(student, steps=steps, data=batches(rows=ROWS), loss=loss)
     return held_out_loss(student)
 
 
 def from_a_cache(k: int, tail: str, steps: int = 40) -> dict:
-    """Train from what a cache says; the loss it reports at first, against the true one, and what was learned."""
+    """Train from a cache: its first loss against the true one, and the held-out loss against the live teacher's."""
     (student, teacher), rows = pair(), batches(rows=ROWS)
     options = dict(steps=steps, source={"teacher": "the byte-level model"}, k=k, machine=CPU)
-    batch, first = next(batches(rows=ROWS)), untrained(seed=1)
+    batch, first = next(batches(rows=ROWS)), byte_model(seed=1)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        made = teacher_cache.make(Path(folder) / "cache", teacher, rows, **options)
-        loss = objective.from_teacher(made, 1.0, tail=tail)
-        reported = loss(first, batch | made(batch["input_ids"]))["distillation"]
+        stored = teacher_cache.make(Path(folder) / "cache", teacher, rows, **options)
+        loss = objective.from_teacher(stored, 1.0, tail=tail)
+        reported = loss(first, batch | stored(batch["input_ids"]))["distillation"]
         true = objective.from_teacher(teacher, 1.0)(first, batch)["distillation"]
         mass = teacher(batch["input_ids"]).logits.softmax(-1).topk(k or 1).values.sum(-1)
         with torch.enable_grad():
-            learns = train.adamw(student, lr=5e-3)
-            train.fit(student, teacher_cache.Cached(rows, made), learns, total=steps, loss=loss, machine=CPU)
-    mine, live = held_out_loss(student), _from_the_live_teacher(steps)
+            learn(student, steps=steps, data=teacher_cache.Cached(rows, stored), loss=loss)
+    taught, live = held_out_loss(student), _from_the_live_teacher(steps)
     return {
         "kept of 256": k or "all",
         "the others": tail if k else "",
         "teacher's mass in the others": float(1 - mass.mean()) if k else 0.0,
         "first loss / true first loss": float(reported / true),
-        "held-out loss": mine,
+        "held-out loss": taught,
         "from the live teacher": live,
-        "lost": mine - live,
+        "lost": taught - live,
     }
 
 
@@ -237,7 +235,7 @@ def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps:
             return model(rows).logits[:, :-1].log_softmax(-1)  # (R, T - 1, V)
 
     use(scan)
-    train.fit(model, batches(), train.adamw(model, lr=5e-3), total=steps, machine=CPU)
+    learn(model, steps=steps)
     remembering = predictions()
     use(lambda x, d: torch.zeros_like(x))
     without = predictions()
@@ -269,18 +267,17 @@ def dynamics(*, debiased: bool, noise: bool, steps: int = 40) -> dict:
 
     def alike(ids: Tensor, *, debiased: bool) -> Tensor:
         with torch.no_grad():
-            theirs = torch.randn(ids.numel(), 768) if noise else _updates(teacher, ids)
-        return alignment.cka(_updates(student, ids), theirs, debiased=debiased)
+            target = torch.randn(ids.numel(), 768) if noise else _updates(teacher, ids)
+        return alignment.cka(_updates(student, ids), target, debiased=debiased)
 
     def loss(_: nn.Module, batch: dict) -> dict:
         return {"fdd": losses.supervised(batch["labels"]) * (1 - alike(batch["input_ids"], debiased=debiased))}
 
-    optimizer = train.adamw(student, lr=5e-3)
-    records = train.fit(student, batches(rows=ROWS), optimizer, total=steps, loss=loss, machine=CPU, clip=0)
+    records = learn(student, steps=steps, data=batches(rows=ROWS), loss=loss, clip=0)
     curve = [record["fdd"] for record in records]
     first, last = (sum(part) / 5 for part in (curve[:5], curve[-5:]))
     with torch.no_grad():
-        found = float(alike(held_out(), debiased=True))
+        held_out_similarity = float(alike(held_out(), debiased=True))
     return {
         "CKA": "debiased" if debiased else "biased",
         "in the teacher's place": "noise" if noise else "the teacher",
@@ -288,7 +285,7 @@ def dynamics(*, debiased: bool, noise: bool, steps: int = 40) -> dict:
         "feature loss at first": first,
         "feature loss at last": last,
         "fell by": first - last,
-        "similarity on many held-out tokens": found,
+        "similarity on many held-out tokens": held_out_similarity,
     }
 
 

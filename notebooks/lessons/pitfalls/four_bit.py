@@ -1,11 +1,11 @@
-"""Adapters over quantised weights: what may train, what is packed away, and what rounding does to a gradient.
+"""Adapters over quantised weights: which tensors may train, which are packed, and what rounding does to a gradient.
 
 A 4-bit weight is a column of bytes with its scales beside it. It cannot require a gradient, and must not: the factors
 beside it train, in floating point, and the gradient runs through the dequantised product. So the order is always:
 quantise, prepare, attach. Everything here is real NF4 by bitsandbytes, on the CPU as on CUDA.
 
-Footgun: a packed weight is a matrix of one column. Whoever looks for adapters by shape (two axes, one of them small)
-finds the packed base first.
+Footgun: a packed weight is a matrix of one column. A search for adapters by shape (two axes, one of them small) meets
+the packed base weights first.
 """
 
 import copy
@@ -19,8 +19,7 @@ from bitsandbytes.functional import has_avx512bf16
 from torch import Tensor, nn
 
 from lessons.pitfalls import WITH_BNB, Pitfall
-from lessons.pitfalls.adapted import ADAPTER, LAYERS, LowRank, attach, base, fit, flow, loss_of, sentence, wake
-from lessons.pitfalls.bench import quiet
+from lessons.pitfalls.bench import ADAPTER, LAYERS, LowRank, attach, base, fit, flow, loss_of, quiet, sentence, wake
 from nblib import models, wiring
 from nblib.models import keep_differentiable
 
@@ -37,7 +36,7 @@ def nf4() -> nn.Module:
 
 
 def one_evaluation(keep: bool) -> dict:
-    """The gradients of a 4-bit LoRA model before and after one evaluation, on this very machine."""
+    """The gradients of a 4-bit LoRA model before and after one evaluation, on this machine."""
     model = wake(attach(nf4()))
     repacks = any(getattr(m, "support_avx512bf16_for_cpu", False) for m in model.modules())
     if keep:
@@ -61,6 +60,7 @@ def one_evaluation(keep: bool) -> dict:
 
 
 def _prepared(order: str) -> dict:
+    """Five steps of a 4-bit LoRA model that was prepared last, first or not at all."""
     if order == "prepare last":
         model = quiet(peft.prepare_model_for_kbit_training, attach(nf4()))[0]
     elif order == "prepare first":
@@ -68,10 +68,7 @@ def _prepared(order: str) -> dict:
     else:
         model = attach(nf4())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)  # as most loops make it
-    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
-    facts = fit(model, steps=5, optimizer=optimizer)
-    moved = sum(not torch.equal(p, kept[name]) for name, p in model.named_parameters())
-    return {"order": order} | facts | {"tensors that moved": moved} | sentence(model)
+    return {"order": order} | fit(model, steps=5, optimizer=optimizer) | sentence(model)
 
 
 def _silent_and_still(facts: dict) -> bool:
@@ -115,19 +112,19 @@ def _by_module() -> dict:
     model = attach(nf4())
     layers = [m for m in model.modules() if isinstance(m, peft.tuners.lora.LoraLayer)]
     wiring.freeze(model, train=[part for m in layers for part in (m.lora_A, m.lora_B)])
-    held = wiring.trainable(model)
+    trains = wiring.trainable(model)
     return {
         "raised": None,
         "at": None,
-        "factors that are quantised": sum(not p.is_floating_point() for p in held.values()),
-        "factors": sum(_factor(n, p) for n, p in held.items()),
-        "trainable": len(held),
-        "trainable, no factor": sum(not _factor(n, p) for n, p in held.items()),
+        "factors that are quantised": sum(not p.is_floating_point() for p in trains.values()),
+        "factors": sum(_factor(n, p) for n, p in trains.items()),
+        "trainable": len(trains),
+        "trainable, no factor": sum(not _factor(n, p) for n, p in trains.items()),
     }
 
 
 def messages() -> list[dict]:
-    """What each way of asking a packed or byte tensor for a gradient is answered."""
+    """The answer to each way of asking a packed or byte tensor for a gradient."""
     packed = next(m for m in nf4().modules() if isinstance(m, bnb.nn.Linear4bit)).weight
     ways = {
         "p.requires_grad = True": lambda: setattr(packed, "requires_grad", True),
@@ -150,16 +147,15 @@ def _answer(way) -> str:
 # P10: how factors really get quantised
 
 
-def _walk(model: nn.Module) -> nn.Module:
-    """Quantise every nn.Linear there is. After peft has been here, its factors are nn.Linear too."""
+def walk(model: nn.Module) -> nn.Module:
+    """Quantise every nn.Linear there is. Once adapters are attached, peft's factors are nn.Linear too."""
 
     def packed(_, linear: nn.Linear) -> nn.Module:
         new = bnb.nn.Linear4bit(linear.in_features, linear.out_features, bias=False, quant_type="nf4")
         new.weight = bnb.nn.Params4bit(linear.weight.data.clone(), requires_grad=False, quant_type="nf4")
         return new.to("cpu")
 
-    found = {n: m for n, m in wiring.select(model).items() if type(m) is nn.Linear}
-    wiring.swap(model, packed, found)
+    wiring.swap(model, packed, {n: m for n, m in wiring.select(model).items() if type(m) is nn.Linear})
     return model
 
 
@@ -175,12 +171,12 @@ def _replaced(model: nn.Module) -> nn.Module:
 
 
 def _state(model: nn.Module) -> dict:
-    """Of the factors: how many are there as floating-point parameters, on a real device, and train."""
+    """How many factors are floating-point parameters on a real device and train, and whether the model trains."""
     factors = {n: p for n, p in model.named_parameters() if _factor(n, p)}
     kinds = sorted({f"{p.dtype} on {p.device}".replace("torch.", "") for p in factors.values()})
     whole = [p for p in factors.values() if p.is_floating_point() and p.device.type != "meta" and p.requires_grad]
-    found = quiet(_try, model)[0]
-    return {"factors that can train": len(whole), "factors kept as": ", ".join(kinds) or "no parameters", **found}
+    trial = quiet(_try, model)[0]
+    return {"factors that can train": len(whole), "factors kept as": ", ".join(kinds) or "no parameters", **trial}
 
 
 def _try(model: nn.Module) -> dict:
@@ -193,13 +189,13 @@ def _try(model: nn.Module) -> dict:
 
 def ways() -> list[dict]:
     """Four orders of quantising and attaching, and what is left of the factors."""
-    made = {
-        "attach, then walk over nn.Linear": lambda: _walk(attach(base(hidden=64))),
+    orders = {
+        "attach, then walk over nn.Linear": lambda: walk(attach(base(hidden=64))),
         "attach, then replace_with_bnb_linear": lambda: _replaced(attach(base(hidden=64))),
         "attach, then quantize_dynamic": lambda: _dynamic(attach(base(hidden=64))),
-        "quantise, then attach": lambda: attach(_walk(base(hidden=64))),
+        "quantise, then attach": lambda: attach(walk(base(hidden=64))),
     }
-    return [{"order": name} | _state(make()) for name, make in made.items()]
+    return [{"order": name} | _state(make()) for name, make in orders.items()]
 
 
 # P11: rounding without a straight-through estimator
@@ -224,8 +220,8 @@ def _rounded(straight_through: bool, bits: int = 8) -> dict:
     for m in model.modules():
         if isinstance(m, LowRank):
             m.__class__, m.bits, m.straight_through = Rounded, bits, straight_through
-    true, seen = flow(plain)["gradients"], flow(model)["gradients"]
-    alike = {n: float(torch.cosine_similarity(seen[n].flatten(), g.flatten(), dim=0)) for n, g in true.items()}
+    true, got = flow(plain)["gradients"], flow(model)["gradients"]
+    alike = {n: float(torch.cosine_similarity(got[n].flatten(), g.flatten(), dim=0)) for n, g in true.items()}
     by_layer = [min(c for n, c in alike.items() if f"layers.{i}." in n) for i in range(LAYERS)]
     return {
         "bits": bits,
@@ -273,8 +269,8 @@ PITFALLS = [
         verdict="peft's factors are nn.Linear. Every walk over nn.Linear that comes after attaching packs them too: "
         f"as bytes, on the meta device, or out of the parameters altogether. Seen on {WITH_BNB}.",
         fix="Quantise first, attach after; assert that every factor is floating point.",
-        broken=lambda: _state(_walk(attach(base(hidden=64)))),
-        fixed=lambda: _state(attach(_walk(base(hidden=64)))),
+        broken=lambda: _state(walk(attach(base(hidden=64)))),
+        fixed=lambda: _state(attach(walk(base(hidden=64)))),
         seen=lambda facts: facts["factors that can train"] == 0 and not facts["alive"],
         check="S1",
     ),

@@ -1,9 +1,9 @@
-"""Gradients that do not arrive: what stops them, what is only said to, and what passes for stopping.
+"""Gradients that do not arrive: what stops them, what is only blamed for it, and what merely looks like it.
 
 The wires of an adapted model are few: a frozen embedding at the bottom, blocks that may be recomputed in backward, two
 small factors beside every linear layer, a loss at the top. The reentrant kind of checkpointing is a function whose
-inputs decide whether its output belongs to the graph. Weights inside do not count. So with nothing below that requires
-a gradient the blocks leave the graph whole: an error if nothing trains above them, silence if something does.
+inputs decide whether its output belongs to the graph. Weights inside do not count. So if nothing below the blocks
+requires a gradient, the blocks drop out of the graph: an error if nothing trains above them, silence if something does.
 
 Footgun: none of these is visible in the loss curve. Ask every trainable tensor whether it moved (`wiring.canary`).
 """
@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lessons.pitfalls import WITH_PEFT, Pitfall
-from lessons.pitfalls.adapted import (
+from lessons.pitfalls.bench import (
     ADAPTER,
+    CHECKPOINTING,
+    HOOK,
+    LAYERS,
     ORDER,
     LowRank,
     attach,
@@ -27,6 +30,7 @@ from lessons.pitfalls.adapted import (
     fit,
     flow,
     loss_of,
+    plain_loop,
     rows,
     sentence,
     wake,
@@ -44,6 +48,32 @@ def _wire(mode: str, hook: str) -> dict:
     return compare(model, flow(reference)) | sentence(model)
 
 
+def matrix() -> list[dict]:
+    """Every checkpointing x hook x adapter x family, each against its own model without checkpointing."""
+    cells = []
+    for family in ("qwen3", "llama"):
+        for adapter in ADAPTER:
+            reference = flow(wired(adapter=adapter, family=family))
+            for mode in CHECKPOINTING:
+                for hook in HOOK:
+                    model = wired(mode, hook, adapter=adapter, family=family)
+                    cell = {"family": family, "adapter": adapter, "checkpointing": mode, "hook": hook}
+                    cells.append(cell | compare(model, reference))
+    return cells
+
+
+def layer_norms(flowed: dict) -> list[list[float]]:
+    """Gradient norm by layer and kind of linear layer, NaN where there was none: the picture of a heat map."""
+    kinds = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+    def norm(layer: int, kind: str) -> float:
+        parts = [g for n, g in flowed["gradients"].items() if f"layers.{layer}." in n and f".{kind}." in n]
+        arrived = [g for g in parts if g is not None]
+        return float(torch.stack([g.square().sum() for g in arrived]).sum().sqrt()) if arrived else float("nan")
+
+    return [[norm(layer, kind) for kind in kinds] for layer in range(LAYERS)]
+
+
 def _gradients_missing(facts: dict) -> bool:
     return bool(facts["raised"]) or facts["tensors with a gradient"] < facts["of"] or facts["largest difference"] > 1e-6
 
@@ -54,8 +84,8 @@ def _gradients_missing(facts: dict) -> bool:
 def _with_head(mode: str, lr: float = 1e-2) -> dict:
     """The head trains too, as for new tokens; the adapters sit below it, in the blocks."""
     model = wired(mode, "removed", above="head")
-    said = sentence(model)
-    return fit(model, lr=lr) | said
+    canary = sentence(model)
+    return fit(model, lr=lr) | canary
 
 
 def _learns_without_its_adapters(facts: dict) -> bool:
@@ -92,8 +122,8 @@ def zeroed(both: bool, lr: float = 1e-2) -> dict:
     for layer in model.modules():
         if isinstance(layer, LowRank) and both:
             nn.init.zeros_(layer.down)
-    said = sentence(model)
-    return {"rate": lr} | fit(model, lr=lr) | said
+    canary = sentence(model)
+    return {"rate": lr} | fit(model, lr=lr) | canary
 
 
 def _nothing_moves(facts: dict) -> bool:
@@ -104,18 +134,18 @@ def _nothing_moves(facts: dict) -> bool:
 
 
 def _zeros(steps: int = 0, woken: bool = False) -> dict:
-    """How many adapter tensors have a gradient of exactly zero, after some optimizer steps."""
+    """How many adapter tensors have a gradient of exactly zero, after `steps` optimizer steps."""
     model = attach(base())
     if woken:
         wake(model)
     if steps:
         fit(model, steps=steps)
-    found = flow(model)["gradients"]
-    zero = [name for name, g in found.items() if not g.any()]
+    gradients = flow(model)["gradients"]
+    zero = [name for name, g in gradients.items() if not g.any()]
     return {
         "steps before": steps,
         "gradients exactly zero": len(zero),
-        "of": len(found),
+        "of": len(gradients),
         "all of them lora_A": bool(zero) and all("lora_A" in name for name in zero),
         **sentence(model),
     }
@@ -132,10 +162,10 @@ def _anchored(mode: str, hook: str, anchor: bool) -> dict:
     def loss() -> Tensor:
         return loss_of(model) + (sum(p.sum() * 0 for p in params.values()) if anchor else 0)
 
-    found = flow(model, loss)
-    norms = [float(g.norm()) for g in found["gradients"].values() if g is not None]
+    flowed = flow(model, loss)
+    norms = [float(g.norm()) for g in flowed["gradients"].values() if g is not None]
     return {
-        "raised": found["raised"],
+        "raised": flowed["raised"],
         "tensors with a gradient": len(norms),
         "of them not zero": sum(n > 0 for n in norms),
         "of": len(params),
@@ -156,15 +186,15 @@ def term_gradients(terms: dict[str, Tensor], params: list[Tensor]) -> dict[str, 
     """The norm of each term's own gradient, 0 where it has none: the check to make before training."""
     norms = {}
     for name, term in terms.items():
-        found = torch.autograd.grad(term, params, retain_graph=True, allow_unused=True) if term.requires_grad else ()
-        norms[name] = float(sum(g.square().sum() for g in found if g is not None)) ** 0.5
+        own = torch.autograd.grad(term, params, retain_graph=True, allow_unused=True) if term.requires_grad else ()
+        norms[name] = float(sum(g.square().sum() for g in own if g is not None)) ** 0.5
     return norms
 
 
-def _two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Callable = lambda **terms: None) -> dict:
+def two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Callable = lambda **terms: None) -> dict:
     """Cross-entropy and distillation; the helper that computes the second may have been written for evaluation.
 
-    `declare` is told the terms of each step, as the doctor's `report.terms` wants them.
+    `declare` is given the terms of each step, as the doctor's `report.terms` wants them.
     """
     model, teacher = wake(attach(base())), wake(attach(base(), seed=5), seed=5)
     params, ids = list(wiring.trainable(model).values()), rows()
@@ -173,24 +203,26 @@ def _two_terms(detached: bool, weight: float = 1.0, steps: int = 40, declare: Ca
 
     def terms() -> dict[str, Tensor]:
         with torch.set_grad_enabled(not detached):
-            said = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
-            kd = F.kl_div(said, target.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
+            student = model(input_ids=ids, use_cache=False).logits.log_softmax(-1)
+            kd = F.kl_div(student, target.log_softmax(-1), log_target=True, reduction="none").sum(-1).mean()
         return {"ce": loss_of(model), "kd": weight * kd}
 
-    own = term_gradients(terms(), params)
-    optimizer, sums, kds = torch.optim.AdamW(params, lr=3e-3, weight_decay=0.0), [], []
-    for _ in range(steps):
-        optimizer.zero_grad()
+    kds = []
+
+    def loss() -> Tensor:
         now = terms()
         declare(**now)
-        sum(now.values()).backward()
-        optimizer.step()
-        sums.append(float(sum(now.values()).detach()))
         kds.append(float(now["kd"].detach()) / weight)
-    shown = {"sum": (sums[0], sums[-1]), "kd": (kds[0], kds[-1])}
+        return sum(now.values())
+
+    gradients = term_gradients(terms(), params)
+    sums = plain_loop(model, torch.optim.AdamW(params, lr=3e-3, weight_decay=0.0), loss, steps=steps)
     return {
-        **{f"{end} {name}": values[i] for name, values in shown.items() for i, end in enumerate(("first", "last"))},
-        **{f"gradient of {name}": norm for name, norm in own.items()},
+        "first sum": sums[0],
+        "last sum": sums[-1],
+        "first kd": kds[0],
+        "last kd": kds[-1],
+        **{f"gradient of {name}": norm for name, norm in gradients.items()},
         **sentence(model, lambda: sum(terms().values())),
     }
 
@@ -293,10 +325,10 @@ PITFALLS = [
         verdict="At a third of the weight a live term still falls. The helper ran under no_grad: the term is a number, "
         f"and the sum hides it because its other part has a graph. Seen on {WITH_PEFT}.",
         fix="Before training, take the gradient of each term alone and look for zero.",
-        broken=lambda: _two_terms(detached=True),
-        fixed=lambda: _two_terms(detached=False),
+        broken=lambda: two_terms(detached=True),
+        fixed=lambda: two_terms(detached=False),
         seen=_sum_falls_term_does_not,
-        claimed=lambda: _two_terms(detached=False, weight=0.3),
+        claimed=lambda: two_terms(detached=False, weight=0.3),
         check="F2",
     ),
 ]

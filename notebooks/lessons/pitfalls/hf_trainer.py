@@ -1,4 +1,4 @@
-"""P41 and P46: what the Hugging Face Trainer does not say.
+"""P41 and P46: what the Hugging Face Trainer does without telling.
 
 The Trainer logs a number when there is none, divides or does not divide by the micro-batches depending on a
 signature, and resumes a mixture of experts without its experts. Each is silent: the run goes on and the loss falls.
@@ -16,19 +16,23 @@ import transformers as tf
 from safetensors import safe_open
 from torch.nn import functional as F
 
-from lessons.pitfalls import Pitfall, trainer_bench
-from lessons.pitfalls.bench import quiet, seeded
-from nblib import hf, models
+from lessons.pitfalls import Pitfall
+from lessons.pitfalls.bench import VOCABULARY, byte_model, lora, run_trainer, silent
+from nblib import hf
 
-VOCAB, LENGTH = 256, 32
-FAMILY = dict(hidden=32, layers=2)
+LENGTH = 32
 
 
-class _Rows(torch.utils.data.Dataset):
+def small(**options) -> torch.nn.Module:
+    """The model of every run here."""
+    return byte_model(**(dict(hidden=32, heads=4) | options))
+
+
+class Rows(torch.utils.data.Dataset):
     """Random tokens; every second row supervises only its last quarter, so that micro-batches differ in tokens."""
 
     def __init__(self, count: int = 16, *, ragged: bool = True):
-        self.ids = torch.randint(VOCAB, (count, LENGTH), generator=torch.Generator().manual_seed(0))
+        self.ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0))
         self.labels = self.ids.clone()
         if ragged:
             self.labels[1::2, : LENGTH * 3 // 4] = -100
@@ -42,41 +46,25 @@ class _Rows(torch.utils.data.Dataset):
 
 # ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
 def _first_line(kind: type, model, data) -> dict:
+    """The true first loss, beside what the Trainer logs."""
     with torch.no_grad():
         true = float(model(data.ids, labels=data.labels).loss)
-    _, log = trainer_bench.train(kind, model, data, max_steps=2, learning_rate=0.0)
+    _, log = run_trainer(kind, model, data, max_steps=2, learning_rate=0.0)
     return {"true_loss": true, "logged_loss": log[0]["loss"], "grad_norm": log[0]["grad_norm"]}
 
 
-def _poisoned():
+def poisoned() -> torch.nn.Module:
     """A model with one weight that overflowed."""
-    model = models.tiny(VOCAB, **FAMILY)
+    model = small()
     with torch.no_grad():
         model.model.norm.weight[0] = math.nan
     return model
 
 
-def nan_is_logged_as_zero() -> dict:
-    return _first_line(tf.Trainer, _poisoned(), _Rows())
-
-
-def nan_is_logged_as_nan() -> dict:
-    return _first_line(hf.Trainer, _poisoned(), _Rows())
-
-
-def checkpointing_before_adapters() -> dict:
-    """What the 0.0 was blamed on: gradient checkpointing switched on before the adapters were attached."""
-    return _first_line(tf.Trainer, checkpointed_then_adapted(models.tiny(VOCAB, **FAMILY)), _Rows())
-
-
 def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
     """The order that the write-ups call wrong; `kind` of checkpointing, None for the library's choice."""
-    from peft import LoraConfig, get_peft_model
-
-    with seeded():
-        model.activation_checkpointing_enable(kind)
-        # peft asks transformers by a name that will go
-        return quiet(get_peft_model, model, LoraConfig(target_modules=["q_proj", "v_proj"], r=rank))[0]
+    model.activation_checkpointing_enable(kind)
+    return lora(model, target_modules=["q_proj", "v_proj"], r=rank)
 
 
 class _Poison(tf.TrainerCallback):
@@ -94,7 +82,7 @@ class _Poison(tf.TrainerCallback):
 def nan_in_mid_run(kind: type) -> list[float]:
     """Eight steps, nan from the sixth on, a log line every fourth step: the two losses that are logged."""
     options = dict(max_steps=8, logging_steps=4, callbacks=[_Poison(5)])
-    _, log = trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+    _, log = run_trainer(kind, small(), Rows(), **options)
     return [line["loss"] for line in log]
 
 
@@ -122,17 +110,17 @@ class OptimizerNotSet(tf.Trainer):
 
 def loss_scale(kind: type) -> float:
     """Logged loss of a step of four micro-batches over that of the same eight rows at once; 1 when it is right."""
-    data, seen = _Rows(8), {}
+    data, logged = Rows(8), {}
     for micro in (1, 4):
-        _, log = trainer_bench.train(
+        _, log = run_trainer(
             kind,
-            models.tiny(VOCAB, **FAMILY),
+            small(),
             data,
             per_device_train_batch_size=8 // micro,
             gradient_accumulation_steps=micro,
         )
-        seen[micro] = log[0]["loss"]
-    return seen[4] / seen[1]
+        logged[micro] = log[0]["loss"]
+    return logged[4] / logged[1]
 
 
 def auxiliary_scale(kind: type) -> float:
@@ -140,30 +128,30 @@ def auxiliary_scale(kind: type) -> float:
 
     Eight equal rows, so that the auxiliary loss of any part is that of the whole.
     """
-    data = _Rows(8, ragged=False)
+    data = Rows(8, ragged=False)
     data.ids[:] = data.ids[:1]
     data.labels[:] = data.ids[:1]
-    seen = {}
+    added = {}
     for micro in (1, 4):
         lines = []
         for coefficient in (0.0, 0.5):
             config = dict(output_router_logits=True, router_aux_loss_coef=coefficient)
-            _, log = trainer_bench.train(
+            _, log = run_trainer(
                 kind,
-                models.tiny(VOCAB, family="qwen3_moe", **FAMILY, **config),
+                small(family="qwen3_moe", **config),
                 data,
                 per_device_train_batch_size=8 // micro,
                 gradient_accumulation_steps=micro,
             )
             lines.append(log[0]["loss"])
-        seen[micro] = lines[1] - lines[0]
-    return seen[4] / seen[1]
+        added[micro] = lines[1] - lines[0]
+    return added[4] / added[1]
 
 
 def optimizer_error(kind: type, **options) -> str:
-    """What training with a custom optimizer says, or 'trains'."""
+    """The error of training with a custom optimizer, or 'trains'."""
     try:
-        trainer_bench.train(kind, models.tiny(VOCAB, **FAMILY), _Rows(), **options)
+        run_trainer(kind, small(), Rows(), **options)
     except AttributeError as error:
         return f"AttributeError: {error}"
     return "trains"
@@ -171,13 +159,13 @@ def optimizer_error(kind: type, **options) -> str:
 
 def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
     """Four steps straight, against two, stop, and two more into a model that starts from other weights."""
-    data = _Rows(ragged=False)
+    data = Rows(ragged=False)
     with tempfile.TemporaryDirectory() as folder:
         options = dict(max_steps=4, save_strategy="steps", save_steps=2, folder=folder)
-        straight = models.tiny(VOCAB, family=family, **FAMILY)
-        trainer_bench.train(kind, straight, data, **options)
-        fresh = models.tiny(VOCAB, family=family, **FAMILY, seed=1)
-        resumed, _ = trainer_bench.train(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
+        straight = small(family=family)
+        run_trainer(kind, straight, data, **options)
+        fresh = small(family=family, seed=1)
+        resumed, _ = run_trainer(kind, fresh, data, resume=str(Path(folder) / "checkpoint-2"), **options)
     pairs = zip(straight.named_parameters(), fresh.parameters(), strict=True)
     wrong = [name for (name, p), q in pairs if not torch.equal(p, q)]
     experts = [p for name, p in straight.named_parameters() if ".experts." in name]
@@ -185,15 +173,15 @@ def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
         "bit_equal": not wrong,
         "experts_lost": sum(".experts." in name for name in wrong),
         "experts_share": sum(p.numel() for p in experts) / sum(p.numel() for p in straight.parameters()),
-        "missing_keys_logged": "missing keys" in resumed.heard,
+        "missing_keys_logged": "missing keys" in resumed.output,
     }
 
 
 def experts_on_disk() -> dict:
     """How many tensors hold the experts of a mixture in memory, and in the file that is saved of it."""
-    model = models.tiny(VOCAB, family="qwen3_moe", **FAMILY)
+    model = small(family="qwen3_moe")
     with tempfile.TemporaryDirectory() as folder:
-        with trainer_bench.quiet():
+        with silent():
             model.save_pretrained(folder)
         with safe_open(str(Path(folder) / "model.safetensors"), "pt") as file:
             saved = [name for name in file.keys() if ".experts." in name]
@@ -244,9 +232,9 @@ PITFALLS = [
         "the first step that is 0.0. Checkpointing before adapters logs an ordinary loss "
         "(transformers 5.23, peft 0.21).",
         fix="logging_nan_inf_filter=False, and stop at the first loss that is not finite",
-        broken=nan_is_logged_as_zero,
-        fixed=nan_is_logged_as_nan,
-        claimed=checkpointing_before_adapters,
+        broken=lambda: _first_line(tf.Trainer, poisoned(), Rows()),
+        fixed=lambda: _first_line(hf.Trainer, poisoned(), Rows()),
+        claimed=lambda: _first_line(tf.Trainer, checkpointed_then_adapted(small()), Rows()),
         seen=_a_number_for_nan,
         check="N17",
     ),
@@ -264,5 +252,6 @@ PITFALLS = [
         fixed=corrected_trainer,
         seen=lambda facts: bool(trainer_faults(facts)),
         check="N6",
+        slow=True,
     ),
 ]

@@ -1,10 +1,10 @@
-"""One part holds something else than the other believes: an optimizer, a loaded adapter, a callback.
+"""Faults between two parts that are each right: an adapter and its loader, an optimizer and its model, a callback.
 
-Each object is whole, and each would pass its own test. The gradient arrives and nobody applies it; the adapter has its
-weights and was opened for reading; the callback runs and looks for a name that the trainer gave up. Only the seam is
-wrong, so only a check across the seam finds it.
+Each part would pass its own test. The gradient arrives and the optimizer holds other tensors; the adapter has its
+weights and was loaded for reading; the callback runs and looks for a name that the trainer no longer passes. Only a
+check across the two parts finds the fault.
 
-Footgun: the canary takes its own steps. It says that the model *can* train, not that your optimizer trains it.
+Footgun: the canary takes its own steps. It shows that the model *can* train, not that your optimizer trains it.
 """
 
 import copy
@@ -15,16 +15,15 @@ import torch
 import transformers as tf
 from torch import nn
 
-from lessons.pitfalls import WITH_PEFT, Pitfall, trainer_bench
-from lessons.pitfalls.adapted import attach, base, fit, rows, sentence, wake
-from lessons.pitfalls.bench import quiet, seeded
+from lessons.pitfalls import WITH_PEFT, Pitfall
+from lessons.pitfalls.bench import arguments, attach, base, fit, quiet, rows, seeded, sentence, silent, wake
 from nblib import text, wiring
 
 # P07: loaded for inference
 
 
-def _loaded(**options) -> tuple[nn.Module, bool]:
-    """Save a trained adapter, and load it as a second session would; whether the weights came back."""
+def loaded(**options) -> tuple[nn.Module, bool]:
+    """Save a trained adapter and load it as a second session would: the model, and whether the weights came back."""
     first = wake(attach(base()))
     fit(first, steps=3)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
@@ -35,8 +34,8 @@ def _loaded(**options) -> tuple[nn.Module, bool]:
 
 
 def _reload(**options) -> dict:
-    second, same = _loaded(**options)
-    return {"weights came back": same} | _train_on(second)
+    second, same = loaded(**options)
+    return {"weights came back": same} | train_on(second)
 
 
 def _not_in_file() -> dict:
@@ -45,15 +44,14 @@ def _not_in_file() -> dict:
     fit(first, steps=3)
     with torch.no_grad():
         same = torch.equal(first(input_ids=rows()).logits, second(input_ids=rows()).logits)
-    return {"weights came back": same} | _train_on(second)
+    return {"weights came back": same} | train_on(second)
 
 
-def _train_on(model: nn.Module) -> dict:
+def train_on(model: nn.Module) -> dict:
+    """Five steps with an optimizer over all parameters, as most loops make it."""
     model.train().get_base_model().activation_checkpointing_enable()  # its hook gives any loss a graph
-    kept = {name: p.detach().clone() for name, p in model.named_parameters()}
     facts = fit(model, steps=5, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0))
-    moved = sum(not torch.equal(p, kept[name]) for name, p in model.named_parameters())
-    return facts | {"tensors that moved": moved} | sentence(model)
+    return facts | sentence(model)
 
 
 def _trains_on_nothing(facts: dict) -> bool:
@@ -61,12 +59,6 @@ def _trains_on_nothing(facts: dict) -> bool:
 
 
 # P08: the optimizer holds other tensors than the model
-
-
-def missed_by(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[str]:
-    """Trainable tensors that no optimizer holds, by identity: names and shapes agree in a copy too."""
-    held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    return [name for name, p in wiring.trainable(model).items() if id(p) not in held]
 
 
 def optimizer_on(when: str, lr: float = 1e-2) -> dict:
@@ -77,7 +69,7 @@ def optimizer_on(when: str, lr: float = 1e-2) -> dict:
     twin = list(wiring.trainable(copy.deepcopy(model)).values())
     params = {"before the adapters": early, "on a copy": twin, "after": trains}[when]
     optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
-    missed = len(missed_by(model, optimizer))
+    missed = len(wiring.missed(model, [optimizer]))
     facts = {"optimizer made": when} | fit(model, optimizer=optimizer)
     return facts | {"not in optimizer": missed} | sentence(model)
 
@@ -85,15 +77,15 @@ def optimizer_on(when: str, lr: float = 1e-2) -> dict:
 # P14: the callback's tokenizer
 
 
-class _Looks(tf.TrainerCallback):
-    """A callback as they are written: fetch the tokenizer from what the trainer hands over, and use it."""
+class Pads(tf.TrainerCallback):
+    """A callback as they are written: fetch the tokenizer from what the trainer passes, and use it."""
 
     def __init__(self, key: str):
         self.key, self.trainer, self.facts = key, None, {}
 
-    def on_step_end(self, args, state, control, **given):
-        tokenizer = given.get(self.key, getattr(self.trainer, "tokenizer", None))
-        self.facts = {"handed over": ", ".join(sorted(k for k, v in given.items() if v is not None))}
+    def on_step_end(self, args, state, control, **passed):
+        tokenizer = passed.get(self.key, getattr(self.trainer, "tokenizer", None))
+        self.facts = {"handed over": ", ".join(sorted(k for k, v in passed.items() if v is not None))}
         self.facts["found"] = type(tokenizer).__name__
         try:
             tokenizer.pad({"input_ids": [[1, 2]]})
@@ -105,19 +97,19 @@ class _Looks(tf.TrainerCallback):
 def _callback(key: str) -> dict:
     """One step of the HF Trainer, with a tokenizer given to it, and a callback that looks under `key`."""
     tokenizer = text.train_tokenizer(["a few words, and a few words more"], vocab_size=256)
-    looks, ids = _Looks(key), rows(2, 8)
-    data = [{"input_ids": row, "labels": row} for row in ids]
-    with tempfile.TemporaryDirectory() as folder, seeded(), trainer_bench.quiet():
-        args = trainer_bench.arguments(folder)
-        given = dict(model=base().requires_grad_(True), args=args, train_dataset=data, callbacks=[looks])
-        looks.trainer = trainer = tf.Trainer(**given, processing_class=tokenizer)
+    callback = Pads(key)
+    data = [{"input_ids": row, "labels": row} for row in rows(2, 8)]
+    with tempfile.TemporaryDirectory() as folder, seeded(), silent():
+        model, args = base().requires_grad_(True), arguments(folder)
+        options = dict(model=model, args=args, train_dataset=data, callbacks=[callback])
+        callback.trainer = trainer = tf.Trainer(**options, processing_class=tokenizer)
         trainer.train()
         try:
-            tf.Trainer(**given, tokenizer=tokenizer)
-            looks.facts["Trainer(tokenizer=...)"] = "accepted"
+            tf.Trainer(**options, tokenizer=tokenizer)
+            callback.facts["Trainer(tokenizer=...)"] = "accepted"
         except TypeError as error:
-            looks.facts["Trainer(tokenizer=...)"] = str(error)
-    return looks.facts
+            callback.facts["Trainer(tokenizer=...)"] = str(error)
+    return callback.facts
 
 
 PITFALLS = [

@@ -1,7 +1,7 @@
-"""P36 and P38: the loop adds up wrongly, or goes on as another run.
+"""P36 and P38: a loop that adds up its micro-batches wrongly, and one that resumes as another run.
 
-Both are arithmetic that a loss curve forgives. So each is measured against something exact: the gradient of the whole
-batch, and the run that never stopped.
+Neither shows in a loss curve. So each is measured against something exact: the gradient of the whole batch, and the run
+that was never stopped.
 
 Footgun: Adam hides a gradient that is k times too large, because it divides by its size. SGD and the clip do not.
 """
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lessons.pitfalls import Pitfall
-from lessons.pitfalls.data import BYTES, TINY, byte_rows
-from nblib import losses, models, runtime
+from lessons.pitfalls.bench import byte_model, byte_rows
+from nblib import losses, runtime
 
 EVEN, RAGGED = (48, 48, 48, 48), (48, 8, 8, 8)
 
@@ -37,7 +37,7 @@ def micro_batches(lengths: tuple[int, ...]) -> list[dict[str, Tensor]]:
 
 def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
     """The gradient of four micro-batches whose answers have `lengths` tokens, against that of the whole batch."""
-    model, micro = models.tiny(BYTES, **TINY), micro_batches(lengths)
+    model, micro = byte_model(heads=4), micro_batches(lengths)
     tokens = sum(int(losses.supervised(batch["labels"])) for batch in micro)
     whole = {name: torch.cat([batch[name] for batch in micro]) for name in ("input_ids", "labels")}
     (losses.causal_lm(model, whole)["ce"] / tokens).backward()
@@ -60,7 +60,7 @@ def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
 
 def trained(how: str, optimizer: str, steps: int = 25) -> float:
     """The loss after some steps on four equal micro-batches whose losses are divided or not."""
-    model = models.tiny(BYTES, **TINY)
+    model = byte_model(heads=4)
     make = {"SGD": lambda p: torch.optim.SGD(p, lr=0.5), "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-3, fused=True)}
     step, rows = make[optimizer](model.parameters()), byte_rows(4, 49)
     for _ in range(steps):
@@ -100,13 +100,13 @@ class _Run:
 
     def __init__(self):
         runtime.seed_all(0)
-        self.model = models.tiny(BYTES, family="gpt2", hidden=32, layers=2, length=64)
+        self.model = byte_model(family="gpt2", hidden=32, heads=4)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: min(1.0, (step + 1) / 8))
         self.data = _Epochs()
 
     def train(self, steps: int) -> list[float]:
-        seen = []
+        curve = []
         for _ in range(steps):
             ids = next(self.data)
             batch = {"input_ids": ids, "labels": ids}
@@ -115,8 +115,8 @@ class _Run:
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
-            seen.append(float(loss.detach()))
-        return seen
+            curve.append(float(loss.detach()))
+        return curve
 
     def save(self) -> dict:
         state = {
@@ -169,11 +169,6 @@ def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
     }
 
 
-def usual_list() -> dict:
-    """Weights, optimizer and scheduler: the state that tutorials call complete."""
-    return resumed_without("generators", "order", "position")
-
-
 PITFALLS = [
     Pitfall(
         id="P36",
@@ -198,7 +193,7 @@ PITFALLS = [
         verdict="with everything that moves restored, a CPU resumes bit for bit. Weights, optimizer and scheduler are "
         "not everything: the random generators, the epoch's order and the position in it are missing (torch 2.13).",
         fix="nblib.checkpoint.capture and restore; test that a resumed run equals the straight one",
-        broken=usual_list,
+        broken=lambda: resumed_without("generators", "order", "position"),  # all that tutorials leave out
         fixed=resumed_without,
         claimed=resumed_without,
         seen=lambda facts: facts["largest_gap"] > 0,

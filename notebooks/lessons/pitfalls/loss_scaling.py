@@ -1,11 +1,12 @@
-"""The loss scaler: what fp16 needs because its smallest numbers are not small enough, and the ways to lose it.
+"""The loss scaler: fp16 needs it because its smallest numbers are not small enough; and four ways to lose it.
 
     scaled = scale(loss), backward, unscale the gradients, clip, step unless one overflowed, adjust the scale
 
 The order decides what is clipped (P27). The scaler belongs to a device and switches itself off for one that is not
 there (P28). It works on fp32 parameters and refuses fp16 ones (P29). All of it runs on a CPU: `GradScaler("cpu")`.
 
-Footgun: a disabled scaler has every method of an enabled one, and an empty state that a checkpoint keeps gladly.
+Footgun: a disabled scaler has every method of an enabled one, and an empty state that a checkpoint stores without a
+word.
 """
 
 import warnings
@@ -13,20 +14,20 @@ import warnings
 import torch
 from torch import nn
 
-from lessons.pitfalls import VERSIONS, Pitfall, byte_model
+from lessons.pitfalls import VERSIONS, Pitfall, bench
 
 # ---------------------------------------------------------------- P27
 
 
 def clipped_steps(order: str, *, clip: float = 1.0, steps: int = 20) -> dict:
     """fp16 autocast, a scaler, SGD with momentum; `order` is 'clip, unscale' or 'unscale, clip'."""
-    model, data = byte_model.trained(), byte_model.batches("code")
+    model, data = bench.trained(), bench.batches("code")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
-    before = byte_model.held_out_loss(model, "code")
+    before = bench.held_out_loss(model, "code")
     for _ in range(steps):
         with torch.autocast("cpu", torch.float16):
-            loss = byte_model.mean_loss(model, next(data))
+            loss = bench.mean_loss(model, next(data))
         scaler.scale(loss).backward()
         if order == "unscale, clip":
             scaler.unscale_(optimizer)
@@ -37,7 +38,7 @@ def clipped_steps(order: str, *, clip: float = 1.0, steps: int = 20) -> dict:
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-    after = byte_model.held_out_loss(model, "code")
+    after = bench.held_out_loss(model, "code")
     facts = {"order": order, "clip": clip, "norm reported": float(norm), "norm the optimizer got": left}
     return facts | {"scale": scaler.get_scale(), "loss before": before, "loss after": after}
 
@@ -47,8 +48,8 @@ def clipped_steps(order: str, *, clip: float = 1.0, steps: int = 20) -> dict:
 
 def _small_gradients(scaler: torch.amp.GradScaler, dtype: torch.dtype = torch.float16) -> dict:
     """The gradient of a model with a wider vocabulary, through fp16 products, against the one in fp32."""
-    model = byte_model.untrained()
-    ids = byte_model.stream("code")[: 16 * 64].view(16, 64)
+    model = bench.byte_model()
+    ids = bench.stream("code")[: 16 * 64].view(16, 64)
     got = {}
     for precision in ("exact", "low"):
         model.zero_grad()
@@ -69,22 +70,22 @@ def _small_gradients(scaler: torch.amp.GradScaler, dtype: torch.dtype = torch.fl
 
 
 def absent_card() -> tuple[torch.amp.GradScaler, list[str]]:
-    """A scaler for CUDA on a machine without it, and what torch says."""
-    with warnings.catch_warnings(record=True) as heard:
+    """A scaler for CUDA on a machine without it, and torch's warnings."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # Where there is a card this cannot happen; the constructor argument then leaves the same object behind.
         scaler = torch.amp.GradScaler("cuda", enabled=not torch.cuda.is_available())
-    return scaler, [str(w.message) for w in heard]
+    return scaler, [str(w.message) for w in caught]
 
 
 def _p28_broken() -> dict:
-    scaler, heard = absent_card()
-    return _small_gradients(scaler) | {"warning": heard[0] if heard else None}
+    scaler, warned = absent_card()
+    return _small_gradients(scaler) | {"warning": warned[0] if warned else None}
 
 
 def resumed_scaler(*, saved: bool) -> dict:
     """Steps that a resumed run skips when its scaler starts over, far above what the gradients allow."""
-    model, data = byte_model.trained(), byte_model.batches("code")
+    model, data = bench.trained(), bench.batches("code")
     optimizer, start = torch.optim.SGD(model.parameters(), lr=0.0), 2.0**24
     skipped = []
     scaler = torch.amp.GradScaler("cpu", init_scale=start)
@@ -92,7 +93,7 @@ def resumed_scaler(*, saved: bool) -> dict:
         count = 0
         for _ in range(12):
             with torch.autocast("cpu", torch.float16):
-                loss = byte_model.mean_loss(model, next(data))
+                loss = bench.mean_loss(model, next(data))
             scale = scaler.get_scale()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
@@ -112,12 +113,12 @@ def resumed_scaler(*, saved: bool) -> dict:
 
 def scaled_step(parameters: torch.dtype, *, autocast: bool, unscale: bool = True) -> dict:
     """One step under a scaler, the gradients clipped in the right order; what was raised, or what moved."""
-    model, data = byte_model.trained().to(parameters), byte_model.batches("code")
+    model, data = bench.trained().to(parameters), bench.batches("code")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     facts = {"parameters": str(parameters), "autocast": autocast, "through the scaler": unscale, "raised": None}
     with torch.autocast("cpu", torch.float16, enabled=autocast):
-        loss = byte_model.mean_loss(model, next(data))
+        loss = bench.mean_loss(model, next(data))
     try:
         if unscale:
             scaler.scale(loss).backward()
@@ -146,6 +147,7 @@ PITFALLS = [
         fixed=lambda: clipped_steps("unscale, clip"),
         seen=lambda facts: facts["norm the optimizer got"] < facts["clip"] / 1000,
         check="N7",
+        slow=True,
     ),
     Pitfall(
         id="P28",

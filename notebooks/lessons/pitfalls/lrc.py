@@ -1,11 +1,11 @@
-"""LRC's pitfalls: ternary layers with a low-rank correction, as the write-up trained them, and what it blamed.
+"""LRC's pitfalls: ternary layers with a low-rank correction, as a write-up trained them, and the causes it blamed.
 
 A write-up of runs on large cards declared its run healthy while its loss was flat, and its notes name frozen
 embeddings, the weighting of objectives, the rank and compile. Each of these is run alone here, on the layers of
-`lrc`, beside what held. The general cases are P04 (two zeros), P11 (rounding) and P19 (logits).
+`nblib.methods.lrc`, beside the cause that holds. The general cases: P04 (two zeros), P11 (rounding), P19 (logits).
 
-Footgun: LRC's ordinary form trains two thin factors per layer, so most faults leave it training something. Compare
-with a run that lacks the fault; a loss that falls is no evidence.
+Footgun: LRC trains two thin factors per layer, so with most faults something still trains. Compare with a run that
+lacks the fault; a loss that falls is no evidence.
 """
 
 import copy
@@ -16,7 +16,7 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lessons.pitfalls import WITH_PEFT, Pitfall, byte_model
+from lessons.pitfalls import WITH_PEFT, Pitfall, bench
 from lessons.pitfalls.bench import fresh_dynamo, seeded
 from nblib import compiling, losses, memory, models, train, wiring
 from nblib.methods import loss_weights, lrc, objective, ternary
@@ -26,18 +26,12 @@ GIB = 2**30
 
 def corrected(init: str = "svd_residual", layer: type[lrc.LRCLinear] = lrc.LRCLinear) -> nn.Module:
     """The byte model with ternary weights; every correction at the given start, in layers of the given kind."""
-    model = byte_model.trained()
+    model = bench.trained()
     with seeded():
         lrc.attach(model, init=init)
     for module in lrc.layers(model).values():
         module.__class__ = layer
     return model.train()
-
-
-def learn(model: nn.Module, *, steps: int, lr: float = 1e-2, loss=losses.causal_lm, others=()) -> list[dict]:
-    optimizers = [train.adamw(model, lr=lr), *others]
-    batches = byte_model.batches(rows=4)
-    return train.fit(model, batches, optimizers, total=steps, loss=loss, machine=byte_model.CPU)
 
 
 # P49: both factors zero, and the frozen embeddings take the blame
@@ -49,13 +43,13 @@ def started(init: str, *, hook: bool, steps: int = 8) -> dict:
     if hook:
         model.enable_input_require_grads()
     before = {name: p.detach().clone() for name, p in wiring.trainable(model).items()}
-    first = byte_model.held_out_loss(model)
-    records = learn(model, steps=steps)
+    first = bench.held_out_loss(model)
+    records = bench.learn(model, steps=steps, lr=1e-2, data=bench.batches(rows=4))
     return {
         "init": init,
         "hook on the embeddings": hook,
         "validation before": first,
-        "validation after": byte_model.held_out_loss(model),
+        "validation after": bench.held_out_loss(model),
         "largest gradient norm": max(r["grad_norm"] for r in records),
         "tensors that moved": sum(not torch.equal(p, before[n]) for n, p in wiring.trainable(model).items()),
         "of": len(before),
@@ -87,7 +81,7 @@ class AsTheyAre(Rounded):
 def lower_gradients(layer: type, init: str) -> Tensor:
     """All gradients of the first block's corrections, end to end."""
     model = corrected(init, layer)
-    byte_model.mean_loss(model, next(byte_model.batches(seed=1))).backward()
+    bench.mean_loss(model, next(bench.batches(seed=1))).backward()
     return torch.cat([p.grad.flatten() for n, p in wiring.trainable(model).items() if ".layers.0." in n])
 
 
@@ -104,13 +98,13 @@ def gain(layer: type, init: str, lr: float, steps: int = 30) -> float:
     """Fall of the held-out loss."""
     with seeded():
         model = corrected(init, layer)
-        before = byte_model.held_out_loss(model)
-        learn(model, steps=steps, lr=lr)
-        return before - byte_model.held_out_loss(model)
+        before = bench.held_out_loss(model)
+        bench.learn(model, steps=steps, lr=lr, data=bench.batches(rows=4))
+        return before - bench.held_out_loss(model)
 
 
 def inputs_rounded(layer: type, *, lr: float = 1e-2, init: str = "kaiming") -> dict:
-    """Against the same corrections over inputs as they are, whose gradient nobody has to estimate."""
+    """Against the same corrections over inputs as they are, whose gradient needs no estimator."""
     exact = lower_gradients(AsTheyAre, init)
     return {
         "layer": layer.__name__,
@@ -139,7 +133,7 @@ def step_bytes(percent: float, logits: str, *, rows: int = 4, layers: int = 2) -
         tie_word_embeddings=True,
         use_cache=False,
     )
-    found = memory.estimate(
+    kinds = memory.estimate(
         config,
         rows=rows,
         length=1024,
@@ -148,12 +142,12 @@ def step_bytes(percent: float, logits: str, *, rows: int = 4, layers: int = 2) -
         checkpointing=True,
         logits=logits,
     )
-    trained = found["gradients"] + found["optimizer"]
-    sizes = {"logits": found["logits"], "gradients and state of the corrections": trained, "peak": found["peak"]}
+    trained = kinds["gradients"] + kinds["optimizer"]
+    sizes = {"logits": kinds["logits"], "gradients and state of the corrections": trained, "peak": kinds["peak"]}
     return {"rank %": percent, "loss": logits, "layers": layers} | {f"{k} GiB": v / GIB for k, v in sizes.items()}
 
 
-# P52 and P53 speak a language of 30 words, which is learnt in seconds
+# P52 and P53 use a language of 30 words, which a model learns in seconds
 
 WORDS, SPECIAL = 30, 31  # ids 0 to 29 occur in the text, 31 is the mask token
 
@@ -180,8 +174,8 @@ def learn_chain(model: nn.Module, loss, *, steps: int, router: nn.Module | None 
     if router is not None:
         model.mixer = router
         optimizers.append(torch.optim.Adam(router.parameters(), lr=1e-2))
-    batches = ({"input_ids": ids, "labels": ids} for ids in iter(lambda: chain(16), None))
-    return train.fit(model, batches, optimizers, total=steps, loss=loss, clip=0, machine=byte_model.CPU)
+    data = ({"input_ids": ids, "labels": ids} for ids in iter(lambda: chain(16), None))
+    return bench.learn(model, steps=steps, optimizers=optimizers, data=data, loss=loss, clip=0)
 
 
 def speaker() -> nn.Module:
@@ -195,7 +189,7 @@ def speaker() -> nn.Module:
 
 
 def routed(*, steps: int = 60, **options) -> dict:
-    """Next words and masked words, weighted by LDC-MTL's router; what is judged is the harder one, masked words."""
+    """Next words and masked words, weighted by LDC-MTL's router; judged on the harder one, masked words."""
     model, ids = speaker(), chain(64)
     router = loss_weights.Router(("ce", "masked"), **options)
     loss = objective.Objective({"ce": 1.0, "masked": 1.0}, mask_id=SPECIAL, router=router)
@@ -204,8 +198,8 @@ def routed(*, steps: int = 60, **options) -> dict:
     def judged() -> float:
         with seeded():  # the same masks each time
             batch = {"input_ids": ids, "labels": ids}
-            found = objective.masked_tokens(model.eval(), batch, mask_id=SPECIAL)
-        return float(found) / ids[:, 1:].numel()
+            total = objective.masked_tokens(model.eval(), batch, mask_id=SPECIAL)
+        return float(total) / ids[:, 1:].numel()
 
     before = judged()
     records = learn_chain(model, loss, steps=steps, router=router)
@@ -227,7 +221,7 @@ def routed(*, steps: int = 60, **options) -> dict:
 
 
 def masked_with(mask_id: int, *, probability: float = 0.15, steps: int = 40) -> dict:
-    """The write-up's two objectives; what is judged is plain text, after the word of id 0 and after the others."""
+    """The write-up's two objectives; judged on plain text, after the word of id 0 and after the other words."""
     model, rows = speaker(), chain(256)
 
     @torch.no_grad()
@@ -265,10 +259,10 @@ class Scaled(lrc.LRCLinear):
 
 def eager_against_compiled(init: str, layer: type, *, strict: bool) -> dict:
     """The check of a compiled step against the eager layer; `strict` also wants gradients that are not all zero."""
-    batch = next(byte_model.batches(rows=2))
+    batch = next(bench.batches(rows=2))
 
     def gradients(model: nn.Module) -> dict[str, Tensor | None]:
-        byte_model.mean_loss(model, batch).backward()
+        bench.mean_loss(model, batch).backward()
         return {name: p.grad for name, p in wiring.trainable(model).items()}
 
     eager = gradients(corrected(init))
@@ -320,6 +314,7 @@ PITFALLS = [
         fixed=lambda: inputs_rounded(lrc.LRCLinear),
         seen=lambda facts: facts["gain"] < 0.5 * facts["gain with inputs as they are"],
         claimed=lambda: inputs_rounded(lrc.LRCLinear, lr=3e-3),
+        slow=True,
     ),
     Pitfall(
         id="P51",
@@ -334,6 +329,7 @@ PITFALLS = [
         fixed=lambda: step_bytes(15, "chunked"),
         seen=lambda facts: facts["logits GiB"] > 0.5 * facts["peak GiB"],
         claimed=lambda: step_bytes(25, "chunked"),
+        slow=True,
     ),
     Pitfall(
         id="P52",
@@ -344,12 +340,13 @@ PITFALLS = [
         "smallest with no weight on the larger loss, and there it goes in tens of steps, in silence; masked "
         "words gain only from the first steps and from next words. Learned weights on losses of one "
         f"size keep both alive, at least that long. Seen on {WITH_PEFT}.",
-        fix="mixing.Router as it is: losses over their running means, weights that learn from the spread alone. "
+        fix="loss_weights.Router as it is: losses over their running means, weights that learn from the spread alone. "
         "And log the weights.",
         broken=lambda: routed(normalise="none", learns="total"),
         fixed=lambda: routed(),
         seen=lambda facts: facts["weight of masked words"] < 0.05 and facts["last total"] < facts["first total"],
         claimed=lambda: routed(normalise="running", learns="total"),
+        slow=True,
     ),
     Pitfall(
         id="P53",
@@ -364,6 +361,7 @@ PITFALLS = [
         fixed=lambda: masked_with(SPECIAL),
         seen=lambda facts: facts["after word 0"] > facts["after word 0, before"] + 0.1,
         claimed=lambda: masked_with(SPECIAL, probability=0.3),
+        slow=True,
     ),
     Pitfall(
         id="P54",
@@ -378,5 +376,6 @@ PITFALLS = [
         fixed=lambda: eager_against_compiled("svd_residual", Scaled, strict=True),
         seen=lambda facts: facts["check passes"] and facts["error of the layer"] > 0.1,
         claimed=lambda: eager_against_compiled("svd_residual", lrc.LRCLinear, strict=True),
+        slow=True,
     ),
 ]

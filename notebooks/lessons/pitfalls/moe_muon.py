@@ -1,12 +1,12 @@
-"""Mixtures, of experts and of depths, and the optimizer beside them: what a write-up blamed, and what it was.
+"""Mixtures of experts and of depths, and Muon: the causes that a write-up blamed, and the causes that hold.
 
-The loss of a mixture did not fall. bf16 weights and Muon's rate were blamed and both were changed; layers that skip
-tokens were switched off in the same commit. So nobody knows which change helped. Here each is tried alone, on
-byte-level models: what skipping does to the stream and in use (P60, P61), what Muon has to remember (P62), what a
-perplexity contains (P63), how far a norm can move (P64), and who sees the future (P65).
+The training of a mixture stood still. bf16 weights and Muon's rate were blamed and both were changed; layers that
+skipped tokens were switched off in the same commit, so nobody knows which change helped. Here each is tried alone, on
+byte-level models: what skipping does to the residual stream and in use (P60, P61), what Muon must store (P62), what a
+reported perplexity includes (P63), how far a norm can move (P64), and which routing sees the future (P65).
 
-Footgun: a few dozen steps on a small model forgive nearly everything. So what is judged is the mechanism, such as a
-stream that grows, and the loss stands beside it as a fact.
+Footgun: a few dozen steps on a small model hide nearly every fault. So the mechanism is judged, such as a stream that
+grows, and the loss stands beside it as a fact.
 """
 
 import math
@@ -19,22 +19,14 @@ from torch.optim import Optimizer
 
 from lessons import weight_movement
 from lessons.pitfalls import VERSIONS, Pitfall
-from lessons.pitfalls.byte_model import CPU, LENGTH, batches, held_out_loss, mean_loss, stream, untrained
+from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, mean_loss, stream
 from nblib import losses, train
 from nblib.methods import mixture_of_depths, moe, muon, param_groups
 
 
-def _fit(
-    model: nn.Module,
-    steps: int,
-    *,
-    source: str = "prose",
-    optimizers: list[Optimizer] | None = None,
-    loss=losses.causal_lm,
-) -> list[dict]:
+def _by_muon(model: nn.Module, steps: int, *, optimizers: list[Optimizer] | None = None, **options) -> list[dict]:
     optimizers = optimizers or param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
-    options = dict(total=steps, schedule=train.cosine(steps, warmup=5), loss=loss, clip=0, machine=CPU)
-    return train.fit(model, batches(source), optimizers, **options)
+    return learn(model, steps=steps, optimizers=optimizers, schedule=train.cosine(steps, warmup=5), clip=0, **options)
 
 
 def _held_out(rows: int) -> Tensor:
@@ -60,7 +52,7 @@ def _stream(model: nn.Module) -> list[float]:
 
 
 def _skipping(layers: int, skipped: str) -> nn.Module:
-    model = untrained(layers=layers, hidden=32)
+    model = byte_model(layers=layers, hidden=32)
     mixture_of_depths.attach(model, layers=list(range(layers)), skipped=skipped)
     return model
 
@@ -69,7 +61,7 @@ def _grown(skipped: str, dtype: torch.dtype = torch.float32, layers: int = 8, st
     """Train with every layer skipping a quarter of the tokens; the stream before and after."""
     model = _skipping(layers, skipped).to(dtype)
     before, deep = _stream(model), _stream(_skipping(48, skipped))
-    records = _fit(model, steps, loss=mixture_of_depths.loss())
+    records = _by_muon(model, steps, loss=mixture_of_depths.loss())
     after = _stream(model)
     return {
         "a skipped token": skipped,
@@ -105,11 +97,11 @@ class Share(nn.Module):
 
 def _used(weight: str, capacity: float = 0.75, steps: int = 40) -> dict:
     """Train, then the same rows in training mode and in evaluation mode, where the predictors choose."""
-    model, rows, changed, judged = untrained(), _held_out(64), {}, {}
+    model, rows, changed, judged = byte_model(), _held_out(64), {}, {}
     mixture_of_depths.attach(model, capacity=capacity, layers=[0, 1])
     for layer in mixture_of_depths.wrapped(model).values():
         layer.block = Share(layer) if weight == "softmax over the chosen" else layer.block
-    _fit(model, steps, loss=mixture_of_depths.loss(weight=0.1))
+    _by_muon(model, steps, loss=mixture_of_depths.loss(weight=0.1))
 
     def change(_, args: tuple, out: Tensor) -> None:
         way = (out - args[0]).norm(dim=-1)
@@ -134,7 +126,7 @@ def _used(weight: str, capacity: float = 0.75, steps: int = 40) -> dict:
 
 
 class Overwritten(Optimizer):
-    """Muon, but the orthogonalised matrix is what is kept as the momentum."""
+    """Muon, but the orthogonalised matrix is stored as the momentum."""
 
     def __init__(self, params: list[nn.Parameter], lr: float):
         super().__init__(params, dict(lr=lr))
@@ -158,7 +150,7 @@ def _to_eight_bits(optimizer: Optimizer, *_) -> None:
 
 def _followed(momentum: str, steps: int = 20) -> dict:
     """Prose, then as many steps of code: whether the last updates go where the gradients now point."""
-    model = untrained()
+    model = byte_model()
     optimizers = param_groups.optimizers(model, lr=0.02, adamw_lr=0.02)
     matrices = [p for group in optimizers[0].param_groups for p in group["params"]]
     if momentum == "overwritten":
@@ -179,7 +171,7 @@ def _followed(momentum: str, steps: int = 20) -> dict:
     optimizers[0].register_step_pre_hook(look)
     optimizers[0].register_step_post_hook(compare)
     for source in ("prose", "code"):
-        _fit(model, steps, source=source, optimizers=optimizers)
+        _by_muon(model, steps, data=batches(source), optimizers=optimizers)
     return {
         "momentum": momentum,
         "steps of prose, then of code": steps,
@@ -202,14 +194,14 @@ WEAK, STRONG = 0.001, 0.5  # transformers' default, and one that is seen
 
 
 def _mixture(**config) -> nn.Module:
-    return untrained(family="qwen3_moe", moe_intermediate_size=32, **config)
+    return byte_model(family="qwen3_moe", moe_intermediate_size=32, **config)
 
 
 @cache  # three runs ask for two trainings; callers must not write into the answer
 def _balanced(coefficient: float) -> dict[str, Tensor]:
     """Weights after a few steps. transformers' term is k = 2 where ours is 1, hence the factor."""
     model = _mixture()
-    _fit(model, 30, loss=moe.loss(balance_weight=2 * coefficient, z_weight=0.0))
+    _by_muon(model, 30, loss=moe.loss(balance_weight=2 * coefficient, z_weight=0.0))
     return model.state_dict()
 
 
@@ -236,12 +228,12 @@ def _reported(judge: str, *, trained_with: tuple[float, float] = (WEAK, WEAK)) -
 
 
 def _heard_later(rows: Tensor) -> bool:
-    model, values = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
+    model, reported = _mixture(output_router_logits=True, router_aux_loss_coef=WEAK).eval(), []
     for coefficient in (WEAK, STRONG):
         model.config.router_aux_loss_coef = coefficient
         with torch.no_grad():
-            values.append(float(model(input_ids=rows, labels=rows).loss))
-    return values[0] != values[1]
+            reported.append(float(model(input_ids=rows, labels=rows).loss))
+    return reported[0] != reported[1]
 
 
 # P64: norms that stand at one
@@ -249,11 +241,10 @@ def _heard_later(rows: Tensor) -> bool:
 
 def _norms(dtype: torch.dtype, *, rate: float, warmup: int, steps: int = 102, schedule_ends: int = 10_000) -> dict:
     """The write-up's number of steps and rate of Muon, with AdamW at `rate` for the norms."""
-    model = untrained(hidden=32).to(dtype)
+    model = byte_model(hidden=32).to(dtype)
     optimizers, start = param_groups.optimizers(model, lr=3e-4, adamw_lr=rate), weight_movement.snapshot(model)
     schedule = train.cosine(schedule_ends, warmup=warmup)
-    rows = batches(rows=2)
-    records = train.fit(model, rows, optimizers, total=steps, schedule=schedule, clip=0, machine=CPU)
+    records = learn(model, steps=steps, optimizers=optimizers, data=batches(rows=2), schedule=schedule, clip=0)
     norms = [m for m in weight_movement.audit(model, start, optimizers, records) if "norm" in m.parameter]
     named = dict(model.named_parameters())
     far = max(float((named[m.parameter].detach().float() - 1).abs().max()) for m in norms)
@@ -292,14 +283,14 @@ class Rationed(nn.Module):
         logits, _, picked = self.gate(flat)
         p = logits.float().softmax(dim=-1).view(B, T, -1)
         E, k = p.shape[-1], picked.shape[-1]
-        chosen = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
+        served = torch.zeros_like(p, dtype=torch.bool)  # (B, T, E)
         if self.who == "experts":  # each its best tokens of the row (Zhou et al., 2022)
-            chosen.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
+            served.scatter_(1, p.topk(math.ceil(k * T / E), dim=1).indices, True)
         else:  # each token its best experts, while they have room
-            chosen.scatter_(2, picked.view(B, T, k), True)
-            chosen &= chosen.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
+            served.scatter_(2, picked.view(B, T, k), True)
+            served &= served.cumsum(dim=1) <= math.ceil(k * LENGTH / E)
         every = torch.arange(E).expand(B * T, E)  # a weight of 0 is as good as not chosen
-        return self.experts(flat, every, (p * chosen).to(x.dtype).flatten(0, 1)).view_as(x)
+        return self.experts(flat, every, (p * served).to(x.dtype).flatten(0, 1)).view_as(x)
 
 
 def choosing(who: str) -> nn.Module:
@@ -312,13 +303,13 @@ def choosing(who: str) -> nn.Module:
 
 def _chosen_by(who: str, steps: int = 30) -> dict:
     model = choosing(who)
-    _fit(model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm)
-    return {"chosen by": who} | _seen_by(model.eval())
+    _by_muon(model, steps, loss=moe.loss(balance_weight=0.05) if who == "tokens" else losses.causal_lm)
+    return {"chosen by": who} | _with_another_end(model.eval())
 
 
 @torch.no_grad()
-def _seen_by(model: nn.Module, last: int = 32) -> dict:
-    """Put another text at the end of each row, and see what becomes of the logits before it."""
+def _with_another_end(model: nn.Module, last: int = 32) -> dict:
+    """Put another text at the end of each row, and measure how the logits before it change."""
     rows = _held_out(16)
     other = torch.cat([rows[:, :-last], rows.roll(1, 0)[:, -last:]], dim=1)
     logits, after = (model(r).logits for r in (rows, other))  # (16, LENGTH, V)
@@ -347,6 +338,7 @@ PITFALLS = [
         fixed=lambda: _grown("identity"),
         seen=lambda facts: facts["grown by"] > 4 and facts["grown by, of 48 layers"] > 1000,
         claimed=lambda: _grown("identity", torch.bfloat16),
+        slow=True,
     ),
     Pitfall(
         id="P61",
@@ -361,6 +353,7 @@ PITFALLS = [
         fixed=lambda: _used("sigmoid"),
         seen=lambda facts: facts[CHANGE] < 0.5 and facts["lost on the way"] > 0,
         claimed=lambda: _used("sigmoid", capacity=0.5),
+        slow=True,
     ),
     Pitfall(
         id="P62",
@@ -375,6 +368,7 @@ PITFALLS = [
         fixed=lambda: _followed("kept"),
         seen=lambda facts: facts["cosine of the last update and the trend"] < 0.5,
         claimed=lambda: _followed("in eight bits"),
+        slow=True,
     ),
     Pitfall(
         id="P63",
@@ -406,6 +400,7 @@ PITFALLS = [
         fixed=lambda: _norms(torch.float32, rate=3e-3, warmup=10),
         seen=lambda facts: 0 < facts["furthest entry from 1"] < 0.01,
         claimed=lambda: _norms(torch.bfloat16, rate=9e-5, warmup=100),
+        slow=True,
     ),
     Pitfall(
         id="P65",
@@ -422,5 +417,6 @@ PITFALLS = [
         seen=lambda facts: facts[FUTURE] > 0.01,
         claimed=lambda: _chosen_by("tokens, while there is room"),
         check="F11",
+        slow=True,
     ),
 ]

@@ -9,8 +9,6 @@ Footgun: every one of these lowers the loss. A run with a wrong rate is not brok
 hard problem until the same steps are run with the right one.
 """
 
-import statistics
-import time
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -20,8 +18,7 @@ import transformers as tf
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from lessons.pitfalls import VERSIONS, Pitfall, byte_model
-from lessons.pitfalls.bench import seeded
+from lessons.pitfalls import VERSIONS, Pitfall, bench
 from nblib import train
 from nblib.methods import param_groups
 
@@ -32,11 +29,9 @@ STEPS = 60
 
 def from_scratch(make: Callable[[nn.Module], list[Optimizer]], *, family: str = "qwen3", steps: int = STEPS) -> float:
     """Held-out loss of a new model after a few steps with these optimizers."""
-    model = byte_model.untrained(family=family)
-    schedule = train.cosine(steps, warmup=5)
-    options = dict(total=steps, schedule=schedule, clip=0, machine=byte_model.CPU)
-    train.fit(model, byte_model.batches(), make(model), **options)
-    return byte_model.held_out_loss(model)
+    model = bench.byte_model(family=family)
+    bench.learn(model, steps=steps, optimizers=make(model), schedule=train.cosine(steps, warmup=5), clip=0)
+    return bench.held_out_loss(model)
 
 
 @cache
@@ -46,7 +41,7 @@ def adamw_loss(lr: float = 3e-3) -> float:
 
 @cache
 def start_loss() -> float:
-    return byte_model.held_out_loss(byte_model.untrained())
+    return bench.held_out_loss(bench.byte_model())
 
 
 def muon_run(lr: float, aux: float, *, adjust: str = "original") -> dict:
@@ -79,14 +74,14 @@ def by_shape(model: nn.Module, lr: float, aux: float, adjust: str) -> list[Optim
 
 def wrongly_taken(family: str, *, tied: bool = True) -> list[str]:
     """What `ndim == 2` hands to Muon and should not."""
-    model = byte_model.untrained(family=family, tie_word_embeddings=tied)
-    assigned = param_groups.assign(model)
-    return [name for name, p in model.named_parameters() if p.ndim == 2 and assigned[name].optimizer != "Muon"]
+    model = bench.byte_model(family=family, tie_word_embeddings=tied)
+    where = param_groups.assign(model)
+    return [name for name, p in model.named_parameters() if p.ndim == 2 and where[name].optimizer != "Muon"]
 
 
 def stacked_experts() -> str:
-    """What Muon says to the stacked experts of a mixture model."""
-    experts = [p for p in byte_model.untrained(family="qwen3_moe").parameters() if p.ndim == 3]
+    """Muon's answer to the stacked experts of a mixture model."""
+    experts = [p for p in bench.byte_model(family="qwen3_moe").parameters() if p.ndim == 3]
     try:
         Muon(experts)
     except ValueError as error:
@@ -120,19 +115,19 @@ def _little_gained(facts: dict) -> bool:
 
 
 def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, accumulate: int = 4) -> dict:
-    """Steps of four micro-batches; `schedule` is the library's 'transformers' cosine or ours, 'nblib'."""
-    model, data = byte_model.trained(), byte_model.batches("code", rows=4)
+    """Steps of four micro-batches; `schedule` is the cosine of 'transformers' or of 'nblib'."""
+    model, data = bench.trained(), bench.batches("code", rows=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     if schedule == "transformers":
         clock = tf.get_cosine_schedule_with_warmup(optimizer, num_warmup_steps=4, num_training_steps=steps)
     else:
         clock = torch.optim.lr_scheduler.LambdaLR(optimizer, train.cosine(steps, warmup=4))
     rates, first = [], model.model.norm.weight.detach().clone()
-    with warnings.catch_warnings(record=True) as heard:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(steps + steps // 2):  # half as long again as was planned
             for _ in range(accumulate):
-                (byte_model.mean_loss(model, next(data)) / accumulate).backward()
+                (bench.mean_loss(model, next(data)) / accumulate).backward()
                 if per_micro_batch:
                     clock.step()
             rates.append(optimizer.param_groups[0]["lr"])
@@ -143,7 +138,7 @@ def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, 
             if not per_micro_batch:
                 clock.step()
             if step + 1 == steps:
-                loss = byte_model.held_out_loss(model, "code")
+                loss = bench.held_out_loss(model, "code")
     top = rates.index(max(rates[:steps]))
     return {
         "schedule": schedule,
@@ -153,7 +148,7 @@ def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, 
         "steps planned": steps,
         "rate climbs again": any(b > a + 1e-12 for a, b in zip(rates[top:], rates[top + 1 :])),
         "loss after": loss,
-        "warned": any("lr_scheduler.step()" in str(w.message) for w in heard),
+        "warned": any("lr_scheduler.step()" in str(w.message) for w in caught),
         "rates": [round(r, 9) for r in rates],
     }
 
@@ -169,7 +164,7 @@ def _p34_seen(facts: dict) -> bool:
 
 def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
     """A weight that takes part in the first two steps and in none of the next five."""
-    with seeded():
+    with bench.seeded():
         model = nn.ModuleList([nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)])
         x = torch.randn(4, 8)
     optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=decay)
@@ -187,23 +182,23 @@ def unused_weight(*, set_to_none: bool, decay: float = 0.0) -> dict:
 
 
 def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> list[dict]:
-    """One AdamW step in its three implementations, in turn, as a ratio to the plain loop over tensors."""
+    """One AdamW step in its three implementations, as a ratio to the plain loop over tensors."""
     kinds = {"plain": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
-    runs = {}
-    for name, how in kinds.items():
-        model = byte_model.untrained(hidden=256, layers=4).to(device)
+
+    def step_of(kind: dict) -> Callable[[], None]:
+        model = bench.byte_model(hidden=256, layers=4).to(device)
         for p in model.parameters():
             p.grad = torch.full_like(p, 1e-3)
-        runs[name] = AdamW(model.parameters(), lr=1e-3, **how)
-    spent: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, optimizer in runs.items():
-            started = time.perf_counter()
+        optimizer = AdamW(model.parameters(), lr=1e-3, **kind)
+
+        def step() -> None:
             optimizer.step()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize()
-            spent[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(times[2:]) for name, times in spent.items()}
+
+        return step
+
+    medians = bench.medians({name: step_of(kind) for name, kind in kinds.items()}, rounds)
     return [
         {"AdamW": name, "ms per step": 1000 * t, "times plain": t / medians["plain"]} for name, t in medians.items()
     ]
@@ -224,6 +219,7 @@ PITFALLS = [
         fixed=lambda: muon_run(0.02, 3e-3),
         seen=_little_gained,
         check="N5b",
+        slow=True,
     ),
     Pitfall(
         id="P31",
@@ -240,6 +236,7 @@ PITFALLS = [
         fixed=lambda: split_run("by module"),
         seen=_little_gained,
         check="S13",
+        slow=True,
     ),
     Pitfall(
         id="P34",
@@ -255,6 +252,7 @@ PITFALLS = [
         fixed=lambda: scheduled("nblib"),
         seen=_p34_seen,
         check="N9",
+        slow=True,
     ),
     Pitfall(
         id="P35",

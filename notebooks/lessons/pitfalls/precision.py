@@ -1,4 +1,4 @@
-"""Where low precision loses a training run, and where it is blamed for what something else did.
+"""Where low precision ruins a training run, and where it is blamed for another fault.
 
 Three different things are called "bf16 training". Parameters in bf16 lose small updates (P24, P25). Products in bf16
 under autocast, with fp32 parameters, lose nothing that a fine-tune notices. fp16 overflows (P26) and
@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from lessons.bf16_adamw import BF16AdamW
-from lessons.pitfalls import VERSIONS, Pitfall, bench, byte_model, trainer_bench
+from lessons.pitfalls import VERSIONS, Pitfall, bench
 from lessons.pitfalls.hf_trainer import checkpointed_then_adapted
 
 STEPS, RATE = 40, 1e-5
@@ -29,12 +29,12 @@ MODES = ("fp32", "bf16", "fp32 + autocast", "bf16, stochastic", "bf16, kahan", "
 # ---------------------------------------------------------------- P24
 
 
-@cache  # deterministic, and asked for the same thing by several cells; callers must not write into the answer
+@cache  # deterministic, and several cells want the same run; callers must not write into the facts
 def fine_tune(mode: str, lr: float = RATE) -> dict:
-    """The prose model on code for a few small steps; what differs is only how weights are kept."""
+    """The prose model on code for a few small steps; only the way weights are stored and written differs."""
     if mode not in MODES:
         raise ValueError(f"mode = {mode!r}: allowed are {'; '.join(MODES)}")
-    model = byte_model.trained().to(torch.bfloat16 if mode.startswith("bf16") else torch.float32)
+    model = bench.trained().to(torch.bfloat16 if mode.startswith("bf16") else torch.float32)
     if mode == "fp32, norms frozen":
         for p in model.parameters():
             p.requires_grad_(p.ndim > 1)
@@ -43,16 +43,16 @@ def fine_tune(mode: str, lr: float = RATE) -> dict:
         optimizer = BF16AdamW(trains, lr=lr, way=mode.removeprefix("bf16, "))
     else:
         optimizer = torch.optim.AdamW(trains, lr=lr, weight_decay=0.0)
-    start, data = copy.deepcopy(model), byte_model.batches("code")
+    start, data = copy.deepcopy(model), bench.batches("code")
     with bench.seeded():  # for the stochastic rounding
         for _ in range(STEPS):
             with torch.autocast("cpu", torch.bfloat16, enabled="autocast" in mode):
-                byte_model.mean_loss(model, next(data)).backward()
+                bench.mean_loss(model, next(data)).backward()
             optimizer.step()
             optimizer.zero_grad()
     moved = [(p != q).float().mean().item() for p, q in zip(model.parameters(), start.parameters())]
     norms = [share > 0 for share, p in zip(moved, model.parameters()) if p.ndim == 1]
-    before, after = (byte_model.held_out_loss(m, "code") for m in (start, model))
+    before, after = (bench.held_out_loss(m, "code") for m in (start, model))
     return {
         "parameters": mode,
         "loss before": before,
@@ -87,16 +87,16 @@ def _share(facts: dict) -> float:
 
 def trainer_logs(model: nn.Module, *, supervised: bool = True, steps: int = 4, **arguments) -> list[dict]:
     """Loss, gradient norm and rate as the HF Trainer logs them, step by step, on rows of code."""
-    rows = byte_model.stream("code")[: 4 * steps * 64].view(-1, 64)
+    rows = bench.stream("code")[: 4 * steps * 64].view(-1, 64)
     data = [{"input_ids": row, "labels": row if supervised else torch.full_like(row, -100)} for row in rows]
     usual = dict(max_steps=steps, per_device_train_batch_size=4, lr_scheduler_type="linear", seed=42)
-    _, log = trainer_bench.train(tf.Trainer, model, data, **(usual | arguments))
+    _, log = bench.run_trainer(tf.Trainer, model, data, **(usual | arguments))
     return [{k: line[k] for k in ("loss", "grad_norm", "learning_rate")} for line in log]
 
 
 def _load_and_train(*, bf16: bool, **load) -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        byte_model.untrained().to(torch.bfloat16).save_pretrained(folder)
+        bench.byte_model().to(torch.bfloat16).save_pretrained(folder)
         in_file = {str(t.dtype) for t in load_file(Path(folder) / "model.safetensors").values()}
         model = tf.AutoModelForCausalLM.from_pretrained(folder, **load)
     loaded = str(model.dtype)
@@ -117,7 +117,7 @@ def _load_and_train(*, bf16: bool, **load) -> dict:
 
 def large_activations(dtype: torch.dtype) -> nn.Module:
     """A model whose inner activations pass 65504, as those of real ones do; bf16 and fp32 do not mind."""
-    model = byte_model.untrained()
+    model = bench.byte_model()
     with torch.no_grad():
         for block in model.model.layers:
             for linear, factor in ((block.mlp.up_proj, 300), (block.mlp.gate_proj, 300), (block.mlp.down_proj, 30)):
@@ -127,7 +127,7 @@ def large_activations(dtype: torch.dtype) -> nn.Module:
 
 def first_log(dtype: torch.dtype, **arguments) -> dict:
     """The Trainer's first line, for parameters of a dtype, beside the loss of one row asked of the model itself."""
-    row = byte_model.stream("code")[:64].view(1, -1)
+    row = bench.stream("code")[:64].view(1, -1)
     with torch.no_grad():
         real = float(large_activations(dtype)(row, labels=row).loss)
     return (
@@ -137,7 +137,7 @@ def first_log(dtype: torch.dtype, **arguments) -> dict:
 
 def _p26_claimed() -> dict:
     """Reentrant checkpointing enabled before the adapters, with numbers that are all in range."""
-    model = checkpointed_then_adapted(byte_model.untrained(), rank=4, kind={"use_reentrant": True})
+    model = checkpointed_then_adapted(bench.byte_model(), rank=4, kind={"use_reentrant": True})
     return {"parameters": "fp32, adapters, checkpointing"} | trainer_logs(model, warmup_steps=2)[0]
 
 
@@ -159,6 +159,7 @@ PITFALLS = [
         fixed=_p24_fixed,
         seen=lambda facts: facts["share of fp32's gain"] < 0.5,
         check="N4",
+        slow=True,
     ),
     Pitfall(
         id="P25",

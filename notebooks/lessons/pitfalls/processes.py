@@ -1,4 +1,4 @@
-"""P37, P47 and P48: what happens between processes, and what is left when one is killed.
+"""P37, P47 and P48: gradients sent between processes, and what remains of output and checkpoints after a kill.
 
 These need real processes: two that add their gradients over gloo, one that is killed while it prints, one that is
 killed while it writes. Each child is a few lines of text, shown as they are, started with this Python.
@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 
 from lessons.pitfalls import Pitfall
-from nblib import checkpoint, models
+from lessons.pitfalls.bench import byte_model
+from nblib import checkpoint
 
 CHILD_HIDES = ("PYTHONUNBUFFERED", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -67,7 +68,7 @@ os._exit(0)  # taking gloo's threads down has ended with "terminate called" on a
 
 
 def _until_the_end(children: list[subprocess.Popen], *, seconds: float = 300) -> list[tuple[str, str]]:
-    """What they wrote. One that ends with an error leaves the other waiting, so then all are ended."""
+    """Output and errors of each. One that ends with an error leaves the other waiting, so then all are ended."""
     until = time.monotonic() + seconds
     while any(child.poll() is None for child in children):
         if any(child.poll() for child in children) or time.monotonic() > until:
@@ -76,18 +77,19 @@ def _until_the_end(children: list[subprocess.Popen], *, seconds: float = 300) ->
     ended = [child.poll() for child in children]
     for child in children:
         child.kill()
-    said = [child.communicate() for child in children]  # a few lines, so the pipes cannot have been full
+    written = [child.communicate() for child in children]  # a few lines, so the pipes cannot have been full
     if any(code != 0 for code in ended):
-        raise RuntimeError(f"the processes ended with {ended} (None: not in {seconds:.0f} s): {said[0][1]}{said[1][1]}")
-    return said
+        errors = "".join(error for _, error in written)
+        raise RuntimeError(f"the processes ended with {ended} (None: not in {seconds:.0f} s): {errors}")
+    return written
 
 
 def reductions(*where: str) -> list[dict]:
     """All-reduces of a step of four micro-batches in two real processes, for each place to put no_sync."""
     with tempfile.TemporaryDirectory() as folder:
         children = [_start(NO_SYNC, str(rank), f"{folder}/store", *where) for rank in (0, 1)]
-        said = _until_the_end(children)
-    lines = [line.split() for line in said[0][0].splitlines()]
+        written = _until_the_end(children)
+    lines = [line.split() for line in written[0][0].splitlines()]
     return [
         {"no_sync": place, "micro_batches": 4, "all_reduces": int(count), "gradient_norm": float(norm)}
         for place, count, norm in lines
@@ -113,10 +115,10 @@ def lines_left(*options: str) -> dict:
         while not done.exists() and child.poll() is None:
             time.sleep(0.005)
         child.send_signal(signal.SIGKILL)
-        said, error = child.communicate()
+        output, error = child.communicate()
         if not done.exists():
             raise RuntimeError(f"the process ended before it had printed: {error}")
-    return {"python": " ".join(("python", *options)), "printed": 4, "arrived": len(said.splitlines())}
+    return {"python": " ".join(("python", *options)), "printed": 4, "arrived": len(output.splitlines())}
 
 
 # ----------------------------------------------------------------------------------- P48 checkpoints that are torn
@@ -135,7 +137,7 @@ os.replace(path, target)
 
 def killed_while_saving(how: str) -> dict:
     """Save a second checkpoint over the first, killed halfway; what can be loaded afterwards?"""
-    model = models.tiny(256, hidden=32, layers=2)
+    model = byte_model(hidden=32)
     with tempfile.TemporaryDirectory() as folder:
         target, new = Path(folder) / "last.pt", Path(folder) / "new"
         torch.save({"step": 1, "weights": model.state_dict()}, target)
@@ -143,24 +145,24 @@ def killed_while_saving(how: str) -> dict:
         child = _start(WRITING, str(new), str(target), how)
         child.communicate()
         try:
-            step, said = torch.load(target, weights_only=True)["step"], "loads"
+            step, loading = torch.load(target, weights_only=True)["step"], "loads"
         except RuntimeError as error:
-            step, said = None, str(error).split(". ")[0].replace(folder, "")
-    return {"written": how, "killed": child.returncode == -signal.SIGKILL, "step_left": step, "loading": said}
+            step, loading = None, str(error).split(". ")[0].replace(folder, "")
+    return {"written": how, "killed": child.returncode == -signal.SIGKILL, "step_left": step, "loading": loading}
 
 
 def damaged_folder() -> dict:
     """The library's folders: the newest is cut short by hand, and reading falls back to the one before."""
-    model = models.tiny(256, hidden=32, layers=2)
+    model = byte_model(hidden=32)
     optimizer = torch.optim.AdamW(model.parameters())
-    heard = io.StringIO()
+    printed = io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         for step in (1, 2):
             checkpoint.save(Path(folder), checkpoint.capture(model, [optimizer], progress={"step": step}))
         newest = checkpoint.folders(Path(folder))[0] / "model.safetensors"
         newest.write_bytes(newest.read_bytes()[:1000])
-        state = checkpoint.newest(Path(folder), say=lambda text: print(text, file=heard))
-    return {"step_left": state["training"]["progress"]["step"], "said": heard.getvalue().strip()}
+        state = checkpoint.newest(Path(folder), say=lambda text: print(text, file=printed))
+    return {"step_left": state["training"]["progress"]["step"], "said": printed.getvalue().strip()}
 
 
 PITFALLS = [
@@ -175,6 +177,7 @@ PITFALLS = [
         broken=lambda: reductions("around_backward")[0],
         fixed=lambda: reductions("around_both")[0],
         seen=lambda facts: facts["all_reduces"] > 1,
+        slow=True,
     ),
     Pitfall(
         id="P47",

@@ -1,10 +1,10 @@
-"""Memory and recomputation: what an out-of-memory error is made of, and what checkpointing really does.
+"""Memory and recomputation: what fills the memory of a step, and what checkpointing really does.
 
-The bytes of a step have owners: logits, activations, weights, gradients, optimizer state. Blame goes to whichever
-of them was changed last (the rank), so each is measured alone here, with everything else as it was.
+The bytes of a step are logits, activations, weights, gradients and optimizer state. The blame goes to whatever was
+changed last (the rank), so each is measured alone here, with everything else as it was.
 
 Recomputation is exact only if the second forward pass does what the first did. A KV cache that has grown in between
-breaks that in silence, and `eval()` switches the whole mechanism off, so that a check made there checks nothing.
+breaks that in silence, and `eval()` switches it off, so a check made there checks nothing.
 
 Footgun: gradients compared with a run on the same broken path are equal. The reference must not checkpoint at all.
 """
@@ -12,37 +12,25 @@ Footgun: gradients compared with a run on the same broken path are equal. The re
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-import peft
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint as recompute
 from torch.utils.flop_counter import FlopCounterMode
 
-from lessons.pitfalls import WITH_PEFT, Pitfall
-from lessons.pitfalls.bench import quiet, seeded
+from lessons.pitfalls import WITH_PEFT, Pitfall, bench
 from nblib import compiling, losses, memory, models
 
 MIB = 2**20
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+VOCABULARY = 512
 
 
-def lora(rank: int = 8, *, vocab: int = 512, **shape) -> nn.Module:
+def lora(rank: int = 8, *, vocabulary: int = VOCABULARY, **shape) -> nn.Module:
     """A tiny Qwen3 with LoRA on every projection; B starts away from zero, so that no gradient is zero by design."""
-    model = models.tiny(vocab, **({"hidden": 32, "layers": 3} | shape))
-    config = peft.LoraConfig(r=rank, target_modules=TARGETS, init_lora_weights=False)
-    with seeded():  # peft reads a property that transformers has renamed, and is warned
-        return quiet(peft.get_peft_model, model, config)[0].train()
+    return bench.lora(bench.base(vocabulary=vocabulary, **shape), r=rank, init_lora_weights=False).train()
 
 
-def tokens(rows: int = 2, length: int = 16, vocab: int = 512) -> Tensor:
-    return torch.randint(vocab, (rows, length), generator=torch.Generator().manual_seed(0))
-
-
-def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor | None]:
-    """What backward leaves in every trainable tensor."""
-    model.zero_grad(set_to_none=True)
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+def tokens(rows: int = 2, length: int = 16, vocabulary: int = VOCABULARY) -> Tensor:
+    return bench.rows(rows, length, vocabulary=vocabulary, seed=0)
 
 
 # ---------------------------------------------------------------------------------------------- P19, the logits
@@ -57,7 +45,7 @@ def in_chunks(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def torch_linear(model: nn.Module, ids: Tensor, *, chunk: int | None = None) -> Tensor:
-    """torch's own fused loss; without options it holds all logits as before."""
+    """torch's own fused loss; without options it holds all logits, as the plain loss does."""
     hidden, weight = losses.hidden_states(model, {"input_ids": ids})
     hidden, targets = losses.shifted_rows(hidden, ids)
     options = nn.LinearCrossEntropyOptions(batch_chunk_size=chunk) if chunk else None
@@ -75,7 +63,7 @@ def step_memory(
 ) -> dict:
     """Peak of one forward and backward over what was there before, beside the size of one fp32 copy of the logits."""
     ids = tokens(2, length, vocab).to(device)
-    model = lora(rank, vocab=vocab, layers=2, length=max(1024, length)).to(device)
+    model = lora(rank, vocabulary=vocab, layers=2, length=max(1024, length)).to(device)
     if checkpointing:
         compiling.checkpoint_blocks(model)
     whole_logits(model, ids[:, :8]).backward()  # buffers and gradients of a first step belong to the start
@@ -212,10 +200,10 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
     """Gradients of every adapter against the same model without cache and without checkpointing."""
     model, ids = lora(), tokens()
     model.enable_input_require_grads()  # the reentrant kind needs it; this pitfall is another one
-    right = gradients(model, whole_logits(model, ids))
-    right = {name: grad.clone() for name, grad in right.items()}
+    right = bench.flow(model, lambda: whole_logits(model, ids))["gradients"]
     with by_hand(model, use_reentrant=use_reentrant) if checkpointing else nullcontext():
-        got, warned = quiet(lambda: gradients(model, model(input_ids=ids, labels=ids, use_cache=use_cache).loss))
+        flowed = bench.flow(model, lambda: model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
+    got = flowed["gradients"]
     off = {n: float((got[n] - g).norm() / g.norm()) if got[n] is not None else 1.0 for n, g in right.items()}
     zero = [n for n, g in got.items() if g is None or not g.any()]
     return {
@@ -224,7 +212,7 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
         "wrong gradients": sum(v > 1e-3 for v in off.values()),
         "largest relative error": max(off.values()),
         "zero in": sorted({n.split(".")[-4] for n in zero}),
-        "warnings": len(warned),
+        "warnings": flowed["warnings"],
     }
 
 
@@ -254,9 +242,9 @@ def check_then_train(*, check_in: str, reentrant: bool = True) -> dict:
     if reentrant:
         library_checkpointing(model, use_reentrant=True)
     model.train(check_in == "train")
-    said = outcome(model, ids)
+    checked = outcome(model, ids)
     model.train()
-    return {"check made in": check_in, "the check": said, "training": outcome(model, ids)}
+    return {"check made in": check_in, "the check": checked, "training": outcome(model, ids)}
 
 
 def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
@@ -267,11 +255,10 @@ def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
 
 def outcome(model: nn.Module, ids: Tensor) -> str:
     """'42 of 42 gradients', or the first line of what was raised."""
-    try:  # 'None of the inputs have requires_grad=True' is warned, the only hint there is
-        got, _ = quiet(lambda: gradients(model, whole_logits(model, ids)))
-    except RuntimeError as error:
-        return f"raised: {str(error).splitlines()[0]}"
-    return f"{sum(g is not None and bool(g.any()) for g in got.values())} of {len(got)} gradients"
+    flowed = bench.flow(model, lambda: whole_logits(model, ids))
+    if flowed["raised"]:  # before it, 'None of the inputs have requires_grad=True' is warned, the only hint there is
+        return f"raised: {flowed['raised']}"
+    return f"{bench.alive(flowed)} of {len(flowed['gradients'])} gradients"
 
 
 P22 = Pitfall(

@@ -1,8 +1,8 @@
-"""P39 and P40: going back after a spike without going back, and looking for a nan where it is not.
+"""P39 and P40: a rollback that restores nothing, and hooks that look for a nan in the wrong place.
 
-A recovery that does nothing looks like a hard problem: the loss stays bad, so the rate is cut again. And a nan that no
-hook has seen is met by the reader as a mystery. Both are checked here against what can be known exactly: the weights
-before the spike, and the parameter whose gradient is nan.
+A rollback that does nothing looks like a hard problem: the loss stays bad, so the rate is cut again. A nan that no hook
+reports looks like one without a cause. Both are checked against what is known exactly: the weights before the spike,
+and the parameter whose gradient is nan.
 
 Footgun: a module's backward hook sees the gradients of its *inputs and outputs*, never those of its parameters.
 """
@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lessons.pitfalls import Pitfall
-from lessons.pitfalls.bench import fresh_dynamo, quiet
-from lessons.pitfalls.data import BYTES, TINY, byte_rows
-from nblib import guards, models
+from lessons.pitfalls.bench import byte_model, byte_rows, fresh_dynamo, quiet
+from nblib import guards
 
 
 # --------------------------------------------------------------------------------------------------- P39 rollback
@@ -27,7 +26,7 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
     `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is halved.
     """
     ids = byte_rows(8, 48)
-    model = models.tiny(BYTES, **TINY)
+    model = byte_model(heads=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
 
@@ -42,12 +41,12 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
     curve = [step() for _ in range(15)]
     before = curve[-1]
     good = copy.deepcopy(model.state_dict())
-    kept = good if clone else model.state_dict()
-    kept_moments = copy.deepcopy(optimizer.state_dict())
+    snapshot = good if clone else model.state_dict()
+    moments_before = copy.deepcopy(optimizer.state_dict())
     curve += [step(scale=1e4), step()]
-    model.load_state_dict(kept)
+    model.load_state_dict(snapshot)
     if moments:
-        optimizer.load_state_dict(kept_moments)
+        optimizer.load_state_dict(moments_before)
     if rate == "group":
         optimizer.param_groups[0]["lr"] *= 0.5
     else:
@@ -93,7 +92,7 @@ def rollback_faults(facts: dict) -> list[str]:
 # -------------------------------------------------------------------------------------------------- P40 nan hooks
 def nan_gradient(*, zero_row: bool = True):
     """A model, and a step that makes one nan gradient: the root of a zero row of the embedding has no slope."""
-    model = models.tiny(BYTES, **TINY, tie_word_embeddings=False)
+    model = byte_model(heads=4, tie_word_embeddings=False)
     ids = byte_rows(2, 32)
     if zero_row:
         with torch.no_grad():
@@ -111,19 +110,19 @@ def nan_gradient(*, zero_row: bool = True):
 
 def watched(watch) -> dict:
     model, step = nan_gradient()
-    found = watch(model, step)
+    reported = watch(model, step)
     bad = [name for name, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
-    return {"found": found, "nan_in": bad}
+    return {"found": reported, "nan_in": bad}
 
 
 def grad_input_hooks(model: nn.Module, step) -> list[str]:
     """The hook that circulates: look at the gradient that leaves each module."""
-    found = []
+    reported = []
 
     def hook(name):
         def look(module, grad_input, grad_output):
             if any(g is not None and not torch.isfinite(g).all() for g in grad_input):
-                found.append(name)
+                reported.append(name)
 
         return look
 
@@ -133,7 +132,7 @@ def grad_input_hooks(model: nn.Module, step) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return found
+    return reported
 
 
 def parameter_hooks(model: nn.Module, step) -> list[str]:
@@ -141,12 +140,12 @@ def parameter_hooks(model: nn.Module, step) -> list[str]:
 
 
 def _overlooked(facts: dict) -> bool:
-    return bool(facts["nan_in"]) and not any(facts["nan_in"][0] in said for said in facts["found"])
+    return bool(facts["nan_in"]) and not any(facts["nan_in"][0] in report for report in facts["found"])
 
 
 def hook_calls(module: str, *, compiled: bool = False) -> dict:
     """How often a backward hook on a module of the first block is called, and how many gradients it is shown."""
-    model, ids, shown = models.tiny(BYTES, **TINY), byte_rows(2, 32), []
+    model, ids, shown = byte_model(heads=4), byte_rows(2, 32), []
 
     def hook(module, grad_input, grad_output) -> None:
         shown.append(sum(g is not None for g in grad_input))

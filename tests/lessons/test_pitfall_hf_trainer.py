@@ -1,4 +1,4 @@
-"""What one verdict per run cannot say about P36 to P48: every fault of the mixed ones, each alone."""
+"""The Hugging Face Trainer: each habit of the stock one alone, and that the corrected one has none of them."""
 
 import math
 import subprocess
@@ -7,14 +7,8 @@ import sys
 import pytest
 import torch
 
-from lessons.pitfalls import data, hf_trainer, loop, processes, rollback, trainer_bench
+from lessons.pitfalls import bench, hf_trainer
 from nblib import hf, models
-
-
-@pytest.mark.slow
-def test_each_label_fault_shows_and_none_with_the_fix():
-    assert data.label_faults(data.wrong_labels()) == ["twice", "never", "pad_is_eos"]
-    assert data.label_faults(data.right_labels()) == []
 
 
 @pytest.mark.slow
@@ -35,11 +29,11 @@ def test_the_corrected_trainer_refuses_an_optimizer_that_forgets():
 
 
 def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_path):
-    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2, output_router_logits=True)
-    rows = hf_trainer._Rows(4)
+    model = hf_trainer.small(family="qwen3_moe", output_router_logits=True)
+    rows = hf_trainer.Rows(4)
     options = dict(per_device_eval_batch_size=4)
-    with trainer_bench.quiet():
-        trainer = hf.Trainer(model=model, args=trainer_bench.arguments(str(tmp_path), **options), eval_dataset=rows)
+    with bench.silent():
+        trainer = hf.Trainer(model=model, args=bench.arguments(str(tmp_path), **options), eval_dataset=rows)
         measured = trainer.evaluate()["eval_loss"]
         model.config.router_aux_loss_coef = 10.0
         assert trainer.evaluate()["eval_loss"] == measured
@@ -49,11 +43,11 @@ def test_the_corrected_trainer_leaves_the_auxiliary_loss_out_of_evaluation(tmp_p
 
 
 def test_the_corrected_trainer_loads_the_best_mixture(tmp_path):
-    model = models.tiny(256, family="qwen3_moe", hidden=32, layers=2)
+    model = hf_trainer.small(family="qwen3_moe")
     every = dict(save_strategy="steps", save_steps=1, eval_strategy="steps", eval_steps=1)
-    made = trainer_bench.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
-    with trainer_bench.quiet():
-        trainer = hf.Trainer(model=model, args=made, train_dataset=hf_trainer._Rows(), eval_dataset=hf_trainer._Rows(4))
+    args = bench.arguments(str(tmp_path), max_steps=3, learning_rate=0.5, load_best_model_at_end=True, **every)
+    with bench.silent():
+        trainer = hf.Trainer(model=model, args=args, train_dataset=hf_trainer.Rows(), eval_dataset=hf_trainer.Rows(4))
         trainer.train()
     assert not trainer.state.best_model_checkpoint.endswith("checkpoint-3")  # or there is nothing to go back to
     best = models.load(trainer.state.best_model_checkpoint)
@@ -63,9 +57,9 @@ def test_the_corrected_trainer_loads_the_best_mixture(tmp_path):
 def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
     seen = []
     for kind in (hf_trainer.tf.Trainer, hf.Trainer):
-        model = models.tiny(256, hidden=32, layers=2)
-        trainer_bench.train(
-            kind, model, hf_trainer._Rows(), max_steps=3, gradient_accumulation_steps=4, per_device_train_batch_size=1
+        model = hf_trainer.small()
+        bench.run_trainer(
+            kind, model, hf_trainer.Rows(), max_steps=3, gradient_accumulation_steps=4, per_device_train_batch_size=1
         )
         seen.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.allclose(*seen, atol=1e-6)
@@ -73,12 +67,12 @@ def test_the_corrected_trainer_equals_the_stock_one_where_that_is_right():
 
 TWO_PROCESSES = """
 import os, sys, torch
-from nblib import hf, models
-from lessons.pitfalls import hf_trainer as stock, trainer_bench
-model = models.tiny(256, hidden=32, layers=2)
+from nblib import hf
+from lessons.pitfalls import bench, hf_trainer as stock
+model = stock.small()
 options = dict(max_steps=2, gradient_accumulation_steps=2, optim="sgd", max_grad_norm=0.0)
 rows = 4 // int(os.environ.get("WORLD_SIZE", 1))
-trainer_bench.train(hf.Trainer, model, stock._Rows(), per_device_train_batch_size=rows, **options)
+bench.run_trainer(hf.Trainer, model, stock.Rows(), per_device_train_batch_size=rows, **options)
 if os.environ.get("RANK", "0") == "0":
     torch.save(torch.cat([p.detach().flatten() for p in model.parameters()]), sys.argv[1])
 """
@@ -94,31 +88,3 @@ def test_the_corrected_trainer_is_the_same_on_two_processes(tmp_path):
         subprocess.run([*launcher, script, target], check=True, capture_output=True, timeout=120)
         weights.append(torch.load(target, weights_only=True))
     assert torch.allclose(*weights, atol=1e-7)
-
-
-@pytest.mark.parametrize("piece", loop.PIECES)
-def test_every_piece_of_the_state_is_needed(piece):
-    assert loop.resumed_without(piece)["largest_gap"] > 1e-3
-
-
-def test_each_fault_of_the_rollback_alone():
-    right = dict(clone=True, moments=True, rate="base")
-    faults = {
-        "weights not restored": dict(clone=False),
-        "moments still poisoned": dict(moments=False),
-        "rate cut undone": dict(rate="group"),
-    }
-    for name, change in faults.items():
-        facts = rollback.spike_and_return(**(right | change)) | {"nan_noticed": True}
-        assert name in rollback.rollback_faults(facts)
-    assert len(rollback.rollback_faults(rollback.rollback_as_written())) == 4
-
-
-def test_hooks_by_position_by_name_and_after_compilation():
-    shown = [(row["called"], row["gradients_shown"]) for row in rollback.blind_spots()]
-    assert shown == [(1, 1), (1, 0), (0, 0)]
-
-
-def test_a_damaged_checkpoint_falls_back_to_the_one_before():
-    facts = processes.damaged_folder()
-    assert facts["step_left"] == 1 and "step-00000002 is damaged" in facts["said"]
