@@ -9,7 +9,7 @@ import transformers as tf
 from ard_bench import adapted, noise_by_content
 from conftest import FP32
 
-from lessons.pitfalls import trainer_bench
+from lessons.pitfalls import bench
 from nblib import hf, losses, models, text, train, wiring
 from nblib.methods import ard, ard_run, moe, param_groups
 
@@ -36,8 +36,8 @@ def steps_of(trainer) -> list[dict]:
 
 
 def by_trainer(model, folder, *, resume=None, steps=4, loss=None, **options):
-    with trainer_bench.bench.seeded(), trainer_bench.quiet():
-        args = trainer_bench.arguments(str(folder), max_steps=steps, gradient_accumulation_steps=2, **options)
+    with bench.seeded(), bench.silent():
+        args = bench.arguments(str(folder), max_steps=steps, gradient_accumulation_steps=2, **options)
         trainer = hf.Trainer(
             model=model,
             args=args,
