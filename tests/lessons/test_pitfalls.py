@@ -36,11 +36,6 @@ def one_thread():
 
 
 CATALOGUE = list(pitfalls.catalogue())
-<<<<<<< HEAD
-=======
-# Above four seconds for all its runs, on one core.
-SLOW = "P15 P16 P17 P18 P23 P24 P27 P30 P31 P34 P37 P42 P46 P50 P51 P52 P53 P54 P60 P61 P62 P64 P65 P69".split()
->>>>>>> h-tests
 
 
 def _marked(p):
