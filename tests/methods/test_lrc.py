@@ -243,6 +243,7 @@ def test_which_factors_have_a_gradient_at_the_start(init, dead, batch):
     assert zero == {name for name in found if name.rpartition(".")[2] in dead}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits, joint", [(0, False), (8, True)])
 def test_gradients_are_equal_eager_checkpointed_and_compiled(bits, joint, batch):
     model = small(bits=bits, joint=joint)
@@ -406,6 +407,7 @@ def step_ratio(machine: runtime.Machine, rounds: int = 9) -> dict:
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "seconds": took[ours]}
 
 
+@pytest.mark.slow
 def test_a_step_costs_little_more_than_loras(machine):
     found = step_ratio(machine)
     print(f"frozen LRC over peft LoRA of the same rank, fp32, eager: {found}")
