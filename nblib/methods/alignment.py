@@ -86,8 +86,7 @@ def hidden_distillation(
     blocks have larger activations, so `mse` is mostly about them and about a few outlier features; `relative` divides
     by the teacher's square per token.
     """
-    if kind not in DISTANCES:
-        raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
+    distance = DISTANCES[_known(kind)]
     shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
     if shapes[0] != shapes[1] or not student:
         sides = [f"{len(layers)} of {layers[-1:]}" for layers in shapes]
@@ -97,7 +96,7 @@ def hidden_distillation(
         if share:
             exact = torch.promote_types(s.dtype, torch.float32)
             (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
-            total = total + share * DISTANCES[kind](s.to(exact), t.to(exact)).sum()
+            total = total + share * distance(s.to(exact), t.to(exact)).sum()
     return total
 
 
@@ -117,9 +116,7 @@ class Hidden(nn.Module):
 
     def __init__(self, pairs: Pairs, student: nn.Module, teacher: nn.Module, *, kind: str = "mse", weight: float = 1.0):
         super().__init__()
-        if kind not in DISTANCES:
-            raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
-        self.pairs, self.kind, self.weight = _checked(pairs, student, teacher, steps=0), kind, _positive(weight)
+        self.kind, self.weight, self.pairs = _known(kind), weight, _checked(pairs, student, teacher, weight, steps=0)
         widths = (student.config.hidden_size, teacher.config.hidden_size)
         self.maps = nn.ModuleList([nn.Linear(*widths, bias=False) for _ in self.pairs])
 
@@ -139,8 +136,7 @@ class Dynamics(nn.Module):
         self, pairs: Pairs, student: nn.Module, teacher: nn.Module, *, debiased: bool = True, weight: float = 1.0
     ):
         super().__init__()
-        self.pairs, self.debiased = _checked(pairs, student, teacher, steps=1), debiased
-        self.weight = _positive(weight)
+        self.debiased, self.weight, self.pairs = debiased, weight, _checked(pairs, student, teacher, weight, steps=1)
 
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor], labels: Tensor) -> Tensor:
         total, tokens = 0.0, losses.supervised(labels)
@@ -151,16 +147,18 @@ class Dynamics(nn.Module):
         return self.weight * tokens * total / len(self.pairs)
 
 
-def _checked(pairs: Pairs, student: nn.Module, teacher: nn.Module, *, steps: int) -> list[tuple[int, int]]:
+def _known(kind: str) -> str:
+    if kind not in DISTANCES:
+        raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
+    return kind
+
+
+def _checked(pairs: Pairs, student: nn.Module, teacher: nn.Module, weight: float, *, steps: int) -> list:
+    if not 0 < weight < float("inf"):
+        raise ValueError(f"weight = {weight}: must be above 0")
     last = tuple(m.config.num_hidden_layers - steps for m in (student, teacher))
     if not pairs or any(not (0 <= s <= last[0] and 0 <= t <= last[1]) for s, t in pairs):
         raise ValueError(
             f"pairs = {list(pairs)}: student layers from 0 to {last[0]}, teacher layers from 0 to {last[1]}"
         )
     return [tuple(pair) for pair in pairs]
-
-
-def _positive(weight: float) -> float:
-    if not 0 < weight < float("inf"):
-        raise ValueError(f"weight = {weight}: must be above 0")
-    return weight

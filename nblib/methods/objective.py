@@ -6,7 +6,7 @@
     masked  tokens are replaced by a mask and predicted (the DLM objective), with a forward pass of its own
 
 The first three share one forward pass. Every term is a sum over the supervised tokens of a batch, so micro-batches add
-up to the large batch; one in which nothing is supervised or masked adds zero. Only what has a weight is computed.
+up to the large batch. Only what has a weight is computed.
 
 Without T^2 the gradient of `logits` falls as 1 / T^2 where T is large, so a new T would also be a new rate (Hinton et
 al., arXiv:1503.02531); with it the limit is that of fitting the logits themselves. The head is applied to a chunk of
@@ -34,6 +34,7 @@ from nblib import compiling, losses
 from nblib.losses import Batch, Terms
 from nblib.methods import alignment, divergences, loss_weights, teacher_cache
 
+Teacher = nn.Module | teacher_cache.Cache
 NAMES = ("ce", "logits", "hidden", "masked")
 TOKEN_WEIGHTS = "token_weights"  # a batch may carry (B, T) weights of its labels, for what `distillation` computes
 CHUNK_ENTRIES = 2**25  # of logits at once; a divergence with all its gradients holds about eight copies
@@ -58,7 +59,7 @@ class Objective:
 
     weights: dict[str, float] | loss_weights.Curriculum
     _: KW_ONLY
-    teacher: nn.Module | teacher_cache.Cache | None = field(default=None, repr=False)
+    teacher: Teacher | None = field(default=None, repr=False)
     temperature: float | nn.Module = 1.0
     divergence: str = "forward"
     tail: str = "drawn"
@@ -77,11 +78,11 @@ class Objective:
     def __post_init__(self):
         phases = [self.weights] if isinstance(self.weights, dict) else self.weights.all()
         used = sorted({name for phase in phases for name, w in loss_weights.check(phase, NAMES).items() if w})
-        by_layer = [*(["hidden"] if "hidden" in used else []), *(["alignment"] if self.alignment is not None else [])]
-        if self.teacher is None and (needs := ["logits"] * ("logits" in used) + by_layer):
+        needs = [n for n in ("logits", "hidden") if n in used] + ["alignment"] * (self.alignment is not None)
+        if self.teacher is None and needs:
             raise ValueError(f"teacher = None: needed for {' and '.join(needs)}")
-        if isinstance(self.teacher, teacher_cache.Cache) and by_layer:
-            raise ValueError(f"{by_layer[0]}: a cache holds no hidden states, it needs the live teacher")
+        if isinstance(self.teacher, teacher_cache.Cache) and set(needs) - {"logits"}:
+            raise ValueError(f"{needs[-1]}: a cache holds no hidden states, it needs the live teacher")
         if not isinstance(self.temperature, nn.Module) and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature = {self.temperature}: must be above 0")
         divergences.check(self.divergence, self.tail, self.teacher)
@@ -106,13 +107,12 @@ class Objective:
         return {name: value for name, value in weighted.items() if name not in inside} | added
 
     def _losses(self, model: nn.Module, batch: Batch, weights: dict[str, float]) -> tuple[Terms, Terms]:
-        """Every loss without its weight; and the terms that come with theirs. With `one_pass`, `ce` and `logits` are
-        only figures, and the term `distillation` has the gradient."""
+        """Every loss without its weight; and the terms that come with theirs. In one pass `ce` and `logits` are figures
+        only, and the term `distillation` has the gradient."""
         plain, added, labels = {}, {}, batch["labels"]
         by_layer, one_pass = "hidden" in weights or self.alignment is not None, self.one_pass and "logits" in weights
         if by_layer or set(weights) != {"masked"}:
             student = states_of(model, batch, layers=by_layer)
-        teacher = None
         if by_layer or ("logits" in weights and isinstance(self.teacher, nn.Module)):
             with torch.no_grad():
                 teacher = states_of(self.teacher, batch, layers=by_layer)
@@ -120,41 +120,35 @@ class Objective:
             rows, targets = losses.shifted_rows(student.last, labels)
             plain["ce"] = losses.chunked_loss(rows, student.head, targets)
         if "logits" in weights:
-            factors = dict(kd=weights["logits"], ce=weights.get("ce", 0.0)) if one_pass else {}
-            T, value, parts = self._distil(student, teacher, batch, **factors)
-            tokens = losses.supervised(labels)
-            plain, added = (parts, {"distillation": value}) if one_pass else (plain | {"logits": value}, {})
+            T, tokens = self.temperature, losses.supervised(labels)
+            T = T() if isinstance(T, nn.Module) else torch.tensor(float(T), device=labels.device)
+            if isinstance(self.teacher, nn.Module):
+                answers = (teacher.last,)
+                scores = divergences.live(T.detach(), teacher.head.detach().to(teacher.last.dtype))
+            else:
+                if teacher_cache.VALUES not in batch:
+                    raise ValueError("no answers in the batch: train on teacher_cache.Cached(batches, cache)")
+                answers = tuple(batch[name] for name in teacher_cache.KEYS if name in batch)
+                scores = divergences.stored(T.detach(), self.teacher, tail=self.tail)
+            options = dict(temperature=T, divergence=self.divergence, chunk=self.chunk)
+            options |= dict(kd=weights["logits"], ce=weights.get("ce", 0.0)) if one_pass else {}
+            options["token_weights"] = batch.get(TOKEN_WEIGHTS)
+            value, parts = distillation(student.last, student.head, labels, answers, scores, **options)
+            plain |= parts if one_pass else {"logits": value}
+            added |= {"distillation": value} if one_pass else {}
             if hasattr(self.temperature, "penalty"):  # the loop divides by all tokens of the step
                 added["temperature"] = self.temperature.penalty() * tokens
             if model.training:
                 self._note("temperature", T * tokens, T * tokens, tokens)
         if "hidden" in weights:
-            plain["hidden"] = alignment.hidden_distillation(
-                student.layers[1:], teacher.layers[1:], labels, kind=self.distance, weights=self.layers
-            )
+            options = dict(kind=self.distance, weights=self.layers)
+            plain["hidden"] = alignment.hidden_distillation(student.layers[1:], teacher.layers[1:], labels, **options)
         if "masked" in weights:
-            options = dict(probability=self.mask_probability, complementary=self.complementary)
-            plain["masked"] = masked_tokens(model, batch, mask_id=self.mask_id, special_ids=self.special_ids, **options)
+            options = dict(mask_id=self.mask_id, probability=self.mask_probability, special_ids=self.special_ids)
+            plain["masked"] = masked_tokens(model, batch, complementary=self.complementary, **options)
         if self.alignment is not None:
             added["alignment"] = self.alignment(student.layers, teacher.layers, labels)
         return plain, added
-
-    def _distil(
-        self, student: "States", teacher: "States | None", batch: Batch, **factors
-    ) -> tuple[Tensor, Tensor, Terms]:
-        """The temperature, and what `distillation` returns; from the cache where the teacher was not run."""
-        T, labels = self.temperature, batch["labels"]
-        T = T() if isinstance(T, nn.Module) else torch.tensor(float(T), device=labels.device)
-        if teacher is not None:
-            answers = (teacher.last,)
-            scores = divergences.live(T.detach(), teacher.head.detach().to(teacher.last.dtype))
-        elif teacher_cache.VALUES in batch:
-            answers = tuple(batch[name] for name in teacher_cache.KEYS if name in batch)
-            scores = divergences.stored(T.detach(), self.teacher, tail=self.tail)
-        else:
-            raise ValueError(f"the batch has no {teacher_cache.VALUES}: train on teacher_cache.Cached(batches, cache)")
-        factors |= dict(token_weights=batch.get(TOKEN_WEIGHTS), chunk=self.chunk, divergence=self.divergence)
-        return T, *distillation(student.last, student.head, labels, answers, scores, temperature=T, **factors)
 
     def _note(self, name: str, loss: Tensor, weighted: Tensor, tokens: Tensor) -> None:
         now = torch.stack([loss.detach(), weighted.detach(), tokens.to(loss.dtype)])
@@ -182,12 +176,7 @@ class Objective:
 
 
 def from_teacher(
-    teacher: nn.Module | teacher_cache.Cache,
-    temperature: float | nn.Module = 2.0,
-    *,
-    kd: float = 1.0,
-    ce: float = 0.0,
-    **options,
+    teacher: Teacher, temperature: float | nn.Module = 2.0, *, kd: float = 1.0, ce: float = 0.0, **options
 ) -> Objective:
     """Distillation: kd `logits` + ce `ce` in one pass, as the term `distillation`; `options` are the objective's."""
     if not (0 < kd < math.inf and 0 <= ce < math.inf):
@@ -219,10 +208,8 @@ def distillation(
     answers = [tensor[:, : keep.shape[1]][keep] for tensor in answers]
     exact = torch.promote_types(hidden.dtype, torch.float32)
     weights = torch.ones_like(targets, dtype=exact) if token_weights is None else token_weights[:, 1:][keep].to(exact)
-    parts: Terms = {}
-    row_loss = divergences.mixed_rows(
-        divergences.DIVERGENCES[divergence], temperature, scores, kd=kd, ce=ce, tally=parts
-    )
+    parts, function = {}, divergences.DIVERGENCES[divergence]
+    row_loss = divergences.mixed_rows(function, temperature, scores, kd=kd, ce=ce, tally=parts)
     chunk = chunk or max(16, CHUNK_ENTRIES // len(weight))
     value = losses.chunked_loss(rows, weight, targets, weights, *answers, rows=row_loss, chunk=chunk)
     if temperature.requires_grad and "slope" in parts:  # the same value, whose backward also reaches T
@@ -270,10 +257,10 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
     inputs = {name: tensor for name, tensor in batch.items() if name not in extra}
     states: list[Tensor] = []
 
-    def keep(block: nn.Module, entering: tuple) -> None:
-        states.append(entering[0])
+    def add(block: nn.Module, inputs: tuple) -> None:
+        states.append(inputs[0])
 
-    hooks = [block.register_forward_pre_hook(keep) for block in compiling.blocks(backbone)] if layers else []
+    hooks = [block.register_forward_pre_hook(add) for block in compiling.blocks(backbone)] if layers else []
     try:
         last = backbone(**inputs, use_cache=False).last_hidden_state
     finally:

@@ -6,10 +6,8 @@ their indices (uint16 where they fit), the *tail bucket*, which is the log-sum-e
 from it, and once for all tokens the teacher's mean probabilities. nblib/methods/divergences.py computes a loss of that.
 
 The tail depends on the temperature, and k values do not determine how. It is stored at a few; at infinite temperature
-it is log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact.
-
-A row is found by the hash of its token ids, which is all that the teacher's answer depends on: shuffling, another
-batch size, labels masked otherwise, all still find it.
+it is log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact. A row is found
+by the hash of its token ids, in any order, batch size and masking of labels.
 
 The folder holds shards of rows and `manifest.json`, which names teacher, tokenizer, data, k, temperatures and precision
 by value or hash, and every shard with its SHA-256; all of it is checked on opening. A shard enters the manifest when it
@@ -25,7 +23,6 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -108,7 +105,11 @@ def make(
         shards.add(tensors, rows=len(waiting))
         waiting.clear()
 
-    with _claimed(folder):
+    lock = files.claim(files.make_folder(Path(folder)))  # one maker at a time; it goes with the process that holds it
+    if lock is None:
+        raise CacheError(f"{folder}: another process is making it; wait for it, then ask again")
+    try:
+        files.remove_partials(Path(folder))
         shards = _Shards(folder, about)  # as the maker before us left it
         shards.expect(about)
         known = {key for tensors in shards.opened() for key in _keys(tensors)}
@@ -129,6 +130,8 @@ def make(
         if waiting:
             write()
         shards.note(max(steps, shards.done))
+    finally:
+        os.close(lock)
     batches.load_state_dict(start)
     return Cache(folder, source=source)
 
@@ -170,19 +173,6 @@ def _ask(teacher: nn.Module, ids: Tensor, k: int, draws: int, temperatures, mach
     return {name: torch.cat(some).view(B, T - 1, some[0].shape[1]) for name, some in zip(KEYS, zip(*parts))}, total
 
 
-@contextmanager
-def _claimed(folder: Path) -> Iterator[None]:
-    """One maker at a time; the lock goes with the process that holds it."""
-    lock = files.claim(files.make_folder(Path(folder)))
-    if lock is None:
-        raise CacheError(f"{folder}: another process is making it; wait for it, then ask again")
-    try:
-        files.remove_partials(Path(folder))
-        yield
-    finally:
-        os.close(lock)
-
-
 class _Shards:
     """The manifest of a folder: `about`, what the cache is of, in JSON types; an entry per shard; and `done`, the steps
     that are cached. `about` is what a new folder gets; without it the folder must exist."""
@@ -201,11 +191,11 @@ class _Shards:
 
     def expect(self, about: dict) -> None:
         """Refuse a folder that is about something else, with the first difference."""
-        wrong = {name: value for name, value in about.items() if self.about.get(name) != value}
-        for name, value in wrong.items():
+        if wrong := [name for name, value in about.items() if self.about.get(name) != value]:
+            name, others = wrong[0], f", and {len(wrong) - 1} more differ" if wrong[1:] else ""
             raise CacheError(
-                f"{self.folder}: {name} is {self.about.get(name)!r} there and {value!r} in this run"
-                f"{f', and {len(wrong) - 1} more differ' if len(wrong) > 1 else ''}; use another folder or make it anew"
+                f"{self.folder}: {name} is {self.about.get(name)!r} there and {about[name]!r} in this run{others}; use "
+                "another folder or make it anew"
             )
 
     def add(self, tensors: dict[str, Tensor], *, rows: int) -> None:
@@ -308,6 +298,7 @@ class Cached:
 
     def __init__(self, batches: Iterator[Batch], cache: Cache):
         self.batches, self.cache = batches, cache
+        self.state_dict, self.load_state_dict = batches.state_dict, batches.load_state_dict
 
     def __iter__(self) -> "Cached":
         return self
@@ -315,9 +306,3 @@ class Cached:
     def __next__(self) -> Batch:
         batch = next(self.batches)
         return batch | self.cache(batch["input_ids"])
-
-    def state_dict(self) -> dict:
-        return self.batches.state_dict()
-
-    def load_state_dict(self, state: dict) -> None:
-        self.batches.load_state_dict(state)

@@ -243,6 +243,7 @@ def test_which_factors_have_a_gradient_at_the_start(init, dead, batch):
     assert zero == {name for name in found if name.rpartition(".")[2] in dead}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits, joint", [(0, False), (8, True)])
 @pytest.mark.slow
 def test_gradients_are_equal_eager_checkpointed_and_compiled(bits, joint, batch):
