@@ -116,7 +116,10 @@ MAY_SAY_OK = {
 }
 
 
-@pytest.mark.parametrize("case", MAY_SAY_OK)
+SLOW = {"compiled around": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=SLOW.get(case, [])) for case in MAY_SAY_OK])
 def test_who_may_say_ok(case):
     program, allowed = MAY_SAY_OK[case]
     report = quiet(program)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from train_doctor.evidence import Evidence
@@ -79,11 +80,16 @@ class Attachments:
             restore(state)
             ASIDE.busy = False
 
-    def swap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace an attribute until `off`. On a class, an inherited attribute is uncovered again."""
+    def around(self, owner: Any, name: str, see: Callable) -> None:
+        """Call `see(original, ...)` in place of a function until `off`. On a class, what was inherited is so again."""
         mine = name in vars(owner)
         original = vars(owner)[name] if mine else getattr(owner, name)
-        patch = make(original if not isinstance(original, staticmethod) else original.__func__)
+        function = original if not isinstance(original, staticmethod) else original.__func__
+
+        @functools.wraps(function)
+        def patch(*args, **kwargs):
+            return see(function, *args, **kwargs)
+
         patch.instead_of = [original, mine, True]  # the last: still on
         setattr(owner, name, patch)
 
@@ -101,65 +107,43 @@ class Attachments:
 
         self.undo.append(back)
 
-    def precede(self, owner: Any, name: str, note: Callable) -> None:
+    def before(self, owner: Any, name: str, note: Callable) -> None:
         """Call `note` with the same arguments before each call of this function."""
 
-        def make(original):
-            @functools.wraps(original)
-            def seen(*args, **kwargs):
-                note(*args, **kwargs)
-                return original(*args, **kwargs)
+        def see(original, *args, **kwargs):
+            note(*args, **kwargs)
+            return original(*args, **kwargs)
 
-            return seen
-
-        self.swap(owner, name, make)
+        self.around(owner, name, see)
 
     # ---------------------------------------------------------------- patches that only write to the Evidence
-    def see_regions(self, original: Callable) -> Callable:
-        """Reentrant checkpoints."""
+    def see_region(self, original: Callable, function: Callable, preserve: bool, *inputs) -> Any:
+        """A reentrant checkpoint."""
+        if not self.idle and torch.is_grad_enabled():
+            self.e.regions += 1
+            self.e.cut_regions += not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+        return original(function, preserve, *inputs)
 
-        @functools.wraps(original)
-        def seen(function, preserve, *inputs):
-            if not self.idle and torch.is_grad_enabled():
-                self.e.regions += 1
-                self.e.cut_regions += not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-            return original(function, preserve, *inputs)
+    def see_loading(self, original: Callable, module: nn.Module, *args, **kwargs) -> Any:
+        result = original(module, *args, **kwargs)
+        if self.on and not self.busy:
+            missing, unexpected = (list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys"))
+            self.e.loaded.append((type(module).__name__, missing, unexpected))
+        return result
 
-        return seen
+    def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
+        if not self.idle:
+            self.e.warned.append(str(message))
+        original(message, category, stacklevel + 2, *args, **kwargs)  # this frame and the patch's
 
-    def see_loading(self, original: Callable) -> Callable:
-        @functools.wraps(original)
-        def seen(module, *args, **kwargs):
-            result = original(module, *args, **kwargs)
-            if self.on and not self.busy:
-                missing, unexpected = (list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys"))
-                self.e.loaded.append((type(module).__name__, missing, unexpected))
-            return result
-
-        return seen
-
-    def see_warnings(self, original: Callable) -> Callable:
-        @functools.wraps(original)
-        def seen(message, category=None, stacklevel=1, *args, **kwargs):
-            if not self.idle:
-                self.e.warned.append(str(message))
-            return original(message, category, stacklevel + 1, *args, **kwargs)
-
-        return seen
-
-    def without_hooks(self, original: Callable) -> Callable:
+    def without_hooks(self, original: Callable, module: nn.Module) -> Any:
         """Copies and files made of a model while it is watched carry none of our hooks."""
-
-        @functools.wraps(original)
-        def seen(module):
-            state = original(module)
-            for name in HOOKS if isinstance(state, dict) else ():
-                ours = self.handles.intersection(state.get(name) or ())
-                if ours:
-                    state = state | {name: type(state[name])((k, v) for k, v in state[name].items() if k not in ours)}
-            return state
-
-        return seen
+        state = original(module)
+        for name in HOOKS if isinstance(state, dict) else ():
+            ours = self.handles.intersection(state.get(name) or ())
+            if ours:
+                state = state | {name: type(state[name])((k, v) for k, v in state[name].items() if k not in ours)}
+        return state
 
 
 class Part:

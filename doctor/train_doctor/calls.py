@@ -11,10 +11,9 @@ Footgun: hooks inside a compiled graph break it or do not fire. A compiled model
 Evidence says that it is opaque.
 """
 
-import functools
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ class Calls(Part):
         for wrapper in e.wrappers:
             self._wrapper(wrapper)
         for name in LOSSES:
-            self.at.swap(F, name, functools.partial(self._see_loss, name))
+            self.at.around(F, name, self._see_loss)
         if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
             self._discover()
         for model in e.models:
@@ -118,15 +117,11 @@ class Calls(Part):
             call.args, call.kwargs = (), {}
 
     # ---------------------------------------------------------------- losses
-    def _see_loss(self, name: str, original: Any) -> Any:
-        @functools.wraps(original)
-        def seen(*args, **kwargs):
-            value = original(*args, **kwargs)
-            if not self.at.blind:
-                self._loss(name, args, kwargs, value, torch.is_grad_enabled())
-            return value
-
-        return seen
+    def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
+        value = original(*args, **kwargs)
+        if not self.at.blind:
+            self._loss(original.__name__, args, kwargs, value, torch.is_grad_enabled())
+        return value
 
     @quietly
     def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool) -> None:
@@ -174,16 +169,13 @@ class Calls(Part):
         """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
         holder = weakref.ref(module)
 
-        def make(original):
-            def seen(*args, **kwargs):
-                result = original(*args, **kwargs)
-                if holder() is not None:
-                    self._called(holder(), args, kwargs, result)
-                return result
+        def see(original, *args, **kwargs):
+            result = original(*args, **kwargs)
+            if holder() is not None:
+                self._called(holder(), args, kwargs, result)
+            return result
 
-            return seen
-
-        self.at.swap(module, "_compiled_call_impl", make)
+        self.at.around(module, "_compiled_call_impl", see)
         self.e.opaque = OPAQUE
 
     def _see_compiled(self) -> None:

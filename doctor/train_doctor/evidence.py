@@ -2,7 +2,7 @@
 
 A *round* is what a person calls a training step: from the first backward after an optimizer step to the last
 optimizer step before the next backward. It may hold several forwards, backwards (accumulation) and steps (several
-optimizers). Events carry the number of their round and small facts, never a tensor that would outlive the round.
+optimizers). Events carry the number of their round and small facts; no tensor in them outlives the round.
 
 Footgun: a check may only conclude from what was seen. A compiled or sharded step hides its inside; then the fact is
 None, the check says UNKNOWN, and nothing may read that as OK.

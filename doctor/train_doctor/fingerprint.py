@@ -106,7 +106,7 @@ def _match(value: float, part: Part, reading: Reading) -> None:
         masks["labels"] = asked & shifted(part.call.labels != IGNORED, (part.offset or 0) - (reading.given or 0), False)
     loose = 2e-4 if part.call.autocast is None and each.dtype == torch.float32 else 2e-3
     reading.mean, reading.masked, found = None, "", None
-    # the narrowest first: near the start of training all tokens cost about the same, and doubt speaks for the user
+    # the narrowest first: near the start all tokens cost about the same, so several masks fit; this one is no fault
     for name, mask in sorted(masks.items(), key=lambda pair: int(pair[1].sum())):
         n = int(mask.sum())
         if not n:

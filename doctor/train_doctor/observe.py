@@ -17,7 +17,6 @@ so what belongs before the step comes in the middle of it. SequentialLR steps ot
 every scheduler steps once when it is made; only the outermost step of one that is under way is the loop's.
 """
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -77,20 +76,20 @@ class Optimizers(Part):
         at.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
         at.undo.append(torch_optimizer.register_optimizer_step_post_hook(self._after_step).remove)
         if hasattr(clip, "_clip_grads_with_norm_"):  # looked up by clip_grad_norm_ at each call
-            at.precede(clip, "_clip_grads_with_norm_", self._clip)
+            at.before(clip, "_clip_grads_with_norm_", self._clip)
         else:
-            at.precede(torch.nn.utils, "clip_grad_norm_", self._clip)
+            at.before(torch.nn.utils, "clip_grad_norm_", self._clip)
         for kind in with_own(torch.optim.Optimizer, "zero_grad"):
-            at.precede(kind, "zero_grad", self._zero)
-        at.precede(nn.Module, "zero_grad", self._zero_module)
+            at.before(kind, "zero_grad", self._zero)
+        at.before(nn.Module, "zero_grad", self._zero_module)
         for kind in with_own(LRScheduler, "step"):
-            at.swap(kind, "step", self._see_schedule)
+            at.around(kind, "step", self._see_schedule)
         for kind in with_own(scaler, "step"):
-            at.swap(kind, "step", self._see_scaler_step)
+            at.around(kind, "step", self._see_scaler_step)
         for kind in with_own(scaler, "scale"):
-            at.precede(kind, "scale", self._scaled)
+            at.before(kind, "scale", self._scaled)
         for kind in with_own(scaler, "unscale_"):
-            at.precede(kind, "unscale_", self._unscale)
+            at.before(kind, "unscale_", self._unscale)
 
     # ---------------------------------------------------------------- at a backward
     def before_backward(self) -> None:
@@ -285,33 +284,25 @@ class Optimizers(Part):
             self.unscaled = True
             self.e.events.append(Unscale(self.e.rounds))
 
-    def _see_scaler_step(self, original: Callable) -> Callable:
-        @functools.wraps(original)
-        def seen(scaler, optimizer, *args, **kwargs):
-            before = len(self.e.of(Step)) if self.at.on else 0
-            result = original(scaler, optimizer, *args, **kwargs)
-            if self.at.on and not self.at.busy:
-                self.stepped = True
-                stepped = len(self.e.of(Step)) > before
-                scale = float(scaler.get_scale())
-                self.e.events.append(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
-            return result
+    def _see_scaler_step(self, original: Callable, scaler, optimizer, *args, **kwargs) -> Any:
+        before = len(self.e.of(Step)) if self.at.on else 0
+        result = original(scaler, optimizer, *args, **kwargs)
+        if self.at.on and not self.at.busy:
+            self.stepped = True
+            stepped = len(self.e.of(Step)) > before
+            scale = float(scaler.get_scale())
+            self.e.events.append(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
+        return result
 
-        return seen
-
-    def _see_schedule(self, original: Callable) -> Callable:
-        @functools.wraps(original)
-        def seen(scheduler, *args, **kwargs):
-            initial = getattr(scheduler, "_is_initial", False) or getattr(scheduler, "last_epoch", 0) == -1
-            inner, self.scheduling = self.scheduling, True  # SequentialLR steps others
-            try:
-                return original(scheduler, *args, **kwargs)
-            finally:
-                self.scheduling = inner
-                if not inner and not initial:
-                    self._scheduled(scheduler)
-
-        return seen
+    def _see_schedule(self, original: Callable, scheduler, *args, **kwargs) -> Any:
+        initial = getattr(scheduler, "_is_initial", False) or getattr(scheduler, "last_epoch", 0) == -1
+        inner, self.scheduling = self.scheduling, True  # SequentialLR steps others
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            self.scheduling = inner
+            if not inner and not initial:
+                self._scheduled(scheduler)
 
     @quietly
     def _scheduled(self, scheduler) -> None:
@@ -344,11 +335,11 @@ class Observer(Part):
         self.e.warned += spoken_before()
         self.calls.start()
         self.optimizers.start()
-        at.swap(torch.autograd, "backward", self._see_backward)
-        at.swap(checkpoint.CheckpointFunction, "apply", at.see_regions)
-        at.swap(nn.Module, "load_state_dict", at.see_loading)
-        at.swap(nn.Module, "__getstate__", at.without_hooks)
-        at.swap(warnings, "warn", at.see_warnings)
+        at.around(torch.autograd, "backward", self._see_backward)
+        at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
+        at.around(nn.Module, "load_state_dict", at.see_loading)
+        at.around(nn.Module, "__getstate__", at.without_hooks)
+        at.around(warnings, "warn", at.see_warning)
 
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
@@ -366,30 +357,25 @@ class Observer(Part):
         self.at.e = Evidence(**self.e.declared)
         self.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
 
-    def _see_backward(self, original: Callable) -> Callable:
+    def _see_backward(self, original: Callable, tensors: Any, *args, **kwargs) -> None:
         at = self.at
-
-        @functools.wraps(original)
-        def seen(tensors, *args, **kwargs):
-            if at.idle or at.depth:  # the inner backward of a reentrant checkpoint
-                return original(tensors, *args, **kwargs)
-            with torch.enable_grad():
-                event = self._begin_backward(tensors)
-            self.calls.let_go()
-            if not at.on:  # that was the first backward after the last watched step
-                return original(tensors, *args, **kwargs)
-            at.depth += 1
-            try:
-                return original(tensors, *args, **kwargs)
-            except BaseException as error:
-                if event is not None:
-                    event.raised = f"{type(error).__name__}: {error}"
-                raise
-            finally:
-                at.depth -= 1
-                self._end_backward(event)
-
-        return seen
+        if at.idle or at.depth:  # the inner backward of a reentrant checkpoint
+            return original(tensors, *args, **kwargs)
+        with torch.enable_grad():
+            event = self._begin_backward(tensors)
+        self.calls.let_go()
+        if not at.on:  # that was the first backward after the last watched step
+            return original(tensors, *args, **kwargs)
+        at.depth += 1
+        try:
+            return original(tensors, *args, **kwargs)
+        except BaseException as error:
+            if event is not None:
+                event.raised = f"{type(error).__name__}: {error}"
+            raise
+        finally:
+            at.depth -= 1
+            self._end_backward(event)
 
     @quietly
     def _begin_backward(self, tensors: Any) -> Backward | None:

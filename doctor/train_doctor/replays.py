@@ -4,8 +4,8 @@ A teacher is called again, twice, as the loop called it; live dropout shows as a
 again with other numbers in its adapter's factors and the same random numbers; an adapter that takes part shows as a
 difference. The numbers are put in by a functional call, so that no tensor of the user is written to.
 
-Footgun: for a replay the generators must be put back in between where the same noise is wanted, and must not be where
-noise is looked for.
+Footgun: the two answers that show an adapter must draw the same random numbers, so the generators are put back between
+them. The two answers of a teacher must not: with the same numbers its live dropout would not show.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ from torch import Tensor
 from train_doctor.evidence import Call, Entropy
 
 IGNORED = -100
-AHEAD = (1, 0, 2, 3, -1)  # offsets tried; the first that fits is taken, so that monotonous text reads as healthy
+AHEAD = (1, 0, 2, 3, -1)  # offsets tried; the first that fits is taken, so that repetitive text passes as healthy
 LARGEST = 2**27  # logits whose values are recomputed
 INSIDE = ("Mm", "Addmm", "Bmm", "Embedding", "NativeLayerNorm", "Scaled", "Convolution", "Checkpoint", "Compiled")
 

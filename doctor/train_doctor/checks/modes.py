@@ -1,7 +1,7 @@
 """Train or eval: S11 and N16.
 
-Footgun: a mode is the flag of every module by itself, not of the model. A model that was loaded in eval and then
-wrapped (peft) has a root in train mode around an inside in eval mode.
+Footgun: each module has a flag of its own, and the root's says nothing of the rest. A model that was loaded in eval
+mode and then wrapped (peft) is a root in train mode around modules in eval mode.
 """
 
 from torch import nn
