@@ -132,15 +132,21 @@ def _forget_sentences(node: ast.AST) -> None:
     if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
         node.body = node.body[1:]
     elif isinstance(node, ast.Raise) and node.exc:
-        for part in list(ast.walk(node.exc)):
-            if isinstance(part, ast.JoinedStr):
-                part.values = []
-            elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-                part.value = ""
+        node.exc = _Blank().visit(node.exc)
     elif isinstance(node, ast.Assert):
         node.msg = None
     elif isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__version__":
         node.value = None
+
+
+class _Blank(ast.NodeTransformer):
+    """Every text empty, also one with values in it."""
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Constant:
+        return ast.Constant("")
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.Constant("") if isinstance(node.value, str) else node
 
 
 def _sha256(text: str) -> str:
