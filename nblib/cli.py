@@ -144,7 +144,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    script = _import("train_doctor.script", "-e ./doctor")
+    script = _import("train_doctor.script", "./doctor")
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
     except script.BadInput as error:

@@ -16,8 +16,7 @@ def test_every_public_name_is_passed_on():
 
 def test_without_the_package_one_sentence_says_how_to_get_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "train_doctor", None)
-    monkeypatch.delitem(sys.modules, "nblib.doctor")
-    monkeypatch.delattr("nblib.doctor")
+    monkeypatch.delitem(sys.modules, "train_doctor.script", raising=False)
     assert cli.main(["doctor", str(tmp_path / "train.py")]) == 2
     sentence = capsys.readouterr().err.strip()
     assert "make env" in sentence and "pip install ./doctor" in sentence and len(sentence.splitlines()) == 1
