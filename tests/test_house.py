@@ -163,7 +163,11 @@ def test_the_doctor_stands_alone():
 def test_the_catch_of_this_file():
     """It sees imports of every form."""
     seen = {(each.importer, each.imported) for each in IMPORTS}
-    assert {("nblib.base", "nblib.train"), ("nblib.base", "nblib.methods.param_groups"), ("nblib.base", "torch")} <= seen
+    assert {
+        ("nblib.base", "nblib.train"),
+        ("nblib.base", "nblib.methods.param_groups"),
+        ("nblib.base", "torch"),
+    } <= seen
     assert any(each.inside for each in IMPORTS) and not all(each.inside for each in IMPORTS)
 
 
