@@ -344,7 +344,7 @@ PITFALLS = [
         "smallest with no weight on the larger loss, and there it goes in tens of steps, in silence; masked "
         "words gain only from the first steps and from next words. Learned weights on losses of one "
         f"size keep both alive, at least that long. Seen on {WITH_PEFT}.",
-        fix="mixing.Router as it is: losses over their running means, weights that learn from the spread alone. "
+        fix="loss_weights.Router as it is: losses over their running means, weights that learn from the spread alone. "
         "And log the weights.",
         broken=lambda: routed(normalise="none", learns="total"),
         fixed=lambda: routed(),
