@@ -88,6 +88,7 @@ def test_two_that_start_together_make_it_once(tmp_path):
     assert json.loads((made[0] / "base.json").read_text())["steps"] == 2
 
 
+@pytest.mark.slow
 def test_making_it_leaves_the_callers_generator_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
     monkeypatch.setitem(base.RECIPES, "default", SMALL)
