@@ -41,13 +41,18 @@ def main() -> int:
     os.environ |= {"HF_HUB_OFFLINE": "1", "NBLIB_BASE": str(paths.store())}
     os.environ["NBLIB_OUTPUTS"] = str(paths.root() / "outputs" / "nbval")
     if any(map(starts_from_the_base, names)):
-        subprocess.run([sys.executable, "-m", "nblib.base"], check=True)
+        make_base()
     os.environ |= {"OMP_NUM_THREADS": "1", "NBLIB_FACTS": os.path.abspath(options.facts) if options.facts else ""}
     files = [str(paths.notebooks() / f"{name}.ipynb") for name in sorted(names, reverse=True)]
     how = ["-q", "-p", "no:cacheprovider", "-p", "ipc_kernels", "-c", os.devnull, f"--rootdir={paths.root()}"]
     how += ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT}", "--durations=10"]
     how += ["-n", str(min(2, len(files))), "--dist", "loadfile", "--no-loadscope-reorder"]
     return int(pytest.main([*how, *further, *files]))
+
+
+def make_base() -> None:
+    """Trains the stored base model if it is not there, with all threads, and shows it."""
+    subprocess.run([sys.executable, "-m", "nblib.base"], check=True)
 
 
 def changed() -> list[str]:
