@@ -1,6 +1,5 @@
 """Predicted bytes against measured ones, peaks against known sizes, and a cut compile cache against its repair."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -139,16 +138,3 @@ def test_a_graph_break_brings_the_masked_fault_back():
 def test_lengths_recompile_once_and_a_frozen_parameter_once_more():
     rows = compilation.recompiles({"a": 16, "b": 24, "c": 40, "freeze": lambda m: m.model.norm.requires_grad_(False)})
     assert [row["graphs compiled"] for row in rows] == [1, 1, 0, 1]
-
-
-@pytest.mark.parametrize("share", [0, 0.25, 0.9])
-def test_a_library_without_its_end_is_found_and_only_it(tmp_path, share):
-    real = next((Path(torch.__file__).parent / "lib").glob("libshm.so"))
-    for name in ("whole.so", "cut.so"):
-        shutil.copy(real, tmp_path / name)
-    (tmp_path / "other.so").write_bytes(b"!<arch>" + bytes(100))  # not ours to judge
-    cut = tmp_path / "cut.so"
-    with open(cut, "rb+") as file:
-        file.truncate(int(cut.stat().st_size * share))
-    assert compiling.repair(tmp_path) == [cut] and not cut.exists()
-    assert (tmp_path / "whole.so").exists() and compiling.damaged(tmp_path) == []

@@ -28,8 +28,7 @@ GRID = "rank: [2, 4]\nsteps: 7\nsizes: [[1, 2], [3]]\n"
 
 @pytest.fixture
 def workbook(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "_code_hash", lambda: "code")  # somebody may be editing nblib right now
-    folder = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    folder = small_notebooks.steady_workbook(tmp_path, monkeypatch)
     monkeypatch.chdir(folder)
     return folder
 
@@ -138,6 +137,7 @@ def test_a_sweep_file_is_no_profile(workbook, capsys):
         jobs.plan(["10"], files=[put(GRID)])
 
 
+@pytest.mark.kernel
 def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
     fails = "if (rank, sizes) == (2, [3]) and not open('../mended').read():\n    1 / 0"
     write("10_lrc", BEGIN, RESULT, fails, parameters=PARAMETERS)
@@ -195,6 +195,7 @@ def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
     assert shlex.split(kept["command"]) == "nblib sweep 10_lrc -f parameters/10_lrc.sweep.yaml".split()
 
 
+@pytest.mark.kernel
 def test_an_environment_that_differs_is_kept_with_its_run_and_a_digit_is_not_lost(workbook):
     write("10_lrc", "1", parameters=PARAMETERS)
     put("rank: [1, 2, 3]\n")
@@ -216,6 +217,7 @@ def test_an_environment_that_differs_is_kept_with_its_run_and_a_digit_is_not_los
     assert head == ["rank", "status", "seconds", "loss", *(f"x{n}" for n in range(sweep.FEW - 1)), "run"]
 
 
+@pytest.mark.kernel
 def test_force_runs_again_in_fresh_folders(workbook, capsys):
     write("10_lrc", "1", parameters=PARAMETERS)
     put("rank: [1, 2]\n")
@@ -224,6 +226,7 @@ def test_force_runs_again_in_fresh_folders(workbook, capsys):
         assert len(list((workbook / "outputs" / "10_lrc").glob("*/run.json"))) == count
 
 
+@pytest.mark.kernel
 def test_ctrl_c_ends_the_run_in_hand_and_the_sweep_and_keeps_what_is_done(workbook):
     waits = "import time\nprint('here', rank, flush=True)\ntry:\n    time.sleep(60 if rank == 2 else 0)\n"
     waits += "except KeyboardInterrupt:\n    print('saved', flush=True)"
