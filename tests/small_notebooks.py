@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from nblib import closure
+from nblib.run import jobs, runner, runs
+
 PARAMETERS = """steps: int = 3  # optimizer steps [1 .. 100]
 lr: float = 1e-3  # learning rate [0 .. 1]
 precision: str = "auto"  # dtype [auto, fp32]
@@ -36,6 +39,25 @@ def move_workbook(folder: Path, monkeypatch) -> Path:
         monkeypatch.setenv(f"NBLIB_{name.upper()}", str(folder / name))
     monkeypatch.delenv("NBLIB_RUN_DIR", raising=False)
     return folder
+
+
+def steady_workbook(folder: Path, monkeypatch) -> Path:
+    """The same, and every run has the same code: somebody may be editing nblib while a test runs."""
+    monkeypatch.setattr(closure, "digest", lambda cells: "code")
+    return move_workbook(folder, monkeypatch)
+
+
+def run_one(name: str, **options) -> runner.Outcome:
+    (outcome,) = runner.run(jobs.plan([name]), **options)
+    return outcome
+
+
+def sentence_of(outcome: runner.Outcome, status: str = "failed") -> str:
+    """The one sentence in which a run that did not succeed says how to go on."""
+    assert outcome.status == status == runs.status(outcome.folder) and not runs.is_done(outcome.folder)
+    assert len(outcome.sentence.splitlines()) == 1 and f"nblib run {outcome.notebook}" in outcome.sentence
+    assert not (outcome.folder / "notebook.partial.ipynb").exists()
+    return outcome.sentence
 
 
 def start(*arguments: str) -> subprocess.Popen:

@@ -86,15 +86,6 @@ def test_no_place_to_write(workbook, monkeypatch, capsys, outputs, command):
     assert small_notebooks.files(workbook) == before
 
 
-def test_a_profile_with_all_leaves_the_others_on_their_defaults_and_says_so(workbook, capsys):
-    from nblib.run import jobs
-
-    planned = jobs.plan(["00", "10"], profile="gpu", profile_optional=True)
-    assert [job.values for job in planned] == [{"steps": 9}, {}]
-    assert "[10_lrc] has no profile 'gpu'" in capsys.readouterr().out
-    assert planned[0].resume == "nblib run 00_setup --profile gpu" and planned[1].resume == "nblib run 10_lrc"
-
-
 def test_list_and_an_empty_report(workbook, capsys):
     assert _main(["list"], capsys, out=True) == (
         0,

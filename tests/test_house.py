@@ -20,33 +20,7 @@ HOMES = {
 }
 # Modules without a test file of their own name, and where they are tested. To become fewer.
 TESTED_ELSEWHERE = {
-    "nblib/doctor.py": "a list of names of train_doctor, whose tests are in doctor/tests",
-    "nblib/paths.py": "test_cli.py moves every folder",
-    "nblib/compiling.py": "test_memory.py, test_models.py",
-    "nblib/guards.py": "test_train.py, lessons/test_pitfalls_loop.py",
-    "nblib/hf.py": "lessons/test_pitfalls_loop.py, methods/test_ard.py, methods/test_moe_trainer.py",
-    "nblib/files.py": "test_checkpoint.py, run/test_runner.py",
-    "nblib/shards.py": "methods/test_teacher_cache.py",
-    "nblib/start.py": "the notebooks 10 to 13",
-    "nblib/methods/ard_ranks.py": "methods/test_ard.py",
-    "nblib/methods/ard_run.py": "methods/test_ard.py",
-    "nblib/methods/ard_trainer.py": "methods/test_ard.py",
-    "nblib/methods/uncertainty.py": "methods/test_ard.py",
-    "nblib/methods/divergences.py": "methods/test_distill.py",
-    "nblib/methods/temperature.py": "methods/test_distill.py",
-    "nblib/methods/loss_weights.py": "methods/test_objectives.py",
-    "nblib/run/execute.py": "run/test_runner.py",
-    "nblib/run/flat_yaml.py": "run/test_parameters.py",
-    "nblib/run/jobs.py": "run/test_runner.py, run/test_sweep.py",
-    "nblib/run/records.py": "run/test_runner.py",
-    "nblib/run/refresh.py": "run/test_runner.py",
-    "nblib/run/report.py": "run/test_runner.py",
-    "nblib/run/runs.py": "run/test_runner.py",
-    "nblib/run/show.py": "run/test_runner.py, lessons/test_trials.py",
-    "nblib/run/sweep_table.py": "run/test_sweep.py",
-    "notebooks/lessons/bf16_adamw.py": "lessons/test_precision.py",
     "notebooks/lessons/programs.py": "lessons/test_peers.py",
-    "notebooks/lessons/teacher_agreement.py": "methods/test_alignment.py",
 }
 
 

@@ -1,6 +1,5 @@
-"""Predicted bytes against measured ones, peaks against known sizes, and a cut compile cache against its repair."""
+"""Predicted bytes against measured ones, peaks against known sizes."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,16 +104,3 @@ def test_an_account_counts_storages_and_not_views():
         assert account.live == 4000
         del new, views
     assert account.live == 0 and account.most == 4000
-
-
-@pytest.mark.parametrize("share", [0, 0.25, 0.9])
-def test_a_library_without_its_end_is_found_and_only_it(tmp_path, share):
-    real = next((Path(torch.__file__).parent / "lib").glob("libshm.so"))
-    for name in ("whole.so", "cut.so"):
-        shutil.copy(real, tmp_path / name)
-    (tmp_path / "other.so").write_bytes(b"!<arch>" + bytes(100))  # not ours to judge
-    cut = tmp_path / "cut.so"
-    with open(cut, "rb+") as file:
-        file.truncate(int(cut.stat().st_size * share))
-    assert compiling.repair(tmp_path) == [cut] and not cut.exists()
-    assert (tmp_path / "whole.so").exists() and compiling.damaged(tmp_path) == []

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nblib import compiling, losses, models
+from nblib import losses, models
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
@@ -73,42 +73,3 @@ def test_a_folder_whose_config_names_no_model_is_one_sentence_too(tmp_path):
 def test_unknown_family_lists_the_known():
     with pytest.raises(ValueError, match="family = 'qwen9': allowed are qwen3"):
         models.tiny(64, family="qwen9")
-
-
-@pytest.mark.parametrize("family", models.FAMILIES)
-def test_checkpointed_blocks_give_the_same_bits(family):
-    from torch.utils.flop_counter import FlopCounterMode
-
-    ids = torch.randint(64, (2, 16))
-    found = {}
-    for name, prepare in {"plain": lambda m: m, "checkpointed": compiling.checkpoint_blocks}.items():
-        model = prepare(models.tiny(64, family=family, hidden=32, layers=2, heads=2)).train()
-        torch.manual_seed(0)
-        with FlopCounterMode(display=False) as flops:
-            losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
-        found[name] = flops.get_total_flops(), [p.grad for p in model.parameters()]
-    assert found["checkpointed"][0] > found["plain"][0]  # it does recompute
-    assert all(torch.equal(a, b) for a, b in zip(found["plain"][1], found["checkpointed"][1]))
-
-
-@pytest.mark.slow
-def test_compiled_blocks_keep_names_and_gradients():
-    ids = torch.randint(64, (2, 16))
-    plain, compiled = (models.tiny(64, hidden=32, layers=2, heads=2) for _ in range(2))
-    compiling.compile_blocks(compiled, backend="aot_eager")
-    assert plain.state_dict().keys() == compiled.state_dict().keys()
-    for model in (plain, compiled):
-        losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
-    for a, b in zip(plain.parameters(), compiled.parameters()):
-        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-
-
-def test_breaks_are_found_with_their_line():
-    def broken(x):
-        if x.sum().item() > 0:
-            return x + 1
-        return x - 1
-
-    report = compiling.breaks(broken, torch.ones(3))
-    assert report["breaks"] >= 1 and any(f"{__file__}:" in w["line"] for w in report["where"])
-    assert compiling.breaks(lambda x: x * 2, torch.ones(3)) == {"graphs": 1, "breaks": 0, "where": []}

@@ -37,6 +37,23 @@ def test_seed_reaches_every_generator():
     assert drawn[0] == drawn[1]
 
 
+def test_seeded_draws_the_same_and_leaves_every_generator_where_it_was():
+    def draws() -> tuple:
+        return random.random(), float(numpy.random.rand()), float(torch.rand(1))
+
+    runtime.seed_all(7)
+    expected = [draws() for _ in range(2)]
+    runtime.seed_all(7)
+    got = [draws()]
+    inside = []
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), runtime.seeded(3):
+            inside.append(draws())
+            raise KeyboardInterrupt
+    got.append(draws())
+    assert got == expected and inside[0] == inside[1] and inside[0] not in expected
+
+
 def test_environment_is_json_and_complete():
     facts = runtime.environment(runtime.pick())
     assert json.loads(json.dumps(facts)) == facts

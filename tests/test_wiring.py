@@ -97,7 +97,10 @@ def test_a_loss_without_a_graph_is_named(tiny):
 def test_names_that_should_train_and_do_not(tiny):
     wiring.freeze(tiny, train=[tiny.model.norm])
     seen = wiring.canary(tiny, _loss(tiny), expect={"model.norm.weight", "lm_head.weight"})
-    assert not seen.alive and "lm_head.weight" in seen.sentence
+    assert not seen.alive
+    assert seen.sentence == "lm_head.weight should train but does not (1 tensors differ from `expect`)"
+    seen = wiring.canary(tiny, _loss(tiny), expect=set())
+    assert seen.sentence == "model.norm.weight trains but should not (1 tensors differ from `expect`)"
 
 
 def test_it_leaves_no_trace():
@@ -109,3 +112,40 @@ def test_it_leaves_no_trace():
     assert all(torch.equal(a, b) for a, b in zip(before[0].values(), model.state_dict().values()))
     assert all(torch.equal(a, p.grad) for a, p in zip(before[1], model.parameters()))
     assert torch.equal(before[2], torch.get_rng_state()) and not model.training
+
+
+def test_evaluating_puts_every_module_back_into_its_own_mode(tiny):
+    tiny.train()
+    tiny.model.layers[0].eval()  # a frozen part, deliberately in evaluation mode
+    modes = [m.training for m in tiny.modules()]
+    assert len(set(modes)) == 2
+    with wiring.evaluating(tiny):
+        assert not any(m.training for m in tiny.modules())
+    assert [m.training for m in tiny.modules()] == modes
+    with pytest.raises(KeyboardInterrupt), wiring.evaluating(tiny):
+        raise KeyboardInterrupt  # the Stop button during an evaluation
+    assert [m.training for m in tiny.modules()] == modes
+    with wiring.in_mode(tiny, training=True):
+        assert all(m.training for m in tiny.modules())
+    assert [m.training for m in tiny.modules()] == modes
+
+
+def test_the_canary_keeps_mixed_modes_too(tiny):
+    tiny.train()
+    tiny.model.norm.eval()
+    assert wiring.canary(tiny, _loss(tiny)).alive
+    assert tiny.training and not tiny.model.norm.training
+
+
+def test_who_is_in_no_optimizer_is_named(tiny):
+    names = list(wiring.trainable(tiny))
+    first, rest = tiny.get_parameter(names[0]), [tiny.get_parameter(name) for name in names[1:]]
+    assert wiring.missed(tiny, []) == names
+    two = [torch.optim.SGD([first], lr=0.1), torch.optim.AdamW(rest[2:], lr=0.1)]
+    assert wiring.missed(tiny, two) == names[1:3]
+    with pytest.raises(ValueError, match=f"2 trainable parameters are in no optimizer, the first is {names[1]}"):
+        wiring.refuse_missed(tiny, two)
+    for p in rest[:2]:
+        p.requires_grad_(False)  # frozen: nobody need hold it
+    assert wiring.missed(tiny, two) == []
+    wiring.refuse_missed(tiny, two)

@@ -11,7 +11,7 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
-from nblib import closure, files, paths
+from nblib import files, paths
 from nblib.run import jobs, parameters, report, runner, sweep
 from nblib.run.parameters import ParameterError
 
@@ -28,8 +28,7 @@ GRID = "rank: [2, 4]\nsteps: 7\nsizes: [[1, 2], [3]]\n"
 
 @pytest.fixture
 def workbook(tmp_path, monkeypatch):
-    monkeypatch.setattr(closure, "digest", lambda cells: "code")  # somebody may be editing nblib right now
-    folder = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    folder = small_notebooks.steady_workbook(tmp_path, monkeypatch)
     monkeypatch.chdir(folder)
     return folder
 

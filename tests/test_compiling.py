@@ -1,0 +1,67 @@
+"""Recomputed and compiled blocks give the same gradients; graph breaks have a line; a damaged cache is repaired."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from nblib import compiling, losses, models
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_checkpointed_blocks_give_the_same_bits(family):
+    from torch.utils.flop_counter import FlopCounterMode
+
+    ids = torch.randint(64, (2, 16))
+    found = {}
+    for name, prepare in {"plain": lambda m: m, "checkpointed": compiling.checkpoint_blocks}.items():
+        model = prepare(models.tiny(64, family=family, hidden=32, layers=2, heads=2)).train()
+        torch.manual_seed(0)
+        with FlopCounterMode(display=False) as flops:
+            losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
+        found[name] = flops.get_total_flops(), [p.grad for p in model.parameters()]
+    assert found["checkpointed"][0] > found["plain"][0]  # it does recompute
+    assert all(torch.equal(a, b) for a, b in zip(found["plain"][1], found["checkpointed"][1]))
+
+
+@pytest.mark.slow
+def test_compiled_blocks_keep_names_and_gradients():
+    ids = torch.randint(64, (2, 16))
+    plain, compiled = (models.tiny(64, hidden=32, layers=2, heads=2) for _ in range(2))
+    compiling.compile_blocks(compiled, backend="aot_eager")
+    assert plain.state_dict().keys() == compiled.state_dict().keys()
+    for model in (plain, compiled):
+        losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
+    for a, b in zip(plain.parameters(), compiled.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_breaks_are_found_with_their_line():
+    def broken(x):
+        if x.sum().item() > 0:
+            return x + 1
+        return x - 1
+
+    report = compiling.breaks(broken, torch.ones(3))
+    assert report["breaks"] >= 1 and any(f"{__file__}:" in w["line"] for w in report["where"])
+    assert compiling.breaks(lambda x: x * 2, torch.ones(3)) == {"graphs": 1, "breaks": 0, "where": []}
+
+
+@pytest.mark.parametrize("share", [0, 0.25, 0.9])
+def test_a_library_without_its_end_is_found_and_only_it(tmp_path, share):
+    real = next((Path(torch.__file__).parent / "lib").glob("libshm.so"))
+    for name in ("whole.so", "cut.so"):
+        shutil.copy(real, tmp_path / name)
+    (tmp_path / "other.so").write_bytes(b"!<arch>" + bytes(100))  # not ours to judge
+    cut = tmp_path / "cut.so"
+    with open(cut, "rb+") as file:
+        file.truncate(int(cut.stat().st_size * share))
+    assert compiling.repair(tmp_path) == [cut] and not cut.exists()
+    assert (tmp_path / "whole.so").exists() and compiling.damaged(tmp_path) == []
+
+
+def test_blocks_are_the_longest_list_of_layers_and_a_model_without_one_is_refused(tiny):
+    assert compiling.blocks(tiny) == list(tiny.model.layers)
+    with pytest.raises(ValueError, match="Linear has no list of layers"):
+        compiling.blocks(torch.nn.Linear(2, 2))

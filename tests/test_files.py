@@ -1,0 +1,148 @@
+"""A file is the old one or the new one; what was written is on the device; a lock has one holder at a time."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+import torch
+
+from nblib import files
+
+DEAD = 999_999_999  # no process has this number
+
+
+def test_the_old_content_stays_when_the_block_fails(tmp_path):
+    path = tmp_path / "a.txt"
+    files.write(path, "old")
+    with pytest.raises(KeyboardInterrupt), files.replacing(path) as partial:
+        partial.write_text("half of the n")
+        assert path.read_text() == "old"  # a reader sees nothing of it yet
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+    files.write(path, b"new")
+    assert path.read_bytes() == b"new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    folder = tmp_path / "deep" / "model"
+    for names in ("ab", "bc"):
+        with files.replacing(folder) as partial:
+            partial.mkdir()
+            for name in names:
+                (partial / name).write_text(names)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"b": "bc", "c": "bc"}
+
+
+def test_killed_while_writing_leaves_the_old_content_and_the_next_writer_succeeds(tmp_path):
+    path = tmp_path / "run.json"
+    files.write(path, "old")
+    code = f"""import os
+from pathlib import Path
+from nblib import files
+with files.replacing(Path({str(path)!r})) as partial:
+    partial.write_text("half")
+    os.kill(os.getpid(), 9)"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
+    files.remove_partials(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+    left = tmp_path / f".run.json.{os.getpid()}.partial"  # of a process that had our number, as in a new container
+    left.mkdir()
+    files.write(path, "new")
+    assert path.read_text() == "new" and not left.exists()
+
+
+def test_only_what_dead_processes_left_is_removed(tmp_path):
+    for name in (f".step-1.{DEAD}.partial", f".step-1.{os.getpid()}.partial", f".other.{DEAD}.partial", "step-1"):
+        (tmp_path / name).write_text("")
+    files.remove_partials(tmp_path, "step-*")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(
+        [f".step-1.{os.getpid()}.partial", f".other.{DEAD}.partial", "step-1"]
+    )
+
+
+def test_content_is_on_the_device_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+
+    def log_fsync(descriptor):
+        order.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", log_fsync)
+    monkeypatch.setattr(os, "replace", lambda *names: (order.append("rename"), replace(*names)))
+    with files.replacing(tmp_path / "model") as partial:
+        (partial / "inside").mkdir(parents=True)
+        (partial / "inside" / "weights").write_text("1")
+    at = order.index("rename")
+    assert {"weights", "inside", partial.name} <= set(order[:at]) and order[at + 1 :] == [tmp_path.name]
+
+
+@pytest.mark.parametrize("place", ["a_file/run.json", "/proc/nblib/run.json"])
+def test_no_place_to_write_is_one_sentence(tmp_path, place):
+    (tmp_path / "a_file").write_text("earlier")
+    with pytest.raises(files.Unwritable, match=f"^Cannot write {tmp_path / place}: .*[.]$"):
+        files.write(tmp_path / place, "x")
+    with pytest.raises(files.Unwritable, match="^Cannot create the folder "):
+        files.make_folder((tmp_path / place).parent)
+    assert (tmp_path / "a_file").read_text() == "earlier"
+
+
+def test_a_lock_has_one_holder_and_goes_with_its_process(tmp_path):
+    code = f"""import time
+from pathlib import Path
+from nblib import files
+with files.locked(Path({str(tmp_path / "x" / "lock")!r}), waiting=""):
+    print("mine", flush=True)
+    time.sleep(60)"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "mine\n"
+        assert files.claim(tmp_path / "x" / "lock") is None
+    finally:
+        process.kill()
+        process.wait()
+    descriptor = files.claim(tmp_path / "x" / "lock")
+    assert descriptor is not None and files.claim(tmp_path / "x" / "lock") is None
+    os.close(descriptor)
+
+
+def test_who_waits_for_a_lock_says_so(tmp_path, capfd):
+    code = f"""from pathlib import Path
+from nblib import files
+with files.locked(Path({str(tmp_path / "lock")!r}), waiting="waiting for the other"):
+    print("mine", flush=True)"""
+    with files.locked(tmp_path / "lock", waiting="nobody is there to wait for"):
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "waiting for the other\n"
+    assert process.communicate(timeout=30)[0] == "mine\n"
+    assert capfd.readouterr().out == ""
+
+
+def test_json_stays_json():
+    values = {"loss": math.nan, "most": math.inf, "least": -math.inf, 3: (1, True, None), "t": torch.tensor([0.5])}
+    text = files.to_json(values | {"n": numpy.float64(2.0), "é": files.Path("a")})
+    assert json.loads(text, parse_constant=pytest.fail) == {
+        "loss": "nan", "most": "inf", "least": "-inf", "3": [1, True, None], "t": [0.5], "n": 2.0, "é": "a",
+    }  # fmt: skip
+    assert math.isnan(float(json.loads(text)["loss"])) and "é" in text
+
+
+def test_facts_are_added_to_what_is_there_and_damage_counts_as_nothing(tmp_path):
+    path = tmp_path / "result.json"
+    assert files.read_json(path) == {}
+    files.merge(path, {"loss": 1.0, "tokens": 7})
+    files.merge(path, {"loss": 2.0})
+    assert files.read_json(path) == {"loss": 2.0, "tokens": 7}
+    for text in ("{", "[1]", ""):
+        path.write_text(text)
+        assert files.read_json(path) == {}
+
+
+def test_a_hash_is_of_the_content(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")
+    assert files.sha256(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
