@@ -94,6 +94,7 @@ def test_making_it_leaves_the_callers_generator_alone(tmp_path, monkeypatch):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow  # it reads the corpus into a store of its own
 def test_the_command_makes_it_tells_the_steps_and_ends_at_once_when_it_is_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
     monkeypatch.setitem(base.RECIPES, "default", SMALL)

@@ -309,6 +309,7 @@ recipe: str = "default"  # which base model [default, full]
 model: str = ""  # another model instead"""
 
 
+@pytest.mark.slow
 def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch, capfd):
     write("00_a", "from nblib import base", parameters=BASED)
     write("01_b", "from nblib import start", parameters=BASED)
