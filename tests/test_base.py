@@ -98,6 +98,25 @@ def test_making_it_leaves_the_callers_generator_alone(tmp_path, monkeypatch):
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow  # it reads the corpus into a store of its own
+@pytest.mark.base
+def test_the_command_makes_it_tells_the_steps_and_ends_at_once_when_it_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
+    monkeypatch.setitem(base.RECIPES, "default", SMALL)
+    monkeypatch.setattr("sys.argv", ["base", "default", "cpu", "fp32"])
+    assert base.main() == 0 and "base model: step 2 of 2, loss " in capsys.readouterr().out
+    assert base.main() == 0 and capsys.readouterr().out == ""
+    assert base.load(machine=runtime.pick("cpu", "fp32")).facts["steps"] == 2
+
+
+@pytest.mark.parametrize("arguments, said", [(["big"], "invalid choice: 'big'"), (["full", "tpu"], "device")])
+def test_the_command_refuses_in_a_sentence(monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr("sys.argv", ["base", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        base.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
 @pytest.mark.base
 def test_an_unknown_recipe_lists_the_known():
     with pytest.raises(ValueError, match="recipe = 'big': allowed are default, full"):

@@ -1,6 +1,8 @@
 """A key changes with the code that is reached, and with nothing else: on a copy of the project's sources."""
 
 import ast
+import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +87,7 @@ def reworded(source: str) -> str:
     return "# a comment\n\n" + content.decode() + "\n\n# and another\n"
 
 
+@pytest.mark.slow  # the whole project, written and parsed twice
 def test_docstrings_comments_and_messages_of_errors_repeat_nothing(project):
     before, texts = keys(), 0
     for path in project.rglob("*.py"):
@@ -92,6 +95,10 @@ def test_docstrings_comments_and_messages_of_errors_repeat_nothing(project):
         texts += new.count('"something else"')
         path.write_text(new, encoding="utf-8")
     assert texts > 1000 and changes(before) == set()
+
+
+def test_comments_in_cells_repeat_nothing(project):
+    before = keys()
     for path in (project / "notebooks").glob("*.ipynb"):
         path.write_text(path.read_text().replace('"run.finish()"', '"run.finish()  # the end"'))
         assert "the end" in path.read_text()
@@ -136,16 +143,15 @@ def test_the_arithmetic_of_the_loop_repeats_all_that_train(project):
 
 def test_every_pitfall_that_a_notebook_shows_is_in_its_key(project):
     """The ids that stand in its stored outputs, whichever way its cells came by them."""
-    import json
-    import re
-
-    from lessons.pitfalls import catalogue
-
-    family = {p.id: f"lessons.pitfalls.{Path(p.broken.__code__.co_filename).stem}" for p in catalogue()}
-    titles = {p.id: p.title for p in catalogue()}
+    family, titles = {}, {}
+    for file in (project / "notebooks/lessons/pitfalls").glob("*.py"):
+        declared = dict(re.findall(r'id="(P\d\d)",\s+title="([^"]+)"', file.read_text()))
+        titles |= declared
+        family |= dict.fromkeys(declared, f"lessons.pitfalls.{file.stem}")
+    assert len(titles) == 71
     for path in sorted((project / "notebooks").glob("*.ipynb")):
         outputs = json.dumps([c.get("outputs", []) for c in json.loads(path.read_text())["cells"]])
-        shown = {number for number in re.findall(r"P\d\d", outputs) if f"{number} {titles.get(number)}" in outputs}
+        shown = {number for number in re.findall(r"P\d\d", outputs) if f"{number} {titles.get(number, '?')}" in outputs}
         assert {family[number] for number in shown} <= closure.reached(jobs.cells(path)).keys(), path.stem
 
 

@@ -15,7 +15,7 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, run_one, sentence_of, write
 
-from nblib import files
+from nblib import cli, files
 from nblib.run import jobs, runner, runs
 
 # counts to 60 in a second or so, keeps where it is like a training cell does, and continues from there
@@ -191,6 +191,105 @@ def test_two_at_once_run_side_by_side_on_their_share(workbook, monkeypatch, caps
     assert sorted(span[0] for span in spans) == ["00_a", "01_b"]
     assert {span[1] for span in spans} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     assert max(float(span[2]) for span in spans) < min(float(span[3]) for span in spans)
+
+
+@pytest.mark.parametrize(
+    "cores, gib, quota, limit_gib, cards, expected",
+    [
+        (8, 64, [], None, 0, 8),  # as many as there are cores
+        (64, 13, [], None, 0, 4),  # as many as fit into memory
+        (1, 1, [], None, 0, 1),  # one at least
+        (64, 256, [200000, 100000], None, 0, 2),  # a container's part of the cores
+        (64, 256, [100000], 7, 0, 2),  # of the memory; "max 100000" is no limit of the cores
+        (8, 64, [], None, 3, 3),  # one per card
+    ],
+)
+def test_as_many_at_once_as_the_machine_can(monkeypatch, cores, gib, quota, limit_gib, cards, expected):
+    def numbers(*files):
+        if "/proc/meminfo" in files:
+            return [0, 0, gib * 2**20]
+        return quota if "cpu" in files[0] else [limit_gib * 2**30] if limit_gib else []
+
+    monkeypatch.setattr(runner, "_numbers", numbers)
+    monkeypatch.setattr(runner.os, "sched_getaffinity", lambda _: range(cores))
+    monkeypatch.setattr(runner, "gpus", lambda: [(str(n), "NVIDIA") for n in range(cards)])
+    assert runner.capacity() == expected
+
+
+def test_numbers_of_the_kernels_files(tmp_path):
+    (tmp_path / "max").write_text("max 100000\n")
+    (tmp_path / "quota").write_text("-1\n")
+    (tmp_path / "meminfo").write_text("MemTotal:       24684092 kB\nMemFree:        20423328 kB\n")
+    assert runner._numbers(str(tmp_path / "max"), str(tmp_path / "absent")) == [100000]
+    assert runner._numbers(str(tmp_path / "quota")) == []
+    assert runner._numbers(str(tmp_path / "meminfo")) == [24684092, 20423328]
+    assert runner.capacity() >= 1  # on the real ones
+
+
+BASED = """seed: int = 0  # random seed
+recipe: str = "default"  # which base model [default, full]
+model: str = ""  # another model instead"""
+
+
+@pytest.mark.slow
+def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch, capfd):
+    write("00_a", "from nblib import base", parameters=BASED)
+    write("01_b", "from nblib import start", parameters=BASED)
+    write("02_c", "from nblib import paths", parameters=BASED)  # says recipe, and reaches no base model
+    write("03_d", "from nblib import base", parameters=BASED.replace('"default"  #', '"full"  #'))
+    write("04_e", "from nblib import base", parameters=BASED.replace('""', '"Qwen/Qwen3-0.6B"'))
+    write("05_f", "from nblib import base", parameters="seed: int = 0  # random seed")
+    started, popen = [], subprocess.Popen
+
+    def recorded(command, **options):
+        if command[1:3] == ["-m", "nblib.base"]:
+            started.append(command[3:])
+            command = [sys.executable, "-c", "print('base model: step 1 of 1')"]
+        elif "nblib.run.execute" in command:
+            started.append("a notebook")
+        return popen(command, **options)
+
+    monkeypatch.setattr(runner.subprocess, "Popen", recorded)
+    planned = jobs.plan(jobs.names())
+    runner._make_bases(planned, {}, threading.Event())
+    assert started == [["default", "auto", "auto"], ["full", "auto", "auto"]]
+    assert capfd.readouterr().out == "base model: step 1 of 1\n" * 2
+
+    started.clear()
+    pair = [job._replace(path=planned[2].path) for job in planned[:2]]  # to execute something light
+    monkeypatch.setattr(runner.closure, "reached", lambda cells: {"nblib.base": None})
+    assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"done"}
+    assert started == [["default", "auto", "auto"], "a notebook", "a notebook"]
+    started.clear()
+    assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"skipped"} and started == []
+    runner.run(pair[:1], force=True)  # one at a time: the notebook makes it, with its own progress
+    assert started == ["a notebook"]
+
+
+def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkeypatch, capfd):
+    write("00_a", "from nblib import base", parameters=BASED)
+    write("01_b", "from nblib import base", parameters=BASED)
+    popen = subprocess.Popen
+    program = "import time\nprint('base model: step 1 of 2', flush=True)\ntime.sleep(60)"
+    monkeypatch.setattr(runner.subprocess, "Popen", lambda _, **o: popen([sys.executable, "-c", program], **o))
+    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    outcomes = runner.run(jobs.plan(jobs.names()), jobs_at_once=2)
+    assert [outcome.status for outcome in outcomes] == ["stopped", "stopped"] and runner.exit_code(outcomes) == 130
+    printed = capfd.readouterr()
+    assert "step 1 of 2" in printed.out and "Traceback" not in printed.out + printed.err
+    assert not any((workbook / "outputs").glob("*/*/run.json"))
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [(["--all"], None), (["00_a"], 1), (["00_a", "--jobs", "auto"], None), (["--all", "--jobs", "3"], 3)],
+)
+def test_how_many_at_once_by_default(workbook, monkeypatch, arguments, expected):
+    write("00_a", "1")
+    given = {}
+    monkeypatch.setattr(runner, "run", lambda planned, **options: given.update(options) or [])
+    cli.main(["run", *arguments])
+    assert given["jobs_at_once"] == expected
 
 
 def test_each_slot_gets_a_card_of_its_own(monkeypatch, tmp_path):
