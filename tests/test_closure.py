@@ -113,7 +113,7 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/pitfalls/lrc.py", {"10_lrc", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS, None),
         ("doctor/train_doctor/causes.py", {"05_doctor"} | METHODS, None),
-        ("nblib/methods/jamba.py", {"12_moe_muon"}, None),
+        ("notebooks/lessons/jamba.py", {"12_moe_muon"}, None),
         ("nblib/methods/lrc.py", {"10_lrc"}, {"00_setup", "02_compile_and_checkpointing", "12_moe_muon", "base"}),
         ("nblib/base.py", {"00_setup", "01_freeze_and_adapters", "base"} | METHODS, None),
         ("notebooks/lessons/exercises.py", set(), None),
@@ -212,10 +212,10 @@ def test_what_counts_as_the_same_cell(one, other, same):
 
 
 def test_a_module_that_is_no_python_ends_planning_in_one_sentence(project):
-    (project / "nblib" / "wiring.py").write_text("import torch\n\ndef broken(:\n")
+    (project / "nblib" / "compiling.py").write_text("import torch\n\ndef broken(:\n")
     with pytest.raises(ParameterError) as caught:
-        jobs.plan(["10_lrc", "01"])
+        jobs.plan(["10_lrc", "02"])
     sentences = str(caught.value).splitlines()
-    assert len(sentences) == 2 and all("wiring.py line 3 is not Python: invalid syntax." in s for s in sentences)
+    assert len(sentences) == 2 and all("compiling.py line 3 is not Python: invalid syntax." in s for s in sentences)
     assert sentences[0].startswith("10_lrc cannot be planned: ")
     assert len(jobs.plan(["00"])) == 1  # it does not reach that module

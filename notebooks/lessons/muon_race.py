@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
+from lessons import jamba
 from nblib import losses, models, runtime, text, train, wiring
-from nblib.methods import jamba, mixture_of_depths, moe, param_groups
+from nblib.methods import mixture_of_depths, moe, param_groups
 
 FAMILIES = ("qwen3_moe", "mixtral", "jamba")
 SHAPE = dict(family="qwen3_moe", hidden=128, layers=2, heads=4, width=128, experts=8, top_k=2)

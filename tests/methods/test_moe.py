@@ -8,8 +8,9 @@ import torch
 from torch.nn import functional as F
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from lessons import jamba
 from nblib import compiling, losses, models, text, train
-from nblib.methods import jamba, moe, param_groups
+from nblib.methods import moe, param_groups
 
 E, K = 8, 2
 

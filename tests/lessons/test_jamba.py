@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lessons import jamba
 from nblib import text, train
-from nblib.methods import jamba, moe, param_groups
+from nblib.methods import moe, param_groups
 
 
 @pytest.fixture

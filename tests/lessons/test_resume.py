@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from nblib import losses, models, resume, text, train
+from lessons import resume
+from nblib import losses, models, text, train
 
 
 def build(stream, model=None):
