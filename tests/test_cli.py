@@ -97,6 +97,38 @@ def test_list_and_an_empty_report(workbook, capsys):
     assert out.strip() == str(workbook / "outputs" / "index.html")
 
 
+@pytest.mark.parametrize(
+    "command, package, said",
+    [
+        ("list --pitfalls", "lessons", "lessons is not installed; run `make env` (or: pip install -e .)"),
+        ("doctor a.py", "train_doctor", "train_doctor is not installed; run `make env` (or: pip install ./doctor)"),
+    ],
+)
+def test_a_missing_package_says_how_to_install_it(monkeypatch, capsys, command, package, said):
+    _hide(monkeypatch, package)
+    assert _main(command.split(), capsys) == (2, f"nblib: {said}\n")
+
+
+def test_a_package_that_lacks_something_itself_is_not_called_missing(monkeypatch, capsys):
+    _hide(monkeypatch, "lessons", lacks="a_library")
+    with pytest.raises(ModuleNotFoundError, match="a_library"):
+        _main(["list", "--pitfalls"], capsys)
+
+
+def _hide(monkeypatch, package: str, *, lacks: str | None = None) -> None:
+    """As if the package were not installed, or as if what it lacks were not."""
+
+    class Nowhere:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name.partition(".")[0] == package:
+                raise ModuleNotFoundError(f"No module named {lacks or package!r}", name=lacks or package)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
+
+
 @pytest.mark.kernel
 def test_list_is_light_and_the_whole_command_works(workbook):
     code = "import sys, nblib.cli; nblib.cli.main(['list']); print(sorted(sys.modules))"

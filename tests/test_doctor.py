@@ -1,7 +1,5 @@
 """`nblib.doctor` is `train_doctor` under another name, and `nblib doctor` its command."""
 
-import sys
-
 import pytest
 
 import train_doctor
@@ -12,14 +10,6 @@ def test_every_public_name_is_passed_on():
     assert all(getattr(doctor, name) is getattr(train_doctor, name) for name in train_doctor.__all__)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         doctor.nothing_of_the_kind  # noqa: B018
-
-
-def test_without_the_package_one_sentence_says_how_to_get_it(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "train_doctor", None)
-    monkeypatch.delitem(sys.modules, "train_doctor.script", raising=False)
-    assert cli.main(["doctor", str(tmp_path / "train.py")]) == 2
-    sentence = capsys.readouterr().err.strip()
-    assert "make env" in sentence and "pip install ./doctor" in sentence and len(sentence.splitlines()) == 1
 
 
 SCRIPT = """

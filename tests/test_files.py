@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import select
 import subprocess
 import sys
 
@@ -118,6 +119,7 @@ with files.locked(Path({str(tmp_path / "lock")!r}), waiting="waiting for the oth
     print("mine", flush=True)"""
     with files.locked(tmp_path / "lock", waiting="nobody is there to wait for"):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert select.select([process.stdout], [], [], 30)[0], "it waits without a word"
         assert process.stdout.readline() == "waiting for the other\n"
     assert process.communicate(timeout=30)[0] == "mine\n"
     assert capfd.readouterr().out == ""

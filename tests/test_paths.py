@@ -20,6 +20,7 @@ def test_a_variable_moves_its_folder_and_empty_means_the_default(tmp_path, monke
     monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
     assert function() == tmp_path / "elsewhere"
     monkeypatch.setenv(variable, "")
+    monkeypatch.chdir(tmp_path)  # which an empty path would mean
     assert function().is_relative_to(paths.outputs() if variable == "NBLIB_BASE" else paths.root())
 
 
