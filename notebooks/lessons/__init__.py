@@ -1,8 +1,14 @@
 """lessons: code that only demonstrates, beside the notebooks that teach with it. The library itself is nblib.
 
-    from lessons import check                   the judges of the exercises
-    from lessons.trials import Trials           a pitfall's runs side by side
-    from lessons.pitfalls import pitfall        the catalogue
+    pitfalls, trials, facts       the catalogue, its runs side by side, what they measured
+    exercises, resume             `from lessons import check` judges an answer; a resumed run beside the straight one
+    demo, programs, peers, menus  the first minute; programs for the doctor and its peers; menus over a figure
+    bf16_adamw                    updates that survive in bf16 weights: notebooks 03 and 05
+    loss_weight_phases            where a router of losses gives up: 10
+    ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
+    jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12
+    token_kinds, weight_movement  where a router sends words, how far weights moved: 12
+    teacher_agreement             a student beside its teacher: 13
 
 Importing it is light: torch comes with the module that needs it.
 
