@@ -7,7 +7,14 @@ import pytest
 
 from nblib import cli, paths
 
-PAGES = ("README.md", "CONTRIBUTING.md", "tests/README.md", "parameters/README.md", "outputs/README.md", "nblib/README.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "tests/README.md",
+    "parameters/README.md",
+    "outputs/README.md",
+    "nblib/README.md",
+)
 
 
 def typed(page: str, command: str) -> list[str]:
