@@ -29,7 +29,7 @@ def refresh(names: Sequence[str]) -> list[runner.Outcome]:
     with tempfile.TemporaryDirectory(prefix="refresh-", dir=files.make_folder(outputs)) as folder:
         os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_BASE": store}
         try:
-            outcomes = runner.run(planned, force=True, keep_going=True)
+            outcomes = runner.run(planned, jobs_at_once=None, force=True, keep_going=True)
         finally:
             os.environ.clear()
             os.environ |= before

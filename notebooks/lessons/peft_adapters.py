@@ -15,14 +15,14 @@ training mode it cannot be copied by `copy.deepcopy`.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nblib import losses
+from nblib import losses, wiring
 from nblib.train import Batch, Terms
 
 
@@ -84,15 +84,9 @@ def monteclora_loss(model: nn.Module, batch: Batch) -> Terms:
     return terms | {"kl": model.base_model._get_monteclora_loss() * losses.supervised(batch["labels"])}
 
 
-@contextmanager
-def drawing(model: nn.Module) -> Iterator[None]:
+def drawing(model: nn.Module) -> AbstractContextManager:
     """Let MonteCLoRA draw while something is measured: `sampling` of uncertainty.measure. Dropout would come along."""
-    was_training = model.training
-    model.train()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+    return wiring.in_mode(model, training=True)
 
 
 def _adapted(model: nn.Module, config) -> nn.Module:
