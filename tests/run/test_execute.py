@@ -19,6 +19,16 @@ def workbook(tmp_path, monkeypatch):
     return small_notebooks.steady_workbook(tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def sockets(monkeypatch):
+    """A folder of this test alone, here and in what it starts: other tests start kernels at the same time."""
+    folder = Path(tempfile.mkdtemp(prefix="nb-"))  # pytest's own path is too long for a socket
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.kernel
 def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capfd):
     """A display with an id leaves no line in any log, so the runner passes on what the progress says of itself."""
@@ -45,11 +55,10 @@ def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capf
     ],
 )
 @pytest.mark.kernel
-def test_every_other_ending_is_one_sentence_too(workbook, source, options, said):
+def test_every_other_ending_is_one_sentence_too(workbook, sockets, source, options, said):
     write("00_a", source, "print('never')")
-    before = set(_socket_folders())
     assert said in sentence_of(run_one("00_a", **options))
-    assert set(_socket_folders()) <= before
+    assert not list(sockets.glob("nblib-kernel-*"))
 
 
 @pytest.mark.kernel
@@ -80,19 +89,12 @@ def test_the_kernel_knows_where_it_is(workbook, monkeypatch):
     assert seen == [str(workbook / "notebooks"), str(outcome.folder), "1", "1", "1", None]
 
 
-def test_sockets_left_by_a_kill_are_swept_once_nobody_holds_them(monkeypatch, request):
-    short = Path(tempfile.mkdtemp(prefix="nb-"))  # pytest's own path is too long for a socket
-    request.addfinalizer(lambda: shutil.rmtree(short))
-    monkeypatch.setattr(tempfile, "tempdir", str(short))
-    left, held, new = (short / f"nblib-kernel-{name}" for name in ("left", "held", "new"))
+def test_sockets_left_by_a_kill_are_swept_once_nobody_holds_them(sockets):
+    left, held, new = (sockets / f"nblib-kernel-{name}" for name in ("left", "held", "new"))
     for folder in (left, held, new):
         folder.mkdir()
         os.utime(folder, (0, 0)) if folder is not new else None
     lock = files.claim(held)
     mine, in_use = execute.socket_folder()
-    assert {path.name for path in short.iterdir()} == {held.name, new.name, mine.name}
+    assert {path.name for path in sockets.iterdir()} == {held.name, new.name, mine.name}
     os.close(lock), os.close(in_use)
-
-
-def _socket_folders():
-    return list(Path(tempfile.gettempdir()).glob("nblib-kernel-*"))
