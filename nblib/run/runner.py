@@ -27,7 +27,7 @@ from nblib.run import parameters, runs
 from nblib.run.execute import GRACE, OUTCOME, PROGRESS
 from nblib.run.jobs import Job, cells, gpus
 
-NEEDS_GIB = 3  # of memory, by a notebook on its defaults: they peak between 1 and 3
+NEEDS_GIB = 3  # of memory, set aside for each notebook: a cautious share, no measured peak
 BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what decides which base model a notebook loads
 
 
