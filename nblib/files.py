@@ -5,7 +5,12 @@
     with locked(path): ...                  one process at a time; claim(path) asks without waiting
 
 A rename is atomic, so a reader never sees half a file; it is durable only after the file, and the folder that holds its
-name, were flushed. Locks are the kernel's (flock): they go with the process that holds them, however it ends.
+name, were flushed. Locks are the kernel's (flock): they go with the process that holds them, however it ends. No write
+follows a link that somebody planted under the name it is about to use. What cannot be read is set aside under another
+name, `damaged-...`, with a sentence: it counts for nothing and is there to be looked at.
+
+    seal(folder)            write manifest.json: the name and the SHA-256 of each of its files
+    verify(folder, names)   Unreadable unless exactly these files are there, as they were written
 
 Footgun: Python's json writes `NaN`, which is not JSON and which other readers refuse. Non-finite numbers become the
 strings "nan", "inf" and "-inf" here; `float()` turns them back.
@@ -14,17 +19,25 @@ strings "nan", "inf" and "-inf" here; `float()` turns them back.
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+MANIFEST = "manifest.json"
 
 
 class Unwritable(OSError):
     """A place we cannot write to, said in one sentence."""
+
+
+class Unreadable(ValueError):
+    """There is a file or a folder, and it is not what was written there; said in one sentence."""
 
 
 def make_folder(path: Path) -> Path:
@@ -53,10 +66,13 @@ def put(partial: Path, path: Path) -> None:
     """Give a whole file or folder the name `path`, and let a power cut lose neither its content nor its name."""
     for part in [*partial.rglob("*"), partial]:
         flush(part)
+    old = path.with_name(f".{path.name}-old.{os.getpid()}.partial")
     if path.is_dir():
-        shutil.rmtree(path)
+        _remove(old)
+        os.replace(path, old)  # at once, so that a kill during the deletion does not leave half of it under its name
     os.replace(partial, path)
     flush(path.parent)
+    _remove(old)
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
@@ -68,16 +84,52 @@ def remove_partials(folder: Path, name: str = "*") -> None:
 
 def _remove(path: Path) -> None:
     with contextlib.suppress(OSError):
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def write(path: Path, content: str | bytes) -> None:
     """The old file or the new one, never half of one."""
+    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
     try:
-        with replacing(path) as partial:
-            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with replacing(path) as partial, open(partial, "xb", opener=_no_link) as file:
+            file.write(content)
     except OSError as error:
-        raise Unwritable(f"Cannot write {path}: {error.strerror}.") from None
+        raise Unwritable(f"Cannot write {path}: {error.strerror or error}.") from None
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
+def set_aside(path: Path, why: str) -> None:
+    """Rename what is damaged to `damaged-...`, where it counts for nothing, and say so."""
+    names = (f"damaged-{path.name}{f'-{n}' if n else ''}" for n in itertools.count())
+    aside = next(other for name in names if not os.path.lexists(other := path.with_name(name)))
+    with contextlib.suppress(OSError):  # in a place that is read only it stays, and is passed over each time
+        os.replace(path, aside)
+        path = aside
+    print(f"{why}; it is set aside as {path}", flush=True)
+
+
+def seal(folder: Path) -> dict[str, str]:
+    """Write the manifest of a folder's files; name -> SHA-256."""
+    hashes = {file.name: sha256(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
+    write(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=1))
+    return hashes
+
+
+def verify(folder: Path, names: Collection[str] = ()) -> None:
+    """Unreadable unless the manifest names exactly `names` (where none are given, any) and each is unchanged."""
+    try:
+        hashes = read_json(folder / MANIFEST).get("sha256")
+        if not isinstance(hashes, dict) or not hashes or (names and set(hashes) != set(names)):
+            raise Unreadable(f"{folder} is damaged: its {MANIFEST} does not name {', '.join(names) or 'its files'}")
+        if paths := [name for name in hashes if Path(name).name != name]:
+            raise Unreadable(f"{folder} is damaged: its {MANIFEST} names {paths[0]!r}, which is not in it")
+        if changed := [name for name, expected in hashes.items() if sha256(folder / name) != expected]:
+            raise Unreadable(f"{folder} is damaged: {', '.join(changed)} changed since it was written")
+    except OSError as error:
+        raise Unreadable(f"{folder} is damaged: {Path(error.filename or '').name}: {error.strerror}") from None
 
 
 def flush(path: Path) -> None:
@@ -108,7 +160,11 @@ def claim(path: Path) -> int | None:
 def locked(path: Path, *, waiting: str) -> Iterator[None]:
     """Hold the lock file `path`, made if need be; prints `waiting` when another process has it."""
     make_folder(path.parent)
-    with open(path, "w") as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(open(path, "a", opener=_no_link))
+        except OSError as error:
+            raise Unwritable(f"Cannot lock {path}: {error.strerror}.") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -118,17 +174,32 @@ def locked(path: Path, *, waiting: str) -> Iterator[None]:
 
 
 def merge(path: Path, facts: Mapping[str, Any]) -> None:
-    """Add facts to a JSON object on disk."""
-    write(path, to_json(read_json(path) | facts, indent=1) + "\n")
+    """Add facts to a JSON object on disk. A damaged one is set aside, and a new one begun."""
+    try:
+        known = read_json(path)
+    except Unreadable as error:
+        set_aside(path, str(error))
+        known = {}
+    write(path, to_json(known | facts, indent=1) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; empty when there is none yet."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return content if isinstance(content, dict) else {}
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+            raise Unreadable(f"cannot read {path}: it is no file")
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
         return {}
+    except OSError as error:
+        raise Unreadable(f"cannot read {path}: {error.strerror}") from None
+    except Unreadable:
+        raise
+    except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, a number of 5,000 digits, too deep
+        raise Unreadable(f"cannot read {path}: {str(error) or type(error).__name__}") from None
+    if not isinstance(content, dict):
+        raise Unreadable(f"cannot read {path}: it holds no JSON object")
+    return content
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -1,8 +1,10 @@
 """A file is the old one or the new one; what was written is on the device; a lock has one holder at a time."""
 
+import contextlib
 import json
 import math
 import os
+import random
 import select
 import subprocess
 import sys
@@ -134,15 +136,122 @@ def test_json_stays_json():
     assert math.isnan(float(json.loads(text)["loss"])) and "é" in text
 
 
-def test_facts_are_added_to_what_is_there_and_damage_counts_as_nothing(tmp_path):
+def test_facts_are_added_to_what_is_there(tmp_path):
     path = tmp_path / "result.json"
     assert files.read_json(path) == {}
     files.merge(path, {"loss": 1.0, "tokens": 7})
     files.merge(path, {"loss": 2.0})
     assert files.read_json(path) == {"loss": 2.0, "tokens": 7}
-    for text in ("{", "[1]", ""):
-        path.write_text(text)
-        assert files.read_json(path) == {}
+
+
+BAD_JSON = {
+    "torn": b'{"loss": 1',
+    "a list": b"[1]",
+    "empty": b"",
+    "bytes": b"\xff\xfe{}",
+    "too deep": b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    "a huge number": b'{"a": ' + b"9" * 5000 + b"}",
+}
+
+
+@pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
+def test_a_damaged_file_is_one_sentence_and_merging_sets_it_aside(tmp_path, content, capsys):
+    path = tmp_path / "run.json"
+    path.write_bytes(content)
+    with pytest.raises(files.Unreadable, match=f"^cannot read {path}: .+") as caught:
+        files.read_json(path)
+    assert "\n" not in str(caught.value)
+    for _ in range(3):
+        path.write_bytes(content)
+        files.merge(path, {"status": "done"})
+        assert files.read_json(path) == {"status": "done"}
+    assert [p.read_bytes() for p in sorted(tmp_path.glob("damaged-*"))] == [content] * 3
+    assert capsys.readouterr().out.count("is set aside as") == 3
+
+
+def test_what_is_no_file_is_not_read(tmp_path):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(files.Unreadable, match="it is no file"):
+            files.read_json(tmp_path / name)
+
+
+def test_no_write_follows_a_planted_link(tmp_path):
+    victim, folder = tmp_path / "victim", tmp_path / "store"
+    victim.write_text("precious")
+    folder.mkdir()
+    (folder / f".run.json.{os.getpid()}.partial").symlink_to(victim)
+    files.write(folder / "run.json", "new")
+    (folder / "link.json").symlink_to(victim)
+    files.write(folder / "link.json", "new")
+    (folder / "lock").symlink_to(victim)
+    with pytest.raises(files.Unwritable, match="Cannot lock"), files.locked(folder / "lock", waiting=""):
+        pass
+    (tmp_path / "victims").mkdir()
+    (tmp_path / "victims" / "file").write_text("precious")
+    (folder / "model").symlink_to(tmp_path / "victims")
+    with files.replacing(folder / "model") as partial:
+        partial.mkdir()
+    assert victim.read_text() == (tmp_path / "victims" / "file").read_text() == "precious"
+    assert (folder / "link.json").read_text() == "new" and not (folder / "model").is_symlink()
+
+
+def test_a_replaced_folder_is_the_old_or_the_new_one_when_the_deletion_fails(tmp_path, monkeypatch):
+    for content in ("old", "new"):
+        with files.replacing(tmp_path / "model") as partial:
+            partial.mkdir()
+            (partial / "a").write_text(content)
+        monkeypatch.setattr(files, "_remove", lambda path: None)  # as if killed there
+    assert (tmp_path / "model" / "a").read_text() == "new"
+    monkeypatch.undo()
+    files.remove_partials(tmp_path)  # of dead processes only, and we are alive
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.fixture
+def sealed(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights").write_bytes(bytes(range(256)))
+    (folder / "config").write_text("{}")
+    files.seal(folder)
+    return folder
+
+
+def test_a_sealed_folder_is_whole(sealed):
+    files.verify(sealed)
+    files.verify(sealed, {"weights", "config"})
+    (sealed / "beside").write_text("what nobody asks for")
+    files.verify(sealed, {"weights", "config"})
+
+
+def test_every_flipped_bit_of_a_sealed_folder_is_noticed(sealed):
+    draw = random.Random(0)
+    for file in ("weights", "config", files.MANIFEST):
+        whole = (sealed / file).read_bytes()
+        for _ in range(100):
+            hurt, at = bytearray(whole), draw.randrange(8 * len(whole))
+            hurt[at // 8] ^= 1 << at % 8
+            (sealed / file).write_bytes(hurt)
+            with contextlib.suppress(files.Unreadable):
+                files.verify(sealed, {"weights", "config"})
+                # whitespace, or a digit of the layout: what it says is the same
+                assert file == files.MANIFEST and json.loads(hurt) == json.loads(whole)
+        (sealed / file).write_bytes(whole)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [None, [], {}, {"weights": "x"}, {"weights": 1, "config": None}]
+    + [{"weights": "x", "config": "x", other: "x"} for other in ("more", "../victim", "/etc/hostname", "..")],
+)
+def test_a_manifest_that_names_other_files_verifies_nothing(sealed, manifest):
+    (sealed / files.MANIFEST).write_text(json.dumps({"sha256": manifest}))
+    with pytest.raises(files.Unreadable, match="is damaged"):
+        files.verify(sealed, {"weights", "config"})
+    with pytest.raises(files.Unreadable, match="is damaged"):
+        files.verify(sealed)
 
 
 def test_a_hash_is_of_the_content(tmp_path):
