@@ -6,9 +6,12 @@ the guards remember. Leave out one and the loss curves part, some at once and so
 
 On disk a checkpoint is a folder `step-00000120` with `model.safetensors`, `training.pt` and `manifest.json`, the
 last holding the SHA-256 of the others. It is written under a temporary name, flushed to the device, and renamed: at
-any instant the folder is either whole or not there. Reading checks the hashes and falls back to the one before.
+any instant the folder is either whole or not there. Reading checks the hashes. What is damaged is set aside as
+`damaged-step-...` and the one before is taken; it never counts among those to keep. The one just written always does.
 
-Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a fingerprint notices another one.
+The records of all steps so far are in it too, so a training that was resumed has the same history as a straight one.
+
+Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a hash of all of it notices another.
 
 Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep the ones it is given. A snapshot
 held in memory must be cloned both ways, or training goes on writing into it.
@@ -17,8 +20,9 @@ held in memory must be cloned both ways, or training goes on writing into it.
 import copy
 import errno
 import hashlib
-import json
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -26,8 +30,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from nblib import files, runtime, wiring
+
+FILES = ("model.safetensors", "training.pt")
+PARTS = {"optimizers": list, "scaler": dict, "generators": list, "progress": dict, "frozen": str}  # of training.pt
+_HASHES = WeakIdKeyDictionary()  # tensor -> (its address and version, hash): frozen ones are hashed once
 
 
 class CheckpointError(RuntimeError):
@@ -35,9 +44,17 @@ class CheckpointError(RuntimeError):
 
 
 def capture(
-    model: nn.Module, optimizers: list[Optimizer], *, progress: dict, batches=None, scaler=None, clone: bool = False
+    model: nn.Module,
+    optimizers: list[Optimizer],
+    *,
+    progress: dict,
+    batches=None,
+    scaler=None,
+    clone: bool = False,
+    **more,
 ) -> dict:
-    """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones."""
+    """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones. `more` is
+    stored beside it, for the caller."""
     state = {
         "weights": {name: tensor.detach() for name, tensor in _saved_tensors(model).items()},
         "training": {
@@ -46,7 +63,8 @@ def capture(
             "generators": _every_rank(runtime.generators()),
             "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
             "progress": progress,
-            "frozen": _frozen_fingerprint(model),
+            "frozen": fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad),
+            **more,
         },
     }
     return copy.deepcopy(state) if clone else state
@@ -54,14 +72,15 @@ def capture(
 
 def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None) -> dict:
     """Put a captured state back in place and return its progress. The state itself stays untouched."""
-    training = copy.deepcopy(state["training"])  # load_state_dict keeps what it is given
+    parts = {name: state["training"][name] for name in (*PARTS, "batches")}
+    training = copy.deepcopy(parts)  # load_state_dict keeps what it is given
     tensors = _saved_tensors(model)
     if tensors.keys() != state["weights"].keys():
         differ = sorted(tensors.keys() ^ state["weights"].keys())
         raise CheckpointError(
             f"checkpoint and model train different parameters, {len(differ)} differ: {differ[:3]} ..."
         )
-    if training["frozen"] != _frozen_fingerprint(model):
+    if training["frozen"] != fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad):
         raise CheckpointError(
             "the frozen base under this checkpoint is not the one it was trained on; rebuild that base"
         )
@@ -91,10 +110,9 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
     try:
         with files.replacing(final) as partial:  # this step may be there already, of a run resumed from an older one
             partial.mkdir()
-            save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / "model.safetensors")
-            torch.save(state["training"], partial / "training.pt")
-            hashes = {file.name: files.sha256(file) for file in sorted(partial.iterdir())}
-            (partial / "manifest.json").write_text(json.dumps({"sha256": hashes}))
+            save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / FILES[0])
+            torch.save(state["training"], partial / FILES[1])
+            files.seal(partial)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
@@ -107,36 +125,63 @@ def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
         raise CheckpointError(
             f"checkpoint {final} not written: {reason}. Intact: {', '.join(intact) or 'none'}"
         ) from error
-    _forget(folder, keep)
+    for path in [path for path in folders(folder) if path != final][keep - 1 :]:
+        shutil.rmtree(path)
+    files.remove_partials(Path(folder), "step-*")
     return final
 
 
 def folders(folder: Path) -> list[Path]:
-    """Checkpoints of a run, newest first. Partial ones have another name and never appear."""
-    return sorted(Path(folder).glob("step-*"), reverse=True)
+    """Checkpoints of a run, newest first. Partial and damaged ones have another name; links are not ours."""
+    named = [path for path in Path(folder).glob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
+    return sorted((path for path in named if path.is_dir() and not path.is_symlink()), reverse=True)
 
 
 def read(path: Path) -> dict:
     """One checkpoint, its hashes verified. Nothing is unpickled that could run code."""
     try:
-        hashes = json.loads((path / "manifest.json").read_text())["sha256"]
-        changed = [name for name, expected in hashes.items() if files.sha256(path / name) != expected]
-        if changed:
-            raise CheckpointError(f"{path.name} is damaged: {', '.join(changed)} changed since it was written")
-        training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
-        return {"weights": load_file(path / "model.safetensors"), "training": training}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        files.verify(path, FILES)
+        training = torch.load(path / FILES[1], map_location="cpu", weights_only=True)
+        if wrong := [name for name, kind in PARTS.items() if not isinstance(training[name], kind)]:
+            raise CheckpointError(f"{path.name} is damaged: no {wrong[0]} in {FILES[1]}")
+        return {"weights": load_file(path / FILES[0]), "training": training}
+    except CheckpointError:
+        raise
+    except files.Unreadable as error:
+        raise CheckpointError(str(error).replace(str(path), path.name)) from None
+    except Exception as error:  # hashes of rubbish are true too, and each reader has its own words for that
         raise CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}") from error
 
 
-def newest(folder: Path, *, say=print) -> dict | None:
-    """The newest checkpoint that is whole, or None. Damaged ones are passed over, and named."""
+def newest(folder: Path) -> dict | None:
+    """The newest checkpoint that is whole, or None. Damaged ones are set aside, and named."""
     for path in folders(folder):
         try:
             return read(path)
         except CheckpointError as error:
-            say(f"checkpoint {error}; trying the one before")
+            _set_aside(path, error)
     return None
+
+
+def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], **parts) -> dict | None:
+    """Restore the newest checkpoint of a folder and return it; None when there is none."""
+    while (state := newest(folder)) is not None:
+        try:
+            restore(state, model, optimizers, **parts)
+            return state
+        except CheckpointError:  # of another model or base: a sentence for whoever runs it, nothing is damaged
+            raise
+        except Exception as error:
+            path = folders(folder)[0]
+            _set_aside(path, CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}"))
+            if not folders(folder):  # half of it is in the model already
+                raise CheckpointError(f"no checkpoint of {folder} can be restored; start this run again") from error
+    return None
+
+
+def _set_aside(path: Path, error: CheckpointError) -> None:
+    if runtime.rank() == 0:
+        files.set_aside(path, f"checkpoint {error}")
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -147,14 +192,22 @@ def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:
     return wiring.trainable(model) | {n: b for n, b in model.named_buffers() if n not in skip}
 
 
-def _frozen_fingerprint(model: nn.Module) -> str:
-    """Cheap on purpose: names, shapes and the first values of what does not train."""
+def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """A hash of names, shapes, types and all bytes."""
     digest = hashlib.sha256()
-    for name, p in model.named_parameters():
-        if not p.requires_grad:
-            head = p.detach().flatten()[:16].cpu().tolist()
-            digest.update(f"{name}{tuple(p.shape)}{p.dtype}{head}".encode())
+    for name, tensor in tensors:
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}{_hash(tensor.detach(), tensor)}".encode())
     return digest.hexdigest()[:16]
+
+
+def _hash(values: Tensor, tensor: Tensor) -> str:
+    state = (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+    known, value = _HASHES.get(tensor, (None, ""))
+    if known != state:
+        raw = values.cpu().contiguous().flatten().view(torch.uint8)
+        value = hashlib.sha256(raw.numpy()).hexdigest()
+        _HASHES[tensor] = (state, value)
+    return value
 
 
 def _every_rank(mine: dict) -> list[dict]:
@@ -167,9 +220,3 @@ def _every_rank(mine: dict) -> list[dict]:
 
 def _bytes(state: dict) -> int:
     return 3 * sum(t.numel() * t.element_size() for t in state["weights"].values())  # weights and two moments
-
-
-def _forget(folder: Path, keep: int) -> None:
-    for path in folders(folder)[keep:]:
-        shutil.rmtree(path)
-    files.remove_partials(Path(folder), "step-*")

@@ -122,6 +122,9 @@ def verify(folder: Path, names: Collection[str] = ()) -> None:
     """Unreadable unless the manifest names exactly `names` (where none are given, any) and each is unchanged."""
     try:
         hashes = read_json(folder / MANIFEST).get("sha256")
+    except Unreadable as error:
+        raise Unreadable(f"{folder} is damaged: {error}") from None
+    try:
         if not isinstance(hashes, dict) or not hashes or (names and set(hashes) != set(names)):
             raise Unreadable(f"{folder} is damaged: its {MANIFEST} does not name {', '.join(names) or 'its files'}")
         if paths := [name for name in hashes if Path(name).name != name]:

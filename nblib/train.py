@@ -32,9 +32,8 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from nblib import checkpoint, guards, losses, runtime, wiring
+from nblib.losses import Batch, Loss, Terms
 
-Batch = dict[str, Tensor]
-Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
 MAX_ROLLBACKS = 3
 SIGNALS = ("SIGINT", "SIGTERM")
 
@@ -46,7 +45,7 @@ def steps(
     *,
     total: int,
     schedule: Callable[[int], float] = lambda step: 1.0,
-    loss: Callable[[nn.Module, Batch], Terms] = losses.causal_lm,
+    loss: Loss = losses.causal_lm,
     accumulate: int = 1,
     machine: runtime.Machine | None = None,
     clip: float = 1.0,
@@ -60,6 +59,7 @@ def steps(
     spike: float = 0.0,
     snapshot_every: int = 20,
     controls=None,
+    records: list[dict] | None = None,
 ) -> Iterator[dict]:
     """Train for `total` optimizer steps, yielding what happened in each. See `fit` for the options."""
     machine = machine or runtime.pick()
@@ -71,16 +71,18 @@ def steps(
         group.setdefault("base_lr", group["lr"])
     everything = dict(batches=batches, scaler=scaler)
     progress = {"step": 0, "tokens": 0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
-    if checkpoints and (state := checkpoint.newest(checkpoints)):
-        progress = checkpoint.restore(state, model, optimizers, **everything)
+    records = [] if records is None else records
+    snapshot, reason, warned, clock = None, None, set(), _Clock()
+    if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, **everything)):
+        progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
+        records[:] = state["training"].get("history", [])
         _say(f"resumed at step {progress['step']} of {total}")
     recent, clipped = _windows(progress)
-    snapshot, reason, warned, clock = None, None, set(), _Clock()
     model.train()
 
-    def capture(clone: bool = False) -> dict:
+    def capture(clone: bool = False, **more) -> dict:
         now = progress | {"recent": list(recent), "clipped": list(clipped)}
-        return checkpoint.capture(model, optimizers, progress=now, clone=clone, **everything)
+        return checkpoint.capture(model, optimizers, progress=now, clone=clone, **everything, **more)
 
     with _stop_signals() as stop:
         while progress["step"] < total and not reason:
@@ -127,7 +129,8 @@ def steps(
             if fault:
                 _roll_back(snapshot, model, optimizers, batches, scaler, progress, fault)
                 recent, clipped = _windows(progress)
-                yield record | {"event": "rollback", "back_to": progress["step"]}
+                records.append(record | {"event": "rollback", "back_to": progress["step"]})
+                yield records[-1]
                 continue
             progress["step"], progress["tokens"] = step + 1, progress["tokens"] + int(count)
             recent.append(value)
@@ -146,9 +149,10 @@ def steps(
             if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
                 log(record)
             _warn_of_habits(step, clipped, clock, warned)
+            records.append(record)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
                 with clock.paused():
-                    checkpoint.save(checkpoints, capture(), keep=keep)
+                    checkpoint.save(checkpoints, capture(history=records, snapshot=snapshot), keep=keep)
             if reason:
                 record["stopped"] = reason
                 saved = ", checkpoint saved" if checkpoints else ""
@@ -159,7 +163,7 @@ def steps(
 
 
 def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list[dict]:
-    """Train and return one record per step.
+    """Train and return one record per step, with those of before a resume.
 
     total        optimizer steps                    schedule      step -> factor on every group's base rate
     loss         (model, batch) -> summed terms     accumulate    micro-batches per optimizer step
@@ -169,13 +173,19 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
     spike        factor over the median loss that triggers a rollback to the last snapshot, 0 for never; with it
                  non-finite losses roll back too instead of ending the run
     controls     an object with .stop and .lr_scale, read once per step
+    records      of steps: a list that it fills with what this returns, for cells that iterate
     """
     records = []
-    for record in steps(*args, **options):
-        records.append(record)
+    for record in steps(*args, records=records, **options):
         if on_step:
             on_step(record)
     return records
+
+
+def history(checkpoints: Path) -> list[dict]:
+    """One record per step of a training, from its first step to its newest checkpoint."""
+    state = checkpoint.newest(checkpoints)
+    return state["training"].get("history", []) if state else []
 
 
 async def live(records: Iterator[dict]) -> AsyncIterator[dict]:

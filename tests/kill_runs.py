@@ -68,7 +68,7 @@ def main(folder: Path, kills: int, seed: int) -> dict:
     os.waitpid(child(folder / "straight", folder / "straight.txt", None), 0)
     whole = time.perf_counter() - started
     run = 0
-    places = [(checkpoint, "save_file"), (files, "sha256"), (files, "flush"), (checkpoint, "_forget")]
+    places = [(checkpoint, "save_file"), (files, "sha256"), (files, "flush"), (files, "remove_partials")]
     while done < kills:  # every run is killed two or three times and then left to finish
         run += 1
         at, result = folder / f"run{run}", folder / f"run{run}.txt"

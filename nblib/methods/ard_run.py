@@ -11,7 +11,7 @@ or go on training it as ARD-LoRA; for that there is `save`.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,11 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nblib import files, losses, runtime, wiring
+from nblib.losses import Batch, Loss
 from nblib.methods.ard import adapters, divergence, install, passes
-from nblib.train import Batch, Terms
 
 FILE = "ard.safetensors"
-Loss = Callable[[nn.Module, Batch], Terms]
 
 
 # ------------------------------------------------------------------ before

@@ -7,6 +7,7 @@ Footgun: a child inherits the environment. PYTHONUNBUFFERED set by whoever start
 the torchrun variables would confuse P37; both are taken out.
 """
 
+import contextlib
 import io
 import os
 import signal
@@ -161,8 +162,10 @@ def damaged_folder() -> dict:
             checkpoint.save(Path(folder), checkpoint.capture(model, [optimizer], progress={"step": step}))
         newest = checkpoint.folders(Path(folder))[0] / "model.safetensors"
         newest.write_bytes(newest.read_bytes()[:1000])
-        state = checkpoint.newest(Path(folder), say=lambda text: print(text, file=printed))
-    return {"step_left": state["training"]["progress"]["step"], "said": printed.getvalue().strip()}
+        with contextlib.redirect_stdout(printed):
+            state = checkpoint.newest(Path(folder))
+    said = printed.getvalue().strip().replace(f"{folder}/", "")
+    return {"step_left": state["training"]["progress"]["step"], "said": said}
 
 
 PITFALLS = [
