@@ -50,7 +50,8 @@ def bit_equal(
     straight, _ = run("straight")
     _, before = run("stopped", stop_after=total // 2)
     resumed, after = run("stopped")
-    if (len(before), len(after)) != (total // 2, total - total // 2):
-        raise RuntimeError(f"{len(before)} of {total} steps before the stop and {len(after)} after it: not resumed")
+    paces = [[record["tokens_per_s"] for record in records] for records in (before, after)]
+    if len(before) != total // 2 or len(after) != total or paces[1][: len(before)] != paces[0]:
+        raise RuntimeError(f"{len(before)} of {total} steps before the stop and {len(after)} in all: not resumed")
     ends = [[*m.parameters(), *m.buffers()] for m in (straight, resumed)]
     return all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
