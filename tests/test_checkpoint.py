@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bit_flips import flips
 from conftest import FP32
 
 from nblib import checkpoint, files, losses, models, text, train
@@ -246,20 +246,15 @@ def test_rubbish_with_a_true_hash_falls_back_to_the_one_before(file, content, st
 
 def test_each_of_300_flipped_bits_is_noticed(stream, tmp_path, capsys):
     _trained(tmp_path, stream, total=2)
-    path, draw = checkpoint.folders(tmp_path)[0], random.Random(0)
+    path = checkpoint.folders(tmp_path)[0]
     weights = checkpoint.read(path)["weights"]
     for file in ("model.safetensors", "training.pt", "manifest.json"):
-        whole = (path / file).read_bytes()
-        for _ in range(100):
-            hurt, at = bytearray(whole), draw.randrange(8 * len(whole))
-            hurt[at // 8] ^= 1 << at % 8
-            (path / file).write_bytes(hurt)
+        for _ in flips(path / file):
             try:
                 found = checkpoint.read(path)["weights"]
                 assert file == "manifest.json" and all(torch.equal(found[n], t) for n, t in weights.items())
             except checkpoint.CheckpointError:
                 pass
-        (path / file).write_bytes(whole)
     assert checkpoint.read(path)
 
 
