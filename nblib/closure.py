@@ -65,7 +65,7 @@ def cell(source: str) -> Code:
         try:  # Interactive: its first string is no docstring, it may be what the cell shows
             code = _examine(ast.Interactive(ast.parse(text).body))
             return code if text == source else code._replace(does=_sha256(source))
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     return Code(_sha256(source), frozenset())
 
