@@ -36,9 +36,21 @@ from nblib import files, paths
 from nblib.run import parameters, runs
 
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
-# what the kernel runs first, with the number of the lock: neither a fork nor a program that it starts is to hold it
-KEEP = """__import__("os").set_inheritable({0}, False) or __import__("os").register_at_fork(
-    after_in_child=lambda held=[{0}]: held and __import__("os").close(held.pop()))"""
+# What the kernel runs first. No fork and no program that it starts is to hold the lock on the run's folder. And half a
+# character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message.
+FIRST = """
+import json, os
+from IPython import get_ipython
+held, session = [{lock}], get_ipython().kernel.session
+os.set_inheritable({lock}, False)
+os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
+def pack(message, pack=session.pack):
+    try:
+        return pack(message)
+    except UnicodeEncodeError:
+        return json.dumps(message, default=str).encode()
+session.pack = pack
+"""
 
 
 class Stopped(Exception):
@@ -169,7 +181,7 @@ def execute(job: dict[str, Any], stop: Stop, words: Words, notebook: Notebook) -
     follower = threading.Thread(target=_follow, args=(folder / runs.PROGRESS, words, ended), daemon=True)
     follower.start()
     try:
-        arguments = [f"--IPKernelApp.exec_lines={KEEP.format(lock)}"]
+        arguments = [f"--IPKernelApp.exec_lines=exec({FIRST.format(lock=lock)!r}, {{}})"]
         options = {"cwd": str(paths.notebooks()), "env": _environment(folder), "pass_fds": (lock,)}
         run_sync(kernel.start_kernel)(extra_arguments=arguments, **options)
         stop.kernel = kernel.provisioner.process.pid
