@@ -153,26 +153,6 @@ def test_what_a_notebook_leaves_running_holds_nothing_up(workbook):
 
 
 @pytest.mark.kernel
-def test_while_the_kernel_lives_it_holds_the_lock(workbook):
-    write("00_a", "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)")
-    process = small_notebooks.start("run", "00_a")
-    kernel = next(int(line) for line in process.stdout if line.strip().isdigit())
-    (folder,) = (workbook / "outputs" / "00_a").iterdir()
-    os.kill(kernel, signal.SIGSTOP)  # so that it cannot see that its parent is gone
-    worker = int(Path(f"/proc/{kernel}/stat").read_text().rpartition(")")[2].split()[1])
-    for pid in (process.pid, worker):
-        os.kill(pid, signal.SIGKILL)
-    process.communicate()
-    while runner._alive(worker):
-        time.sleep(0.05)
-    assert runs.status(folder) == "running"
-    os.kill(kernel, signal.SIGKILL)
-    while runner._alive(kernel):
-        time.sleep(0.05)
-    assert runs.status(folder) == "killed"
-
-
-@pytest.mark.kernel
 def test_what_nobody_foresaw_is_a_sentence_and_a_file(workbook, monkeypatch, tmp_path, capfd):
     write("00_a", "1")
     (tmp_path / "sitecustomize.py").write_text("import jupyter_client.manager as m; del m.AsyncKernelManager")
