@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nblib import paths
+from nblib import inputs
 
 SCALARS = {"int": int, "float": float, "str": str, "bool": bool}
 TYPES = (*SCALARS, "list[int]", "list[float]", "list[str]")
@@ -50,13 +50,16 @@ def _corpus(value: str) -> str | None:
     """What keeps a corpus from being read, or None."""
     if value.startswith("hf:"):
         return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
-    exists = value in ("prose", "code") or (paths.notebooks() / Path(value).expanduser()).exists()
-    return None if exists else "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+    if value in ("prose", "code"):
+        return None
+    if not os.path.exists(path := inputs.resolve(value)):
+        return "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+    return None if inputs.files_of(path) else f"holds no file to read ({', '.join(inputs.TEXTS)})"
 
 
 def _model(value: str) -> str | None:
     """What keeps a model from being loaded, as far as it can be told without the network, or None."""
-    if (paths.notebooks() / Path(value).expanduser() / "config.json").exists():
+    if os.path.exists(os.path.join(inputs.resolve(value), "config.json")):
         return None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", value):
         return "is neither a folder with a model nor a hub name like Qwen/Qwen3-0.6B"
