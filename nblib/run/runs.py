@@ -26,7 +26,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,18 +106,22 @@ class Run:
             note(self.dir, {"status": "done", "finished": time.time(), "sealed": sealed})
 
 
-def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
-    """Check the parameters found in `namespace` (a cell passes globals()) and open the run's folder."""
+def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
+    """Check the parameters found in `namespace` (a cell passes globals()), put what secrets stand for in there, and
+    open the run's folder."""
     from nblib import runtime  # imports torch, which the runner and `nblib list` do not need
 
     known = declarations.declared(paths.notebooks() / f"{notebook}.ipynb")
     given = namespace if "__name__" not in namespace else {k: namespace[k] for k in known if k in namespace}
     given = dict.fromkeys(_injected_names() - known.keys()) | dict(given)
+    given |= {k: v.reference for k, v in given.items() if isinstance(v, declarations.Secret)}  # the cell runs again
     values = {name: parameter.default for name, parameter in known.items()}
     values |= declarations.check(known, given, notebook)
     writes = runtime.rank() == 0
     if RUN_DIR not in os.environ and runtime.world() > 1:
         raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
+    if secret := declarations.secrets(known, values):
+        namespace.update(secret)  # here and nowhere else: all that is stored is what they are called
     folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
     run = Run(folder, values, writes)
     if writes:
