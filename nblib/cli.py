@@ -51,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _internal(error)
         if not error.filename:
             _mute(sys.stdout)
-        return _say(f"{error.filename or 'stdout'}: {error.strerror}.", code=74 if options.ran else 2)
+        code = 74 if options.ran or not error.filename else 2
+        return _say(f"{error.filename or 'stdout'}: {error.strerror}.", code=code)
     except Exception as error:
         return _internal(error)
 

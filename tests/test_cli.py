@@ -1,11 +1,17 @@
 """Bad input of any kind: one sentence each, exit code 2, no traceback, nothing written and nothing lost."""
 
+import errno
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import small_notebooks
 from small_notebooks import nblib, write
+
+from nblib import files
+from nblib.run import runs
 
 TEN = """rank: int = 2  # rank [1 .. 8]
 corpus: str = "prose"  # text to adapt to [a corpus]
@@ -127,6 +133,43 @@ def _hide(monkeypatch, package: str, *, lacks: str | None = None) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
+
+
+@pytest.mark.kernel
+def test_a_disk_that_is_full_after_the_runs(workbook, monkeypatch, capsys):
+    """Then the code is not the one of bad input: the run is done and stays so."""
+    flush = files.flush
+
+    def full(path):
+        if "index.html" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(path)
+
+    monkeypatch.setattr(files, "flush", full)
+    code, err = _main(["run", "00"], capsys)
+    assert code == 74 and err.startswith("nblib: Cannot write ") and "No space left on device" in err
+    (record,) = (workbook / "outputs").glob("00_setup/*/run.json")
+    assert runs.is_done(record.parent)
+    assert _main(["report"], capsys)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["list", "run 00 --profile gpu"])
+def test_an_error_of_our_own_is_one_sentence_and_a_file(workbook, monkeypatch, capsys, command):
+    def names():
+        raise KeyError("nobody\nforesaw this")
+
+    monkeypatch.setattr("nblib.run.jobs.names", names)
+    code, err = _main(command.split(), capsys)
+    file = Path(err.split()[-1])
+    assert (
+        code == 70
+        and err == f"nblib: internal error (KeyError: 'nobody\\nforesaw this'); please report it with {file}\n"
+    )
+    assert "in names" in file.read_text() and file.parent == Path(tempfile.gettempdir())
+    file.unlink()
+    (workbook / "outputs").mkdir()
+    code, err = _main(command.split(), capsys)
+    assert code == 70 and Path(err.split()[-1]).parent == workbook / "outputs"
 
 
 @pytest.mark.kernel
