@@ -71,6 +71,30 @@ def test_own_files(tmp_path):
     assert text.documents(str(tmp_path), "held_out")
 
 
+def test_files_are_read_in_the_order_of_their_names_through_folders_and_links(tmp_path):
+    for name in ("corpus/b/c.md", "corpus/a.txt", "corpus/b.txt", "corpus/no.bin", "other/d.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "loop").symlink_to(tmp_path / "corpus")
+    expected = ["corpus/a.txt", "corpus/b/c.md", "corpus/b.txt", "other/d.py"]
+    assert text._all_documents(str(tmp_path / "corpus")) == expected
+
+
+def test_a_path_is_seen_from_the_working_directory_and_from_home(tmp_path, monkeypatch):
+    (tmp_path / "own.txt").write_text("own")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert text._all_documents("own.txt") == text._all_documents("~/own.txt") == ["own"]
+
+
+@pytest.mark.parametrize("line", ['{"txt": 1}', '{"text": 1}', '["text"]', "no", '{"text": "\\ud800"}', "[" * 9999])
+def test_a_line_without_a_text_is_named(line, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match="bad.jsonl line 2: expected a JSON object with a 'text' field"):
+        text.documents(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "source, says",
     [
