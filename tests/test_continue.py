@@ -1,0 +1,77 @@
+"""A notebook that is killed in the middle of each of its trainings and after each, and continued by the same command
+every time, ends on the results and the figures of the one that went straight through."""
+
+import json
+import os
+from pathlib import Path
+
+import kill_stages
+import nbformat
+import pytest
+from small_notebooks import files, steady_workbook
+
+from nblib.run import jobs, runner
+
+pytestmark = [pytest.mark.slow, pytest.mark.base, pytest.mark.kernel]
+
+# short, and nothing left out that trains
+SHORT = {
+    "10_lrc": dict(steps=10, rows=2, length=32, short_steps=4, eval_rows=8, quick_rows=4),
+    "11_ard_lora": dict(steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8),
+    "12_moe_muon": dict(steps=12, suspect_steps=8, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
+    "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
+}
+# a table or a line that holds one of these is of time, which no run repeats
+TIMES = ("tokens per second", "seconds", "share of the time", "eval_tokens_per_s")
+
+
+def through(name: str, outputs: Path, monkeypatch, kills: list[str] = ()) -> Path:
+    """The folder of a run of the notebook that is killed at each of the places and then gets to its end."""
+    monkeypatch.setenv("NBLIB_OUTPUTS", str(outputs))
+    monkeypatch.setenv(kill_stages.KILLS, str(outputs / "kills"))
+    kill_stages.plan(list(kills))
+    job = jobs.plan([name], overrides=[f"{key}={value}" for key, value in SHORT[name].items()])
+    for n, place in enumerate(kills):
+        (outcome,) = runner.run(job)
+        assert outcome.status == "failed" and "signal 9" in outcome.sentence, f"at '{place}': {outcome.sentence}"
+        assert kill_stages.left() == list(kills[n + 1 :])
+    (outcome,) = runner.run(job)
+    assert outcome.status == "done", outcome.sentence
+    (folder,) = (path.parent for path in (outputs / name).glob("*/run.json"))
+    assert json.loads((folder / "run.json").read_text())["attempts"] == len(kills) + 1
+    return folder
+
+
+def shown(folder: Path) -> list[str]:
+    """What the cells show as text, times and progress apart."""
+    outputs = [o for c in nbformat.read(folder / "notebook.ipynb", 4).cells for o in c.get("outputs", [])]
+    texts = [o["data"]["text/plain"] for o in outputs if "data" in o]
+    return [text for text in texts if not any(word in text for word in TIMES)]
+
+
+def same(folder: Path, straight: Path) -> None:
+    results = [json.loads((run / "result.json").read_text()) for run in (folder, straight)]
+    assert results[0] == results[1] and results[0]["resume_bit_equal"]
+    assert shown(folder) == shown(straight)
+    assert files(folder / "figures") == files(straight / "figures")
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_killed_anywhere_and_continued_it_is_the_straight_run(name, tmp_path, monkeypatch):
+    steady_workbook(tmp_path, monkeypatch)
+    kill_stages.write(name, tmp_path / "notebooks")
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+
+    straight = through(name, tmp_path / "straight", monkeypatch)
+    saved = kill_stages.stages()
+    trained = {stage: steps for stage, steps in saved.items() if not stage.startswith("resume/")}
+    assert all(len(steps) > 1 for steps in trained.values()), f"no checkpoint in the middle of a stage: {saved}"
+    kills = [
+        place
+        for stage, steps in trained.items()
+        for place in (f"before {stage} {steps[1]}", f"after {stage} {steps[-1]}")
+    ]
+    same(through(name, tmp_path / "chain", monkeypatch, kills), straight)
+    last = f"before resume/stopped {saved['resume/stopped'][-1]}"
+    same(through(name, tmp_path / "once", monkeypatch, [last]), straight)
