@@ -3,10 +3,11 @@
 The name of the folder is the hash of the recipe, the text itself, the precision, the torch version and the code
 that trains: this file and what it imports (closure.py). If any of these changes the name changes, and the model is
 made again; nothing is ever overwritten. A lock lets two notebooks that start together train it once, and
-`python -m nblib.base` makes it ahead of them.
+`python -m nblib.base` makes it ahead of them. All results rest on it, so its files are checked against their SHA-256
+each time it is loaded; a damaged one is set aside and made again.
 
-Stored as an ordinary transformers folder plus `base.json` with the measured result:
-`AutoModelForCausalLM.from_pretrained(folder)` works without nblib.
+Stored as an ordinary transformers folder plus `base.json` with the measured result and the hash of its content:
+`AutoModelForCausalLM.from_pretrained(folder)` works without nblib. A run under the runner notes both in its folder.
 
 Footgun: the corpus is the documentation of the running Python, so its hash, and with it the base, changes with the
 Python patch version. Comparisons between runs are only fair on the same base; every run records its hash.
@@ -15,6 +16,7 @@ Python patch version. Comparisons between runs are only fair on the same base; e
 import argparse
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -52,12 +54,27 @@ def load(
     folder = paths.store() / key(recipe, machine)
     lock = folder.with_name(f".{folder.name}.lock")
     with files.locked(lock, waiting="another process is making the base model; waiting for it"):
-        if not (folder / "base.json").exists():
+        files.remove_partials(folder.parent)
+        if not _is_whole(folder):
             with runtime.seeded(0):  # so that nothing the notebook did before changes the base, nor the reverse
                 _make(recipe, folder, machine, on_step)
-    facts = json.loads((folder / "base.json").read_text())
+    facts = files.read_json(folder / "base.json")
+    if "NBLIB_RUN_DIR" in os.environ:  # what this run rests on; the runner compares it before it skips the run
+        note = {"base": folder.name, "content": facts["content"]}
+        files.merge(Path(os.environ["NBLIB_RUN_DIR"]) / "base.json", note)
     model = models.load(str(folder)).to(machine.device).train()
     return Base(model, models.load_tokenizer(str(folder)), folder, facts)
+
+
+def _is_whole(folder: Path) -> bool:
+    if not folder.exists():
+        return False
+    try:
+        files.verify(folder)
+        return True
+    except files.Unreadable as error:
+        files.set_aside(folder, f"base model {error}")
+        return False
 
 
 def key(recipe: str, machine: runtime.Machine) -> str:
@@ -94,7 +111,9 @@ def _make(recipe: str, folder: Path, machine: runtime.Machine, on_step) -> None:
     with files.replacing(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        (partial / "base.json").write_text(json.dumps(facts, indent=1))
+        content = hashlib.sha256(json.dumps(files.seal(partial)).encode()).hexdigest()[:16]
+        files.write(partial / "base.json", files.to_json({**facts, "content": content}, indent=1))
+        files.seal(partial)  # now with base.json
 
 
 def main() -> int:

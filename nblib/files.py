@@ -17,6 +17,7 @@ strings "nan", "inf" and "-inf" here; `float()` turns them back.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import itertools
@@ -66,13 +67,24 @@ def put(partial: Path, path: Path) -> None:
     """Give a whole file or folder the name `path`, and let a power cut lose neither its content nor its name."""
     for part in [*partial.rglob("*"), partial]:
         flush(part)
-    old = path.with_name(f".{path.name}-old.{os.getpid()}.partial")
-    if path.is_dir():
-        _remove(old)
-        os.replace(path, old)  # at once, so that a kill during the deletion does not leave half of it under its name
-    os.replace(partial, path)
+    if not path.is_dir():
+        os.replace(partial, path)
+    elif not _exchange(partial, path):  # a folder cannot take the place of another one: for an instant there is none
+        old = partial.with_name(f".{path.name}-old.{os.getpid()}.partial")
+        os.replace(path, old)
+        os.replace(partial, path)
+        partial = old
     flush(path.parent)
-    _remove(old)
+    _remove(partial)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Let two names change places in one step; False where the system cannot (it is Linux that can)."""
+    with contextlib.suppress(AttributeError, OSError):
+        here, both = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+        names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
+        return ctypes.CDLL(None).renameat2(here, names[0], here, names[1], both) == 0
+    return False
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:

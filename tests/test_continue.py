@@ -33,7 +33,7 @@ def through(name: str, outputs: Path, monkeypatch, kills: list[str] = ()) -> Pat
     job = jobs.plan([name], overrides=[f"{key}={value}" for key, value in SHORT[name].items()])
     for n, place in enumerate(kills):
         (outcome,) = runner.run(job)
-        assert outcome.status == "failed" and "signal 9" in outcome.sentence, f"at '{place}': {outcome.sentence}"
+        assert outcome.status == "failed" and "SIGKILL" in outcome.sentence, f"at '{place}': {outcome.sentence}"
         assert kill_stages.left() == list(kills[n + 1 :])
     (outcome,) = runner.run(job)
     assert outcome.status == "done", outcome.sentence

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import files, losses, runtime
+from nblib import checkpoint, files, losses, runtime
 from nblib.losses import Batch
 
 MANIFEST = "manifest.json"
@@ -44,16 +44,18 @@ class CacheError(RuntimeError):
     """The folder does not belong to this run, or is not what was written; the message says which."""
 
 
+class Damaged(CacheError):
+    """It is not what was written. `make` sets that part aside and makes it again."""
+
+
 def source(teacher: nn.Module, tokenizer, data: Tensor) -> dict[str, str]:
     """What a cache is of: hashes of the teacher's weights and config, of the tokenizer and of the token stream."""
     config = {k: v for k, v in teacher.config.to_diff_dict().items() if k not in ("transformers_version", "dtype")}
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in teacher.state_dict().items():
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    weights = checkpoint.fingerprint(teacher.state_dict(keep_vars=True).items())
+    about = json.dumps([config, weights], sort_keys=True, default=str)
     words = json.dumps([sorted(tokenizer.get_vocab().items()), tokenizer.all_special_tokens])
     return {
-        "teacher": digest.hexdigest()[:16],
+        "teacher": hashlib.sha256(about.encode()).hexdigest()[:16],
         "tokenizer": hashlib.sha256(words.encode()).hexdigest()[:16],
         "data": hashlib.sha256(data.cpu().contiguous().numpy()).hexdigest()[:16],
     }
@@ -110,9 +112,7 @@ def make(
         raise CacheError(f"{folder}: another process is making it; wait for it, then ask again")
     try:
         files.remove_partials(Path(folder))
-        shards = _Shards(folder, about)  # as the maker before us left it
-        shards.expect(about)
-        known = {key for tensors in shards.opened() for key in _keys(tensors)}
+        shards, known = _left(folder, about)
         # From the start, whatever is there: rows that are known are passed over.
         for batch in islice(batches, steps if shards.done < steps else 0):
             ids = batch["input_ids"]
@@ -179,15 +179,20 @@ class _Shards:
 
     def __init__(self, folder: Path, about: dict | None = None):
         self.folder = Path(folder)
-        try:
-            manifest = json.loads((self.folder / MANIFEST).read_text())
-            self.about, self.entries, self.done = manifest["about"], manifest["shards"], manifest["done"]
-        except FileNotFoundError:
+        if not (self.folder / MANIFEST).exists():
             if about is None:
-                raise CacheError(f"{self.folder} holds no {MANIFEST}: nothing was made there") from None
+                raise CacheError(f"{self.folder} holds no {MANIFEST}: nothing was made there")
             self.about, self.entries, self.done = about, [], 0
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CacheError(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from error
+            return
+        try:
+            manifest = files.read_json(self.folder / MANIFEST)
+            if manifest.pop("sha256") != _digest(manifest):
+                raise ValueError("it changed since it was written")
+            self.about, self.entries, self.done = manifest["about"], manifest["shards"], manifest["done"]
+            if [entry["name"] for entry in self.entries] != [_shard(n) for n in range(len(self.entries))]:
+                raise ValueError("it names files that are no shards of it")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Damaged(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
     def expect(self, about: dict) -> None:
         """Refuse a folder that is about something else, with the first difference."""
@@ -199,7 +204,7 @@ class _Shards:
             )
 
     def add(self, tensors: dict[str, Tensor], *, rows: int) -> None:
-        name = f"shard-{len(self.entries):05d}.safetensors"
+        name = _shard(len(self.entries))
         try:
             with files.replacing(self.folder / name) as partial:
                 save_file(tensors, partial)
@@ -214,19 +219,48 @@ class _Shards:
     def note(self, done: int) -> None:
         self.done = done
         manifest = {"about": self.about, "shards": self.entries, "done": done}
-        files.write(self.folder / MANIFEST, json.dumps(manifest, indent=1))
+        files.write(self.folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
 
-    def opened(self) -> Iterator[dict[str, Tensor]]:
-        """The tensors of every shard, memory-mapped, after its hash was checked."""
-        for entry in self.entries:
-            path = self.folder / entry["name"]
-            try:
-                if files.sha256(path) != entry["sha256"]:
-                    raise CacheError(f"{path} is damaged: it changed since it was written; make it anew")
-                with safe_open(path, "pt") as file:
-                    yield {name: file.get_tensor(name) for name in file.keys()}
-            except (OSError, SafetensorError) as error:
-                raise CacheError(f"{path} cannot be read: {error}") from error
+    def open(self, entry: dict) -> dict[str, Tensor]:
+        """The tensors of a shard, memory-mapped, after its hash was checked."""
+        path = self.folder / entry["name"]
+        try:
+            if files.sha256(path) != entry["sha256"]:
+                raise Damaged(
+                    f"{path} is damaged: it changed since it was written; make sets it aside and makes it again"
+                )
+            with safe_open(path, "pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}
+        except (OSError, SafetensorError) as error:
+            raise Damaged(f"{path} cannot be read: {error}") from error
+
+
+def _left(folder: Path, about: dict) -> tuple[_Shards, set[bytes]]:
+    """What the maker before us left, and the keys of its rows. The first damaged part is set aside, and from there on
+    all is made again."""
+    try:
+        shards = _Shards(folder, about)
+    except Damaged as error:
+        files.set_aside(Path(folder) / MANIFEST, str(error))
+        shards = _Shards(folder, about)
+    shards.expect(about)
+    known: set[bytes] = set()
+    for number, entry in enumerate(shards.entries):
+        try:
+            known |= set(_keys(shards.open(entry)))
+        except Damaged as error:
+            files.set_aside(Path(folder) / entry["name"], str(error))
+            shards.entries, shards.done = shards.entries[:number], 0
+            break
+    return shards, known
+
+
+def _shard(number: int) -> str:
+    return f"shard-{number:05d}.safetensors"
+
+
+def _digest(manifest: dict) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 class Cache:
@@ -245,7 +279,7 @@ class Cache:
         self.temperatures = tuple(self.about["temperatures"])
         self._rows: dict[bytes, tuple[dict[str, Tensor], int]] = {}  # key -> its shard, its place there
         self.tokens, self.prior = 0, None
-        for tensors in shards.opened():
+        for tensors in map(shards.open, shards.entries):
             self.prior = tensors.pop(PRIOR, self.prior)
             self._rows |= {key: (tensors, i) for i, key in enumerate(_keys(tensors))}
             self.tokens += tensors[VALUES].shape[:2].numel()

@@ -61,12 +61,12 @@ def test_everything_on_resumes_to_the_bit(data, machine, tmp_path):
     multi_token.attach(start)
     found = {}
     for name, totals in {"straight": (6,), "resumed": (3, 6)}.items():
-        model, records = copy.deepcopy(start), []
+        model = copy.deepcopy(start)
         for total in totals:
             with torch.no_grad():
                 for p in model.parameters():
                     p.add_(total - 3 if name == "resumed" else 0)  # what resumes comes from the checkpoint alone
-            records += train.fit(
+            records = train.fit(
                 model,
                 text.Batches(data.stream, rows=4, length=32),
                 param_groups.optimizers(model, weight_decay=0.1),

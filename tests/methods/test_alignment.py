@@ -138,7 +138,7 @@ def test_alignment_trains_with_the_student_and_resumes_to_the_bit(stream, teache
         assert records[-1]["alignment"] < records[0]["alignment"]
     run(9, tmp_path)
     resumed, again = run(12, tmp_path)
-    assert [r["loss"] for r in again] == [r["loss"] for r in records[9:]]
+    assert [r["loss"] for r in again] == [r["loss"] for r in records]
     for a, b in zip(straight.parameters(), resumed.parameters()):
         assert torch.equal(a, b)
 

@@ -236,6 +236,6 @@ def test_it_learns_from_a_teacher_and_resumes_to_the_bit(stream, tmp_path):
     assert records[-1]["loss"] < 0.6 * records[0]["loss"]
     run(57, tmp_path)
     resumed, again = run(60, tmp_path)
-    assert [r["loss"] for r in again] == [r["loss"] for r in records[57:]]
+    assert [r["loss"] for r in again] == [r["loss"] for r in records]
     for a, b in zip(straight.parameters(), resumed.parameters()):
         assert torch.equal(a, b)
