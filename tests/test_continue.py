@@ -15,6 +15,7 @@ import nbformat
 import pytest
 from small_notebooks import files, steady_workbook
 
+from lessons import muon_race
 from nblib.run import jobs, runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.base, pytest.mark.kernel]
@@ -28,8 +29,11 @@ SHORT = {
     "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
 }
 # trained by the same lines as one that is killed: left alone
-ALIKE = {"short_logits", "short_hidden", "32_largest_tail_bucket", "32_largest_tail_none"}
-ALIKE |= {f"suspects/{name}" for name in ("small_rates", "no_balance_loss", "skipped_doubled")}
+ALIKE = {"short_logits", "short_hidden", "live_teacher"}
+ALIKE |= {f"32_largest_tail_{way}" for way in ("drawn", "bucket", "none")}
+ALIKE |= {"suspects/" + "+".join(names).replace(" ", "_") for names in muon_race.combinations()[2:]} | {
+    "suspects/healthy"
+}
 # a table that holds one of these is about time, which no run repeats; progress is of the steps that one kernel made
 TIMES = ("tokens per second", "seconds", "share of the time", "eval_tokens_per_s", ": step ")
 
