@@ -11,11 +11,13 @@ PORT ?= 8888
 JOBS ?=
 NOTEBOOKS ?=
 WORKERS ?= 2
+KILLS ?= 200
+SEED ?= 0
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help env run demo lab test test-doctor test-notebooks test-all refresh lint lock bench clean clean-env
+.PHONY: help env run demo lab test test-doctor test-notebooks test-all torture refresh lint lock bench clean clean-env
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +57,9 @@ test-all: env  ## before a merge: every test, the browser, every notebook; ends 
 	$(PYTEST) --facts outputs/tests/facts --junit-xml=outputs/tests/tests.xml || status=1; \
 	$(BIN)/python tests/validate.py --all --facts outputs/tests/facts --junit-xml=outputs/tests/notebooks.xml || status=1; \
 	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status
+
+torture: env  ## kill any process at any time, go on, compare with runs that nobody killed; KILLS=200 SEED=0 ONLY=13
+	$(BIN)/python tests/torture.py --kills $(KILLS) --seed $(SEED) $(if $(ONLY),--only '$(ONLY)') --json outputs/torture.json
 
 refresh: env  ## re-execute every notebook on its defaults and store the outputs
 	$(BIN)/nblib refresh
