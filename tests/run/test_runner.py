@@ -511,7 +511,7 @@ def test_exit_codes(states, code):
 def test_what_dead_processes_left_is_swept(workbook):
     outputs, dead = workbook / "outputs", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
     left = [f"00_a/1/.run.json.{dead.stdout.strip()}.partial", f"00_a/1/figures/.x.png.{dead.stdout.strip()}.partial"]
-    kept = [f"00_a/1/.run.json.{os.getpid()}.partial", "00_a/1/run.json", "01_b/1/x", "refresh-live/x", "refresh-new/x"]
+    kept = [f"00_a/1/.x.json.{os.getpid()}.partial", "00_a/1/run.json", "01_b/1/x", "refresh-live/x", "refresh-new/x"]
     for name in (*left, *kept, "refresh-dead/00_a/1/x"):
         files.write(outputs / name, "x")
     for name in ("refresh-live", "refresh-dead"):
