@@ -184,18 +184,15 @@ _same = getattr(planning, "same", lambda job, record: record.get("key") == job.k
 
 
 def _other_base(folder: Path) -> str | None:
-    """The base models that a run loaded stand in its base.json, a line for each time."""
-    path = folder / "base.json"
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            name, content = (str(json.loads(line)[field]) for field in ("base", "content"))
-            stored = files.read_json(paths.store() / Path(name).name / "base.json").get("content", content)
-        except files.Unreadable:  # damaged in the store: it is made again when a run loads it
-            continue
-        except (ValueError, LookupError, TypeError):
-            return f"unreadable: {path}"
-        if stored != content:
-            return f"the base model {name} is another one"
+    """Whether the base model that a run loaded (its base.json) is still the one in the store, as far as one is there."""
+    try:
+        loaded = files.read_json(folder / "base.json")
+    except files.Unreadable as error:
+        return str(error)
+    with contextlib.suppress(files.Unreadable):  # damaged in the store: it is made again when a run loads it
+        stored = files.read_json(paths.store() / Path(str(loaded.get("base"))).name / "base.json")
+        if "content" in loaded and stored.get("content", loaded["content"]) != loaded["content"]:
+            return f"the base model {loaded['base']} is another one"
     return None
 
 

@@ -37,7 +37,7 @@ from nblib.run import parameters as declarations
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
 PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
-SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json")
+SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json", "base.json")
 
 
 @dataclass

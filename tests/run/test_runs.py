@@ -72,7 +72,9 @@ def test_columns_are_as_wide_as_their_widest_cell():
 def finished(workbook):
     """A run that was executed, with something in each of its files."""
     set_up = "from nblib.run import runs\nrun = runs.begin('00_a', globals())"
-    write("00_a", set_up, "run.log({'step': 1, 'loss': 0.5})\nrun.result(loss=0.5, words='a b')\nrun.finish()")
+    end = "files.merge(run.dir / 'base.json', {'base': 'abc', 'content': '1'})\nrun.finish()"
+    facts = "from nblib import files\nrun.log({'step': 1, 'loss': 0.5})\nrun.result(loss=0.5, words='a b')"
+    write("00_a", set_up, facts, end)
     return run_one("00_a").folder
 
 
