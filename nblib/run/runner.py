@@ -14,6 +14,7 @@ Footgun: without `keep_going` a failure stops jobs from starting; those that run
 
 import codecs
 import contextlib
+import functools
 import json
 import math
 import os
@@ -183,36 +184,27 @@ _same = getattr(planning, "same", lambda job, record: record.get("key") == job.k
 
 
 def _other_base(folder: Path) -> str | None:
-    """The base models that a run loaded stand in its base.json, a line for each time."""
-    path = folder / "base.json"
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            name, content = (str(json.loads(line)[field]) for field in ("base", "content"))
-            stored = files.read_json(paths.store() / Path(name).name / "base.json").get("content", content)
-        except files.Unreadable:  # damaged in the store: it is made again when a run loads it
-            continue
-        except (ValueError, LookupError, TypeError):
-            return f"unreadable: {path}"
-        if stored != content:
-            return f"the base model {name} is another one"
+    """Whether the base model that a run loaded (its base.json) is still the one in the store, as far as one is there."""
+    try:
+        loaded = files.read_json(folder / "base.json")
+    except files.Unreadable as error:
+        return str(error)
+    with contextlib.suppress(files.Unreadable):  # damaged in the store: it is made again when a run loads it
+        stored = files.read_json(paths.store() / Path(str(loaded.get("base"))).name / "base.json")
+        if "content" in loaded and stored.get("content", loaded["content"]) != loaded["content"]:
+            return f"the base model {loaded['base']} is another one"
     return None
 
 
 def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path | None, int | None]:
     """Where the job runs from now on, with the lock on it. Without a lock: the folder of a finished run, or None when
     somebody asked to stop while another process had it."""
-    home, began, told = paths.outputs() / job.notebook, time.monotonic(), set()
-
-    def tell(text: str) -> None:
-        if text not in told:
-            _say(text)
-        told.add(text)
-
+    home, began = paths.outputs() / job.notebook, time.monotonic()
     while not stopping.is_set():
         waited = time.monotonic() - began
         if (alone := files.claim(home)) is not None:  # of two that start together the second sees the first one's run
             try:
-                folder = _newest(job, tell)
+                folder = _newest(job, _say_once)
                 facts = runs.record(folder) if folder else {}
                 finished = facts.get("status") == "done"
                 if finished and not force:
@@ -222,7 +214,7 @@ def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path
                 orphaned = waited > GRACE + 5 and not _alive(facts.get("runner", 0))
                 if lock is None and (folder is None or finished or orphaned):
                     if folder is None and (why := _why(job)):
-                        tell(f"[{job.notebook}] runs again: {why}")
+                        _say(f"[{job.notebook}] runs again: {why}")
                     folder, facts = runs.new_folder(job.notebook), {}
                     lock = files.claim(folder)
                 if lock is not None:
@@ -231,7 +223,7 @@ def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path
                 os.close(alone)
             if waited > 0.5:  # for less than that it may be somebody who asks for its status
                 where = f"(pid {facts.get('runner')}, in {paths.short(folder)})"
-                tell(f"[{job.notebook}] is running already {where}; waiting for it")
+                _say_once(f"[{job.notebook}] is running already {where}; waiting for it")
         stopping.wait(0.2)
     return None, None
 
@@ -287,21 +279,16 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
     words, theirs = os.pipe()
     with open(words, "rb") as words:
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "nblib.run.execute"],
-                bufsize=0,
+            process = _start(
+                "nblib.run.execute",
+                share=share,
+                live=live,
+                stopping=stopping,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
                 pass_fds=(lock, theirs),
-                start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
-                env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | share,
             )
         finally:
             os.close(lock), os.close(theirs)
-        live.add(process)
-        if stopping.is_set():  # asked while this process was being started
-            process.send_signal(signal.SIGINT)
         order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
         order |= {"lock": lock, "words": theirs, "timeout": timeout, "resume": job.resume}
         with process.stdout, process.stdin:
@@ -317,6 +304,22 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
         runs.note(folder, record)
     status = "unwritten" if record.get("unwritten") and record["status"] == "failed" else record["status"]
     return Outcome(job.notebook, status, record["seconds"], folder, record["sentence"])
+
+
+def _start(*module: str, share: dict[str, str], live: set, stopping: threading.Event, **pipes: Any) -> Any:
+    """A program of ours in a process of its own, which is told when somebody asks to stop."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *module],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
+        env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | share,
+        **pipes,
+    )
+    live.add(process)
+    if stopping.is_set():  # asked while this process was being started
+        process.send_signal(signal.SIGINT)
+    return process
 
 
 def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str, Any] | None:
@@ -364,6 +367,9 @@ def _say(text: str, file: TextIO | None = None) -> None:
         file.flush()
 
 
+_say_once = functools.cache(_say)
+
+
 def _share(slot: int, slots: int) -> dict[str, str]:
     """What one of several processes may use: a card, or its part of the cores."""
     if slots == 1:
@@ -403,18 +409,9 @@ def _base_of(job: Job) -> tuple[str, ...] | None:
 def _make_base(arguments: Sequence[str], share: dict[str, str], live: set, stopping: threading.Event) -> None:
     """Make a base model that jobs will load; `nblib.base` ends at once where it is there."""
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nblib.base", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # as in _one
-            env=os.environ | share,
-        )
+        process = _start("nblib.base", *arguments, share=share, live=live, stopping=stopping)
     except OSError as error:
         return _say(f"nblib: the base model was not made: {error}", sys.stderr)
-    live.add(process)
-    if stopping.is_set():  # asked while this process was being started
-        process.send_signal(signal.SIGINT)
     for line in process.stdout:
         if not stopping.is_set():
             _say(line.decode("utf-8", "backslashreplace").rstrip("\n"))

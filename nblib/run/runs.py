@@ -37,7 +37,7 @@ from nblib.run import parameters as declarations
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
 PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
-SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json")
+SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json", "base.json")
 
 
 @dataclass
@@ -65,7 +65,8 @@ class Run:
         for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
             try:
                 entry = json.loads(line)
-                records[(entry.get("run"), entry["step"]) if "step" in entry else number] = entry
+                step = entry.get("step")
+                records[number if step is None else (entry.get("run"), step)] = entry
             except (ValueError, RecursionError, AttributeError, TypeError):  # no JSON, no object, a step that is a list
                 raise files.Unreadable(f"cannot read {path}: line {number} is no record") from None
         return [entry for entry in records.values() if name is None or entry.get("run") == name]
@@ -176,8 +177,9 @@ def is_done(folder: Path) -> bool:
         facts = record(folder)
         if facts.get("status") != "done" or _changed(folder, facts, ("notebook.ipynb", "result.json")):
             return False
-        return unfinished_cell(declarations.cells(folder / "notebook.ipynb")) is None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # missing, unreadable, or no notebook
+        notebook = folder / "notebook.ipynb"
+        return notebook.is_file() and unfinished_cell(declarations.cells(notebook)) is None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # unreadable, or no notebook
         return False
 
 

@@ -426,7 +426,7 @@ def test_a_run_on_another_base_model_does_not_count(workbook, monkeypatch, tmp_p
     write("00_a", "1")
     (job,) = jobs.plan(["00"])
     folder = _made(workbook, job, "20260101-000000-a")
-    files.write(folder / "base.json", '{"base": "abc", "content": "1"}\n{"base": "abc", "content": "1"}\n')
+    files.merge(folder / "base.json", {"base": "abc", "content": "1"})
     stored = tmp_path / "store" / "abc" / "base.json"
     assert runner.done(job) == folder, "a base model that is not in the store is not another one"
     for content, counts in (({"content": "1"}, True), ({"content": "2"}, False), ({}, True)):
@@ -438,7 +438,7 @@ def test_a_run_on_another_base_model_does_not_count(workbook, monkeypatch, tmp_p
     runs.note(folder, {"status": "stopped"})
     assert runner._newest(job) is None, "a run would go on with another base model than it began with"
     (folder / "base.json").write_bytes(b'{"base"')
-    assert runner._newest(job, said.append) is None and "unreadable" in said[1]
+    assert runner._newest(job, said.append) is None and "cannot read" in said[1]
 
 
 def test_a_run_that_is_made_again_says_why(workbook, monkeypatch):
@@ -511,7 +511,7 @@ def test_exit_codes(states, code):
 def test_what_dead_processes_left_is_swept(workbook):
     outputs, dead = workbook / "outputs", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
     left = [f"00_a/1/.run.json.{dead.stdout.strip()}.partial", f"00_a/1/figures/.x.png.{dead.stdout.strip()}.partial"]
-    kept = [f"00_a/1/.run.json.{os.getpid()}.partial", "00_a/1/run.json", "01_b/1/x", "refresh-live/x", "refresh-new/x"]
+    kept = [f"00_a/1/.x.json.{os.getpid()}.partial", "00_a/1/run.json", "01_b/1/x", "refresh-live/x", "refresh-new/x"]
     for name in (*left, *kept, "refresh-dead/00_a/1/x"):
         files.write(outputs / name, "x")
     for name in ("refresh-live", "refresh-dead"):
