@@ -67,10 +67,17 @@ def _embedded(source: str) -> list[str]:
     name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
     stored = paths.store() / "text" / name
     try:
-        return json.loads(stored.read_text())
-    except (OSError, ValueError):
-        texts = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
-    files.write(stored, json.dumps(texts))  # as a whole: two notebooks may start together
+        kept = files.read_json(stored)
+        if kept and kept.get("hash") != fingerprint(kept["texts"]):
+            raise files.Unreadable(f"cannot read {stored}: it changed since it was written")
+    except (files.Unreadable, KeyError, TypeError) as error:
+        files.set_aside(stored, str(error))
+        kept = {}
+    if kept:
+        return kept["texts"]
+    texts = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
+    # as a whole: two notebooks may start together
+    files.write(stored, json.dumps({"hash": fingerprint(texts), "texts": texts}))
     return texts
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from bit_flips import flips
 
-from nblib import base, files, paths, runtime, text
+from nblib import base, files, inputs, paths, runtime, text
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,9 @@ def test_its_name_depends_on_all_that_made_it(monkeypatch):
     names.add(base.key("default", machine))
     monkeypatch.setattr(text, "fingerprint", lambda documents: "other text")
     names.add(base.key("default", machine))
-    assert len(names) == 5
+    monkeypatch.setattr(inputs, "versions", lambda: {"torch": torch.__version__, "transformers": "6.0"})
+    names.add(base.key("default", machine))
+    assert len(names) == 6
 
 
 SMALL = dict(steps=2, rows=2, length=32, vocab=512, hidden=32, layers=1, muon_lr=0.02, adamw_lr=3e-3)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bit_flips import flips
 
 from nblib import text
 
@@ -115,3 +116,15 @@ def test_bad_corpora_are_one_clear_sentence(source, says, tmp_path, monkeypatch)
 def test_too_little_text_names_the_numbers():
     with pytest.raises(ValueError, match="100 tokens are too few for 8 rows of 64"):
         text.Batches(torch.arange(100), rows=8, length=64)
+
+
+def test_a_stored_corpus_that_changed_is_read_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
+    pieces = [f"document {n}" for n in range(50)]
+    monkeypatch.setattr(text, "_python_prose", lambda: pieces)
+    assert text._embedded("prose") == text._embedded("prose") == pieces
+    stored = next((tmp_path / "text").iterdir())
+    for _ in flips(stored):
+        assert text._embedded("prose") == pieces
+    stored.write_text('["an older form"]')
+    assert text._embedded("prose") == pieces and "is set aside as" in capsys.readouterr().out
