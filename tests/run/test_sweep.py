@@ -237,6 +237,7 @@ def test_one_bad_file_is_one_bad_row(workbook, file, content):
     assert file in rows[1]["sentence"] and len(rows[1]["sentence"].splitlines()) == 1
     table = sweep.text(planned, rows)
     assert "unreadable" in table and f"run-1: {rows[1]['sentence']}" in table.splitlines()
+    assert "unknown result 'no'" in sweep.text(planned, rows, show=["no"])
     kept = json.loads(sweep.write(planned, rows)[0].read_text())
     assert kept["rows"][1]["sentence"] == rows[1]["sentence"] and kept["environment"] == {"commit": "a"}
     if file == "environment.json":  # a failed run stays one, and says both
