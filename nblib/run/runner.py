@@ -184,7 +184,7 @@ _same = getattr(planning, "same", lambda job, record: record.get("key") == job.k
 
 
 def _other_base(folder: Path) -> str | None:
-    """Whether the base model that a run loaded (its base.json) is still the one in the store, as far as one is there."""
+    """Why the base model that a run loaded (its base.json) is not the one in the store, if one is there."""
     try:
         loaded = files.read_json(folder / "base.json")
     except files.Unreadable as error:
