@@ -8,6 +8,7 @@ Footgun: an import at the top of this file is paid by every `--help`; heavy ones
 """
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -79,16 +80,14 @@ def _internal(error: Exception) -> int:
 
     from nblib import paths
 
-    text, file = "".join(traceback.format_exception(error)), "what you did; its traceback could not be written"
     name = f"nblib-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (paths.outputs, lambda: Path(tempfile.gettempdir())):
-        try:
-            with open(folder() / name, "x", encoding="utf-8", errors="backslashreplace") as opened:
-                opened.write(text)
-            file = opened.name
+    file = "what you did; its traceback could not be written"
+    for folder in (paths.outputs(), Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):  # not there, full, read only
+            text = "".join(traceback.format_exception(error))
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            file = folder / name
             break
-        except (OSError, RuntimeError):  # not there, full, read only, a circle of links
-            pass
     what = f"{type(error).__name__}: {clip(str(error))}".removesuffix(": ")
     return _say(f"internal error ({what}); please report it with {file}", code=70)
 
