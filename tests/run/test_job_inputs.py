@@ -88,7 +88,7 @@ def world(tmp_path, monkeypatch) -> Path:
     def declared(path, known=parameters.declared):
         return {n: p._replace(allowed="secret") if n == "token" else p for n, p in known(path).items()}
 
-    monkeypatch.setattr(inputs.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(version, "installed", installed, raising=False)
     monkeypatch.setattr(parameters, "declared", declared)
     monkeypatch.setitem(parameters.MUST_EXIST, "secret", lambda value: None)
