@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # else the next file that is opened would take the number of a stdin, stdout or stderr that is closed
     os.close(descriptor)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")
+    for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # names of files may be in another encoding
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, others = _split(given) if given[:1] == ["doctor"] else (given, [])
