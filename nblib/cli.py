@@ -8,6 +8,7 @@ Footgun: an import at the top of this file is paid by every `--help`; heavy ones
 """
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -29,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
         pass  # else the next file that is opened would take the number of a stdin, stdout or stderr that is closed
     os.close(descriptor)
-    for stream in filter(None, (sys.stdout, sys.stderr)):
+    sys.stdout, sys.stderr = sys.stdout or open(1, "w"), sys.stderr or open(2, "w")
+    for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # names of files may be in another encoding
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, others = _split(given) if given[:1] == ["doctor"] else (given, [])
@@ -79,16 +81,14 @@ def _internal(error: Exception) -> int:
 
     from nblib import paths
 
-    text, file = "".join(traceback.format_exception(error)), "what you did; its traceback could not be written"
     name = f"nblib-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-    for folder in (paths.outputs, lambda: Path(tempfile.gettempdir())):
-        try:
-            with open(folder() / name, "x", encoding="utf-8", errors="backslashreplace") as opened:
-                opened.write(text)
-            file = opened.name
+    file = "what you did; its traceback could not be written"
+    for folder in (paths.outputs(), Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):  # not there, full, read only
+            text = "".join(traceback.format_exception(error))
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+            file = folder / name
             break
-        except (OSError, RuntimeError):  # not there, full, read only, a circle of links
-            pass
     what = f"{type(error).__name__}: {clip(str(error))}".removesuffix(": ")
     return _say(f"internal error ({what}); please report it with {file}", code=70)
 

@@ -15,7 +15,6 @@ machine: like `device=auto`, "auto" is one key on two cores and on sixty, where 
 
 import functools
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -79,6 +78,8 @@ def named(value: str, mark: object) -> str | None:
 @functools.cache
 def versions() -> dict[str, str]:
     """Python, and what is installed of the packages in requirements.lock; of all packages where there is no lock."""
+    import importlib.metadata  # 50 ms, which every --help would pay
+
     lock = paths.root() / "requirements.lock"
     listed = re.findall(r"^([\w.-]+)==", lock.read_text("utf-8"), flags=re.M) if lock.is_file() else None
     found = {"python": platform.python_version()}

@@ -172,6 +172,13 @@ def test_an_error_of_our_own_is_one_sentence_and_a_file(workbook, monkeypatch, c
     assert code == 70 and Path(err.split()[-1]).parent == workbook / "outputs"
 
 
+def test_help_is_light():
+    code = "import sys, nblib.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"torch", "numpy", "importlib.metadata", "email", "tempfile", "nbformat", "huggingface_hub", "http"}
+    assert "nblib.run.parameters" in loaded and not heavy & set(loaded)
+
+
 @pytest.mark.kernel
 def test_list_is_light_and_the_whole_command_works(workbook):
     code = "import sys, nblib.cli; nblib.cli.main(['list']); print(sorted(sys.modules))"

@@ -123,7 +123,7 @@ def declared(notebook: Path) -> dict[str, Parameter]:
                 raise ParameterError(f"'{parameter.name}' is declared twice")
             parameters[parameter.name] = parameter
         except ParameterError as error:
-            problems.append(f"{notebook.name}, parameters cell, line {number}: {clip(str(error), 400)}.")
+            problems.append(f"{notebook.name}, parameters cell, line {number}: {clip(str(error), 600)}.")
     if problems:
         raise ParameterError("\n".join(problems))
     return parameters
@@ -251,11 +251,12 @@ def _parse_line(line: str) -> Parameter:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             raise ParameterError(form)
         value = ast.literal_eval(statement.value)
+        repr(value)  # a ValueError where it has more digits than Python writes
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ParameterError(f"{form}, where the default is a literal and not an expression") from None
     kind = ast.unparse(statement.annotation)
     if kind not in TYPES:
-        raise ParameterError(f"type '{kind}' is not one of {', '.join(TYPES)}")
+        raise ParameterError(f"type '{clip(kind)}' is not one of {', '.join(TYPES)}")
     parameter = Parameter(statement.target.id, kind, value, comment, _parse_allowed(comment, kind))
     default, problem = _judge(parameter, value)
     if problem:
@@ -279,14 +280,14 @@ def _parse_allowed(comment: str, kind: str) -> Range | tuple | None:
         raise ParameterError(f"a range like [{text}] needs numbers, the type is '{kind}'")
     ends = [_from_text(end.strip(), "float") if end.strip() else None for end in (low, high)]
     if any(isinstance(end, str) for end in ends):
-        raise ParameterError(f"[{text}] is not a range; write [low .. high], either end may be left out")
+        raise ParameterError(f"[{clip(text)}] is not a range; write [low .. high], either end may be left out")
     return Range(*ends)
 
 
 def _judge(parameter: Parameter, value: Any) -> tuple[Any, str | None]:
     """The converted value, or what is wrong with it."""
     name, kind, _, _, allowed = parameter
-    typed, shown = _cast(value, kind), "hidden" if allowed == "secret" else _shown(value)
+    typed, shown = _cast(value, kind), "hidden" if allowed == "secret" else clip(repr(value))
     if typed is None:
         example = {"bool": "true or false", "float": "a finite number", "int": "of 64 bits", "str": "UTF-8"}.get(kind)
         return value, f"'{name}' is {shown}, but it must be of type {kind}{f' ({example})' if example else ''}"
@@ -305,13 +306,6 @@ def _missing(value: str, what: str) -> str | None:
         return MUST_EXIST[what](value)
     except (OSError, ValueError, RuntimeError) as error:  # too long for a name, a null byte, ~nobody
         return f"cannot be looked up: {getattr(error, 'strerror', None) or error}"
-
-
-def _shown(value: Any) -> str:
-    try:
-        return clip(repr(value))
-    except (ValueError, RecursionError):  # more digits than Python writes
-        return "too long to be shown"
 
 
 def _cast(value: Any, kind: str) -> Any | None:

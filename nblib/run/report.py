@@ -37,9 +37,7 @@ LEADS = {
     "a": r"(https?:|mailto:|#).*|[^:&]*",
     "img": r"data:image/.*|(?![/\\]{2})[^:&]*",
 }  # pictures come by no network
-LOOKS = """background-color border border-collapse color display float font-family font-size font-style font-weight
- height line-height margin margin-left max-width min-width overflow overflow-x padding text-align text-decoration
- vertical-align white-space width""".split()
+LOOKS = set("border border-collapse margin margin-left max-width overflow-x padding".split())  # and what bleach allows
 MOST_TAGS = 20_000  # in one output
 HIDDEN = re.compile(r"<(style|script)\b[^<]*</\1\s*>", re.IGNORECASE)  # its words are no text to show
 
@@ -157,14 +155,14 @@ def _convert(folder: Path) -> str | None:
 def _body(source: Path) -> tuple[str, str]:
     """The notebook as HTML, and the colours of its code."""
     import nbformat
-    from bleach.css_sanitizer import CSSSanitizer
+    from bleach.css_sanitizer import ALLOWED_CSS_PROPERTIES, CSSSanitizer
     from bleach.sanitizer import Cleaner
     from nbconvert import HTMLExporter
     from pygments.formatters import HtmlFormatter
 
     notebook = nbformat.read(source, as_version=4)
     notebook.metadata.pop("widgets", None)  # their script would come from the network
-    protocols, looks = ("http", "https", "mailto", "data"), CSSSanitizer(allowed_css_properties=LOOKS)
+    protocols, looks = ("http", "https", "mailto", "data"), CSSSanitizer(ALLOWED_CSS_PROPERTIES | LOOKS)
     clean = Cleaner(TAGS, _is_harmless, protocols, strip=True, css_sanitizer=looks).clean
     # the 'basic' template is the notebook's body alone: no script, no font, no style from elsewhere
     exporter = HTMLExporter(template_name="basic", sanitize_html=True)
@@ -194,9 +192,12 @@ def _listed(title: str, facts: dict[str, Any]) -> str:
 
 
 def _flat(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_flat(item)}" for name, item in value.items())
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    try:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {_flat(item)}" for name, item in value.items())
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    except RecursionError:
+        return "…"
 
 
 def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:

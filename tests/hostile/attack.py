@@ -60,7 +60,7 @@ def held(ending: Ending) -> None:
     """What holds for every ending, good or bad."""
     assert "Traceback" not in ending.out + ending.err and "internal error" not in ending.err, ending
     for line in ending.err.splitlines():
-        assert line.startswith("nblib: ") and len(line) < 1500 and line.isprintable(), ending
+        assert line.startswith("nblib: ") and len(line) < 5000 and line.isprintable(), ending
 
 
 def refused(ending: Ending, words: str) -> None:

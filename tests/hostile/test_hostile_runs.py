@@ -9,7 +9,7 @@ import pytest
 import small_notebooks
 from attack import attack, done, plant
 
-from nblib.run import jobs
+from nblib.run import jobs, report
 
 DEEP = b'{"a": ' * 900 + b"1" + b"}" * 900
 CONTENTS = [  # of a JSON file; True where nothing of it can be used
@@ -112,22 +112,36 @@ PLANTED = [  # any other file of a run
     ("figures/a\nb.png", b""),
     ("checkpoints", b"a file"),
 ]
-NAMES = ["\udcff", "<script>alert(1)</script>", "a\nb", "'\"&", " ", "-", "..x", "#x", "%00", "x" * 200, "🙂"]
+NAMES = ["\udcff", "<script>alert(1)", "a\nb", "'\"&", " ", "-", "..x", "#x", "%00", "x" * 200, "🙂"]
+
+
+RUN = "20260101-000000-abcdef"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The page of a healthy run: to convert it anew in every test would be most of the time that they take."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = small_notebooks.steady_workbook(tmp_path_factory.mktemp("healthy"), patch)
+        small_notebooks.write("00_setup", "1")
+        _run(folder, "00_setup")
+        report.write()
+        return (folder / "outputs" / "00_setup" / RUN / "notebook.html").read_bytes()
 
 
 @pytest.fixture
-def workbook(tmp_path, monkeypatch):
+def workbook(tmp_path, monkeypatch, page):
     folder = small_notebooks.steady_workbook(tmp_path, monkeypatch)
     for name in ("00_setup", "10_lrc"):
         small_notebooks.write(name, "1")
         plant(folder / "parameters" / f"{name}.sweep.yaml", b"steps: [3, 4]\n")
-        _run(folder, name)
+        plant(_run(folder, name) / "notebook.html", page)
     return folder
 
 
 def _run(workbook: Path, name: str) -> Path:
     """A finished run of the defaults, as the runner leaves it."""
-    folder = workbook / "outputs" / name / "20260101-000000-abcdef"
+    folder = workbook / "outputs" / name / RUN
     (job,) = jobs.plan([name])
     plant(folder / "run.json", {"status": "done", "key": job.key, "seconds": 1.5, "started": 1.7e9, "notebook": name})
     plant(folder / "result.json", {"loss": 1.25})
@@ -143,7 +157,7 @@ def _run(workbook: Path, name: str) -> Path:
 def _judged(workbook: Path, capsys, *, unreadable: bool | None, file: str) -> str:
     """List, plan and report: each goes on, the other run is whole, and what is damaged is named. The page."""
     done(attack(capsys, "list"), "10_lrc  About 10_lrc & <more>\n    profiles: none;")
-    done(attack(capsys, "sweep", "10", "--list"), "20260101-000000-abcdef")
+    done(attack(capsys, "sweep", "10", "--list"), RUN)
     done(attack(capsys, "sweep", "00", "--list"), "steps")
     done(attack(capsys, "report"), "index.html")
     page = (workbook / "outputs" / "index.html").read_text()
@@ -158,7 +172,7 @@ def _judged(workbook: Path, capsys, *, unreadable: bool | None, file: str) -> st
 @pytest.mark.parametrize("content, unreadable", CONTENTS, ids=lambda each: ascii(each)[:40])
 @pytest.mark.parametrize("file", ["run.json", "result.json", "environment.json"])
 def test_a_damaged_json_file(workbook, capsys, file, content, unreadable):
-    folder = workbook / "outputs" / "00_setup" / "20260101-000000-abcdef"
+    folder = workbook / "outputs" / "00_setup" / RUN
     plant(folder / file, content)
     if content == "LINK run.json" and file == "run.json":
         unreadable = None  # a circle: glob does not even list it
@@ -167,7 +181,7 @@ def test_a_damaged_json_file(workbook, capsys, file, content, unreadable):
 
 @pytest.mark.parametrize("record", RECORDS, ids=lambda each: ascii(each)[:60])
 def test_a_record_of_unexpected_types(workbook, capsys, record):
-    folder = workbook / "outputs" / "00_setup" / "20260101-000000-abcdef"
+    folder = workbook / "outputs" / "00_setup" / RUN
     (job,) = jobs.plan(["00"])
     plant(folder / "run.json", {"key": job.key} | record)
     _judged(workbook, capsys, unreadable=None, file="run.json")
@@ -175,14 +189,15 @@ def test_a_record_of_unexpected_types(workbook, capsys, record):
 
 @pytest.mark.parametrize("content, unreadable", NOTEBOOKS, ids=lambda each: ascii(each)[:60])
 def test_a_damaged_executed_notebook(workbook, capsys, content, unreadable):
-    folder = workbook / "outputs" / "00_setup" / "20260101-000000-abcdef"
+    folder = workbook / "outputs" / "00_setup" / RUN
     plant(folder / "notebook.ipynb", content)
+    os.utime(folder / "notebook.html", (0, 0))
     _judged(workbook, capsys, unreadable=unreadable, file="notebook.ipynb")
 
 
 @pytest.mark.parametrize("file, content", PLANTED, ids=lambda each: ascii(each)[:40])
 def test_a_planted_file(workbook, capsys, file, content):
-    plant(workbook / "outputs" / "00_setup" / "20260101-000000-abcdef" / file, content)
+    plant(workbook / "outputs" / "00_setup" / RUN / file, content)
     _judged(workbook, capsys, unreadable=None, file=file)
 
 
@@ -190,7 +205,7 @@ def test_a_planted_file(workbook, capsys, file, content):
 @pytest.mark.parametrize("of", ["run", "notebook"])
 def test_a_hostile_name(workbook, capsys, name, of):
     """Of a run folder, or of a folder of runs; its links lead to it."""
-    folder = workbook / "outputs" / "00_setup" / "20260101-000000-abcdef"
+    folder = workbook / "outputs" / "00_setup" / RUN
     if of == "run":
         folder.rename(folder.with_name(name))
     else:

@@ -85,7 +85,7 @@ def world(tmp_path, monkeypatch) -> Path:
             raise importlib.metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(inputs.importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(version, "installed", installed, raising=False)
     monkeypatch.setattr(parameters, "find_spec", lambda name: True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
