@@ -368,6 +368,7 @@ class Campaign:
                     self._compare(world, straight)
                 finally:
                     world.kill_all()
+                shutil.rmtree(world.folder)
                 if not left:
                     break
         except Fault as fault:
@@ -617,7 +618,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="a notebook or another target, or 'chain 17'")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="chains side by side (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came out here, too")
-    parser.add_argument("--keep", action="store_true", help="leave the worlds where they are, to look at")
+    parser.add_argument("--keep", action="store_true", help="leave the worlds that differ, to look at")
     options = parser.parse_args()
     if not options.only.startswith("chain ") and not any(chosen(n, options.only) for n in range(len(cycle()))):
         parser.error(f"--only {options.only}: there are {', '.join(dict.fromkeys(name for name, _ in cycle()))}")
