@@ -1,10 +1,10 @@
 """The base model every notebook starts from: trained once on prose, stored under the hash of all that made it.
 
-The name of the folder is the hash of the recipe, the text itself, the precision, the torch version and the code
-that trains: this file and what it imports (closure.py). If any of these changes the name changes, and the model is
-made again; nothing is ever overwritten. A lock lets two notebooks that start together train it once, and
-`python -m nblib.base` makes it ahead of them. All results rest on it, so its files are checked against their SHA-256
-each time it is loaded; a damaged one is set aside and made again.
+The name of the folder is the hash of the recipe, the text itself, the precision, the versions of torch, transformers,
+tokenizers and numpy, and the code that trains: this file and what it imports (closure.py). If any of these changes the
+name changes, and the model is made again; nothing is ever overwritten. A lock lets two notebooks that start together
+train it once, and `python -m nblib.base` makes it ahead of them. All results rest on it, so its files are checked
+against their SHA-256 each time it is loaded; a damaged one is set aside and made again.
 
 Stored as an ordinary transformers folder plus `base.json` with the measured result and the hash of its content:
 `AutoModelForCausalLM.from_pretrained(folder)` works without nblib. A run under the runner notes both in its folder.
@@ -23,10 +23,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
-from nblib import closure, files, models, paths, runtime, text, train
+from nblib import closure, files, inputs, models, paths, runtime, text, train
 from nblib.methods import param_groups
 
 RECIPES = {  # Muon on the hidden matrices learns this model in half the steps AdamW needs (docs/log.md)
@@ -80,7 +79,8 @@ def _is_whole(folder: Path) -> bool:
 def key(recipe: str, machine: runtime.Machine) -> str:
     """The hash of everything that decides the weights."""
     code = closure.digest(["import nblib.base"])
-    parts = [RECIPES[recipe], text.fingerprint(text.documents("prose")), machine.precision, torch.__version__, code]
+    versions = [inputs.versions().get(name) for name in ("torch", "transformers", "tokenizers", "numpy")]
+    parts = [RECIPES[recipe], text.fingerprint(text.documents("prose")), machine.precision, versions, code]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]
 
 

@@ -163,11 +163,14 @@ def newest(folder: Path) -> dict | None:
     return None
 
 
-def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], **parts) -> dict | None:
-    """Restore the newest checkpoint of a folder and return it; None when there is none."""
+def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progress: dict, **parts) -> dict | None:
+    """Restore the newest checkpoint of a folder and return it; None when there is none. Its progress must look like
+    the one given."""
     while (state := newest(folder)) is not None:
         try:
-            restore(state, model, optimizers, **parts)
+            found = restore(state, model, optimizers, **parts)
+            if wrong := [name for name, value in progress.items() if type(found.get(name)) is not type(value)]:
+                raise KeyError(wrong[0])
             return state
         except CheckpointError:  # of another model or base: a sentence for whoever runs it, nothing is damaged
             raise

@@ -1,35 +1,96 @@
 """The command line: `nblib list`, `run`, `sweep`, `report`, `refresh`, `estimate`, `doctor`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
-codes: 0 everything done, 1 a run failed, 130 interrupted.
+codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
+74 runs were made and then something could not be written, 130 interrupted, 141 nobody reads what is printed any more.
 
 Footgun: an import at the top of this file is paid by every `--help`; heavy ones belong into the commands.
 """
 
 import argparse
+import errno
 import importlib
+import os
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
-from nblib.files import Unwritable
-from nblib.run.parameters import ParameterError
+from nblib.files import Unreadable, Unwritable
+from nblib.run.parameters import ParameterError, clip
+
+# What a machine may refuse at any time and no code of ours can be blamed for.
+REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # else the next file that is opened would take the number of a stdin, stdout or stderr that is closed
+    os.close(descriptor)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.reconfigure(errors="backslashreplace")  # names of files may be in another encoding
     given = list(sys.argv[1:] if arguments is None else arguments)
     given, others = _split(given) if given[:1] == ["doctor"] else (given, [])
-    options = _parser().parse_args(given)
-    options.others = others
+    options = argparse.Namespace(others=others, ran=False)
     try:
-        return options.command(options)
-    except (ParameterError, Unwritable) as error:
-        for sentence in str(error).splitlines():
-            print(f"nblib: {sentence}", file=sys.stderr)
-        return 2
+        try:
+            return _parser().parse_args(given, options).command(options)
+        finally:
+            print(end="", flush=True)  # here and not when Python ends, where an error can no longer be told
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        _mute(sys.stdout)
+        return 141
+    except (ParameterError, Unwritable, Unreadable) as error:
+        return _say(str(error), code=74 if options.ran else 2)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            return _internal(error)
+        if not error.filename:
+            _mute(sys.stdout)
+        code = 74 if options.ran or not error.filename else 2
+        return _say(f"{error.filename or 'stdout'}: {error.strerror}.", code=code)
+    except Exception as error:
+        return _internal(error)
+
+
+def _mute(stream: TextIO) -> None:
+    """What is still in its buffer goes nowhere, instead of raising once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say(problem: str, *, code: int) -> int:
+    try:
+        for sentence in problem.splitlines():
+            shown = (c if c.isprintable() else repr(c)[1:-1] for c in sentence)  # a name may hold what moves the cursor
+            print(f"nblib: {''.join(shown)}", file=sys.stderr)
+    except OSError:  # nobody hears it
+        _mute(sys.stderr)
+    return code
+
+
+def _internal(error: Exception) -> int:
+    """What nobody foresaw: the traceback goes to a file, and one sentence to stderr."""
+    import tempfile
+    import traceback
+
+    from nblib import paths
+
+    text, file = "".join(traceback.format_exception(error)), "what you did; its traceback could not be written"
+    name = f"nblib-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
+    for folder in (paths.outputs, lambda: Path(tempfile.gettempdir())):
+        try:
+            with open(folder() / name, "x", encoding="utf-8", errors="backslashreplace") as opened:
+                opened.write(text)
+            file = opened.name
+            break
+        except (OSError, RuntimeError):  # not there, full, read only, a circle of links
+            pass
+    what = f"{type(error).__name__}: {clip(str(error))}".removesuffix(": ")
+    return _say(f"internal error ({what}); please report it with {file}", code=70)
 
 
 def _import(module: str, folder: str) -> ModuleType:
@@ -60,7 +121,13 @@ def _list(options: argparse.Namespace) -> int:
     for name in jobs.names():
         folders = sorted(path.parent for path in (paths.outputs() / name).glob("*/run.json"))
         state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
-        print(f"{name}  {parameters.title(paths.notebooks() / f'{name}.ipynb')}")
+        if folders and (problem := runs.problem(folders[-1])):
+            state = f"{state}, {problem}"
+        try:
+            title = parameters.title(paths.notebooks() / f"{name}.ipynb")
+        except ParameterError as error:
+            title = f"unreadable: {error}"
+        print(f"{name}  {title}")
         sweeps = "".join(f"  sweep: {paths.short(path)};" for path in jobs.sweeps_of(name))
         print(f"    profiles: {', '.join(jobs.profiles_of(name)) or 'none'};{sweeps}  last run: {state}")
     return 0
@@ -90,6 +157,7 @@ def _run(options: argparse.Namespace) -> int:
         keep_going=options.keep_going,
         timeout=options.timeout,
     )
+    options.ran = True
     print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
     return runner.exit_code(outcomes)
 
@@ -102,6 +170,7 @@ def _sweep(options: argparse.Namespace) -> int:
         print(sweep.listing(planned))
         return 0
     outcomes = runner.run(planned.jobs, force=options.force, keep_going=True, timeout=options.timeout)
+    options.ran = True
     rows = sweep.rows(planned, outcomes)
     print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
     for path in (*sweep.write(planned, rows), report.write()):
@@ -120,6 +189,7 @@ def _refresh(options: argparse.Namespace) -> int:
     from nblib.run import jobs, refresh, runner
 
     outcomes = refresh.refresh(options.notebooks or jobs.names())
+    options.ran = True
     print(f"\n{runner.summary(outcomes)}")
     return runner.exit_code(outcomes)
 
@@ -135,8 +205,10 @@ def _estimate(options: argparse.Namespace) -> int:
     try:
         config = memory.config_of(options.model)
         kinds = memory.estimate(config, attach=attach, **{name: getattr(options, name) for name in names})
-    except (ValueError, OSError) as error:
-        raise ParameterError(str(error).splitlines()[0]) from error
+    except Exception as error:  # of any type: a config decides which code of transformers runs, and on which sizes
+        known = isinstance(error, (ValueError, OSError))
+        what = "" if known else f"a step of this model cannot be counted: {type(error).__name__}: "
+        raise ParameterError(what + clip(str(error).partition("\n")[0], 400)) from error
     for kind, size in kinds.items():
         print(f"{kind:12s} {size / 2**20:12,.1f} MiB")
     print("Each line is the maximum of its kind; they do not add up to the peak. Leave a tenth of a card free.")
@@ -239,7 +311,7 @@ def _parser() -> argparse.ArgumentParser:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"nblib: {message}\n")  # one sentence, without the usage that --help shows
+        sys.exit(_say(clip(message, 1000), code=2))  # one sentence, without the usage that --help shows
 
 
 def _names(text: str) -> list[str]:
@@ -254,8 +326,8 @@ def _at_once(text: str) -> int:
 
 
 def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    if not text.isdecimal() or not 1 <= int(text[:10]) < 10**9:
+        raise argparse.ArgumentTypeError(f"{clip(text)!r} is not a whole number from 1 to 999,999,999")
     return int(text)
 
 

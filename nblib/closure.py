@@ -42,19 +42,19 @@ def digest(cells: Iterable[str], root: Path | None = None) -> str:
 
 def reached(cells: Iterable[str], root: Path | None = None) -> dict[str, Code]:
     """The modules by dotted name. ValueError when one of them is not Python."""
-    root, modules, family = root or paths.root(), {}, []
+    root, modules, family, seen = root or paths.root(), {}, [], set()
     waiting = {name for source in cells for name in cell(source).names}
     while waiting:
-        name = waiting.pop()
+        seen.add(name := waiting.pop())
         if name == ALL or re.fullmatch(rf"{PITFALLS}\.P\d\d", name):
             if not family and (init := _file(PITFALLS, root)):
                 family = [f"{PITFALLS}.{file.stem}" for file in init.parent.glob("[!_]*.py")]
-            waiting |= {each for each in family if name == ALL or name in _module(each, root).names} - modules.keys()
+            waiting |= {each for each in family if name == ALL or name in _module(each, root).names} - seen
         parts = name.split(".")
         for package in (".".join(parts[:n]) for n in range(1, len(parts) + 1)):  # a package's __init__ runs first
             if package not in modules and _file(package, root):
                 modules[package] = _module(package, root)
-                waiting |= modules[package].names - modules.keys()
+                waiting |= modules[package].names - seen
     return modules
 
 
@@ -65,7 +65,7 @@ def cell(source: str) -> Code:
         try:  # Interactive: its first string is no docstring, it may be what the cell shows
             code = _examine(ast.Interactive(ast.parse(text).body))
             return code if text == source else code._replace(does=_sha256(source))
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
     return Code(_sha256(source), frozenset())
 
@@ -135,7 +135,7 @@ def _forget_sentences(node: ast.AST) -> None:
         node.exc = _Blank().visit(node.exc)
     elif isinstance(node, ast.Assert):
         node.msg = None
-    elif isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__version__":
+    elif isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["__version__"]:
         node.value = None
 
 

@@ -40,6 +40,8 @@ OPTIMIZERS = {
 }
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 LOGITS = ("chunked", "full")
+# Beyond any machine; the operations of larger ones would be counted for hours, though nothing is computed.
+MOST_TOKENS, MOST = 2**22, {"hidden_size": 2**20, "num_hidden_layers": 1000, "vocab_size": 2**24}
 
 
 class Peak:
@@ -201,6 +203,11 @@ def estimate(
     for name, value, least in (("rows", rows, 1), ("length", length, 2), ("rank", rank, 0)):
         if value < least:
             raise ValueError(f"{name} = {value}: must be at least {least}")
+    if rows * length > MOST_TOKENS:
+        raise ValueError(f"rows x length = {rows * length:,} tokens: must be at most {MOST_TOKENS:,}")
+    for name, most in MOST.items():
+        if isinstance(size := getattr(config, name, 1), bool) or not isinstance(size, int) or not 1 <= size <= most:
+            raise ValueError(f"the config's {name} = {size!r}: must be a whole number from 1 to {most:,}")
     with FakeTensorMode(), torch.random.fork_rng(devices=[]), _rows_are_whole():
         model = _build(config, rank)
         if attach:

@@ -3,6 +3,7 @@
 Each folder can be moved by an environment variable; the tests do so, and so may anyone with a larger disk.
 """
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -32,11 +33,12 @@ def store() -> Path:
 
 def short(path: Path) -> str:
     """A path as a person would type it: relative to the project or to here when it lies inside."""
-    for base in (Path.cwd(), root()):
-        if path.is_relative_to(base):
-            return str(path.relative_to(base))
+    for base in (Path.cwd, root):
+        with contextlib.suppress(FileNotFoundError):  # the working folder was deleted
+            if path.is_relative_to(base()):
+                return str(path.relative_to(base()))
     return str(path)
 
 
 def _folder(variable: str, name: str) -> Path:
-    return Path(os.environ.get(variable) or root() / name).resolve()
+    return Path(os.path.realpath(os.environ.get(variable) or root() / name))  # goes on where links make a circle

@@ -3,7 +3,7 @@
 Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation (the language
 topics and every docstring of the standard library); *code* is the standard library's source with docstrings and
 comments removed. Two domains give a real shift to adapt to. Your own text comes in by path (`.txt`, `.md`, `.py`,
-`.jsonl` with a "text" field, or a folder of them) or as `hf:<dataset>` where `datasets` is installed.
+`.jsonl` with a "text" field, or a folder of them: inputs.files_of) or as `hf:<dataset>` where `datasets` is installed.
 
 Splits are by document, decided by the hash of its text, so the same document can never stand in two of them.
 A training row is `length` tokens cut from all documents laid end to end, each closed by the end-of-text token.
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nblib import files, paths
+from nblib import files, inputs, paths
 
 SPLITS = {"held_out": range(0, 10), "validation": range(10, 16), "train": range(16, 100)}  # of hash % 100
 SKIPPED = set("test tests site-packages dist-packages idlelib lib2to3 turtledemo encodings pydoc_data".split())
@@ -54,7 +54,11 @@ def fingerprint(documents: list[str]) -> str:
 def _all_documents(source: str) -> list[str]:
     if source in ("prose", "code"):
         return _embedded(source)
-    texts = _from_hub(source.removeprefix("hf:")) if source.startswith("hf:") else _from_path(Path(source).expanduser())
+    texts = (
+        _from_hub(source.removeprefix("hf:"))
+        if source.startswith("hf:")
+        else _from_path(inputs.resolve(source, Path()))
+    )
     return list(dict.fromkeys(text for text in texts if text.strip()))  # each text once: copies would cross the splits
 
 
@@ -63,10 +67,17 @@ def _embedded(source: str) -> list[str]:
     name = f"{source}-{platform.python_version()}-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:8]}.json"
     stored = paths.store() / "text" / name
     try:
-        return json.loads(stored.read_text())
-    except (OSError, ValueError):
-        texts = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
-    files.write(stored, json.dumps(texts))  # as a whole: two notebooks may start together
+        kept = files.read_json(stored)
+        if kept and kept.get("hash") != fingerprint(kept["texts"]):
+            raise files.Unreadable(f"cannot read {stored}: it changed since it was written")
+    except (files.Unreadable, KeyError, TypeError) as error:
+        files.set_aside(stored, str(error))
+        kept = {}
+    if kept:
+        return kept["texts"]
+    texts = list(dict.fromkeys(_python_prose() if source == "prose" else _python_code()))
+    # as a whole: two notebooks may start together
+    files.write(stored, json.dumps({"hash": fingerprint(texts), "texts": texts}))
     return texts
 
 
@@ -117,17 +128,18 @@ def _from_path(path: Path) -> Iterator[str]:
         raise FileNotFoundError(
             f"corpus {str(path)!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
         )
-    inside = sorted(f for f in path.rglob("*") if f.suffix in (".txt", ".md", ".py", ".jsonl"))
-    for file in [path] if path.is_file() else inside:
+    for file in inputs.files_of(path):
         text = file.read_text("utf-8", errors="replace")
         if file.suffix != ".jsonl":
             yield from _pieces(text)
             continue
         for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
             try:
-                yield json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError):
+                document = json.loads(line)["text"]
+                document.encode()
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 raise ValueError(f"{file} line {number}: expected a JSON object with a 'text' field") from None
+            yield document
 
 
 def _pieces(text: str, size: int = 8192) -> Iterator[str]:

@@ -73,7 +73,7 @@ def steps(
     progress = {"step": 0, "tokens": 0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     records = [] if records is None else records
     snapshot, reason, warned, clock = None, None, set(), _Clock()
-    if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, **everything)):
+    if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, progress=progress, **everything)):
         progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
         records[:] = state["training"].get("history", [])
         _say(f"resumed at step {progress['step']} of {total}")

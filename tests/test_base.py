@@ -1,15 +1,19 @@
 """The base model: made in time, better than an n-gram, found again, made once by two at the same time."""
 
+import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import time
+from pathlib import Path
 
 import ngram
 import pytest
 import torch
+from bit_flips import flips
 
-from nblib import base, runtime, text
+from nblib import base, files, inputs, paths, runtime, text
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +64,23 @@ def test_its_name_depends_on_all_that_made_it(monkeypatch):
     names.add(base.key("default", machine))
     monkeypatch.setattr(text, "fingerprint", lambda documents: "other text")
     names.add(base.key("default", machine))
-    assert len(names) == 5
+    monkeypatch.setattr(inputs, "versions", lambda: {"torch": torch.__version__, "transformers": "6.0"})
+    names.add(base.key("default", machine))
+    assert len(names) == 6
 
 
 SMALL = dict(steps=2, rows=2, length=32, vocab=512, hidden=32, layers=1, muon_lr=0.02, adamw_lr=3e-3)
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch) -> Path:
+    """A store of its own, with the corpus that was read already, and a recipe of two steps."""
+    store, text_of_all = tmp_path / "base", paths.store() / "text"
+    if text_of_all.exists():
+        shutil.copytree(text_of_all, store / "text")
+    monkeypatch.setenv("NBLIB_BASE", str(store))
+    monkeypatch.setitem(base.RECIPES, "default", SMALL)
+    return store
 
 
 def _make(store: str, queue) -> None:
@@ -89,20 +106,58 @@ def test_two_that_start_together_make_it_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_making_it_leaves_the_callers_generator_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
-    monkeypatch.setitem(base.RECIPES, "default", SMALL)
+def test_making_it_leaves_the_callers_generator_alone(small):
     torch.manual_seed(11)
     before = torch.get_rng_state()
     base.load(machine=runtime.pick("cpu", "fp32"))
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.slow  # it reads the corpus into a store of its own
+@pytest.mark.slow
 @pytest.mark.base
-def test_the_command_makes_it_tells_the_steps_and_ends_at_once_when_it_is_there(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
-    monkeypatch.setitem(base.RECIPES, "default", SMALL)
+def test_a_damaged_one_is_set_aside_and_made_again(small, capsys):
+    """Every file of the folder in turn, 100 flipped bits each; what a power cut and a foreign hand leave behind."""
+    machine = runtime.pick("cpu", "fp32")
+    first = base.load(machine=machine)
+    weights = {name: tensor.clone() for name, tensor in first.model.state_dict().items()}
+    for file in sorted(first.folder.iterdir()):
+        whole = file.read_bytes()
+        for hurt in flips(file):
+            with contextlib.suppress(files.Unreadable):
+                files.verify(first.folder)
+                assert file.name == files.MANIFEST and json.loads(hurt) == json.loads(whole)
+    damages = {
+        "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+        "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
+        "empty": lambda path: path.write_bytes(b""),
+        "gone": lambda path: path.unlink(),
+    }
+    for (how, damage), name in zip(
+        damages.items(), ("model.safetensors", "base.json", "manifest.json", "tokenizer.json")
+    ):
+        damage(first.folder / name)
+        capsys.readouterr()
+        again = base.load(machine=machine)
+        assert "is damaged" in (said := capsys.readouterr().out) and "is set aside as" in said, how
+        assert again.facts["content"] == first.facts["content"]
+        assert all(torch.equal(weights[name], tensor) for name, tensor in again.model.state_dict().items())
+    assert len(list(small.glob("damaged-*"))) == len(damages)
+
+
+@pytest.mark.slow
+@pytest.mark.base
+def test_a_run_notes_what_it_rests_on_and_what_the_dead_left_goes(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("NBLIB_RUN_DIR", str(tmp_path / "run"))
+    (small / ".abc.999999999.partial").mkdir(parents=True)
+    stored = base.load(machine=runtime.pick("cpu", "fp32"))
+    note = files.read_json(tmp_path / "run" / "base.json")
+    assert note == {"base": stored.folder.name, "content": stored.facts["content"]}
+    assert not list(small.glob("*.partial"))
+
+
+@pytest.mark.slow
+@pytest.mark.base
+def test_the_command_makes_it_tells_the_steps_and_ends_at_once_when_it_is_there(small, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["base", "default", "cpu", "fp32"])
     assert base.main() == 0 and "base model: step 2 of 2, loss " in capsys.readouterr().out
     assert base.main() == 0 and capsys.readouterr().out == ""

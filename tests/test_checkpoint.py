@@ -1,5 +1,7 @@
 """A run killed at any instant goes on to the same bits; damage is noticed; a full disk loses nothing."""
 
+import hashlib
+import io
 import json
 import os
 import shutil
@@ -9,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from bit_flips import flips
 from conftest import FP32
 
-from nblib import checkpoint, files, models, text, train
+from nblib import checkpoint, files, losses, models, text, train
 
 
 @pytest.mark.slow
@@ -27,13 +30,13 @@ def test_killed_runs_end_on_the_same_bits(tmp_path):
     assert facts["while_writing"] >= 3 and len(set(facts["killed_after_step"])) > 5
 
 
-def _trained(folder, stream, total=6, seed=0):
+def _trained(folder, stream, total=6, seed=0, keep=3):
     torch.manual_seed(seed)
     model = models.tiny(256, family="gpt2", hidden=32, layers=2, heads=2)
     batches = text.Batches(stream, rows=4, length=32)
     optimizer = train.adamw(model, lr=1e-2)
     records = train.fit(
-        model, batches, optimizer, total=total, machine=FP32, checkpoints=folder, checkpoint_every=2, keep=3
+        model, batches, optimizer, total=total, machine=FP32, checkpoints=folder, checkpoint_every=2, keep=keep
     )
     return model, records
 
@@ -160,3 +163,181 @@ def test_nothing_unsafe_is_unpickled(tiny, batches, tmp_path):
         checkpoint.read(path)
     assert not (tmp_path / "owned").exists()
     shutil.rmtree(path)
+
+
+def _damage(path):
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_damaged_ones_never_count_and_the_one_just_written_stays(keep, stream, tmp_path, capsys):
+    """All checkpoints are damaged and have a higher step: the run begins again, and what it saves is there."""
+    _trained(tmp_path, stream, total=20, keep=keep)
+    for path in checkpoint.folders(tmp_path):
+        _damage(path)
+    _trained(tmp_path, stream, total=7, keep=keep)
+    said = capsys.readouterr().out
+    assert said.count("is set aside as") == keep and "resumed" not in said
+    assert len(list(tmp_path.glob("damaged-step-*"))) == keep
+    assert checkpoint.newest(tmp_path)["training"]["progress"]["step"] == 7
+    assert [p.name for p in checkpoint.folders(tmp_path)] == ["step-00000007", "step-00000006"][:keep]
+
+
+def test_names_that_are_not_ours_are_left_alone_and_take_no_place(stream, tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    elsewhere.mkdir()
+    (run / "step-99999999").write_text("a file")
+    (run / "step-00000001").symlink_to(elsewhere)
+    (run / "step-latest").symlink_to(elsewhere)
+    (run / "step-999999990").mkdir()
+    _trained(run, stream, total=4, keep=1)
+    assert [p.name for p in checkpoint.folders(run)] == ["step-00000004"]
+    assert len(list(run.iterdir())) == 5 and elsewhere.is_dir()
+    assert checkpoint.newest(run)["training"]["progress"]["step"] == 4
+
+
+RUBBISH = {
+    "no safetensors": ("model.safetensors", lambda old: b"rubbish" * 100),
+    "no weights": ("model.safetensors", lambda old: b""),
+    "no archive": ("training.pt", lambda old: b"rubbish" * 100),
+    "half an archive": ("training.pt", lambda old: old[: len(old) // 2]),
+    "nothing in it": ("training.pt", lambda old: _saved({})),
+    "a list": ("training.pt", lambda old: _saved([1, 2])),
+    "optimizers of nothing": ("training.pt", lambda old: _saved(_loaded(old) | {"optimizers": [{}]})),
+    "one optimizer too many": ("training.pt", lambda old: _saved(_loaded(old) | {"optimizers": [{}, {}]})),
+    "another position": ("training.pt", lambda old: _saved(_loaded(old) | {"batches": {"wrong": 1}})),
+    "no generator": ("training.pt", lambda old: _saved(_loaded(old) | {"generators": [{}]})),
+    "no step": ("training.pt", lambda old: _saved(_loaded(old) | {"progress": {}})),
+    "a step that is text": ("training.pt", lambda old: _saved(_loaded(old) | {"progress": {"step": "six"}})),
+}
+
+
+def _saved(value) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _loaded(content: bytes) -> dict:
+    return torch.load(io.BytesIO(content), weights_only=True)
+
+
+@pytest.mark.parametrize("file, content", RUBBISH.values(), ids=RUBBISH)
+def test_rubbish_with_a_true_hash_falls_back_to_the_one_before(file, content, stream, tmp_path, capsys):
+    straight, _ = _trained(tmp_path / "straight", stream, total=8)
+    _trained(tmp_path / "run", stream)
+    newest = tmp_path / "run" / "step-00000006"
+    (newest / file).write_bytes(content((newest / file).read_bytes()))
+    files.seal(newest)
+    resumed, records = _trained(tmp_path / "run", stream, total=8, seed=99)
+    assert "resumed at step 4 of 8" in capsys.readouterr().out and len(records) == 8
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
+    for path in checkpoint.folders(tmp_path / "run"):  # where nothing is left, the half-filled model is not used
+        (path / file).write_bytes(content((path / file).read_bytes()))
+        files.seal(path)
+    try:
+        _, records = _trained(tmp_path / "run", stream, total=8)
+        assert [r["step"] for r in records] == list(range(1, 9))
+    except checkpoint.CheckpointError as error:
+        assert "can be restored; start this run again" in str(error)
+
+
+def test_each_of_300_flipped_bits_is_noticed(stream, tmp_path, capsys):
+    _trained(tmp_path, stream, total=2)
+    path = checkpoint.folders(tmp_path)[0]
+    weights = checkpoint.read(path)["weights"]
+    for file in ("model.safetensors", "training.pt", "manifest.json"):
+        for _ in flips(path / file):
+            try:
+                found = checkpoint.read(path)["weights"]
+                assert file == "manifest.json" and all(torch.equal(found[n], t) for n, t in weights.items())
+            except checkpoint.CheckpointError:
+                pass
+    assert checkpoint.read(path)
+
+
+@pytest.mark.parametrize("element", [3, 500, -1])
+def test_the_whole_frozen_base_counts(element, batches, tmp_path):
+    def run(total, changed=False):
+        model = models.tiny(256, hidden=32, layers=2, heads=2)
+        model.requires_grad_(False)
+        model.lm_head.weight.requires_grad_(True)
+        if changed:
+            model.model.layers[1].mlp.up_proj.weight.data.view(-1)[element] += 1e-3
+        train.fit(model, batches, train.adamw(model, lr=1e-3), total=total, machine=FP32, checkpoints=tmp_path)
+
+    run(1)
+    run(2)
+    with pytest.raises(checkpoint.CheckpointError, match="frozen base under this checkpoint is not the one"):
+        run(3, changed=True)
+
+
+def test_a_frozen_tensor_is_hashed_once_and_again_after_a_change(monkeypatch):
+    hashed, frozen = [], torch.nn.Parameter(torch.zeros(4), requires_grad=False)
+    real = hashlib.sha256
+    monkeypatch.setattr(checkpoint.hashlib, "sha256", lambda data=b"": hashed.append(len(data)) or real(data))
+    prints = [checkpoint.fingerprint([("frozen", frozen)]) for _ in range(3)]
+    assert len(set(prints)) == 1 and hashed.count(16) == 1
+    with torch.no_grad():
+        frozen[3] = 1
+    assert checkpoint.fingerprint([("frozen", frozen)]) != prints[0] and hashed.count(16) == 2
+
+
+def test_a_resumed_training_has_the_history_of_a_straight_one(stream, tmp_path):
+    _, straight = _trained(tmp_path / "straight", stream, total=9)
+    for total in (3, 4, 9, 9):  # the last call has nothing left to do
+        _, records = _trained(tmp_path / "run", stream, total=total)
+    assert [r["step"] for r in records] == list(range(1, 10))
+    for known in (records, train.history(tmp_path / "run")):
+        assert [(r["loss"], r["lr"], r["grad_norm"], r["tokens"]) for r in known] == [
+            (r["loss"], r["lr"], r["grad_norm"], r["tokens"]) for r in straight
+        ]
+    assert train.history(tmp_path / "nothing") == []
+
+
+@pytest.mark.parametrize("stop", [5, 8, 11, 12, 13])
+def test_a_training_that_rolls_back_resumes_as_the_straight_one(stop, stream, tmp_path):
+    """The snapshot to roll back to is older than the checkpoint, so it is in the checkpoint."""
+
+    def run(folder, stop_after=0):
+        torch.manual_seed(0)
+        model = models.tiny(256, family="gpt2", hidden=32, layers=2, heads=2)
+        seen = 0
+
+        def loss(model, batch):
+            terms = losses.causal_lm(model, batch)
+            return {"ce": terms["ce"] * (100 if batches.position == 12 else 1)}
+
+        class Controls:
+            lr_scale = 1.0
+
+            @property
+            def stop(self):
+                nonlocal seen
+                seen += 1
+                return seen == stop_after
+
+        batches = text.Batches(stream, rows=2, length=16)
+        records = train.fit(
+            model,
+            batches,
+            train.adamw(model, lr=1e-2),
+            total=14,
+            loss=loss,
+            machine=FP32,
+            spike=3.0,
+            snapshot_every=4,
+            checkpoints=folder,
+            checkpoint_every=5,
+            controls=Controls(),
+        )
+        return model, [(r["step"], r["loss"], r.get("event")) for r in records]
+
+    straight, records = run(tmp_path / "straight")
+    assert sum(event == "rollback" for *_, event in records) == 1
+    run(tmp_path / "run", stop_after=stop)
+    resumed, again = run(tmp_path / "run")
+    assert again == records
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))

@@ -1,11 +1,17 @@
 """Bad input of any kind: one sentence each, exit code 2, no traceback, nothing written and nothing lost."""
 
+import errno
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import small_notebooks
 from small_notebooks import nblib, write
+
+from nblib import files
+from nblib.run import runs
 
 TEN = """rank: int = 2  # rank [1 .. 8]
 corpus: str = "prose"  # text to adapt to [a corpus]
@@ -51,13 +57,13 @@ def workbook(tmp_path, monkeypatch):
         ("run 10 -p model=nobody/nothing", "it is not in the local cache, and the hub is switched off"),
         ("run", "either names of notebooks or --all"),
         ("run 00 --all", "either names of notebooks or --all"),
-        ("run 00 --jobs 0", "'0' is not a whole number above 0"),
+        ("run 00 --jobs 0", "'0' is not a whole number from 1 to 999,999,999"),
         ("run 00 --jobz 2", "unrecognized arguments: --jobz 2"),
         ("rum", "invalid choice: 'rum'"),
         ("refresh 99", "Unknown notebook '99'"),
         ("estimate --model ./none", "model './none': no such folder"),
         ("estimate --model nobody/nothing", "model 'nobody/nothing': no folder with a model's config"),
-        ("estimate --rows 0", "'0' is not a whole number above 0"),
+        ("estimate --rows 0", "'0' is not a whole number from 1"),
         ("estimate --length 1", "length = 1: must be at least 2"),
         ("estimate --optimizer adam", "optimizer = 'adam': allowed are adamw, momentum, sgd"),
         ("estimate --precision int8", "precision = 'int8': allowed are fp32, bf16"),
@@ -111,8 +117,8 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch, capsys, command, 
 
 def test_a_package_that_lacks_something_itself_is_not_called_missing(monkeypatch, capsys):
     _hide(monkeypatch, "lessons", lacks="a_library")
-    with pytest.raises(ModuleNotFoundError, match="a_library"):
-        _main(["list", "--pitfalls"], capsys)
+    code, err = _main(["list", "--pitfalls"], capsys)
+    assert code == 70 and err.startswith("nblib: internal error (ModuleNotFoundError: No module named 'a_library')")
 
 
 def _hide(monkeypatch, package: str, *, lacks: str | None = None) -> None:
@@ -127,6 +133,43 @@ def _hide(monkeypatch, package: str, *, lacks: str | None = None) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", [Nowhere, *sys.meta_path])
+
+
+@pytest.mark.kernel
+def test_a_disk_that_is_full_after_the_runs(workbook, monkeypatch, capsys):
+    """Then the code is not the one of bad input: the run is done and stays so."""
+    flush = files.flush
+
+    def full(path):
+        if "index.html" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(path)
+
+    monkeypatch.setattr(files, "flush", full)
+    code, err = _main(["run", "00"], capsys)
+    assert code == 74 and err.startswith("nblib: Cannot write ") and "No space left on device" in err
+    (record,) = (workbook / "outputs").glob("00_setup/*/run.json")
+    assert runs.is_done(record.parent)
+    assert _main(["report"], capsys)[0] == 2
+
+
+@pytest.mark.parametrize("command", ["list", "run 00 --profile gpu"])
+def test_an_error_of_our_own_is_one_sentence_and_a_file(workbook, monkeypatch, capsys, command):
+    def names():
+        raise KeyError("nobody\nforesaw this")
+
+    monkeypatch.setattr("nblib.run.jobs.names", names)
+    code, err = _main(command.split(), capsys)
+    file = Path(err.split()[-1])
+    assert (
+        code == 70
+        and err == f"nblib: internal error (KeyError: 'nobody\\nforesaw this'); please report it with {file}\n"
+    )
+    assert "in names" in file.read_text() and file.parent == Path(tempfile.gettempdir())
+    file.unlink()
+    (workbook / "outputs").mkdir()
+    code, err = _main(command.split(), capsys)
+    assert code == 70 and Path(err.split()[-1]).parent == workbook / "outputs"
 
 
 @pytest.mark.kernel

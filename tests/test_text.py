@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from bit_flips import flips
 
 from nblib import text
 
@@ -71,6 +72,30 @@ def test_own_files(tmp_path):
     assert text.documents(str(tmp_path), "held_out")
 
 
+def test_files_are_read_in_the_order_of_their_names_through_folders_and_links(tmp_path):
+    for name in ("corpus/b/c.md", "corpus/a.txt", "corpus/b.txt", "corpus/no.bin", "other/d.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "other")
+    (tmp_path / "other" / "loop").symlink_to(tmp_path / "corpus")
+    expected = ["corpus/a.txt", "corpus/b/c.md", "corpus/b.txt", "other/d.py"]
+    assert text._all_documents(str(tmp_path / "corpus")) == expected
+
+
+def test_a_path_is_seen_from_the_working_directory_and_from_home(tmp_path, monkeypatch):
+    (tmp_path / "own.txt").write_text("own")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert text._all_documents("own.txt") == text._all_documents("~/own.txt") == ["own"]
+
+
+@pytest.mark.parametrize("line", ['{"txt": 1}', '{"text": 1}', '["text"]', "no", '{"text": "\\ud800"}', "[" * 9999])
+def test_a_line_without_a_text_is_named(line, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n\n' + line + "\n")
+    with pytest.raises(ValueError, match="bad.jsonl line 2: expected a JSON object with a 'text' field"):
+        text.documents(str(tmp_path))
+
+
 @pytest.mark.parametrize(
     "source, says",
     [
@@ -91,3 +116,15 @@ def test_bad_corpora_are_one_clear_sentence(source, says, tmp_path, monkeypatch)
 def test_too_little_text_names_the_numbers():
     with pytest.raises(ValueError, match="100 tokens are too few for 8 rows of 64"):
         text.Batches(torch.arange(100), rows=8, length=64)
+
+
+def test_a_stored_corpus_that_changed_is_read_anew(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NBLIB_BASE", str(tmp_path))
+    pieces = [f"document {n}" for n in range(50)]
+    monkeypatch.setattr(text, "_python_prose", lambda: pieces)
+    assert text._embedded("prose") == text._embedded("prose") == pieces
+    stored = next((tmp_path / "text").iterdir())
+    for _ in flips(stored):
+        assert text._embedded("prose") == pieces
+    stored.write_text('["an older form"]')
+    assert text._embedded("prose") == pieces and "is set aside as" in capsys.readouterr().out

@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import files, losses, runtime, wiring
+from nblib import checkpoint, files, losses, runtime, wiring
 from nblib.losses import Batch, Loss
 from nblib.methods.ard import adapters, divergence, install, passes
 
@@ -168,7 +168,8 @@ def save(model: nn.Module, folder: Path | str) -> Path:
     }
     if not specs:
         raise ValueError("the model has no adapters: there is nothing to save")
-    return _write(Path(folder) / FILE, _state(model), {"format": "pt", "ard": json.dumps(specs)})
+    state, specs = _state(model), json.dumps(specs)
+    return _write(Path(folder) / FILE, state, {"format": "pt", "ard": specs, "sha256": _digest(specs, state)})
 
 
 def load(model: nn.Module, folder: Path | str) -> nn.Module:
@@ -176,8 +177,14 @@ def load(model: nn.Module, folder: Path | str) -> nn.Module:
     path = Path(folder) / FILE
     if not path.exists():
         raise FileNotFoundError(f"{path}: no saved adapters there")
-    with safe_open(path, framework="pt") as file:
-        specs, saved = json.loads(file.metadata()["ard"]), {key: file.get_tensor(key) for key in file.keys()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            about, saved = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}
+        if about["sha256"] != _digest(about["ard"], saved):
+            raise ValueError("it changed since it was written")
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise files.Unreadable(f"{path} is damaged: {error}") from None
+    specs = json.loads(about["ard"])
     if not adapters(model):
         if missing := [name for name in specs if name not in dict(model.named_modules())]:
             raise ValueError(f"{path} has adapters for modules that this model lacks, the first is {missing[0]}")
@@ -227,6 +234,10 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
         own = [*a.named_parameters(recurse=False), *a.named_buffers(recurse=False)]
         state |= {f"{name}.{key}": tensor.detach() for key, tensor in own}
     return state
+
+
+def _digest(specs: str, state: dict[str, Tensor]) -> str:
+    return checkpoint.fingerprint((specs + name, state[name]) for name in sorted(state))
 
 
 def _write(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> Path:

@@ -240,6 +240,7 @@ def save(model: nn.Module, folder: str | Path) -> int:
         model.config.save_pretrained(partial)
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial / WEIGHTS)
         (partial / RECIPE).write_text(json.dumps(recipe, indent=1))
+        files.seal(partial)
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
@@ -248,6 +249,7 @@ def load(folder: str | Path) -> nn.Module:
     folder = Path(folder)
     if not (folder / RECIPE).exists():
         raise FileNotFoundError(f"folder {str(folder)!r}: no {RECIPE} in it, so lrc.save did not write (all of) it")
+    files.verify(folder)
     recipe, state = json.loads((folder / RECIPE).read_text()), load_file(folder / WEIGHTS)
     dtype, once = getattr(torch, recipe["dtype"]), ternary.Once()
     model = tf.AutoModelForCausalLM.from_config(models.load_config(str(folder)), dtype=dtype)

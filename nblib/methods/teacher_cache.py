@@ -189,7 +189,10 @@ class _Shards:
             if manifest.pop("sha256") != _digest(manifest):
                 raise ValueError("it changed since it was written")
             self.about, self.entries, self.done = manifest["about"], manifest["shards"], manifest["done"]
-            if [entry["name"] for entry in self.entries] != [_shard(n) for n in range(len(self.entries))]:
+            self.k, self.draws, self.vocabulary = (self.about[name] for name in ("k", "draws", "vocabulary"))
+            self.temperatures = tuple(self.about["temperatures"])
+            names = [_shard(number) for number in range(len(self.entries))]
+            if not isinstance(self.entries, list) or [entry["name"] for entry in self.entries] != names:
                 raise ValueError("it names files that are no shards of it")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Damaged(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
@@ -274,9 +277,8 @@ class Cache:
         shards.expect(source or {})
         if not shards.done:
             raise CacheError(f"{folder} is not finished: call make again with the same arguments, it goes on")
-        self.folder, self.about = shards.folder, shards.about
-        self.k, self.draws, self.vocabulary = (self.about[name] for name in ("k", "draws", "vocabulary"))
-        self.temperatures = tuple(self.about["temperatures"])
+        self.folder, self.about, self.temperatures = shards.folder, shards.about, shards.temperatures
+        self.k, self.draws, self.vocabulary = shards.k, shards.draws, shards.vocabulary
         self._rows: dict[bytes, tuple[dict[str, Tensor], int]] = {}  # key -> its shard, its place there
         self.tokens, self.prior = 0, None
         for tensors in map(shards.open, shards.entries):

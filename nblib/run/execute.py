@@ -1,16 +1,21 @@
 """One notebook, one kernel, one process: execute it with papermill and report in one sentence how it ended.
 
-The runner starts `python -m nblib.run.execute` and sends it a job as one line of JSON on stdin. What the
-notebook prints goes to stdout as it comes; lines of our own start with a control character. Stdin stays open: when
-it ends, the runner is gone, and this process stops like on Ctrl-C.
+The runner starts `python -m nblib.run.execute` and sends it a job as one line of JSON on stdin. What cells print, how
+far they are and how it ended goes back as lines of JSON through a pipe that only this process holds. Stdin stays
+open: when it ends, the runner is gone, and this process stops like on Ctrl-C.
 
 Stopping means: interrupt the kernel as the button in JupyterLab would, so that a training cell can write its
 checkpoint and end; start no further cell; kill the kernel after GRACE seconds, or at once when asked a second time.
 
 The kernel talks over sockets in a folder of its own, because kernels that start together race for TCP ports, and it
-inherits the lock on the run folder: whoever can take that lock knows that nothing writes there any more.
+inherits the lock on the run folder: whoever can take that lock knows that nothing writes there any more. What the
+kernel forks or starts does not get the lock, and what is left of it in the kernel's process group is killed at the end.
+
+A disk can be full at any write. notebook.ipynb is then the last one that could be written whole, the sentence keeps the
+failure that came first, and a run whose end could not be stored is not done.
 
 Footgun: a stopped training cell ends *without* an error, so "the cell succeeded" does not mean that it was completed.
+A process that the notebook itself detached (`setsid`) outlives the run.
 """
 
 import contextlib
@@ -23,14 +28,29 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
 from nblib import files, paths
 from nblib.run import parameters, runs
 
-PROGRESS, OUTCOME = "\x1f", "\x1e"
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
+# What the kernel runs first. No fork and no program that it starts is to hold the lock on the run's folder. And half a
+# character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message.
+FIRST = """
+import json, os
+from IPython import get_ipython
+held, session = [{lock}], get_ipython().kernel.session
+os.set_inheritable({lock}, False)
+os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
+def pack(message, pack=session.pack):
+    try:
+        return pack(message)
+    except UnicodeEncodeError:
+        return json.dumps(message, default=str).encode()
+session.pack = pack
+"""
 
 
 class Stopped(Exception):
@@ -52,9 +72,48 @@ class Stop:
         self._signal(signal.SIGINT if self.asked == 1 else signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it is gone already
+        with contextlib.suppress(OSError):  # it is gone already
             if self.kernel is not None:
                 os.killpg(self.kernel, number)
+
+
+class Words:
+    """The pipe to the runner, and a file that papermill copies what cells print to."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.pipe = open(descriptor, "wb")
+
+    def tell(self, **said: Any) -> None:
+        with contextlib.suppress(OSError):  # the runner is gone, and we are about to stop
+            self.pipe.write(json.dumps(said).encode() + b"\n")
+            self.pipe.flush()
+
+    def write(self, text: str) -> None:
+        self.tell(text=text)
+
+    def flush(self) -> None:
+        pass
+
+
+class Notebook:
+    """The executed notebook; papermill saves to it as to one of its stores. What is at the path is always whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.text, self.saved = path, "", time.monotonic()
+
+    def write(self, text: str, _: str) -> None:
+        self.text = text
+        if time.monotonic() - self.saved > 1:  # before and after each cell would be often, for what is flushed
+            with contextlib.suppress(OSError):  # what counts is whether the last one can be written
+                self.save()
+
+    def save(self) -> None:
+        self.saved = time.monotonic()
+        if self.text:  # a half character that a cell printed becomes its escape in JSON
+            files.write(self.path, self.text.encode("utf-8", "backslashreplace"))
+
+    def pretty_path(self, path: str) -> str:
+        return path
 
 
 def main() -> None:
@@ -63,53 +122,87 @@ def main() -> None:
         signal.signal(number, stop)
     job = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_when_stdin_ends, daemon=True).start()
-    record = dict(zip(("status", "sentence", "seconds"), execute(job, stop))) | {"finished": time.time()}
-    files.merge(Path(job["folder"]) / "run.json", record)
-    _tell(OUTCOME, json.dumps(record))
+    began, folder, words = time.monotonic(), Path(job["folder"]), Words(job["words"])
+    notebook, unwritten = Notebook(folder / "notebook.ipynb"), ""
+    try:
+        status, problem = execute(job, stop, words, notebook)
+    except Exception as error:
+        status, problem = "failed", unforeseen(error, folder)
+    try:
+        notebook.save()
+        record = _record(job, status, problem, began)
+        runs.note(folder, record | ({"sealed": runs.seal(folder)} if status == "done" else {}))
+    except OSError as error:
+        unwritten = str(error).rstrip(".")
+        record = _record(job, "failed" if status == "done" else status, problem, began, unwritten)
+        with contextlib.suppress(OSError):  # without this record the run counts as killed
+            runs.note(folder, record)
+    words.tell(outcome=record | {"unwritten": bool(unwritten)})
 
 
-def execute(job: dict[str, Any], stop: Stop) -> tuple[str, str, float]:
-    """Status, sentence and seconds of the job; its folder holds the executed notebook, however far it came."""
+def _record(job: dict[str, Any], status: str, problem: str, began: float, unwritten: str = "") -> dict[str, Any]:
+    if unwritten:
+        problem = f"{problem}, and then: {unwritten}" if problem else f"all cells ran, but: {unwritten}"
+    sentence = {
+        "done": "",
+        "stopped": f"{job['notebook']} was stopped in {problem}; what it saved is kept, continue with: {job['resume']}",
+        "failed": f"{job['notebook']} failed: {problem}; see {paths.short(Path(job['folder'], 'notebook.ipynb'))}, "
+        f"then resume with: {job['resume']}",
+    }[status]
+    seconds = round(time.monotonic() - began, 2)
+    return {"status": status, "sentence": sentence, "seconds": seconds, "finished": time.time()}
+
+
+def unforeseen(error: Exception, folder: Path) -> str:
+    """What to say of it; the traceback of what nobody foresaw is kept in the folder."""
+    if isinstance(error, (OSError, parameters.ParameterError, files.Unreadable)):
+        named = getattr(error, "filename", None)
+        return _clip(f"{error.strerror} ({named})" if named else str(error).rstrip("."), 300)
+    with contextlib.suppress(OSError):
+        files.write(folder / "internal-error.txt", traceback.format_exc())
+    where = paths.short(folder / "internal-error.txt")
+    return f"internal error {type(error).__name__}: {_clip(str(error), 200)}, please report it with {where}"
+
+
+def execute(job: dict[str, Any], stop: Stop, words: Words, notebook: Notebook) -> tuple[str, str]:
+    """The job's status, and what there is to say about it; the notebook holds what was executed."""
     # jsonschema would build a grammar of URIs that no notebook needs, 0.7 s in every run; it does without
     sys.modules["rfc3987_syntax"] = None
     from jupyter_client.kernelspec import NoSuchKernel
     from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
 
-    began, name, folder = time.monotonic(), job["notebook"], Path(job["folder"])
+    folder, lock = Path(job["folder"]), job["lock"]
     sockets, in_use = socket_folder()
     kernel = AsyncKernelManager(
         kernel_name="python3", transport="ipc", ip=str(sockets / "k"), connection_file=str(sockets / "kernel.json")
     )
     at, clean, ended = _Position(), False, threading.Event()
-    follower = threading.Thread(target=_follow, args=(folder / runs.PROGRESS, ended), daemon=True)
+    follower = threading.Thread(target=_follow, args=(folder / runs.PROGRESS, words, ended), daemon=True)
     follower.start()
     try:
-        run_sync(kernel.start_kernel)(cwd=str(paths.notebooks()), env=_environment(folder), pass_fds=(job["lock"],))
+        arguments = [f"--IPKernelApp.exec_lines=exec({FIRST.format(lock=lock)!r}, {{}})"]
+        options = {"cwd": str(paths.notebooks()), "env": _environment(folder), "pass_fds": (lock,)}
+        run_sync(kernel.start_kernel)(extra_arguments=arguments, **options)
         stop.kernel = kernel.provisioner.process.pid
-        problem = _run_cells(job, kernel, stop, at)  # imports papermill while the kernel starts
+        problem = _run_cells(job, kernel, stop, at, words, notebook)  # imports papermill while the kernel starts
         clean = problem is None
     except NoSuchKernel:
         problem = "no Jupyter kernel named python3 is installed here; `make env` installs it"
     finally:
         if kernel.has_kernel:
             run_sync(kernel.shutdown_kernel)(now=not clean)
+        stop._signal(signal.SIGKILL)  # whatever the notebook started and left
         stop.kernel = None
         ended.set()
         follower.join()
         shutil.rmtree(sockets, ignore_errors=True)
         os.close(in_use)
-    if (partial := folder / "notebook.partial.ipynb").exists():
-        files.put(partial, folder / "notebook.ipynb")
-    seconds = round(time.monotonic() - began, 2)
     if stop.asked:
-        return "stopped", f"{name} was stopped in {at}; what it saved is kept, continue with: {job['resume']}", seconds
-    if problem is None and (left := runs.unfinished_cell(parameters.cells(folder / "notebook.ipynb"))) is not None:
+        return "stopped", str(at)
+    if problem is None and (left := runs.unfinished_cell(json.loads(notebook.text)["cells"])) is not None:
         problem = f"{at} ended the kernel's run (sys.exit?), cell {left} of the file and those after it did not execute"
-    if problem is None:
-        return "done", "", seconds
-    notebook = paths.short(folder / "notebook.ipynb")
-    return "failed", f"{name} failed: {problem}; see {notebook}, then resume with: {job['resume']}", seconds
+    return ("failed", problem) if problem else ("done", "")
 
 
 class _Position:
@@ -124,12 +217,14 @@ class _Position:
         return f"cell {self.number} (`{_clip(line, 70)}`)"
 
 
-def _run_cells(job: dict[str, Any], kernel: Any, stop: Stop, at: _Position) -> str | None:
+def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, notebook: Notebook) -> str | None:
     """Execute through papermill; None, or what went wrong."""
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import execute_notebook
+    from papermill.iorw import papermill_io
 
+    papermill_io.register(notebook.path.name, notebook)  # what it saves under this name goes there
     logging.getLogger("papermill").setLevel(logging.CRITICAL)  # what it has to say, we say in one sentence
     total = sum(c["cell_type"] == "code" and bool(c["source"].strip()) for c in parameters.cells(Path(job["path"])))
     total += bool(job["values"])  # papermill injects them as a cell
@@ -138,19 +233,19 @@ def _run_cells(job: dict[str, Any], kernel: Any, stop: Stop, at: _Position) -> s
         if stop.asked:
             raise Stopped
         at.number, at.source = at.number + 1, cell.source
-        _tell(PROGRESS, f"cell {at.number}/{total}")
+        words.tell(progress=f"cell {at.number}/{total}")
 
     try:
         execute_notebook(
             job["path"],
-            str(Path(job["folder"]) / "notebook.partial.ipynb"),
+            notebook.path.name,
             parameters=job["values"],
             kernel_name="python3",  # whatever the file says: its kernel may not exist on this machine
             language="python",
             cwd=str(paths.notebooks()),
             progress_bar=False,
-            stdout_file=sys.stdout,
-            stderr_file=sys.stdout,
+            stdout_file=words,
+            stderr_file=words,
             start_timeout=120,
             execution_timeout=job["timeout"],
             # the rest goes to nbclient
@@ -192,13 +287,18 @@ def _environment(folder: Path) -> dict[str, str]:
 def socket_folder() -> tuple[Path, int]:
     """A short path (a socket's may have about 100 characters) and the lock that says it is in use."""
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) < 60 else "/tmp"
-    for old in Path(base).glob("nblib-kernel-*"):  # left behind by a kill; the minute is for one not locked yet
+    sweep(Path(base), "nblib-kernel-*")
+    folder = Path(tempfile.mkdtemp(prefix="nblib-kernel-", dir=base))
+    return folder, files.claim(folder)
+
+
+def sweep(place: Path, pattern: str) -> None:
+    """Delete the folders that a kill left behind: nobody holds their lock. The minute is for one not locked yet."""
+    for old in place.glob(pattern):
         with contextlib.suppress(OSError):  # somebody else's, or swept by another run just now
             if time.time() - old.stat().st_mtime > 60 and (lock := files.claim(old)) is not None:
                 shutil.rmtree(old, ignore_errors=True)
                 os.close(lock)
-    folder = Path(tempfile.mkdtemp(prefix="nblib-kernel-", dir=base))
-    return folder, files.claim(folder)
 
 
 def _stop_when_stdin_ends() -> None:
@@ -209,24 +309,17 @@ def _stop_when_stdin_ends() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _follow(path: Path, ended: threading.Event) -> None:
+def _follow(path: Path, words: Words, ended: threading.Event) -> None:
     """Pass on what long cells say of their progress: displays that update in place reach no log."""
-    at = path.stat().st_size if path.exists() else 0
-    while True:
+    at, last = path.stat().st_size if path.exists() else 0, False
+    while not last:
         last = ended.wait(0.5)
-        if path.exists() and path.stat().st_size > at:
-            with path.open(encoding="utf-8") as lines:
-                lines.seek(at)
-                for line in lines.read().splitlines():
-                    _tell(PROGRESS, line)
-                at = lines.tell()
-        if last:
-            return
-
-
-def _tell(mark: str, text: str) -> None:
-    sys.stdout.write(f"{mark}{text}\n")
-    sys.stdout.flush()
+        with contextlib.suppress(OSError), path.open("rb") as lines:
+            lines.seek(at)
+            whole = lines.read().rpartition(b"\n")[0]
+            at += len(whole) + bool(whole)
+            for line in whole.decode("utf-8", "replace").splitlines():
+                words.tell(progress=line)
 
 
 def _clip(text: str, limit: int) -> str:

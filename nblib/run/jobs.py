@@ -1,32 +1,33 @@
 """What will run: names, profile, files and assignments turned into jobs, before anything is started or written.
 
-A job's key is a hash of what decides its result: the notebook's code, its parameters (with them the kind of device
-it asks for), the files they name, the modules of this project that it reaches by import (closure.py), and the versions
-of Python (whose documentation is the corpus), torch and the libraries around it. Two runs with one key would give one
-result, so a done run is not repeated and an interrupted one can be continued where it stopped. The machine that plans
-is in no key: a batch planned on a login node is the same batch where it runs.
+A job's `inputs` are what decides its result, each with its value or a short hash: the notebook's code, its parameters
+(with them the kind of device it asks for), the files and models they name (inputs.py), the modules of this project that
+it reaches by import (closure.py), the version of Python (whose documentation is the corpus) and of every package of the
+lock, the threads that are asked for, and another store of base models. Its key is the hash of them. Two runs with one
+key would give one result, so a done run is not repeated and an interrupted one can be continued where it stopped; `why`
+says what differs. The machine that plans is in no key: a batch planned on a login node is the same batch where it runs.
+
+A parameter marked [secret] is no input, and stands neither in the key nor in the command that continues the run.
 
 Footgun: `device=auto` is one key on every machine, so a run that is done on a CPU is skipped where there is a card;
 ask for `device=cuda`. A new message of an error repeats nothing either: a stored output may show the old one.
 """
 
-import functools
 import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib import closure, paths
+from nblib import closure, inputs, paths
 from nblib.run import parameters
 from nblib.run.parameters import ParameterError
 
-LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes", "tokenizers", "accelerate")
+HASH = "sha256:"  # begins what a person cannot read
+LONG = 200  # characters of a value; a longer one is an input by its hash
 
 
 class Job(NamedTuple):
@@ -34,7 +35,8 @@ class Job(NamedTuple):
     path: Path
     values: dict[str, Any]  # what differs from the declaration, injected as a cell
     parameters: dict[str, Any]  # all of them
-    key: str
+    inputs: dict[str, str]  # what decides the result, part by part
+    key: str  # a hash of them
     resume: str  # the command that continues this job
     label: str = ""  # which of several jobs of one notebook, said when it starts
 
@@ -83,7 +85,44 @@ def plan(
 
 def variants(notebook: str, assignments: Sequence[Sequence[str]], *, profile: str | None = None) -> list[Job]:
     """A job of the notebook for each list of `name=value`, on top of the profile."""
-    return [_job(notebook, profile, each, (), False) for each in assignments]
+    code = _code(notebook)  # read once for all
+    return [_job(notebook, profile, each, (), False, code) for each in assignments]
+
+
+def same(job: Job, record: Mapping[str, Any]) -> bool:
+    """Whether the run with this record (run.json) has the job's inputs. A commit that one of them does not know yet is
+    no difference: the run that fetches a model from the hub is the one that is continued with it."""
+    before = record.get("inputs")
+    return record.get("key") == job.key or bool(_is_known(before) and not why(before, job.inputs))
+
+
+def why(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """What differs between the inputs of two runs, in a few words; empty when nothing does, and for a run of old that
+    kept no inputs."""
+    parts = {**now, **before} if _is_known(before) else {}
+    pairs = {part: (before.get(part), now.get(part)) for part in parts}
+    changed = {part: pair for part, pair in pairs.items() if pair[0] != pair[1] and not _one_is_to_come(*pair)}
+    phrases = []
+    for part, (a, b) in changed.items():
+        if a is not None and b is not None:
+            phrases.append(_brief(part) if HASH in f"{a}{b}" else f"{_brief(part)} {_brief(a)} to {_brief(b)}")
+        elif f"parameter {part.split(' ')[0]}" not in changed:  # else another file, since another one is named
+            phrases.append(f"{_brief(part)} is {'new' if a is None else 'gone'}")
+    return ", ".join([*phrases[:3], *([f"and {len(phrases) - 3} more"] if len(phrases) > 3 else [])])
+
+
+def _is_known(before: Any) -> bool:
+    return isinstance(before, Mapping) and len(before) > 0
+
+
+def _one_is_to_come(a: Any, b: Any) -> bool:
+    """One is a commit, and the other a name on the hub that nobody had fetched yet."""
+    return inputs.UNKNOWN in (a, b) and None not in (a, b) and HASH not in f"{a}{b}"
+
+
+def _brief(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def profile_file(notebook: str, profile: str) -> Path:
@@ -120,7 +159,7 @@ def gpus() -> list[tuple[str, str]]:
     return [(each, cards.get(each, next(iter(cards.values()), "GPU"))) for each in chosen]
 
 
-def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_optional: bool) -> Job:
+def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_optional: bool, code: Any = None) -> Job:
     path = paths.notebooks() / f"{name}.ipynb"
     known = parameters.declared(path)
     sources, values = list(map(Path, files)), {}
@@ -137,40 +176,46 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     for text in overrides:
         values |= parameters.check(known, dict([parameters.parse_assignment(text, known)]), f"-p {text}")
     everything = {name: parameter.default for name, parameter in known.items()} | values
+    shown = {name: value for name, value in everything.items() if known[name].allowed != "secret"}
+    told = [text for text in overrides if text.partition("=")[0] in shown]
     resume = ["nblib", "run", name, *(["--profile", profile] if profile else [])]
-    for option, given in (("-f", files), ("-p", overrides)):
+    for option, given in (("-f", files), ("-p", told)):
         resume += [part for each in given for part in (option, str(each))]
-    return Job(name, path, values, everything, _key(path, everything), shlex.join(resume))
+    parts = _values(known, shown) | inputs.versions() | inputs.threads() | (code or _code(name))
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return Job(name, path, values, everything, parts, key, shlex.join(resume))
 
 
-def _key(path: Path, values: dict[str, Any]) -> str:
-    code = cells(path)
-    texts = [text for value in values.values() for text in (value if isinstance(value, list) else [value])]
-    inputs = [_stamp(paths.notebooks() / text) for text in texts if isinstance(text, str) and text]
+def _code(name: str) -> dict[str, str]:
+    """The notebook's own code, without the declarations, which `_values` has; the modules it reaches; where their base
+    model lies, if that is not the usual place."""
+    sources = cells(paths.notebooks() / f"{name}.ipynb")
     try:
-        parts = [[closure.cell(source).does for source in code], values, inputs, closure.digest(code), _versions()]
+        modules = closure.reached(sources)
     except ValueError as error:  # a module that does not parse
-        raise ParameterError(f"{path.stem} cannot be planned: {error}.") from None
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        raise ParameterError(f"{name} cannot be planned: {error}.") from None
+    parts = {f"notebook {name}": _hash([closure.cell(source).does for source in sources[1:]])}
+    parts |= {f"code of {module}": HASH + code.does[:16] for module, code in sorted(modules.items())}
+    usual = paths.store() == paths.outputs() / "base"
+    return parts | ({"NBLIB_BASE": "unset" if usual else str(paths.store())} if "nblib.base" in modules else {})
+
+
+def _values(known: Mapping[str, parameters.Parameter], values: Mapping[str, Any]) -> dict[str, str]:
+    """Each parameter, and what each points at."""
+    parts = {}
+    for name, value in values.items():
+        spelled = parameters.spell(value)
+        parts[f"parameter {name}"] = spelled if len(spelled) <= LONG else _hash(spelled)
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (content := inputs.named(text, known[name].allowed)):
+                parts[f"{name} {text}"] = content
+    return parts
+
+
+def _hash(value: Any) -> str:
+    return HASH + hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 def cells(path: Path) -> list[str]:
     """The code cells of a notebook."""
     return [cell["source"] for cell in parameters.cells(path) if cell["cell_type"] == "code"]
-
-
-def _stamp(path: Path) -> list:
-    """Size and time of a file that a parameter names, or of the files directly in a folder."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.is_file() else []
-    return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file()]
-
-
-@functools.cache
-def _versions() -> list[str]:
-    def version(name: str) -> str:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            return "absent"
-
-    return [platform.python_version(), *map(version, LIBRARIES)]

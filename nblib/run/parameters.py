@@ -10,6 +10,9 @@ this file reads with `ast` (nothing is executed). Brackets at the end of the com
 either end open, or `[a corpus]` and `[a model]`, which must be there to be found; without them every value of the
 type is allowed. For a list they speak about each element.
 
+`token: str = ""  # access to the hub [secret]` takes the name of an environment variable, `-p token=@HF_TOKEN`. That
+name is all that is ever stored, printed or hashed; `runs.begin` gives the notebook what it stands for.
+
 Values come from flat YAML files and from `name=value` on the command line. They are written so that every reader
 agrees: each string is quoted and each float has its dot, so plain `papermill -f` reads the same values.
 
@@ -23,7 +26,9 @@ since the injected cell comes after this one. So defaults are literals, and ever
 import ast
 import difflib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,7 +36,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nblib import paths
+from nblib import inputs
 
 SCALARS = {"int": int, "float": float, "str": str, "bool": bool}
 TYPES = (*SCALARS, "list[int]", "list[float]", "list[str]")
@@ -45,13 +50,16 @@ def _corpus(value: str) -> str | None:
     """What keeps a corpus from being read, or None."""
     if value.startswith("hf:"):
         return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
-    exists = value in ("prose", "code") or (paths.notebooks() / Path(value).expanduser()).exists()
-    return None if exists else "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+    if value in ("prose", "code"):
+        return None
+    if not os.path.exists(path := inputs.resolve(value)):
+        return "is neither prose, code, hf:<dataset> nor a file or folder that exists"
+    return None if inputs.files_of(path) else f"holds no file to read ({', '.join(inputs.TEXTS)})"
 
 
 def _model(value: str) -> str | None:
     """What keeps a model from being loaded, as far as it can be told without the network, or None."""
-    if (paths.notebooks() / Path(value).expanduser() / "config.json").exists():
+    if os.path.exists(os.path.join(inputs.resolve(value), "config.json")):
         return None
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", value):
         return "is neither a folder with a model nor a hub name like Qwen/Qwen3-0.6B"
@@ -61,7 +69,24 @@ def _model(value: str) -> str | None:
     return "is not in the local cache, and the hub is switched off (HF_HUB_OFFLINE)" if offline else None
 
 
-MUST_EXIST = {"a corpus": _corpus, "a model": _model}
+def _secret(value: str) -> str | None:
+    """What keeps a secret from being looked up, or None."""
+    if not re.fullmatch(r"@[A-Za-z_]\w*", value):
+        return "must be given as @NAME, the name of an environment variable, and never as itself"
+    return None if value[1:] in os.environ else f"stands for the environment variable {value[1:]}, which is not set"
+
+
+MUST_EXIST = {"a corpus": _corpus, "a model": _model, "secret": _secret}
+LARGEST, LARGEST_NOTEBOOK = 2**18, 2**28  # bytes that are read: of what a person writes, of what a run leaves
+
+
+class Secret(str):
+    """What the notebook gets for a secret. Shown, and checked once more, it is the reference that was given."""
+
+    reference: str
+
+    def __repr__(self) -> str:
+        return repr(self.reference)
 
 
 class Range(NamedTuple):
@@ -86,10 +111,10 @@ class Parameter(NamedTuple):
 def declared(notebook: Path) -> dict[str, Parameter]:
     """The parameters a notebook declares, in order; ParameterError when its first code cell breaks a rule."""
     cell = next((cell for cell in cells(notebook) if cell["cell_type"] == "code"), None)
-    if cell is None or "parameters" not in cell.get("metadata", {}).get("tags", []):
+    if cell is None or "parameters" not in cell["metadata"].get("tags", []):
         raise ParameterError(f"{notebook.name}: the first code cell must carry the tag 'parameters'.")
     parameters, problems = {}, []
-    for number, line in enumerate("".join(cell["source"]).splitlines(), start=1):
+    for number, line in enumerate(cell["source"].splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
@@ -98,21 +123,49 @@ def declared(notebook: Path) -> dict[str, Parameter]:
                 raise ParameterError(f"'{parameter.name}' is declared twice")
             parameters[parameter.name] = parameter
         except ParameterError as error:
-            problems.append(f"{notebook.name}, parameters cell, line {number}: {error}.")
+            problems.append(f"{notebook.name}, parameters cell, line {number}: {clip(str(error), 400)}.")
     if problems:
         raise ParameterError("\n".join(problems))
     return parameters
 
 
 def cells(notebook: Path) -> list[dict]:
-    """The cells of a notebook file, read as plain JSON."""
+    """The cells of a notebook file, read as plain JSON; their kinds, sources, tags and outputs are as they must be."""
+    text = _read(notebook, "notebook", LARGEST_NOTEBOOK)
     try:
-        document = json.loads(notebook.read_text(encoding="utf-8"))
-        return [cell | {"source": "".join(cell["source"])} for cell in document["cells"]]
-    except OSError as error:
-        raise ParameterError(f"Cannot read the notebook {notebook}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError):
-        raise ParameterError(f"{notebook} is not a readable version 4 notebook.") from None
+        document = json.loads(text)
+        if document["nbformat"] == 4 and isinstance(document["cells"], list):
+            return [_cell(cell) for cell in document["cells"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    raise ParameterError(f"{notebook} is not a readable version 4 notebook.")
+
+
+def _cell(cell: dict) -> dict:
+    source, metadata = "".join(cell["source"]), cell.get("metadata", {})
+    source.encode()  # half a pair of surrogates is no text
+    if cell["cell_type"] not in ("code", "markdown", "raw") or not isinstance(metadata.get("tags", []), list):
+        raise ValueError
+    if not all(isinstance(output["output_type"], str) for output in cell.get("outputs", [])):
+        raise ValueError
+    return cell | {"source": source, "metadata": metadata}
+
+
+def _read(path: Path, what: str, limit: int) -> str:
+    """The text of a regular file; a device or a pipe could be read for ever."""
+    try:
+        facts = os.stat(path)
+        if not stat.S_ISREG(facts.st_mode):
+            why = "it is no file"
+        elif facts.st_size > limit:
+            why = f"its {facts.st_size:,} bytes are more than the {limit:,} that are read"
+        else:
+            return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        why = "it is not UTF-8 text"
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+    raise ParameterError(f"Cannot read the {what} {clip(str(path), 1000)}: {why}.")
 
 
 def title(notebook: Path) -> str:
@@ -125,9 +178,9 @@ def parse_assignment(text: str, parameters: Mapping[str, Parameter]) -> tuple[st
     """`name=value` from a command line, typed by the declaration; lists as `1,2` or `[1, 2]`."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ParameterError(f"-p {text}: expected name=value.")
+        raise ParameterError(f"-p {clip(text)}: expected name=value.")
     if name not in parameters:
-        raise ParameterError(f"-p {text}: {unknown('parameter', name, parameters)}")
+        raise ParameterError(f"-p {clip(name)}=...: {unknown('parameter', name, parameters)}")
     kind = parameters[name].type
     if not kind.startswith("list"):
         return name, _from_text(value, kind)
@@ -147,14 +200,31 @@ def check(parameters: Mapping[str, Parameter], values: Mapping[str, Any], source
     good, problems = {}, []
     for name, value in values.items():
         if name not in parameters:
-            problems.append(f"{source}: {unknown('parameter', name, parameters)}")
+            problems.append(f"{clip(source)}: {unknown('parameter', name, parameters)}")
             continue
         good[name], problem = _judge(parameters[name], value)
-        if problem:
-            problems.append(f"{source}: {problem}.")
+        if problem:  # a secret may stand in what a command line says
+            at = source.partition("=")[0] if parameters[name].allowed == "secret" else source
+            problems.append(f"{clip(at)}: {problem}.")
     if problems:
         raise ParameterError("\n".join(problems))
     return good
+
+
+def secrets(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Secret]:
+    """What the secrets among checked values stand for."""
+    found = {}
+    for name in parameters:
+        if parameters[name].allowed == "secret" and values[name]:
+            found[name] = Secret(os.environ[values[name][1:]])
+            found[name].reference = values[name]
+    return found
+
+
+def clip(text: str, limit: int = 200) -> str:
+    """On one line, and no longer than a sentence can bear."""
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def unknown(what: str, name: Any, known: Iterable[str]) -> str:
@@ -162,7 +232,7 @@ def unknown(what: str, name: Any, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known) or 'none'}."
-    return f"unknown {what} '{name}'; {hint}"
+    return f"unknown {what} '{clip(str(name))}'; {hint}"
 
 
 def _parse_line(line: str) -> Parameter:
@@ -181,7 +251,7 @@ def _parse_line(line: str) -> Parameter:
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             raise ParameterError(form)
         value = ast.literal_eval(statement.value)
-    except (SyntaxError, ValueError, TypeError):
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise ParameterError(f"{form}, where the default is a literal and not an expression") from None
     kind = ast.unparse(statement.annotation)
     if kind not in TYPES:
@@ -190,6 +260,8 @@ def _parse_line(line: str) -> Parameter:
     default, problem = _judge(parameter, value)
     if problem:
         raise ParameterError(f"the default breaks its own declaration: {problem}")
+    if parameter.allowed == "secret" and (kind != "str" or default):
+        raise ParameterError(f"'{parameter.name}' is a secret: its type is str and its default is \"\"")
     return parameter._replace(default=default)
 
 
@@ -214,18 +286,32 @@ def _parse_allowed(comment: str, kind: str) -> Range | tuple | None:
 def _judge(parameter: Parameter, value: Any) -> tuple[Any, str | None]:
     """The converted value, or what is wrong with it."""
     name, kind, _, _, allowed = parameter
-    typed = _cast(value, kind)
+    typed, shown = _cast(value, kind), "hidden" if allowed == "secret" else _shown(value)
     if typed is None:
-        example = {"bool": " (true or false)", "float": " (a finite number)"}.get(kind, "")
-        return value, f"'{name}' is {value!r}, but it must be of type {kind}{example}"
+        example = {"bool": "true or false", "float": "a finite number", "int": "of 64 bits", "str": "UTF-8"}.get(kind)
+        return value, f"'{name}' is {shown}, but it must be of type {kind}{f' ({example})' if example else ''}"
     for item in typed if isinstance(typed, list) else [typed]:
         if isinstance(allowed, str):
-            if item and (problem := MUST_EXIST[allowed](item)):
-                return value, f"'{name}' is {value!r}, allowed is {allowed}: it {problem}"
+            if item and (problem := _missing(item, allowed)):
+                return value, f"'{name}' is {shown}, allowed is {allowed}: it {problem}"
         elif allowed is not None and item not in allowed:
             choices = f"{allowed}" if isinstance(allowed, Range) else ", ".join(map(str, allowed))
-            return value, f"'{name}' is {value!r}, allowed: {choices}"
+            return value, f"'{name}' is {shown}, allowed: {choices}"
     return typed, None
+
+
+def _missing(value: str, what: str) -> str | None:
+    try:
+        return MUST_EXIST[what](value)
+    except (OSError, ValueError, RuntimeError) as error:  # too long for a name, a null byte, ~nobody
+        return f"cannot be looked up: {getattr(error, 'strerror', None) or error}"
+
+
+def _shown(value: Any) -> str:
+    try:
+        return clip(repr(value))
+    except (ValueError, RecursionError):  # more digits than Python writes
+        return "too long to be shown"
 
 
 def _cast(value: Any, kind: str) -> Any | None:
@@ -235,14 +321,16 @@ def _cast(value: Any, kind: str) -> Any | None:
         return None if None in items else items
     if kind == "float" and type(value) in (int, float):
         return float(value) if abs(value) < 1e308 else None  # False for nan and inf too
-    return value if type(value) is SCALARS[kind] else None
+    if type(value) is not SCALARS[kind] or (kind == "int" and value.bit_length() > 64):
+        return None
+    return None if kind == "str" and re.search("[\ud800-\udfff]", value) else value  # bytes of another encoding
 
 
 def _quoted(text: str) -> list[str] | None:
     """The strings of a list that quotes every one of them, so that they may hold commas; else None."""
     try:
         items = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return items if isinstance(items, list) and all(isinstance(item, str) for item in items) else None
 
@@ -259,20 +347,23 @@ def _from_text(text: str, kind: str) -> Any:
 
 def load_yaml(path: Path, *, depth: int = 1) -> dict[str, Any]:
     """A flat YAML mapping of parameter values; `depth` is how deep lists may go: 2 allows lists of lists."""
+    text = _read(path, "parameter file", LARGEST)
     try:
-        loader = _Yaml(Path(path).read_text(encoding="utf-8"))
+        loader = _Yaml(text)
         node = loader.get_single_node()
         if node is None:
             return {}
         _refuse_nesting_and_doubles(node, path, depth)
-        return loader.construct_document(node)
-    except OSError as error:
-        raise ParameterError(f"Cannot read the parameter file {path}: {error.strerror}.") from None
+        return {key.value: loader.construct_object(value, deep=True) for key, value in node.value}
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "not valid YAML"
         raise ParameterError(f"{path}{f', line {mark.line + 1}' if mark else ''}: {problem}.") from None
-    except UnicodeDecodeError:
-        raise ParameterError(f"{path} is not UTF-8 text.") from None
+    except ParameterError:
+        raise
+    except RecursionError:
+        raise ParameterError(f"{path}: the mapping must be flat.") from None
+    except ValueError:
+        raise ParameterError(f"{path}: a number has more digits than Python reads.") from None
 
 
 def dump_yaml(values: Mapping[str, Any]) -> str:
@@ -283,7 +374,9 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
 def spell(value: Any) -> str:
     """One value as YAML. Strings are always quoted and floats always have a dot, so no reader can mistake them."""
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
+        # what YAML takes for the end of a line, or does not allow as it stands
+        escaped = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
+        return re.sub(escaped, lambda c: f"\\u{ord(c[0]):04x}", json.dumps(value, ensure_ascii=False))
     if isinstance(value, list):
         return "[" + ", ".join(map(spell, value)) + "]"
     text = repr(value).lower()  # Python's True is YAML's true
@@ -312,6 +405,13 @@ class _Yaml(yaml.SafeLoader):
     """SafeLoader with Python's idea of a number (the footgun above)."""
 
     yaml_implicit_resolvers = {}
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        if getattr(event, "tag", None) or getattr(event, "anchor", None):
+            problem = "a value is what it looks like: no tag (!), anchor (&) or alias (*)"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        return super().compose_node(parent, index)
 
 
 for _tag, _pattern in {

@@ -2,15 +2,19 @@
 
 Only outputs and execution counts are taken over, and only when every cell of the notebook succeeded: sources, ids and
 tags stay what the author wrote. What would differ on every execution without telling anything is dropped: times,
-papermill's metadata, widget state. The runs themselves happen in a temporary folder.
+papermill's metadata, widget state. The runs themselves happen in a temporary folder, on copies of the notebooks: one
+that its author saved meanwhile stays as it is, since its new code has not run.
 
 Footgun: a cell that prints the path of its run folder prints a different one each time.
 """
 
+import contextlib
 import copy
 import json
 import os
-import tempfile
+import secrets
+import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,22 +27,41 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 def refresh(names: Sequence[str]) -> list[runner.Outcome]:
     """Re-execute the notebooks; those that succeed are replaced, the others stay as they are."""
-    planned = jobs.plan(names)
-    outputs = paths.outputs()
-    store, before = os.environ.get("NBLIB_BASE") or str(outputs / "base"), dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="refresh-", dir=files.make_folder(outputs)) as folder:
-        os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_BASE": store}
+    planned = [job._replace(resume=f"nblib refresh {job.notebook}") for job in jobs.plan(names)]
+    sources = [job.path.read_bytes() for job in planned]
+    outputs, before = paths.outputs(), dict(os.environ)
+    runner.sweep(outputs, "refresh-*")
+    folder = files.make_folder(outputs / f"refresh-{secrets.token_hex(4)}")
+    with contextlib.ExitStack() as after:
+        after.callback(shutil.rmtree, folder, ignore_errors=True)
+        after.callback(os.close, files.claim(folder))  # unlocked, it counts as what a dead one left
+        copies = [job._replace(path=folder / job.path.name) for job in planned]
+        for copied, source in zip(copies, sources):
+            files.write(copied.path, source)
+        os.environ |= {"NBLIB_OUTPUTS": str(folder), "NBLIB_BASE": str(paths.store())}
         try:
-            outcomes = runner.run(planned, jobs_at_once=None, force=True, keep_going=True)
+            outcomes = runner.run(copies, jobs_at_once=None, force=True, keep_going=True)
         finally:
             os.environ.clear()
             os.environ |= before
-        for job, outcome in zip(planned, outcomes):
-            if outcome.status == "done":
-                executed = json.loads((outcome.folder / "notebook.ipynb").read_text(encoding="utf-8"))
-                source = json.loads(job.path.read_text(encoding="utf-8"))
-                files.write(job.path, to_text(with_outputs(source, executed)))
-        return [outcome._replace(folder=None) for outcome in outcomes]
+        return [_stored(*each) for each in zip(planned, sources, outcomes)]
+
+
+def _stored(job: jobs.Job, source: bytes, outcome: runner.Outcome) -> runner.Outcome:
+    """The outcome, after the outputs were stored if the notebook is still the one that was executed."""
+    status = sentence = ""
+    try:
+        if outcome.status == "done" and job.path.read_bytes() == source:
+            executed = json.loads((outcome.folder / "notebook.ipynb").read_bytes())
+            files.write(job.path, to_text(with_outputs(json.loads(source), executed)))
+        elif outcome.status == "done":
+            status, sentence = "failed", f"{job.notebook} changed while it was executed; its outputs are not stored"
+    except OSError as error:
+        status, sentence = "unwritten", f"{job.notebook} was executed, but: {error}"
+    if status:
+        print(f"nblib: {sentence}; again with: {job.resume}", file=sys.stderr)
+        outcome = outcome._replace(status=status, sentence=sentence)
+    return outcome._replace(folder=None)
 
 
 def with_outputs(source: dict[str, Any], executed: dict[str, Any]) -> dict[str, Any]:

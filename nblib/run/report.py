@@ -4,11 +4,17 @@ Each run shows how it ended, which parameters differ from the defaults, its key 
 on, and links to its notebook as a page. Pages are converted only when the notebook is newer. Nothing is kept between
 reports, so deleting a run folder removes the run.
 
+Nothing that a notebook shows can act on a page: of its HTML what only looks is kept (`_clean`), and the page's policy
+lets no script run, no form send and nothing be fetched. A damaged file is a sentence in the row of its run.
+
 Footgun: formulas in the notebooks' text stay LaTeX source on these pages; rendering them would need MathJax from the
 network.
 """
 
+import contextlib
 import html
+import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +24,24 @@ from urllib.parse import quote
 from nblib import files, paths
 from nblib.run import parameters, runs
 from nblib.run.runner import key_results
+
+POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'none';
+ object-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:">"""
+# What is left of a notebook's HTML: what its text and our own tables, pictures and lines of progress are made of.
+TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4
+ h5 h6 hr i img kbd li mark ol p polyline pre progress s samp small span strong sub summary sup svg table tbody td tfoot
+ th thead tr u ul var""".split()
+ATTRIBUTES = """align alt aria-label class colspan fill height id max open points role rowspan start stroke stroke-width
+ style title value width""".split()
+LEADS = {
+    "a": r"(https?:|mailto:|#).*|[^:&]*",
+    "img": r"data:image/.*|(?![/\\]{2})[^:&]*",
+}  # pictures come by no network
+LOOKS = """background-color border border-collapse color display float font-family font-size font-style font-weight
+ height line-height margin margin-left max-width min-width overflow overflow-x padding text-align text-decoration
+ vertical-align white-space width""".split()
+MOST_TAGS = 20_000  # in one output
+HIDDEN = re.compile(r"<(style|script)\b[^<]*</\1\s*>", re.IGNORECASE)  # its words are no text to show
 
 STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#ddd, #444); --soft: light-dark(#f5f5f3, #26262a); }
@@ -57,30 +81,43 @@ def write() -> Path:
 
 
 def _newest(folder: Path) -> list[str]:
-    return [*_ending(folder), _text(key_results(files.read_json(folder / "result.json"), limit=6))]
+    return [*_ending(folder), _text(key_results(_facts(folder / "result.json"), limit=6))]
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    """What the file says, nothing where it is damaged: `runs.problem` says so."""
+    try:
+        return files.read_json(file)
+    except files.Unreadable:
+        return {}
 
 
 def _ending(folder: Path) -> list[str]:
-    """When the run started, how it ended, how long it took."""
-    record, state = files.read_json(folder / "run.json"), _text(runs.status(folder))
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.get("started", 0)))
-    return [started, f"<b class='{state}'>{state}</b>", f"{record['seconds']:.1f} s" if "seconds" in record else ""]
+    """When the run started, how it ended, how long it took; a record may hold anything."""
+    record, state = _facts(folder / "run.json"), _text(runs.status(folder))
+    started = seconds = ""
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(record["started"])))
+    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
+        seconds = f"{float(record['seconds']):.1f} s"
+    return [started, f"<b class='{state}'>{state}</b>", seconds]
 
 
 def _run(folder: Path, outputs: Path, *, is_open: bool) -> str:
-    address, (started, state, seconds) = quote(str(folder.relative_to(outputs))), _ending(folder)
+    address, (started, state, seconds) = quote(os.fsencode(folder.relative_to(outputs))), _ending(folder)
     parts = [f"<summary>{state} {started}, {seconds}</summary>"]
-    if sentence := files.read_json(folder / "run.json").get("sentence"):
-        parts.append(f"<p>{_text(sentence)}</p>")
-    links = [("notebook.html", "notebook as a page")] if _convert(folder) else []
-    links += [("notebook.ipynb", "notebook"), ("metrics.jsonl", "metrics"), ("parameters.yaml", "parameters")]
+    sentences = [_facts(folder / "run.json").get("sentence"), runs.problem(folder), _convert(folder)]
+    parts += [f"<p>{_text(sentence)}</p>" for sentence in sentences if sentence]
+    links = [("notebook.html", "notebook as a page"), ("notebook.ipynb", "notebook")]
+    links += [("metrics.jsonl", "metrics"), ("parameters.yaml", "parameters")]
     links = [f"<a href='{address}/{name}'>{text}</a>" for name, text in links if (folder / name).exists()]
     parts.append(f"<p>{' · '.join(links)} <span class='muted'>{_text(folder.name)}</span></p>")
-    parts.append(_facts("Results", files.read_json(folder / "result.json")))
-    parts.append(_facts("Parameters that differ from the defaults", _changed(folder)))
+    parts.append(_listed("Results", _facts(folder / "result.json")))
+    parts.append(_listed("Parameters that differ from the defaults", _changed(folder)))
     for figure in sorted((folder / "figures").glob("*.png")):
-        parts.append(f"<img src='{address}/figures/{quote(figure.name)}' alt='{_text(figure.stem)}' loading='lazy'>")
-    environment = _facts("", files.read_json(folder / "environment.json"))
+        source = f"{address}/figures/{quote(os.fsencode(figure.name))}"
+        parts.append(f"<img src='{source}' alt='{_text(figure.stem)}' loading='lazy'>")
+    environment = _listed("", _facts(folder / "environment.json"))
     parts.append(f"<details><summary>Environment</summary>{environment}</details>" if environment else "")
     return f"<details{' open' if is_open else ''}>{''.join(parts)}</details>"
 
@@ -98,31 +135,60 @@ def _changed(folder: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in known or known[name].default != value}
 
 
-def _convert(folder: Path) -> bool:
-    """Bring notebook.html up to date; whether there is one."""
+def _convert(folder: Path) -> str | None:
+    """Bring notebook.html up to date where there is a notebook; what kept it from that, in one sentence."""
     source, page = folder / "notebook.ipynb", folder / "notebook.html"
-    if not source.exists():
-        return False
-    if page.exists() and page.stat().st_mtime >= source.stat().st_mtime:
-        return True
+    try:
+        if not source.exists() or (page.stat().st_mtime >= source.stat().st_mtime and POLICY in page.read_text()):
+            return None
+    except (OSError, ValueError):  # no page yet
+        pass
+    try:
+        parameters.cells(source)  # a file that is none, or too large
+        files.write(page, _page(folder.parent.name, *_body(source)))
+    except files.Unwritable:
+        raise
+    except Exception as error:  # of any type: whatever the libraries make of a damaged notebook
+        page.unlink(missing_ok=True)
+        return f"unreadable: {paths.short(source)}: {parameters.clip(str(error))}"
+    return None
+
+
+def _body(source: Path) -> tuple[str, str]:
+    """The notebook as HTML, and the colours of its code."""
     import nbformat
+    from bleach.css_sanitizer import CSSSanitizer
+    from bleach.sanitizer import Cleaner
     from nbconvert import HTMLExporter
     from pygments.formatters import HtmlFormatter
 
-    try:
-        notebook = nbformat.read(source, as_version=4)
-    except (ValueError, OSError):  # not a notebook (any more); the report is about the others too
-        return False
+    notebook = nbformat.read(source, as_version=4)
     notebook.metadata.pop("widgets", None)  # their script would come from the network
+    protocols, looks = ("http", "https", "mailto", "data"), CSSSanitizer(allowed_css_properties=LOOKS)
+    clean = Cleaner(TAGS, _is_harmless, protocols, strip=True, css_sanitizer=looks).clean
     # the 'basic' template is the notebook's body alone: no script, no font, no style from elsewhere
-    body, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
+    exporter = HTMLExporter(template_name="basic", sanitize_html=True)
+    # its own filter drops all colours and the heads of tables
+    exporter.register_filter("clean_html", lambda part: clean(_bounded(str(part))))
+    body = clean(exporter.from_notebook_node(notebook)[0])  # once more as a whole: its templates quote not everything
     light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
-    colours = f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none }}"
-    files.write(page, _page(folder.parent.name, body, colours))
-    return True
+    return body, f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none }}"
 
 
-def _facts(title: str, facts: dict[str, Any]) -> str:
+def _bounded(part: str) -> str:
+    """Without the words of styles and scripts, and with no more tags than a parser can nest in seconds."""
+    if (tags := part.count("<")) > MOST_TAGS:
+        return f"<p>({tags:,} tags: too many for this page; they are in notebook.ipynb)</p>"
+    return HIDDEN.sub("", part)
+
+
+def _is_harmless(tag: str, name: str, value: str) -> bool:
+    if (tag, name) in (("a", "href"), ("img", "src")):
+        return re.fullmatch(LEADS[tag], value, re.DOTALL) is not None
+    return name in ATTRIBUTES
+
+
+def _listed(title: str, facts: dict[str, Any]) -> str:
     rows = [[_text(name), f"<code>{_text(_flat(value))}</code>"] for name, value in facts.items()]
     return (f"<p class='muted'>{title}</p>" if title else "") + _table(rows) if rows else ""
 
@@ -142,8 +208,9 @@ def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:
 
 def _page(title: str, body: str, style: str = "") -> str:
     top = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-    return f"{top}<title>{_text(title)}</title><style>{STYLE}{style}</style><body>{body}</body></html>"
+    return f"{top}{POLICY}<title>{_text(title)}</title><style>{STYLE}{style}</style><body>{body}</body></html>"
 
 
 def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)
+    text = str(value).encode("utf-8", "replace").decode()  # half a pair of surrogates has no place in a page
+    return html.escape(text, quote=True)

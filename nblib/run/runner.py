@@ -1,30 +1,39 @@
 """Run jobs headlessly: skip what is done, resume what was interrupted, and report how each one ended.
 
 Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
-own or on its share of the cores. Several at once would wait at the lock of the base model for the one that makes it,
-so it is made before them, with all cores. A done run with the same key is skipped. The newest one that was killed,
-stopped or failed is continued in its own folder, where its checkpoints are, as soon as nothing holds the folder's lock.
+own or on its share of the cores. Several at once would wait at the lock of the base model for the one that makes it:
+one slot makes it first, and the others meanwhile run what does not need it.
+
+Among the runs with a job's key the newest counts. If it is done, the job is skipped, or with `force` made again in a
+fresh folder. If it was killed, stopped or failed, forced or not, it is continued in its own folder, where its
+checkpoints are. If it is running, we wait for its end. A run whose result changed since, or whose base model is not the
+stored one any more, does not count.
 
 Footgun: without `keep_going` a failure stops jobs from starting; those that run beside it are left to finish.
 """
 
+import codecs
 import contextlib
+import functools
 import json
 import math
 import os
 import re
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from nblib import closure, files, paths
+from nblib.run import jobs as planning
 from nblib.run import parameters, runs
-from nblib.run.execute import GRACE, OUTCOME, PROGRESS
+from nblib.run.execute import GRACE, sweep, unforeseen
 from nblib.run.jobs import Job, cells, gpus
 
 NEEDS_GIB = 3  # of memory, set aside for each notebook: a cautious share, no measured peak
@@ -33,7 +42,7 @@ BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what deci
 
 class Outcome(NamedTuple):
     notebook: str
-    status: str  # done, skipped, failed, stopped, or not run
+    status: str  # done, skipped, failed, stopped, not run, or unwritten: something of it could not be written
     seconds: float
     folder: Path | None
     sentence: str = ""
@@ -54,44 +63,59 @@ def run(
         probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
         files.write(probe, "")
         probe.unlink()
-    waiting, outcomes = list(enumerate(jobs)), {}  # by position: jobs may be of one notebook
-    turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), {}
+    _remove_leftovers({job.notebook for job in jobs})
+    order, outcomes, needs = list(range(len(jobs))), {}, {}  # by position: jobs may be of one notebook
+    if jobs_at_once > 1:
+        order = _longest_first(jobs)
+        needs = {n: base for n in order if (force or not done(jobs[n])) and (base := _base_of(jobs[n]))}
+    missing = list(dict.fromkeys(needs[n] for n in order if n in needs))  # base models
+    waiting = [*missing, *order]
+    turn, halt, stopping, live = threading.Condition(), threading.Event(), threading.Event(), set()
+
+    def take() -> Any:
+        """What to do next: a base model to make, or the number of a job that has what it needs."""
+        with turn:
+            while waiting and not halt.is_set():
+                for each in waiting:
+                    if needs.get(each) not in missing:
+                        waiting.remove(each)
+                        return each
+                turn.wait(0.5)
+        return None
 
     def work(slot: int) -> None:
-        while True:
-            with turn:
-                if halt.is_set() or not waiting:
-                    return
-                number, job = waiting.pop(0)
-            if job.label:
-                print(f"[{job.notebook}] {job.label}", flush=True)
+        share = _share(slot, jobs_at_once)
+        while (each := take()) is not None:
+            if each in missing:
+                _make_base(each, share, live, stopping)
+                with turn:
+                    missing.remove(each)
+                    turn.notify_all()
+                continue
+            job = jobs[each]
             try:
-                if not force and (folder := done(job)):
-                    print(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again", flush=True)
-                    outcome = Outcome(job.notebook, "skipped", 0.0, folder)
-                else:
-                    outcome = _one(job, slot, jobs_at_once, force, timeout, live, stopping)
-            except OSError as error:
-                outcome = Outcome(job.notebook, "failed", 0.0, None, f"{job.notebook} failed: {error}")
-            outcomes[number] = outcome
+                outcome = _one(job, share, force, timeout, live, stopping)
+            except Exception as error:  # nothing that one run does ends the others
+                status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
+                sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
+                outcome = Outcome(job.notebook, status, 0.0, None, sentence)
+            outcomes[each] = outcome
             if outcome.sentence:
-                print(f"nblib: {outcome.sentence}", file=sys.stderr, flush=True)
-            if outcome.status == "failed" and not keep_going:
+                _say(f"nblib: {outcome.sentence}", sys.stderr)
+            if outcome.status in ("failed", "unwritten") and not keep_going:
                 halt.set()
 
     def stop(*_: Any) -> None:
         if not stopping.is_set():
             sentence = f"stopping; cells have {GRACE} s to save what they have; ask again to kill them"
-            print(f"nblib: {sentence}", file=sys.stderr, flush=True)
+            _say(f"nblib: {sentence}", sys.stderr)
         halt.set()
         stopping.set()
-        for process in list(live.values()):
+        for process in list(live):
             process.send_signal(signal.SIGINT)
 
     threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
     with _handling(stop):
-        if jobs_at_once > 1:
-            _make_bases([job for job in jobs if force or not done(job)], live, stopping)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -104,7 +128,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     """The table a batch ends with."""
     rows = [["notebook", "status", "seconds", "results"]]
     for notebook, status, seconds, folder, _ in outcomes:
-        results = key_results(files.read_json(folder / "result.json")) if folder else ""
+        try:
+            results = key_results(files.read_json(folder / "result.json")) if folder else ""
+        except files.Unreadable as error:
+            results = str(error)
         rows.append([notebook, status, f"{seconds:.1f}", results])
     return runs.columns(rows)
 
@@ -117,35 +144,115 @@ def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:
     states = {outcome.status for outcome in outcomes}
-    return 130 if "stopped" in states else 0 if states <= {"done", "skipped"} else 1
+    if "stopped" in states or "unwritten" in states:
+        return 130 if "stopped" in states else 74
+    return 0 if states <= {"done", "skipped"} else 1
 
 
 def done(job: Job) -> Path | None:
-    """The newest finished run of the job."""
-    return next((folder for folder in _same(job) if runs.is_done(folder)), None)
+    """The job's newest run, if it is finished."""
+    folder = _newest(job)
+    return folder if folder and runs.is_done(folder) else None
 
 
-def _same(job: Job) -> Iterator[Path]:
-    """Folders of earlier runs with the job's key, newest first."""
-    for record in sorted((paths.outputs() / job.notebook).glob("*/run.json"), reverse=True):
-        if files.read_json(record).get("key") == job.key:
-            yield record.parent
+def _records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
+    """The notebook's runs, newest first: folder, record, and what is wrong with the record."""
+    for path in sorted((paths.outputs() / notebook).glob("*/run.json"), reverse=True):
+        try:
+            facts, wrong = runs.record(path.parent), None
+        except files.Unreadable as error:
+            facts, wrong = {}, str(error)
+        yield path.parent, facts, wrong
 
 
-def _take_folder(job: Job, force: bool) -> tuple[Path, int]:
-    """The unfinished folder to continue, or a new one; with the lock on it."""
-    for folder in [] if force else _same(job):
-        lock, deadline = files.claim(folder), time.monotonic() + GRACE + 5
-        orphaned = not _alive(files.read_json(folder / "run.json").get("runner", 0) or os.getpid())
-        while lock is None and orphaned and time.monotonic() < deadline:  # its kernel is still saving
-            time.sleep(0.2)
-            lock = files.claim(folder)
-        if lock is not None:
-            return folder, lock
-    folder = runs.new_folder(job.notebook)
-    lock = files.claim(folder)
-    assert lock is not None, f"{folder} was created by us just now"
-    return folder, lock
+def _newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | None:
+    """The newest run of the job that counts; says of others why they do not."""
+    for folder, facts, wrong in _records(job.notebook):
+        if wrong is None and not _same(job, facts):
+            continue
+        wrong = wrong or _other_base(folder)
+        if facts.get("status") == "done" and not runs.is_done(folder):
+            wrong = wrong or runs.problem(folder) or "its notebook is not whole"
+        if wrong is None:
+            return folder
+        tell(f"[{job.notebook}] {paths.short(folder)} does not count: {wrong}")
+    return None
+
+
+# MERGE keys
+_same = getattr(planning, "same", lambda job, record: record.get("key") == job.key)
+
+
+def _other_base(folder: Path) -> str | None:
+    """Whether the base model that a run loaded (its base.json) is another one than is in the store, if one is there."""
+    try:
+        loaded = files.read_json(folder / "base.json")
+    except files.Unreadable as error:
+        return str(error)
+    with contextlib.suppress(files.Unreadable):  # damaged in the store: it is made again when a run loads it
+        stored = files.read_json(paths.store() / Path(str(loaded.get("base"))).name / "base.json")
+        if "content" in loaded and stored.get("content", loaded["content"]) != loaded["content"]:
+            return f"the base model {loaded['base']} is another one"
+    return None
+
+
+def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path | None, int | None]:
+    """Where the job runs from now on, with the lock on it. Without a lock: the folder of a finished run, or None when
+    somebody asked to stop while another process had it."""
+    home, began = paths.outputs() / job.notebook, time.monotonic()
+    while not stopping.is_set():
+        waited = time.monotonic() - began
+        if (alone := files.claim(home)) is not None:  # of two that start together the second sees the first one's run
+            try:
+                folder = _newest(job, _say_once)
+                facts = runs.record(folder) if folder else {}
+                finished = facts.get("status") == "done"
+                if finished and not force:
+                    return folder, None
+                lock = files.claim(folder) if folder and not finished else None
+                # without its runner a kernel ends within GRACE; one that does not is left behind
+                orphaned = waited > GRACE + 5 and not _alive(facts.get("runner", 0))
+                if lock is None and (folder is None or finished or orphaned):
+                    if folder is None and (why := _why(job)):
+                        _say(f"[{job.notebook}] runs again: {why}")
+                    folder, facts = runs.new_folder(job.notebook), {}
+                    lock = files.claim(folder)
+                if lock is not None:
+                    return _begin(job, folder, lock, facts.get("attempts", 0) + 1, force), lock
+            finally:
+                os.close(alone)
+            if waited > 0.5:  # for less than that it may be somebody who asks for its status
+                where = f"(pid {facts.get('runner')}, in {paths.short(folder)})"
+                _say_once(f"[{job.notebook}] is running already {where}; waiting for it")
+        stopping.wait(0.2)
+    return None, None
+
+
+def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Path:
+    """The folder, after what is known of the run was written into it."""
+    facts = {"notebook": job.notebook, "key": job.key, "inputs": getattr(job, "inputs", {}), "status": "running"}
+    facts |= {"runner": os.getpid(), "attempts": attempts, "started": time.time(), "command": job.resume}
+    try:
+        runs.note(folder, facts | ({"forced": True} if force else {}))
+        files.write(folder / "parameters.yaml", parameters.dump_yaml(job.parameters))
+    except BaseException:
+        os.close(lock)
+        if not (folder / "run.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    _say(f"[{job.notebook}] {'resumes' if attempts > 1 else 'runs'} in {paths.short(folder)}")
+    return folder
+
+
+def _why(job: Job) -> str:
+    """What changed since the newest finished run with the job's parameters; empty when there is none."""
+    now = getattr(job, "inputs", {})
+    asked = {part: value for part, value in now.items() if part.startswith("parameter ")}
+    for _, facts, _ in _records(job.notebook):
+        before = facts.get("inputs")
+        if facts.get("status") == "done" and before and all(before.get(p, v) == v for p, v in asked.items()):
+            return getattr(planning, "why", lambda *_: "")(before, now)  # MERGE keys
+    return ""
 
 
 def _alive(pid: int) -> bool:
@@ -159,55 +266,108 @@ def _alive(pid: int) -> bool:
         return True
 
 
-def _one(job: Job, slot: int, slots: int, force: bool, timeout: int | None, live: dict, stopping: Any) -> Outcome:
+def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
-    folder, lock = _take_folder(job, force)
-    attempts = files.read_json(folder / "run.json").get("attempts", 0) + 1
-    facts = {"notebook": job.notebook, "key": job.key, "status": "running", "runner": os.getpid(), "attempts": attempts}
-    files.merge(folder / "run.json", facts | {"started": time.time(), "command": job.resume})
-    files.write(folder / "parameters.yaml", parameters.dump_yaml(job.parameters))
-    print(f"[{job.notebook}] {'resumes' if attempts > 1 else 'runs'} in {paths.short(folder)}", flush=True)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nblib.run.execute"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(lock,),
-        start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
-        env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | _share(slot, slots),
-    )
-    os.close(lock)
-    live[slot] = process
-    if stopping.is_set():  # asked while this process was being started
-        process.send_signal(signal.SIGINT)
-    order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
-    process.stdin.write(json.dumps(order | {"lock": lock, "timeout": timeout, "resume": job.resume}).encode() + b"\n")
-    process.stdin.flush()
-    record = _relay(process, job.notebook, prefix=slots > 1)
-    process.wait()
-    del live[slot]
-    process.stdin.close()
+    if job.label:
+        _say(f"[{job.notebook}] {job.label}")
+    folder, lock = _take_folder(job, force, stopping)
+    if folder is None:
+        return Outcome(job.notebook, "stopped", 0.0, None)
+    if lock is None:
+        _say(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again")
+        return Outcome(job.notebook, "skipped", 0.0, folder)
+    words, theirs = os.pipe()
+    with open(words, "rb") as words:
+        try:
+            process = _start(
+                "nblib.run.execute",
+                share=share,
+                live=live,
+                stopping=stopping,
+                stdin=subprocess.PIPE,
+                pass_fds=(lock, theirs),
+            )
+        finally:
+            os.close(lock), os.close(theirs)
+        order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
+        order |= {"lock": lock, "words": theirs, "timeout": timeout, "resume": job.resume}
+        with process.stdout, process.stdin:
+            with contextlib.suppress(BrokenPipeError):  # it died at once
+                process.stdin.write(json.dumps(order).encode() + b"\n")
+            record = _relay(process.stdout, words, job.notebook, prefix=bool(share))
+            process.wait()
+        live.remove(process)
     if record is None:
         status = "stopped" if stopping.is_set() else "failed"
         how = f"{status}: its process ended with code {process.returncode}"
         record = {"status": status, "sentence": f"{job.notebook} {how}; resume with: {job.resume}", "seconds": 0.0}
-        files.merge(folder / "run.json", record)
-    return Outcome(job.notebook, record["status"], record["seconds"], folder, record["sentence"])
+        runs.note(folder, record)
+    status = "unwritten" if record.get("unwritten") and record["status"] == "failed" else record["status"]
+    return Outcome(job.notebook, status, record["seconds"], folder, record["sentence"])
 
 
-def _relay(process: subprocess.Popen, notebook: str, *, prefix: bool) -> dict[str, Any] | None:
-    """Print the process's lines as they come; its outcome, or None when it ended without one."""
-    record = None
-    for raw in process.stdout:
-        line = raw.decode("utf-8", "replace").rstrip("\n")
-        text, mark = next(((line.partition(m)[0], m) for m in (OUTCOME, PROGRESS) if m in line), (line, ""))
-        if text or not mark:
-            print(f"[{notebook}] {text}" if prefix else text, flush=True)
-        if mark == OUTCOME:
-            record = json.loads(line.partition(mark)[2])
-        elif mark:
-            print(f"[{notebook}] {line.partition(mark)[2]}", flush=True)
+def _start(*module: str, share: dict[str, str], live: set, stopping: threading.Event, **pipes: Any) -> Any:
+    """A program of ours in a process of its own, which is told when somebody asks to stop."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", *module],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
+        env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | share,
+        **pipes,
+    )
+    live.add(process)
+    if stopping.is_set():  # asked while this process was being started
+        process.send_signal(signal.SIGINT)
+    return process
+
+
+def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str, Any] | None:
+    """Print what comes until the process ends, which alone holds `words`; its outcome, or None when it ended without.
+    Something that the notebook started may hold `stdout` for longer, and is not waited for."""
+    record, rest, told = None, "", b""
+    decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
+
+    def pass_on(text: str) -> None:
+        nonlocal rest
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            _say(f"[{notebook}] {line}" if prefix else line)
+
+    with selectors.DefaultSelector() as pipes:
+        pipes.register(stdout, selectors.EVENT_READ)
+        pipes.register(words, selectors.EVENT_READ)
+        ended = False
+        while not ended:
+            ready = [key.fileobj for key, _ in pipes.select()]
+            if stdout in ready:  # also once more at the end, for what is left in it
+                pass_on(decode(heard := os.read(stdout.fileno(), 2**16)))
+                if not heard:
+                    pipes.unregister(stdout)
+            if words in ready:
+                heard = os.read(words.fileno(), 2**16)
+                ended = not heard
+                *lines, told = (told + heard).split(b"\n")
+                for said in map(json.loads, lines):
+                    pass_on(said.get("text", ""))
+                    if "progress" in said:
+                        pass_on("\n" if rest else "")
+                        _say(f"[{notebook}] {said['progress']}")
+                    record = said.get("outcome", record)
+    pass_on("\n" if rest else "")
     return record
+
+
+def _say(text: str, file: TextIO | None = None) -> None:
+    """Print a line, whatever it holds, and whether or not anybody can still read it."""
+    file = file or sys.stdout
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk: the work goes on
+        file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        file.flush()
+
+
+_say_once = functools.cache(_say)
 
 
 def _share(slot: int, slots: int) -> dict[str, str]:
@@ -239,28 +399,45 @@ def _numbers(*files: str) -> list[int]:
     return [int(number) for number in re.findall(r"(?<!\S)[1-9]\d*\b", text)]
 
 
-def _make_bases(jobs: Sequence[Job], live: dict, stopping: threading.Event) -> None:
-    """Make the base models that the jobs will load; `nblib.base` ends at once where one is there."""
-    needy = [job.parameters for job in jobs if "nblib.base" in closure.reached(cells(job.path))]
-    wanted = [tuple(p.get(name, value) for name, value in BASE.items()) for p in needy if not p.get("model")]
-    for arguments in dict.fromkeys(wanted):
-        if stopping.is_set():
-            return
-        process = subprocess.Popen(
-            [sys.executable, "-m", "nblib.base", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # as in _one
-        )
-        live["base"] = process
-        if stopping.is_set():  # asked while this process was being started
-            process.send_signal(signal.SIGINT)
-        for line in process.stdout:
-            if not stopping.is_set():
-                print(line.decode("utf-8", "replace"), end="", flush=True)
-        if process.wait() and not stopping.is_set():
-            print("nblib: the base model was not made; each notebook that needs it tries again", file=sys.stderr)
-        del live["base"]
+def _base_of(job: Job) -> tuple[str, ...] | None:
+    """What decides which base model the job loads, if it loads one."""
+    if job.parameters.get("model") or "nblib.base" not in closure.reached(cells(job.path)):
+        return None
+    return tuple(job.parameters.get(name, value) for name, value in BASE.items())
+
+
+def _make_base(arguments: Sequence[str], share: dict[str, str], live: set, stopping: threading.Event) -> None:
+    """Make a base model that jobs will load; `nblib.base` ends at once where it is there."""
+    try:
+        process = _start("nblib.base", *arguments, share=share, live=live, stopping=stopping)
+    except OSError as error:
+        return _say(f"nblib: the base model was not made: {error}", sys.stderr)
+    for line in process.stdout:
+        if not stopping.is_set():
+            _say(line.decode("utf-8", "backslashreplace").rstrip("\n"))
+    if process.wait() and not stopping.is_set():
+        _say("nblib: the base model was not made; each notebook that needs it tries again", sys.stderr)
+    live.remove(process)
+
+
+def _longest_first(jobs: Sequence[Job]) -> list[int]:
+    """Positions of the jobs by what the newest finished run of the notebook took; before them those not known."""
+
+    def seconds(notebook: str) -> float:
+        took = (facts.get("seconds") for _, facts, _ in _records(notebook) if facts.get("status") == "done")
+        return next((each for each in took if isinstance(each, (int, float))), math.inf)
+
+    known = {notebook: seconds(notebook) for notebook in {job.notebook for job in jobs}}
+    return sorted(range(len(jobs)), key=lambda number: -known[jobs[number].notebook])
+
+
+def _remove_leftovers(notebooks: Collection[str]) -> None:
+    """What processes that were killed left in the folders of these notebooks, and refreshes anywhere."""
+    outputs = paths.outputs()
+    sweep(outputs, "refresh-*")
+    for home in (outputs / notebook for notebook in notebooks):
+        for place in (home, *home.glob("*/"), *home.glob("*/figures/")):
+            files.remove_partials(place)
 
 
 @contextlib.contextmanager

@@ -11,19 +11,22 @@ new one, never half of one; `metrics.jsonl` grows line by line.
 
 A run is done when its own record says so *and* every code cell in its notebook executed without error: papermill
 calls all cells "completed" after a dead kernel. Whoever executes a run holds a lock on its folder, kernel included,
-so a status of 'running' without a lock means that the run was killed.
+so a status of 'running' without a lock means that the run was killed. `run.json` carries a hash of itself, and once the
+run is done the hashes of what came out: a byte that changed since is noticed by `record`, `problem` and `is_done`.
 
 Footgun: a run that resumes appends to `metrics.jsonl`, so steps after its last checkpoint appear twice; the later
-line counts.
+line counts. `Run.history` reads them so.
 """
 
 import ast
 import contextlib
+import hashlib
+import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +37,7 @@ from nblib.run import parameters as declarations
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
 PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
+SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json", "base.json")
 
 
 @dataclass
@@ -53,6 +57,19 @@ class Run:
             with (self.dir / "metrics.jsonl").open("a", encoding="utf-8") as lines:
                 lines.write(files.to_json(record) + "\n")
             self._to_tensorboard(record)
+
+    def history(self, name: str | None = None) -> list[dict[str, Any]]:
+        """What was logged, or what was logged with this name as `run`, since the run began and over every resume: one
+        record for each step, and each record without a step."""
+        path, records = self.dir / "metrics.jsonl", {}
+        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
+            try:
+                entry = json.loads(line)
+                step = entry.get("step")
+                records[number if step is None else (entry.get("run"), step)] = entry
+            except (ValueError, RecursionError, AttributeError, TypeError):  # no JSON, no object, a step that is a list
+                raise files.Unreadable(f"cannot read {path}: line {number} is no record") from None
+        return [entry for entry in records.values() if name is None or entry.get("run") == name]
 
     def _to_tensorboard(self, record: Mapping[str, Any]) -> None:
         """The numbers of a step as scalars in events/, where tensorboard is installed. The runs of one notebook keep
@@ -86,21 +103,26 @@ class Run:
         if self.events is not None:
             self.events.close()
         if self.writes and RUN_DIR not in os.environ:
-            files.merge(self.dir / "run.json", {"status": "done", "finished": time.time()})
+            sealed = seal(self.dir, [name for name in SEALED if name != "notebook.ipynb"])  # it is not ours
+            note(self.dir, {"status": "done", "finished": time.time(), "sealed": sealed})
 
 
-def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
-    """Check the parameters found in `namespace` (a cell passes globals()) and open the run's folder."""
+def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
+    """Check the parameters found in `namespace` (a cell passes globals()), put what secrets stand for in there, and
+    open the run's folder."""
     from nblib import runtime  # imports torch, which the runner and `nblib list` do not need
 
     known = declarations.declared(paths.notebooks() / f"{notebook}.ipynb")
     given = namespace if "__name__" not in namespace else {k: namespace[k] for k in known if k in namespace}
     given = dict.fromkeys(_injected_names() - known.keys()) | dict(given)
+    given |= {k: v.reference for k, v in given.items() if isinstance(v, declarations.Secret)}  # the cell runs again
     values = {name: parameter.default for name, parameter in known.items()}
     values |= declarations.check(known, given, notebook)
     writes = runtime.rank() == 0
     if RUN_DIR not in os.environ and runtime.world() > 1:
         raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
+    if secret := declarations.secrets(known, values):
+        namespace.update(secret)  # here and nowhere else: all that is stored is what they are called
     folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
     run = Run(folder, values, writes)
     if writes:
@@ -109,7 +131,7 @@ def begin(notebook: str, namespace: Mapping[str, Any]) -> Run:
         files.write(folder / "environment.json", files.to_json(runtime.environment(), indent=1))
         if RUN_DIR not in os.environ:
             facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
-            files.merge(folder / "run.json", facts)
+            note(folder, facts)
     return run
 
 
@@ -117,14 +139,73 @@ def new_folder(notebook: str) -> Path:
     return files.make_folder(paths.outputs() / notebook / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
 
 
-def is_done(folder: Path) -> bool:
-    """Its record says so and its notebook shows it."""
-    if files.read_json(folder / "run.json").get("status") != "done":
-        return False
+def record(folder: Path) -> dict[str, Any]:
+    """What run.json says, empty when there is none; Unreadable when it is not as it was written."""
+    facts = files.read_json(folder / "run.json")
+    if facts.get("sha256", _hash(facts)) != _hash(facts):
+        raise files.Unreadable(f"cannot read {folder / 'run.json'}: it changed since it was written")
+    return facts
+
+
+def note(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Add facts to run.json."""
     try:
-        return unfinished_cell(declarations.cells(folder / "notebook.ipynb")) is None
-    except declarations.ParameterError:  # missing or unreadable
+        known = record(folder)
+    except files.Unreadable as error:
+        files.set_aside(folder / "run.json", str(error))
+        known = {}
+    facts = json.loads(files.to_json(known | dict(facts)))
+    files.write(folder / "run.json", files.to_json(facts | {"sha256": _hash(facts)}, indent=1) + "\n")
+
+
+def _hash(facts: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in facts.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def seal(folder: Path, names: Sequence[str] = SEALED) -> dict[str, str]:
+    """The hashes of the files that are there, flushed to the device: what a done run is known by."""
+    paths = [path for name in names if (path := folder / name).exists()]
+    for path in paths:
+        files.flush(path)
+    return {path.name: files.sha256(path) for path in paths}
+
+
+def is_done(folder: Path) -> bool:
+    """Its record says so, its notebook shows it, and neither that nor the result changed since."""
+    try:
+        facts = record(folder)
+        if facts.get("status") != "done" or _changed(folder, facts, ("notebook.ipynb", "result.json")):
+            return False
+        notebook = folder / "notebook.ipynb"
+        return notebook.is_file() and unfinished_cell(declarations.cells(notebook)) is None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # unreadable, or no notebook
         return False
+
+
+def problem(folder: Path) -> str | None:
+    """One sentence on what is wrong with the files of a run, or None."""
+    try:
+        if changed := _changed(folder, record(folder), SEALED):
+            return changed
+        for name in ("result.json", "environment.json"):
+            files.read_json(folder / name)
+    except files.Unreadable as error:
+        return f"unreadable: {str(error).removeprefix('cannot read ')}"
+    except (OSError, ValueError, TypeError) as error:  # ours to see but not to read; a record made by hand
+        return f"unreadable: {folder}: {getattr(error, 'strerror', None) or error}"
+    return None
+
+
+def _changed(folder: Path, facts: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """The first of the files that is not as it was when the run was done; runs of old carry no hashes."""
+    sealed = dict(facts.get("sealed") or {})
+    for name in names:
+        if name in sealed and not (folder / name).is_file():
+            return f"{name} went away since the run ended"
+        if name in sealed and files.sha256(folder / name) != sealed[name]:
+            return f"{name} changed since the run ended"
+    return None
 
 
 def unfinished_cell(cells: list[dict]) -> int | None:
@@ -138,11 +219,14 @@ def unfinished_cell(cells: list[dict]) -> int | None:
 
 
 def status(folder: Path) -> str:
-    """done, failed, stopped, running or killed."""
-    record = files.read_json(folder / "run.json")
-    if record.get("status") != "running" or record.get("by") == "hand":
-        return record.get("status", "unknown")
-    lock = files.claim(folder)
+    """done, failed, stopped, running, killed or unreadable."""
+    try:
+        facts = record(folder)
+        if facts.get("status") != "running" or facts.get("by") == "hand":
+            return str(facts.get("status", "unknown"))
+        lock = files.claim(folder)
+    except (files.Unreadable, OSError):
+        return "unreadable"
     if lock is None:
         return "running"
     os.close(lock)

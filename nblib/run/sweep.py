@@ -11,8 +11,10 @@ The table sets the varied parameters against what each run's result.json says. A
 and CSV files hold every result, the parameters that all runs share and the environment that the runs recorded, so they
 can be published as they are. A run whose environment was another one carries its own.
 
-Footgun: a run's key holds its code. A change in a module that the notebook imports, between two halves of a sweep, runs
-the first half again.
+Footgun: a run's key holds its code and the versions of the packages. A change of either, between two halves of a sweep,
+runs the first half again.
+
+A run whose files were damaged since is a row that says "unreadable" and why; the others keep their numbers.
 
 Footgun: only finished runs have numbers in the table. The result.json of a failed one may hold some as well, from a
 first half or an earlier attempt, and nothing there tells them from those of a whole run.
@@ -56,17 +58,21 @@ def plan(notebook: str, *, file: str | None = None, profile: str | None = None, 
     path = Path(file) if file else paths.profiles() / f"{name}.sweep.yaml"
     if not file and not path.exists():
         raise ParameterError(f"{name} has no sweep file {paths.short(path)}; write one, or name another with -f.")
-    values = _values(path, parameters.declared(paths.notebooks() / f"{name}.ipynb"), overrides)
+    known = parameters.declared(paths.notebooks() / f"{name}.ipynb")
+    values = _values(path, known, overrides)
     varied, size = {n: v for n, v in values.items() if len(v) > 1}, math.prod(map(len, values.values()))
     if not varied:
         raise ParameterError(f"{paths.short(path)}: nothing varies; write {FORMS}.")
+    if secret := [n for n in varied if known[n].allowed == "secret"]:
+        raise ParameterError(f"{paths.short(path)}: '{secret[0]}' is secret and cannot vary: the table would show it.")
     if size > LIMIT:
         raise ParameterError(f"{paths.short(path)}: {size} combinations, allowed: {LIMIT}.")
     grid = [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
     texts = [[parameters.assignment(n, value) for n, value in combination.items()] for combination in grid]
     planned = jobs.variants(name, texts, profile=profile)
     command = ["nblib", "sweep", name, "-f", paths.short(path), *(["--profile", profile] if profile else [])]
-    command += [part for text in overrides for part in ("-p", text)]
+    told = [text for text in overrides if known[text.partition("=")[0]].allowed != "secret"]
+    command += [part for text in told for part in ("-p", text)]
     labels = [", ".join(f"{n} {brief(combination[n])}" for n in varied) for combination in grid]
     labelled = [job._replace(label=f"{n} of {size}: {t}") for n, (job, t) in enumerate(zip(planned, labels), start=1)]
     return Sweep(name, shlex.join(command), varied, labelled)
@@ -130,12 +136,27 @@ def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
         if folder is None:
             row["status"] = "failed" if status == "failed" else "not run"  # stopped before its turn came
         else:
-            row |= {"run": folder.name, "environment": files.read_json(folder / "environment.json")}
-        if status in ("done", "skipped"):
-            seconds = files.read_json(folder / "run.json").get("seconds", seconds)
-            row |= {"status": "done", "seconds": seconds, "results": files.read_json(folder / "result.json")}
+            finished, row["run"] = status in ("done", "skipped"), folder.name
+            try:
+                row |= _facts(folder, seconds) if finished else {"environment": _environment(folder)}
+            except files.Unreadable as error:  # one bad file is one bad row
+                row["status"] = "unreadable" if finished else status
+                sentence = "; ".join(filter(None, [sentence, str(error)]))
         table.append(row | ({"sentence": sentence} if sentence else {}))
     return table
+
+
+def _facts(folder: Path, seconds: float) -> dict[str, Any]:
+    """What a finished run says of itself; Unreadable when a file is not what the run wrote."""
+    if problem := getattr(runs, "problem", lambda folder: None)(folder):
+        raise files.Unreadable(problem)
+    seconds = files.read_json(folder / "run.json").get("seconds", seconds)
+    facts = {"status": "done", "seconds": seconds, "environment": _environment(folder)}
+    return facts | {"results": files.read_json(folder / "result.json")}
+
+
+def _environment(folder: Path) -> dict[str, Any]:
+    return files.read_json(folder / "environment.json")
 
 
 def text(sweep: Sweep, rows: Sequence[dict[str, Any]], *, show: Sequence[str] = ()) -> str:
@@ -146,6 +167,7 @@ def text(sweep: Sweep, rows: Sequence[dict[str, Any]], *, show: Sequence[str] = 
     notes = [parameters.unknown("result", name, known) for name in names if name not in known]
     if len(known) > len(names) and not show:
         notes.append(f"--show a,b shows any of: {', '.join(known)}")
+    notes += [f"{row['run']}: {row['sentence']}" for row in rows if row["status"] == "unreadable"]
     return "\n".join([runs.columns([list(map(brief, line)) for line in _grid(sweep, rows, names)]), *notes])
 
 
@@ -156,8 +178,9 @@ def write(sweep: Sweep, rows: Sequence[dict[str, Any]]) -> tuple[Path, Path]:
     stem = next(stem for stem in stems if not (folder / f"{stem}.json").exists())
     environment = next((row["environment"] for row in rows if row.get("environment")), {})
     plain = [{k: v for k, v in row.items() if k != "environment" or v not in ({}, environment)} for row in rows]
-    fixed = {name: value for name, value in sweep.jobs[0].parameters.items() if name not in sweep.varied}
-    facts = {"notebook": sweep.notebook, "command": sweep.command, "varied": sweep.varied, "fixed": fixed}
+    job, varied = sweep.jobs[0], sweep.varied
+    fixed = {n: v for n, v in job.parameters.items() if n not in varied and f"parameter {n}" in job.inputs}  # no secret
+    facts = {"notebook": sweep.notebook, "command": sweep.command, "varied": varied, "fixed": fixed}
     lines = io.StringIO()
     for line in _grid(sweep, rows, _scalars(rows)):
         texts = (value if type(value) in (int, float) else brief(value) for value in line)  # all digits of a number

@@ -14,6 +14,7 @@ AdamW with one rate for all is a weak opponent: embeddings need a higher rate th
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -150,6 +151,7 @@ def run(
     length: int = 256,
     warmup: int = 10,
     on_step: Callable[[dict], None] | None = None,
+    checkpoints: Path | None = None,
     **shape,
 ) -> Outcome:
     started = time.perf_counter()
@@ -165,6 +167,8 @@ def run(
         clip=0,
         machine=machine,
         on_step=on_step,
+        checkpoints=checkpoints,
+        checkpoint_every=max(1, steps // 2),
     )
     held_out_loss = train.evaluate(model, data.held_out, machine=machine)["loss"]
     health = moe.diagnose(model, data.held_out)
@@ -192,6 +196,7 @@ def trial(
     healthy: Setting = SKIPPING,
     which: list[tuple[str, ...]] | None = None,
     steps: int = 60,
+    checkpoints: Path | None = None,
     **options,
 ) -> list[dict]:
     """The suspects alone and together, each as the share of the healthy run's gain that is left."""
@@ -199,7 +204,9 @@ def trial(
     table, first = [], None
     for names in which:
         changes = {key: value for name in names for key, value in SUSPECTS[name].items()}
-        outcome = run(healthy._replace(**changes), data, steps=steps, machine=machine, **options)
+        folder = checkpoints and checkpoints / ("+".join(names).replace(" ", "_") or "healthy")
+        options |= dict(steps=steps, machine=machine, checkpoints=folder)
+        outcome = run(healthy._replace(**changes), data, **options)
         first = first or outcome
         untrained = torch.tensor(float(data.vocabulary)).log().item()  # the loss of a model that knows nothing
         table.append(

@@ -2,9 +2,10 @@
 
 *AdaLoRA* (arXiv:2303.10512) starts with more ranks than it may keep and masks the least important ones on a schedule:
 it begins after `tinit` steps and ends `tfinal` steps before the end. It needs the gradients of the step just taken, so
-`allocate` runs it right after the optimizer's step, when they are still there. peft adds the penalty that keeps its
-factors orthogonal to the loss that the model computes itself; a loop with a loss of its own must add it, and
-`adalora_loss` does.
+`allocate` runs it right after the optimizer's step, when they are still there. peft keeps how important each rank was
+in plain dicts, which no checkpoint holds; `allocate` keeps it in buffers, so that a run resumes where it stopped. peft
+adds the penalty that keeps its factors orthogonal to the loss that the model computes itself; a loop with a loss of its
+own must add it, and `adalora_loss` does.
 
 *MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples whose covariance is
 learned. Its divergence belongs to the last forward pass, and it draws in training mode only.
@@ -40,14 +41,29 @@ def adalora(model: nn.Module, *, rank: int, keep: int, alpha: float, kinds: Iter
 
 
 def allocate(model: nn.Module, optimizer: Optimizer) -> Optimizer:
-    """Let AdaLoRA choose its ranks after every step of this optimizer."""
-    step = 0
+    """Let AdaLoRA choose its ranks after every step of this optimizer. What it goes by is in buffers of the model."""
+    inner = model.base_model
+    allocator, config = inner.rankallocator, inner.peft_config[inner.trainable_adapter_name]
+    factors = {name: p for name, p in inner.model.named_parameters() if ".lora_" in name}
+    sizes, device = [p.numel() for p in factors.values()], next(iter(factors.values())).device
+    model.register_buffer("adalora_step", torch.zeros((), dtype=torch.long, device=device))
+    model.register_buffer("adalora_averages", torch.zeros(2, sum(sizes), device=device))
+
+    def remember(*_) -> None:
+        if not config.rank_pattern:  # what was masked before a resume is exactly zero, until the step
+            config.rank_pattern = {n: p.ne(0).flatten().tolist() for n, p in factors.items() if ".lora_E." in n}
 
     def update(*_) -> None:
-        nonlocal step
-        step += 1
-        model.base_model.update_and_allocate(step)
+        model.adalora_step += 1
+        for kept, row in zip((allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages):
+            kept |= {n: part.view_as(p) for (n, p), part in zip(factors.items(), row.split(sizes))}
+        allocator.ipt = dict(allocator.exp_avg_ipt)  # peft starts anew with what it does not find here
+        inner.update_and_allocate(int(model.adalora_step))
+        for kept, row in zip((allocator.exp_avg_ipt, allocator.exp_avg_unc), model.adalora_averages):
+            if kept:  # peft forgets them once the ranks are final
+                row.copy_(torch.cat([kept[n].flatten() for n in factors]))
 
+    optimizer.register_step_pre_hook(remember)
     optimizer.register_step_post_hook(update)
     return optimizer
 

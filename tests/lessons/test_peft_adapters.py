@@ -4,8 +4,8 @@ import pytest
 import torch
 from conftest import FP32
 
-from lessons import peft_adapters
-from nblib import losses, models, train, wiring
+from lessons import peft_adapters, resume
+from nblib import losses, models, text, train, wiring
 from nblib.methods import uncertainty
 
 SHAPE = dict(rank=4, alpha=8, kinds=("q_proj", "v_proj"))
@@ -43,6 +43,20 @@ def test_adalora_ends_with_the_ranks_it_may_keep_and_learns():
     records = train.fit(model, iter([batch] * 18), optimizer, total=18, loss=loss, machine=FP32, clip=0)
     assert left[1] == 16 and peft_adapters.ranks_left(model) == left[-1] == 8
     assert records[-1]["ce"] < records[0]["ce"] - 0.1
+
+
+def test_adalora_resumes_while_it_chooses_its_ranks_and_after(tmp_path):
+    def trained(name: str, *stops: int):
+        for steps in (*stops, 0):  # stopped after so many, and at last not
+            model = peft_adapters.adalora(_model(), keep=2, steps=18, **SHAPE)
+            optimizer = peft_adapters.allocate(model, train.adamw(model, lr=3e-2, weight_decay=0.0))
+            batches = text.Batches(torch.arange(4000) ** 2 % 251, rows=2, length=16)
+            options = dict(checkpoints=tmp_path / name, controls=resume.StopAfter(steps) if steps else None, clip=0)
+            train.fit(model, batches, optimizer, total=18, loss=peft_adapters.adalora_loss, machine=FP32, **options)
+        return model.state_dict()
+
+    straight, resumed = trained("straight"), trained("resumed", 5, 7)  # ranks go from step 4 to 9
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
 def test_monteclora_trains_its_noise_and_draws_only_when_asked():

@@ -6,8 +6,9 @@ import peft
 import pytest
 import torch
 from ard_bench import adapted, collected, gradients_of, ragged, random_batch
+from bit_flips import flips
 
-from nblib import compiling, losses, models, wiring
+from nblib import compiling, files, losses, models, wiring
 from nblib.methods import ard, ard_ranks, ard_run
 
 
@@ -138,6 +139,14 @@ def test_loading_says_what_does_not_fit(tmp_path):
         ard_run.load(models.tiny(256, hidden=32, layers=2), tmp_path)
     with pytest.raises(ValueError, match="different adapters"):
         ard_run.load(adapted(kinds=("q_proj",)), tmp_path)
+
+
+def test_a_damaged_save_is_refused(tmp_path):
+    path = ard_run.save(adapted(), tmp_path)
+    for _ in flips(path):
+        with pytest.raises(files.Unreadable, match="is damaged"):
+            ard_run.load(adapted(), tmp_path)
+    assert ard_run.load(adapted(), tmp_path)
 
 
 def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """LRC against references: counts, float64, Eckart-Young, gradients in every mode, storage, resume, speed, doctor."""
 
 import copy
+import json
 import statistics
 import time
 
@@ -8,9 +9,10 @@ import peft
 import pytest
 import torch
 import transformers as tf
+from bit_flips import flips
 from torch import nn
 
-from nblib import base, checkpoint, cli, compiling, doctor, losses, memory, models, runtime, text, train, wiring
+from nblib import base, checkpoint, cli, compiling, doctor, files, losses, memory, models, runtime, text, train, wiring
 from nblib.methods import lrc, ternary
 
 QWEN3_06B = dict(
@@ -278,6 +280,19 @@ def test_what_is_saved_gives_the_same_logits(family, options, batch, tmp_path):
     assert torch.equal(model(batch["input_ids"]).logits, back(batch["input_ids"]).logits)
     assert back.get_output_embeddings().weight is back.get_input_embeddings().weight
     assert size == sum(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_a_damaged_save_is_refused(tmp_path):
+    lrc.save(small("qwen3"), tmp_path)
+    for file in sorted(tmp_path.iterdir()):
+        whole = file.read_bytes()
+        for hurt in flips(file, count=30):
+            try:
+                lrc.load(tmp_path)
+                assert file.name == files.MANIFEST and json.loads(hurt) == json.loads(whole)
+            except files.Unreadable:
+                pass
+    assert lrc.load(tmp_path)
 
 
 def test_what_is_saved_in_bf16_comes_back_in_bf16(batch, tmp_path):

@@ -8,6 +8,7 @@ import time
 import pytest
 import safetensors.torch
 import torch
+from bit_flips import flips
 from conftest import FP32
 from torch.nn import functional as F
 
@@ -376,6 +377,63 @@ def test_whatever_differs_is_refused_with_the_reason(tmp_path, teacher, numbers,
         Cache(tmp_path)
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(CacheError, match="manifest.json is damaged"):
+        Cache(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["shard-00000.safetensors", "shard-00001.safetensors", "manifest.json"])
+@pytest.mark.parametrize("how", ["one bit", "half", "gone"])
+def test_what_is_damaged_is_set_aside_and_made_again(tmp_path, teacher, numbers, source, file, how, capsys):
+    _make(tmp_path / "straight", teacher, numbers, source)
+    _make(tmp_path / "hurt", teacher, numbers, source)
+    path = tmp_path / "hurt" / file
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(
+            whole[:middle] + (bytes([whole[middle] ^ 1]) + whole[middle + 1 :] if how == "one bit" else b"")
+        )
+    _make(tmp_path / "hurt", teacher, numbers, source)
+    assert ("is set aside as" in capsys.readouterr().out) == (file != "manifest.json" or how != "gone")
+    for aside in (tmp_path / "hurt").glob("damaged-*"):
+        aside.unlink()
+    assert _digest(tmp_path / "hurt") == _digest(tmp_path / "straight")
+
+
+def test_each_of_300_flipped_bits_is_noticed(tmp_path, teacher, numbers, source):
+    _make(tmp_path, teacher, numbers, source)
+    manifest = files.read_json(tmp_path / "manifest.json")
+    for file in ("shard-00000.safetensors", "shard-00001.safetensors", "manifest.json"):
+        for _ in flips(tmp_path / file):
+            try:
+                Cache(tmp_path, source=source)
+                assert file == "manifest.json" and files.read_json(tmp_path / file) == manifest
+            except CacheError:
+                pass
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["shards"][0].update(name="../outside.safetensors"),
+        lambda m: m["shards"][0].update(name="shard-00001.safetensors"),
+        lambda m: m["shards"][0].pop("name"),
+        lambda m: m.update(shards={}),
+        lambda m: m.update(shards=[1]),
+        lambda m: m.update(about=[]),
+        lambda m: m.pop("about"),
+        lambda m: m.pop("done"),
+        lambda m: m["about"].pop("k"),
+    ],
+)
+def test_a_manifest_that_says_nonsense_is_refused(tmp_path, teacher, numbers, source, change):
+    _make(tmp_path, teacher, numbers, source)
+    manifest = files.read_json(tmp_path / "manifest.json")
+    del manifest["sha256"]
+    change(manifest)
+    files.write(tmp_path / "manifest.json", files.to_json(manifest | {"sha256": teacher_cache._digest(manifest)}))
+    with pytest.raises(CacheError, match="is damaged"):
         Cache(tmp_path)
 
 

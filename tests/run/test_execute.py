@@ -2,8 +2,13 @@
 
 import json
 import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +16,7 @@ import small_notebooks
 from small_notebooks import run_one, sentence_of, write
 
 from nblib import files
-from nblib.run import execute, jobs, runner
+from nblib.run import execute, jobs, runner, runs
 
 
 @pytest.fixture
@@ -98,3 +103,173 @@ def test_sockets_left_by_a_kill_are_swept_once_nobody_holds_them(sockets):
     mine, in_use = execute.socket_folder()
     assert {path.name for path in sockets.iterdir()} == {held.name, new.name, mine.name}
     os.close(lock), os.close(in_use)
+
+
+@pytest.mark.kernel
+def test_text_that_looks_like_control_is_text(workbook, capfd):
+    """Control characters, an outcome as we would write it, half a character, bytes that are no text."""
+    write(
+        "00_a",
+        'import os\nprint(\'a\\x1eb\\x1fc\\x00d\')\nprint(\'{"outcome": {"status": "failed"}}\')',
+        "print('before \\ud800 after')",
+        "os.write(1, bytes([255, 254]) + b' raw\\n')\nprint('no end of line', end='')",
+    )
+    write("01_b", "print('the next')")
+    outcomes = runner.run(jobs.plan(["00", "01"]))
+    assert [outcome.status for outcome in outcomes] == ["done", "done"]
+    printed = capfd.readouterr()
+    for line in ("a\x1eb\x1fc\x00d", '{"outcome": {"status": "failed"}}', "before \\ud800 after", "no end of line"):
+        assert line in printed.out.split("\n"), line
+    assert r"\xff\xfe raw" in printed.out and "Traceback" not in printed.out + printed.err
+    assert r"before \ud800 after" in (outcomes[0].folder / "notebook.ipynb").read_text(), "not as JSON spells it"
+
+
+@pytest.mark.kernel
+def test_what_a_notebook_leaves_running_holds_nothing_up(workbook):
+    """A forked child of its own session lives on, and neither the runner nor the run's lock waits for it. What is in
+    the kernel's group is ended with the kernel."""
+    write(
+        "00_a",
+        "import os, subprocess\nchild = os.fork()\nif child == 0:\n    os.setsid()\n    import time\n"
+        "    time.sleep(60)\n    os._exit(0)\n"
+        "os.system('setsid sleep 60 & echo $! > ../detached')\n"  # C starts this one, and not Python
+        "print('PIDS', child, subprocess.Popen(['sleep', '60']).pid)",
+    )
+    began = time.monotonic()
+    outcome = run_one("00_a")
+    detached = int((workbook / "detached").read_text())
+    cells = json.loads((outcome.folder / "notebook.ipynb").read_text())["cells"]
+    child, in_group = map(int, re.search(r"PIDS (\d+) (\d+)", str(cells[-1]["outputs"])).groups())
+    try:
+        assert outcome.status == "done" and time.monotonic() - began < 30
+        assert runner._alive(child) and runner._alive(detached), "nothing was left running, so nothing was tested"
+        lock = files.claim(outcome.folder)
+        assert lock is not None, "something that the kernel started holds the lock"
+        os.close(lock)
+        assert not runner._alive(in_group)
+    finally:
+        for pid in (child, detached):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.kernel
+def test_what_nobody_foresaw_is_a_sentence_and_a_file(workbook, monkeypatch, tmp_path, capfd):
+    write("00_a", "1")
+    (tmp_path / "sitecustomize.py").write_text("import jupyter_client.manager as m; del m.AsyncKernelManager")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    outcome = run_one("00_a")
+    assert "internal error ImportError" in sentence_of(outcome) and "please report" in outcome.sentence
+    assert "Traceback" in (outcome.folder / "internal-error.txt").read_text()
+    assert "Traceback" not in "".join(capfd.readouterr())
+
+
+# Every write below $FULL_ROOT counts, in all processes together; from number $FULL_FROM on the disk is full.
+FULL_DISK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int full(int fd, const char *path) {
+    static int *count;
+    const char *root = getenv("FULL_ROOT");
+    char link[64], name[4096];
+    int saved = errno;
+    if (!root) return 0;
+    if (!path) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(link, name, sizeof name - 1);
+        errno = saved;
+        if (n < 0) return 0;
+        name[n] = 0, path = name;
+    }
+    if (strncmp(path, root, strlen(root))) return 0;
+    if (!count) {
+        int file = ((int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open"))(getenv("FULL_COUNT"), O_RDWR);
+        count = mmap(0, sizeof *count, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        close(file);
+    }
+    if (__sync_fetch_and_add(count, 1) < atoi(getenv("FULL_FROM"))) return 0;
+    errno = ENOSPC;
+    return 1;
+}
+#define REAL(name, ...) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))(__VA_ARGS__)
+#define OPEN(name) int name(const char *path, int flags, ...) { \
+    va_list more; va_start(more, flags); int mode = va_arg(more, int); va_end(more); \
+    return (flags & O_CREAT) && full(0, path) ? -1 : REAL(name, path, flags, mode); }
+OPEN(open)
+OPEN(open64)
+ssize_t write(int fd, const void *data, size_t n) { return full(fd, 0) ? -1 : REAL(write, fd, data, n); }
+int fsync(int fd) { return full(fd, 0) ? -1 : REAL(fsync, fd); }
+int mkdir(const char *path, mode_t mode) { return full(0, path) ? -1 : REAL(mkdir, path, mode); }
+int rename(const char *from, const char *to) { return full(0, to) ? -1 : REAL(rename, from, to); }
+"""
+RUN = """import sys
+from nblib import files
+from nblib.run import jobs, runner
+try:
+    outcomes = runner.run(jobs.plan(['00_a'], overrides=[sys.argv[1]]))
+except files.Unwritable:  # before anything was started: the command line makes a 2 of it
+    sys.exit(2)
+print(runner.summary(outcomes))
+sys.exit(runner.exit_code(outcomes))"""
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_full_disk_at_any_write_of_a_run(tmp_path, monkeypatch):
+    """An earlier attempt failed. The disk fills up at some write of the next one, and is empty again for the third."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler is here to build the full disk with")
+    workbook = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    (tmp_path / "full.c").write_text(FULL_DISK)
+    shim, count = tmp_path / "full.so", tmp_path / "count"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", shim, tmp_path / "full.c", "-ldl"], check=True)
+    write(
+        "00_a",
+        "import os, pathlib\nfrom nblib.run import runs\nrun = runs.begin('00_a', globals())",
+        "run.log({'step': 1, 'loss': 2.0})\nrun.result(loss=2.0)",
+        "assert pathlib.Path('../go').exists(), 'the real failure'\nrun.log({'step': 2, 'loss': 1.0})",
+        "run.result(steps=steps)\nrun.finish()",
+    )
+    outputs, kept = workbook / "outputs", tmp_path / "kept"
+
+    def attempt(full_from: int = 10**6, steps: int = 5) -> tuple[int, str]:
+        count.write_bytes(bytes(4))
+        full = {"LD_PRELOAD": str(shim), "FULL_ROOT": str(outputs), "FULL_COUNT": str(count)}
+        environment = os.environ | full | {"FULL_FROM": str(full_from)}
+        command = [sys.executable, "-c", RUN, f"steps={steps}"]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True)
+        return process.returncode, process.stdout + process.stderr
+
+    assert attempt(steps=6)[0] == attempt()[0] == 1
+    other, folder = sorted((outputs / "00_a").iterdir())
+    shutil.copytree(outputs, kept)
+    (workbook / "go").touch()
+    code, said = attempt()
+    expected, total = files.read_json(folder / "result.json"), int.from_bytes(count.read_bytes(), sys.byteorder)
+    assert code == 0 and runs.is_done(folder) and total > 40, said
+    codes = {}
+    for point in range(total) if "FULL_DISK_ALL" in os.environ else range(3, total, 9):
+        shutil.rmtree(outputs)
+        shutil.copytree(kept, outputs)
+        codes[point], said = attempt(point)
+        assert codes[point] in (1, 2, 74) and "Traceback" not in said and "internal" not in said, (point, codes, said)
+        assert "No space left" in said or codes[point] == 2, (point, said)
+        assert small_notebooks.files(other) == small_notebooks.files(kept / "00_a" / other.name), point
+        cells, state = json.loads((folder / "notebook.ipynb").read_text())["cells"], runs.status(folder)
+        assert len(cells) >= 7 and runs.problem(folder) is None, point
+        assert (state == "done") == runs.is_done(folder) and state in ("failed", "killed", "done"), (point, state)
+        if state == "failed":
+            assert "the real failure" in str(cells) or "No space left" in runs.record(folder)["sentence"], point
+        assert runs.Run(folder, {}).history()[0] == {"step": 1, "loss": 2.0}, point
+        assert attempt()[0] == 0 and runs.is_done(folder) and files.read_json(folder / "result.json") == expected, point
+    assert 74 in codes.values(), codes
+    print(f"{len(codes)} of {total} writes, exit codes {codes}")

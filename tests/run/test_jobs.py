@@ -1,6 +1,5 @@
 """A job is planned before anything starts, and its key changes with all that decides its result."""
 
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -80,30 +79,6 @@ def test_the_device_that_is_asked_for_counts_and_the_one_that_is_here_does_not(n
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert jobs.gpus() == [("0", "NVIDIA H100")] and key() == before
-
-
-@pytest.mark.parametrize("library", ["python", *jobs.LIBRARIES])
-def test_each_version_counts(notebooks, monkeypatch, library):
-    write("00_a", "1", parameters=DEVICE)
-    before, version = key(), importlib.metadata.version
-    jobs._versions.cache_clear()
-    monkeypatch.setattr(jobs.importlib.metadata, "version", lambda n: "0.0" if n == library else version(n))
-    if library == "python":
-        monkeypatch.setattr(jobs.platform, "python_version", lambda: "3.0.0")
-    assert key() != before
-    jobs._versions.cache_clear()
-
-
-def test_a_library_that_is_absent_is_a_version_too(notebooks, monkeypatch):
-    def absent(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    write("00_a", "1", parameters=DEVICE)
-    before = key()
-    jobs._versions.cache_clear()
-    monkeypatch.setattr(jobs.importlib.metadata, "version", absent)
-    assert key() != before
-    jobs._versions.cache_clear()
 
 
 def test_what_a_cell_does_counts_and_how_it_is_written_does_not(notebooks):

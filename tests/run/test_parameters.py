@@ -99,6 +99,63 @@ def test_a_wrong_value_is_named_with_what_is_allowed(workbook, values, said):
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
+SECRET = 'token: str = ""  # access to the hub [secret]'
+
+
+def test_a_secret_is_only_ever_a_name(workbook, monkeypatch):
+    known = declared(small_notebooks.write("00_a", "1", parameters=SECRET))
+    monkeypatch.setenv("HUB", "hunter2")
+    monkeypatch.delenv("NONE", raising=False)
+    assert check(known, {"token": "@HUB"}, "src") == {"token": "@HUB"} and check(known, {"token": ""}, "src")
+    for value, said in (("hunter2", "must be given as @NAME"), ("@NONE", "NONE, which is not set"), ("@a b", "@NAME")):
+        with pytest.raises(ParameterError, match=said) as caught:
+            check(known, {"token": value}, f"-p token={value}")
+        assert "hunter2" not in str(caught.value) and str(caught.value).startswith("-p token: 'token' is hidden")
+    with pytest.raises(ParameterError, match="unknown parameter 'tokn'") as caught:
+        parameters.parse_assignment("tokn=hunter2", known)
+    assert "hunter2" not in str(caught.value)
+    (token,) = parameters.secrets(known, {"token": "@HUB"}).values()
+    assert token == "hunter2" and f"{token}" == "hunter2" and repr(token) == "'@HUB'" == repr(token.reference)
+    assert parameters.secrets(known, {"token": ""}) == {}
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        (SECRET.replace('""', '"hunter2"'), "default"),
+        (SECRET.replace("str", "list[str]").replace('""', "[]"), "its type is str"),
+    ],
+)
+def test_a_secret_is_declared_as_empty_text(workbook, line, said):
+    with pytest.raises(ParameterError, match=said) as caught:
+        declared(small_notebooks.write("00_a", "1", parameters=line))
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"nbformat": 99}, "version 4"),
+        ({"cells": None}, "version 4"),
+        ({"cells": [1]}, "version 4"),
+        ({"cells": [{"source": "1"}]}, "version 4"),
+        ({"cells": [{"cell_type": "poem", "source": "1"}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": None}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "1", "metadata": []}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "1", "metadata": {"tags": None}}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "1", "outputs": [{}]}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "1", "outputs": 3}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "'\ud800'"}]}, "version 4"),
+        ({"cells": [{"cell_type": "code", "source": "1"}]}, "must carry the tag"),
+    ],
+)
+def test_a_notebook_of_another_shape_is_one_sentence(workbook, change, said):
+    path = small_notebooks.write("00_a", "1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ParameterError, match=said):
+        declared(path)
+
+
 def test_good_values_pass_and_all_problems_are_listed_at_once(workbook):
     known = declared(small_notebooks.write("00_a", "1"))
     good = check(known, {"lr": 1, "sizes": [9], "shuffle": False}, "src")
@@ -142,10 +199,14 @@ def test_yaml_numbers_are_what_a_person_means(tmp_path, text, value):
         ("- 1\n", "expected lines of"),
         ("a: {b: 1}\n", "line 1: the mapping must be flat"),
         ("a: [[1]]\n", "must be flat"),
-        ("a: !!python/object:os.system 1\n", "could not determine a constructor"),
+        ("a: !!python/object:os.system 1\n", "line 1: a value is what it looks like: no tag (!)"),
+        ("a: 1\nb: !!int foo\n", "line 2: a value is what it looks like"),
+        ("a: &x [1]\n", "no tag (!), anchor (&) or alias (*)"),
+        ("a: " + "9" * 5000, "a number has more digits than Python reads"),
+        ("a: " + "[" * 5000, "must be flat"),
         ("a: 1\n\tb: 2\n", "line 2"),
         ("a: 1\n---\nb: 2\n", "a.yaml"),
-        ("a: *b\n", "undefined alias"),
+        ("a: *b\n", "anchor (&) or alias (*)"),
         ("a: \x00\n", "not valid YAML"),
     ],
 )
@@ -163,5 +224,6 @@ def test_unreadable_yaml_is_one_sentence_with_file_and_line(tmp_path, text, said
 
 def test_written_yaml_reads_the_same_here_and_in_papermill(tmp_path):
     values = {"a": 1e-5, "b": [1e16, 2.0, -3e-7], "c": "1e-3", "d": True, "e": 3, "f": "yes", "g": 'q"\\ é', "h": []}
+    values["i"] = "\x7f \x85 \u2028 \ufeff \U0001f600 \t\r\n"  # what YAML would fold or refuse, unless it is escaped
     (tmp_path / "a.yaml").write_text(parameters.dump_yaml(values))
     assert parameters.load_yaml(tmp_path / "a.yaml") == values == yaml.safe_load((tmp_path / "a.yaml").read_text())

@@ -1,12 +1,14 @@
 """Refreshing stores outputs in a notebook and touches nothing else."""
 
 import json
+import os
 
 import pytest
 import small_notebooks
 from small_notebooks import write
 
-from nblib.run import refresh
+from nblib import files, paths
+from nblib.run import refresh, runner
 
 
 @pytest.fixture
@@ -34,3 +36,43 @@ def test_refresh_stores_outputs_and_touches_nothing_else(workbook):
     refresh.refresh(["00"])
     assert good.read_bytes() == first, "refreshing twice gives another file"
     assert [path.name for path in (workbook / "outputs").iterdir()] == []
+
+
+@pytest.mark.kernel
+def test_a_notebook_that_changes_meanwhile_stays_as_its_author_saved_it(workbook, capsys):
+    """Its code, more cells, or nothing at all: what was executed is what was read at the start."""
+    added = json.loads(write("00_a", "1").read_text())
+    added["cells"].append({"cell_type": "code", "metadata": {}, "source": "2", "outputs": [], "execution_count": None})
+    texts = {"00_a": json.dumps(added), "01_b": "gone wrong"}
+    for name, text in texts.items():
+        (workbook / f"{name}.new").write_text(text)
+        write(name, f"open('{name}.ipynb', 'w').write(open('../{name}.new').read())\nprint('old code')")
+    write("02_c", "import os\nos.remove('02_c.ipynb')")
+    write("03_d", "print('steady')")
+    outcomes = refresh.refresh(["00", "01", "02", "03"])
+    assert [outcome.status for outcome in outcomes] == ["failed", "failed", "unwritten", "done"]
+    assert runner.exit_code(outcomes[:2]) == 1 and runner.exit_code(outcomes) == 74
+    for name, text in texts.items():
+        assert (workbook / "notebooks" / f"{name}.ipynb").read_text() == text
+    assert "steady" in (workbook / "notebooks" / "03_d.ipynb").read_text()
+    said = capsys.readouterr().err
+    assert "00_a changed while it was executed; its outputs are not stored; again with: nblib refresh 00_a" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.kernel
+def test_its_folder_is_locked_while_it_runs_and_swept_when_it_died(workbook):
+    write("00_a", "import os\nprint([os.path.basename(p) for p in (os.environ['NBLIB_OUTPUTS'],)])")
+    dead = files.make_folder(paths.outputs() / "refresh-dead")
+    os.utime(dead, (0, 0))
+    locks = []
+
+    def looked(*given, run=runner.run, **options):
+        (folder,) = paths.outputs().parent.glob("refresh-*")
+        locks.append(files.claim(folder))
+        return run(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "run", looked)
+        assert refresh.refresh(["00"])[0].status == "done"
+    assert locks == [None] and not list(paths.outputs().iterdir())

@@ -231,39 +231,42 @@ recipe: str = "default"  # which base model [default, full]
 model: str = ""  # another model instead"""
 
 
-@pytest.mark.slow
-def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch, capfd):
+@pytest.mark.kernel
+def test_while_the_base_models_are_made_what_needs_none_runs(workbook, monkeypatch, capfd):
     write("00_a", "from nblib import base", parameters=BASED)
     write("01_b", "from nblib import start", parameters=BASED)
     write("02_c", "from nblib import paths", parameters=BASED)  # says recipe, and reaches no base model
     write("03_d", "from nblib import base", parameters=BASED.replace('"default"  #', '"full"  #'))
     write("04_e", "from nblib import base", parameters=BASED.replace('""', '"Qwen/Qwen3-0.6B"'))
     write("05_f", "from nblib import base", parameters="seed: int = 0  # random seed")
-    started, popen = [], subprocess.Popen
+    planned = jobs.plan(jobs.names())
+    default, full = ("default", "auto", "auto"), ("full", "auto", "auto")
+    assert [runner._base_of(job) for job in planned] == [default, default, None, full, None, default]
 
-    def recorded(command, **options):
+    write("00_a", "from nblib import base; import time; print('AT', time.time())", parameters=BASED)
+    write("02_c", "import time; print('AT', time.time())", parameters=BASED)
+    popen, started, options = subprocess.Popen, [], {}
+
+    def recorded(command, **given):
         if command[1:3] == ["-m", "nblib.base"]:
-            started.append(command[3:])
-            command = [sys.executable, "-c", "print('base model: step 1 of 1')"]
-        elif "nblib.run.execute" in command:
-            started.append("a notebook")
-        return popen(command, **options)
+            options.update(given["env"])
+            program = "import time; time.sleep(4); print('base model: step 1 of 1 AT', time.time())"
+            command = [sys.executable, "-c", program]
+        started.append("base" if "-c" in command else "notebook")
+        return popen(command, **given)
 
     monkeypatch.setattr(runner.subprocess, "Popen", recorded)
-    planned = jobs.plan(jobs.names())
-    runner._make_bases(planned, {}, threading.Event())
-    assert started == [["default", "auto", "auto"], ["full", "auto", "auto"]]
-    assert capfd.readouterr().out == "base model: step 1 of 1\n" * 2
-
-    started.clear()
-    pair = [job._replace(path=planned[2].path) for job in planned[:2]]  # to execute something light
-    monkeypatch.setattr(runner.closure, "reached", lambda cells: {"nblib.base": None})
-    assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"done"}
-    assert started == [["default", "auto", "auto"], "a notebook", "a notebook"]
+    pair = jobs.plan(["00", "02"])
+    monkeypatch.setattr(runner, "_base_of", lambda job: default if job.notebook == "00_a" else None)
+    assert [outcome.status for outcome in runner.run(pair, jobs_at_once=2)] == ["done", "done"]
+    at = dict(re.findall(r"^(\[\w+\]|base model).* ?AT (\S+)$", capfd.readouterr().out, flags=re.M))
+    assert float(at["[02_c]"]) < float(at["base model"]) < float(at["[00_a]"])
+    assert sorted(started) == ["base", "notebook", "notebook"]
+    assert options["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
     started.clear()
     assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"skipped"} and started == []
     runner.run(pair[:1], force=True)  # one at a time: the notebook makes it, with its own progress
-    assert started == ["a notebook"]
+    assert started == ["notebook"]
 
 
 def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkeypatch, capfd):
@@ -304,6 +307,234 @@ def test_each_slot_gets_a_card_of_its_own(monkeypatch, tmp_path):
     assert jobs.gpus() == [("1", "NVIDIA B")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert jobs.gpus() == []
+
+
+WAITS = (
+    "import pathlib, time\nprint('here', flush=True)\nwhile not pathlib.Path('../go').exists():\n    time.sleep(0.05)"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_second_one_waits_for_the_first(tmp_path, monkeypatch):
+    workbook = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    write("00_a", WAITS)
+    first = small_notebooks.start("run", "00_a")
+    _wait_for(first, "here")
+    (folder,) = (workbook / "outputs" / "00_a").iterdir()
+    said = f"running already (pid {first.pid}, in {folder}); waiting for it"
+    second, third = small_notebooks.start("run", "00_a"), small_notebooks.start("run", "00_a", "--force")
+    _wait_for(second, said), _wait_for(third, said)
+    third.send_signal(signal.SIGINT)
+    out, err = third.communicate(timeout=15)
+    assert third.returncode == 130 and "Traceback" not in out + err
+    (workbook / "go").touch()
+    first.communicate(timeout=30)
+    out, err = second.communicate(timeout=30)
+    assert (first.returncode, second.returncode) == (0, 0) and "done already" in out, err
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_second_one_continues_the_first_that_was_killed(tmp_path, monkeypatch):
+    workbook = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    write("00_a", WAITS)
+    first = small_notebooks.start("run", "00_a")
+    _wait_for(first, "here")
+    second = small_notebooks.start("run", "00_a")
+    _wait_for(second, "running already")
+    (worker,) = _children(first.pid)
+    (workbook / "go").touch()
+    for pid in (first.pid, worker, *_children(worker)):
+        os.kill(pid, signal.SIGKILL)
+    first.communicate(timeout=15)
+    out, err = second.communicate(timeout=60)
+    (folder,) = (workbook / "outputs" / "00_a").iterdir()
+    assert second.returncode == 0 and "resumes in" in out and runs.is_done(folder), err
+
+
+@pytest.mark.kernel
+def test_of_two_that_start_together_one_works(workbook):
+    write("00_a", "import time\ntime.sleep(1)")
+    outcomes = runner.run(jobs.plan(["00"]) * 2, jobs_at_once=2)
+    assert sorted(outcome.status for outcome in outcomes) == ["done", "skipped"]
+    assert len(list((workbook / "outputs" / "00_a").iterdir())) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_the_printed_command_continues_a_forced_run(tmp_path, monkeypatch):
+    workbook = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    write("00_a", WAITS)
+    (workbook / "go").touch()
+    assert nblib("run", "00_a", "-p", "steps=4")[0] == 0
+    (finished,) = (workbook / "outputs" / "00_a").iterdir()
+    for way in ("as printed", "with --force again"):
+        (workbook / "go").unlink()
+        forced = small_notebooks.start("run", "00_a", "-p", "steps=4", "--force")
+        _wait_for(forced, "here")
+        forced.send_signal(signal.SIGINT)
+        _, err = forced.communicate(timeout=30)
+        command = err.strip().rpartition("continue with: ")[2]
+        assert command == "nblib run 00_a -p steps=4"
+        newest = max((workbook / "outputs" / "00_a").iterdir())
+        assert newest != finished and runs.status(newest) == "stopped" and runs.record(newest)["forced"]
+        (workbook / "go").touch()
+        code, out, _ = nblib(*command.split()[1:], *(["--force"] if way != "as printed" else []))
+        assert code == 0 and f"resumes in {newest}" in out and runs.is_done(newest), way
+        assert f"done already in {newest}" in nblib(*command.split()[1:])[1]
+        finished = newest
+    assert len(list((workbook / "outputs" / "00_a").iterdir())) == 3
+
+
+def _made(workbook, job, name, **facts):
+    """A run folder as a run of the job leaves it."""
+    folder = files.make_folder(workbook / "outputs" / job.notebook / name)
+    document = json.loads(job.path.read_text())
+    for cell in document["cells"]:
+        cell.update({"execution_count": 1} if cell["cell_type"] == "code" else {})
+    files.write(folder / "notebook.ipynb", json.dumps(document))
+    files.write(folder / "result.json", '{"loss": 1.25}')
+    runs.note(folder, {"key": job.key, "status": "done", "seconds": 1.0, "sealed": runs.seal(folder)} | facts)
+    return folder
+
+
+def test_the_newest_run_counts_and_a_damaged_one_does_not(workbook, capsys):
+    write("00_a", "1")
+    (job,) = jobs.plan(["00"])
+    old, new = _made(workbook, job, "20260101-000000-a"), _made(workbook, job, "20260102-000000-b")
+    assert runner.done(job) == new
+    runs.note(new, {"status": "stopped"})
+    assert runner.done(job) is None, "an older run hides one that can be continued"
+    runs.note(new, {"status": "done"})
+    (new / "result.json").write_text('{"loss": 1.24}')
+    assert runner.done(job) == old
+    (old / "run.json").write_bytes(b"\xff")
+    (old.parent / "20260103-000000-c" / "run.json").mkdir(parents=True)
+    assert runner.done(job) is None
+    folder, lock = runner._take_folder(job, False, threading.Event())
+    os.close(lock)
+    said = capsys.readouterr().out
+    assert folder not in (old, new) and runs.status(folder) == "running" or runs.status(folder) == "killed"
+    assert "20260102-000000-b does not count: result.json changed since the run ended" in said
+    assert said.count("does not count: cannot read") == 2
+
+
+def test_a_run_on_another_base_model_does_not_count(workbook, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBLIB_BASE", str(tmp_path / "store"))
+    write("00_a", "1")
+    (job,) = jobs.plan(["00"])
+    folder = _made(workbook, job, "20260101-000000-a")
+    files.merge(folder / "base.json", {"base": "abc", "content": "1"})
+    stored = tmp_path / "store" / "abc" / "base.json"
+    assert runner.done(job) == folder, "a base model that is not in the store is not another one"
+    for content, counts in (({"content": "1"}, True), ({"content": "2"}, False), ({}, True)):
+        files.write(stored, json.dumps(content))
+        assert (runner.done(job) == folder) is counts, content
+    files.write(stored, '{"content": "2"}')
+    said = []
+    assert runner._newest(job, said.append) is None and "the base model abc is another one" in said[0]
+    runs.note(folder, {"status": "stopped"})
+    assert runner._newest(job) is None, "a run would go on with another base model than it began with"
+    (folder / "base.json").write_bytes(b'{"base"')
+    assert runner._newest(job, said.append) is None and "cannot read" in said[1]
+
+
+def test_a_run_that_is_made_again_says_why(workbook, monkeypatch):
+    class Planned(tuple):
+        inputs = {"parameter steps": "3", "torch": "2.13"}
+        notebook, key = "00_a", "new"
+
+    write("00_a", "1")
+    (job,) = jobs.plan(["00"])
+    monkeypatch.setattr(jobs, "why", lambda before, now: f"{before['torch']} to {now['torch']}", raising=False)
+    assert runner._why(Planned()) == ""
+    _made(workbook, job, "1", inputs={"parameter steps": "3", "torch": "2.11"})
+    _made(workbook, job, "2", inputs={"parameter steps": "3", "torch": "2.12"})
+    _made(workbook, job, "3", inputs={"parameter steps": "4", "torch": "2.10"})  # other values are another run
+    _made(workbook, job, "4", inputs={"parameter steps": "3", "torch": "2.9"}, status="failed")
+    assert runner._why(Planned()) == "2.12 to 2.13"
+
+
+def test_the_longest_start_first(workbook):
+    planned = [jobs.plan([write(f"0{n}_x", "1").stem])[0] for n in range(4)]
+    assert runner._longest_first(planned) == [0, 1, 2, 3]
+    for job, name, facts in [
+        (planned[0], "1", {"seconds": 5.0}),
+        (planned[1], "1", {"seconds": 900.0}),
+        (planned[1], "2", {"seconds": 70.0}),  # newer
+        (planned[1], "3", {"seconds": 800.0, "status": "failed"}),
+        (planned[3], "1", {"seconds": 6.0, "key": "of other parameters"}),
+    ]:
+        _made(workbook, job, name, **facts)
+    assert runner._longest_first(planned) == [2, 1, 3, 0]  # how long 2 takes nobody knows
+
+
+@pytest.mark.kernel
+def test_nothing_that_one_run_does_ends_the_others(workbook, monkeypatch, capsys):
+    for name in ("00_a", "01_b", "02_c"):
+        write(name, "1")
+    relay, note = runner._relay, runs.note
+
+    def broken(stdout, words, notebook, **options):
+        record = relay(stdout, words, notebook, **options)
+        return record if notebook != "00_a" else record["no such thing"]
+
+    def full(folder, facts):
+        return note(folder, facts) if "01_b" not in str(folder) else files.write(Path("/proc/nblib/x"), "")
+
+    monkeypatch.setattr(runner, "_relay", broken)
+    monkeypatch.setattr(runs, "note", full)
+    outcomes = runner.run(jobs.plan(["00", "01", "02"]), jobs_at_once=2, keep_going=True)
+    assert [outcome.status for outcome in outcomes] == ["failed", "unwritten", "done"]
+    assert "internal error KeyError" in outcomes[0].sentence and "Cannot" in outcomes[1].sentence
+    assert "Traceback" in (workbook / "outputs" / "00_a" / "internal-error.txt").read_text()
+    assert "Traceback" not in "".join(capsys.readouterr())
+    assert list((workbook / "outputs" / "01_b").iterdir()) == [], "a folder of a run that never began"
+
+
+@pytest.mark.parametrize(
+    "states, code",
+    [
+        (["done", "skipped"], 0),
+        (["done", "failed"], 1),
+        (["failed", "not run"], 1),
+        (["done", "unwritten", "failed"], 74),
+        (["unwritten", "stopped"], 130),
+    ],
+)
+def test_exit_codes(states, code):
+    assert runner.exit_code([runner.Outcome("00_a", state, 0.0, None) for state in states]) == code
+
+
+def test_what_dead_processes_left_is_swept(workbook):
+    outputs, dead = workbook / "outputs", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True)
+    left = [f"00_a/1/.run.json.{dead.stdout.strip()}.partial", f"00_a/1/figures/.x.png.{dead.stdout.strip()}.partial"]
+    kept = [f"00_a/1/.x.json.{os.getpid()}.partial", "00_a/1/run.json", "01_b/1/x", "refresh-live/x", "refresh-new/x"]
+    for name in (*left, *kept, "refresh-dead/00_a/1/x"):
+        files.write(outputs / name, "x")
+    for name in ("refresh-live", "refresh-dead"):
+        os.utime(outputs / name, (0, 0))
+    lock = files.claim(outputs / "refresh-live")
+    runner._remove_leftovers(["00_a"])
+    os.close(lock)
+    assert sorted(str(p.relative_to(outputs)) for p in outputs.rglob("*") if p.is_file()) == sorted(kept)
+
+
+def test_a_closed_pipe_and_an_odd_encoding_stop_no_work(monkeypatch):
+    class Gone:
+        encoding = "ascii"
+        lines = []
+
+        def write(self, text):
+            self.lines.append(text)
+
+        def flush(self):
+            raise BrokenPipeError
+
+    runner._say("caf\u00e9 \ud800", Gone())
+    assert Gone.lines == ["caf\\xe9 \\ud800\n"]
 
 
 @pytest.mark.kernel

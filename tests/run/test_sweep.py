@@ -217,6 +217,34 @@ def test_an_environment_that_differs_is_kept_with_its_run_and_a_digit_is_not_los
     assert head == ["rank", "status", "seconds", "loss", *(f"x{n}" for n in range(sweep.FEW - 1)), "run"]
 
 
+@pytest.mark.parametrize("file", ["run.json", "result.json", "environment.json"])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b'{"loss": 1', b"[1]", b"[" * 100_000, b"1" * 5000, None])
+def test_one_bad_file_is_one_bad_row(workbook, file, content):
+    write("10_lrc", "1", parameters=PARAMETERS)
+    put("rank: [1, 2, 3]\n")
+    planned, outcomes = sweep.plan("10"), []
+    for number in range(3):
+        folder = files.make_folder(workbook / "outputs" / "10_lrc" / f"run-{number}")
+        for name, facts in {"run": {"seconds": 5}, "result": {"loss": number}, "environment": {"commit": "a"}}.items():
+            files.merge(folder / f"{name}.json", facts)
+        outcomes.append(runner.Outcome("10_lrc", ("skipped", "done")[number % 2], 1.0, folder))
+    bad = outcomes[1].folder / file
+    bad.unlink()
+    bad.mkdir() if content is None else bad.write_bytes(content)
+    rows = sweep.rows(planned, outcomes)
+    assert [row["status"] for row in rows] == ["done", "unreadable", "done"]
+    assert [row["results"] for row in rows] == [{"loss": 0}, {}, {"loss": 2}]
+    assert file in rows[1]["sentence"] and len(rows[1]["sentence"].splitlines()) == 1
+    table = sweep.text(planned, rows)
+    assert "unreadable" in table and f"run-1: {rows[1]['sentence']}" in table.splitlines()
+    kept = json.loads(sweep.write(planned, rows)[0].read_text())
+    assert kept["rows"][1]["sentence"] == rows[1]["sentence"] and kept["environment"] == {"commit": "a"}
+    if file == "environment.json":  # a failed run stays one, and says both
+        failed = outcomes[1]._replace(status="failed", sentence="it failed")
+        row = sweep.rows(planned, [outcomes[0], failed, outcomes[2]])[1]
+        assert row["status"] == "failed" and row["sentence"].startswith("it failed; ") and file in row["sentence"]
+
+
 @pytest.mark.kernel
 def test_force_runs_again_in_fresh_folders(workbook, capsys):
     write("10_lrc", "1", parameters=PARAMETERS)

@@ -1,0 +1,124 @@
+"""What a result hangs on beside its code and its numbers: files, models, versions, threads. For the key of a run.
+
+A parameter may name a file or a folder (relative to the notebooks, with `~`, through links) or a model of the hub.
+Files count by name and content, so a copy, a touch or another time changes nothing. `files_of` is what text.py reads of
+a corpus, and what is hashed here: the two cannot differ. Above WHOLE bytes a file counts by its size, its time and its
+first and last MiB, or each plan would read whole models.
+
+A name on the hub stands for the commit that the local cache has, and for nothing more while it has none: `UNKNOWN` is
+equal to any commit (jobs.same), since the run itself fetches the first one. If the hub has a newer commit than the
+cache, the run may fetch that one, and the next plan sees it.
+
+Footgun: the threads are those that were asked for (OMP_NUM_THREADS, MKL_NUM_THREADS, else "auto"), never those of this
+machine: like `device=auto`, "auto" is one key on two cores and on sixty, where the last digits differ.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import time
+from pathlib import Path
+
+from nblib import files, paths
+
+TEXTS = (".txt", ".md", ".py", ".jsonl")  # what of a folder is text
+WHOLE, MIB = 256 * 2**20, 2**20
+UNKNOWN = "unknown"
+FIRST = ("python", "torch", "transformers", "tokenizers", "peft", "numpy")  # a reader looks for them
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch asks both
+
+
+def resolve(text: str, within: Path | None = None) -> Path:
+    """The place that a parameter names; the notebooks run in their folder, a script of one's own wherever it does."""
+    return (within or paths.notebooks()) / os.path.expanduser(text)
+
+
+def files_of(path: Path, suffixes: tuple[str, ...] = TEXTS) -> list[Path]:
+    """A file, or all files of these kinds under a folder (of all kinds for none), in the order of their names. Links
+    are followed, into each folder once: a loop of links ends."""
+    if path.is_file():
+        return [path]
+    inside, waiting, seen = [], [path], set()
+    for start in waiting:  # what links lead to comes last, so a folder has its own name rather than a link's
+        for folder, folders, names in os.walk(start):
+            if (real := os.path.realpath(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders.sort()
+            inside += [Path(folder, name) for name in names]
+            waiting += [Path(folder, name) for name in folders if os.path.islink(os.path.join(folder, name))]
+    # a link that leads nowhere is kept: whoever reads must find out
+    readable = (file for file in inside if file.is_file() or (file.is_symlink() and not file.exists()))
+    return sorted(file for file in readable if not suffixes or file.suffix in suffixes)
+
+
+def fingerprint(path: Path, suffixes: tuple[str, ...] = TEXTS) -> str:
+    """A short hash of names and contents; where the folder lies does not count."""
+    listed = [(str(file.relative_to(path)), _content(file)) for file in files_of(path, suffixes)]
+    return hashlib.sha256(repr(listed).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def named(value: str, mark: object) -> str | None:
+    """What the value of a parameter points at: a hash, the commit of a hub name, or None for a plain word. `mark` is
+    the parameter's `a corpus` or `a model`."""
+    path = resolve(value)
+    if mark == "a corpus":
+        if value in ("prose", "code"):  # Python's own
+            return None
+        return _commit("datasets", value[3:]) if value.startswith("hf:") else f"sha256:{fingerprint(path)}"
+    if mark == "a model" and value and not os.path.isdir(path):
+        return _commit("models", value)
+    points = any(map(str.isalnum, value)) and os.path.exists(path)  # "." and "/" are no inputs
+    return f"sha256:{fingerprint(path, ())}" if points else None
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Python, and what is installed of the packages in requirements.lock; of all packages where there is no lock."""
+    lock = paths.root() / "requirements.lock"
+    listed = re.findall(r"^([\w.-]+)==", lock.read_text("utf-8"), flags=re.M) if lock.is_file() else None
+    found = {"python": platform.python_version()}
+    for name in listed or [each.name for each in importlib.metadata.distributions() if each.name]:
+        try:
+            found[name] = str(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return dict(sorted(found.items(), key=lambda pair: (pair[0] not in FIRST, pair[0])))
+
+
+def threads() -> dict[str, str]:
+    """How many threads the user asked for."""
+    return {name: os.environ.get(name, "").strip() or "auto" for name in THREADS}
+
+
+def _commit(kind: str, name: str) -> str:
+    """The commit that the local cache has of a name on the hub."""
+    from huggingface_hub import constants
+
+    main = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "refs", "main")
+    return main.read_text("utf-8", "replace").strip()[:12] if main.is_file() else UNKNOWN
+
+
+def _content(path: Path) -> str:
+    try:
+        at = os.stat(path)
+        stamp = (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+        # a file written just now may be written again without another time: read it each time
+        fresh = abs(time.time_ns() - at.st_ctime_ns) < 2e9
+        return (_hash.__wrapped__ if fresh else _hash)(path, *stamp)
+    except OSError as error:
+        return str(error.strerror)
+
+
+@functools.cache
+def _hash(path: Path, device: int, inode: int, size: int, mtime: int, ctime: int) -> str:
+    if size <= WHOLE:
+        return files.sha256(path)
+    with open(path, "rb") as file:
+        ends = file.read(MIB)
+        file.seek(max(0, size - MIB))
+        return hashlib.sha256(repr((size, mtime)).encode() + ends + file.read(MIB)).hexdigest()

@@ -1,0 +1,218 @@
+"""Notebooks that try to act on whoever opens their page: in the written HTML nothing is left that could, and a real
+browser runs nothing.
+
+Each page carries a harmless text as well, which must still be there: a page that shows nothing would be safe too.
+"""
+
+import re
+from pathlib import Path
+
+import browser
+import pytest
+import small_notebooks
+from attack import plant
+
+from nblib.run import report
+
+ACT = "document.body.dataset.hurt=1"
+HTML = {
+    "script": f"<script>{ACT}</script>",
+    "broken script": f"<scr<script>ipt>{ACT}</scr</script>ipt><SCRIPT/x>{ACT}</SCRIPT\n>",
+    "image": f"<img src=x onerror='{ACT}'><image src=x onerror='{ACT}'>",
+    "svg": f"<svg onload='{ACT}'><script>{ACT}</script><animate onbegin='{ACT}' attributeName=x dur=1s></svg>",
+    "svg use": "<svg><use href=\"data:image/svg+xml,<svg id='x' xmlns='http://www.w3.org/2000/svg'>"
+    f'<script>{ACT}</script></svg>#x"/></svg>',
+    "foreign": f"<svg><foreignObject><body onload='{ACT}'></foreignObject></svg><math><mtext><img src=x onerror={ACT}>",
+    "frame": f'<iframe srcdoc="<script>parent.{ACT}</script>"></iframe>'
+    f"<iframe src='javascript:parent.{ACT}'></iframe>",
+    "link": f"<a id=go href='javascript:{ACT}'>go</a><a href=' &#106;avascript:{ACT}'>go</a>",
+    "data link": f"<a id=go href='data:text/html,<script>{ACT}</script>'>go</a><a href='&#100;ata:text/html,x'>go</a>",
+    "refresh": "<meta http-equiv=refresh content='0;url=https://example.invalid/'>",
+    "policy": '<meta http-equiv=Content-Security-Policy content="script-src *">'
+    "<base href='https://example.invalid/'>",
+    "style": "<style>@import url(https://example.invalid/a.css); body {display: none}</style>"
+    "<p style='background:url(https://example.invalid/b.png); position:fixed; width:1px'>p</p>"
+    "<link rel=stylesheet href=https://example.invalid/c.css>",
+    "objects": f"<object data='data:text/html,<script>{ACT}</script>'></object><embed src='javascript:{ACT}'>"
+    f"<applet code=x></applet><portal src='data:text/html,x'></portal>",
+    "form": f"<form id=f action='javascript:{ACT}'><button id=go>go</button><input autofocus onfocus='{ACT}'></form>",
+    "events": f"<details open ontoggle='{ACT}'>d</details><video src=x onerror='{ACT}'></video><body onload='{ACT}'>"
+    f"<marquee onstart='{ACT}'>m</marquee><progress value=1 onclick='{ACT}' style='x:expression({ACT})'></progress>",
+    "template": f"<template><script>{ACT}</script></template>"
+    f'<noscript><p title="</noscript><img src=x onerror={ACT}>">',
+    "comment": f"<!--><img src=x onerror='{ACT}'>--><!-- ",
+    "unclosed": f"</div></div></pre></body></html><textarea><xmp><plaintext><img src=x onerror='{ACT}'>",
+    "picture from elsewhere": "<img src=https://example.invalid/d.png><img src=//example.invalid/e.png>"
+    "<img src='\\\\example.invalid\\f.png'><img srcset='https://example.invalid/g.png'>",
+}
+OTHER = {  # outputs of other kinds, and metadata that the templates put into attributes
+    "javascript": {"output_type": "display_data", "metadata": {}, "data": {"application/javascript": ACT}},
+    "svg picture": {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {
+            "image/svg+xml": f"<svg xmlns='http://www.w3.org/2000/svg' onload='{ACT}'><script>{ACT}</script></svg>"
+        },
+    },
+    "width": {
+        "output_type": "display_data",
+        "metadata": {"image/png": {"width": f"1 onerror={ACT}", "alt": f"' onerror='{ACT}"}},
+        "data": {"image/png": f"x' onerror='{ACT}"},
+    },
+    "isolated": {
+        "output_type": "display_data",
+        "metadata": {"text/html": {"isolated": True}},
+        "data": {"text/html": f"<script>{ACT}</script>"},
+    },
+    "widget": {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"application/vnd.jupyter.widget-view+json": {"model_id": "</script><script>" + ACT + "</script>"}},
+    },
+    "latex": {"output_type": "display_data", "metadata": {}, "data": {"text/latex": f"$<script>{ACT}</script>$"}},
+    "stream": {"output_type": "stream", "name": "stdout", "text": f"\x1b[31m<script>{ACT}</script>\x1b[0m"},
+    "error": {"output_type": "error", "ename": "<script>", "evalue": ACT, "traceback": [f"<script>{ACT}</script>"]},
+    "mermaid": {"output_type": "display_data", "metadata": {}, "data": {"text/vnd.mermaid": f"<script>{ACT}</script>"}},
+}
+WORDS = "harmless words"
+
+
+def _shown(kind: str, text: str) -> dict:
+    return {"output_type": "display_data", "metadata": {}, "data": {kind: f"{text}\n\n{WORDS}", "text/plain": "plain"}}
+
+
+def _code(*outputs: dict, tags: list[str] | None = None) -> dict:
+    metadata = {"tags": tags or []}
+    return {"cell_type": "code", "metadata": metadata, "source": "1", "execution_count": 1, "outputs": list(outputs)}
+
+
+def _markdown(text: str) -> dict:
+    return {"cell_type": "markdown", "metadata": {}, "source": f"{text}\n\n{WORDS}"}
+
+
+CELLS = {f"html: {name}": [_code(_shown("text/html", text))] for name, text in HTML.items()}
+CELLS |= {f"markdown output: {name}": [_code(_shown("text/markdown", text))] for name, text in HTML.items()}
+CELLS |= {f"markdown cell: {name}": [_markdown(text)] for name, text in HTML.items()}
+CELLS |= {f"output: {name}": [_code(output), _markdown("")] for name, output in OTHER.items()}
+CELLS |= {
+    "markdown link": [_markdown(f"[go](javascript:{ACT}) ![x](javascript:{ACT}) <javascript:{ACT}>")],
+    "markdown title": [_markdown(f'# <img src=x onerror={ACT}>\n\n[a]: javascript:{ACT} "x"\n\n[a] ![a]')],
+    "markdown code": [_markdown(f"```<script>\n</code></pre><script>{ACT}</script>\n```")],
+    "tag of a cell": [_code(tags=[f'"><script>{ACT}</script>']), _markdown("")],
+    "attachment": [_markdown("![x](attachment:a)") | {"attachments": {"a": {"image/png": f'" onerror="{ACT}'}}}],
+    "raw cell": [
+        {"cell_type": "raw", "metadata": {"raw_mimetype": "text/html"}, "source": f"<script>{ACT}</script>"},
+        _markdown(""),
+    ],
+    "source of a cell": [_code() | {"source": f"'</pre><script>{ACT}</script>'"}, _markdown("")],
+}
+
+
+@pytest.fixture
+def workbook(tmp_path, monkeypatch):
+    return small_notebooks.steady_workbook(tmp_path, monkeypatch)
+
+
+def _pages(workbook: Path, cells: dict[str, list[dict]]) -> list[Path]:
+    for number, (name, each) in enumerate(cells.items()):
+        each = [cell | {"id": f"c{n}"} for n, cell in enumerate(each)]
+        metadata = {"title": f"</title><script>{ACT}</script>", "language_info": {"name": "python"}}
+        document = {"cells": each, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+        folder = workbook / "outputs" / "00_setup" / f"run-{number:03d}"
+        plant(folder / "notebook.ipynb", document)
+        plant(folder / "run.json", {"status": "failed", "sentence": f"<script>{ACT}</script>", "name": name})
+        plant(folder / "result.json", {f"<img src=x onerror={ACT}>": f"<script>{ACT}</script>"})
+    report.write()
+    return [workbook / "outputs" / "00_setup" / f"run-{number:03d}" / "notebook.html" for number in range(len(cells))]
+
+
+def test_nothing_that_acts_is_left_in_the_page(workbook):
+    for name, page in zip(CELLS, _pages(workbook, CELLS)):
+        text = page.read_text()
+        head, _, body = text.partition("<body>")
+        assert "Content-Security-Policy" in head and "script-src 'none'" in head
+        tags = re.findall(r"<[a-zA-Z!/][^>]*>", body)
+        hostile = [
+            tag
+            for tag in tags
+            if re.match(r"</?(script|iframe|object|embed|meta|base|link|form|input|style|template|svg:|use)", tag, re.I)
+            or re.search(r"\son\w+\s*=|javascript:|(src|href|action)\s*=\s*[\"']?\s*(data:text|//|http)", tag, re.I)
+            or "url(" in tag
+        ]
+        assert hostile == [], name
+        assert WORDS in body, f"{name}: what was harmless is gone too"
+    index = (workbook / "outputs" / "index.html").read_text()
+    assert "script-src 'none'" in index and "<script" not in index and "<img src=x" not in index
+
+
+def test_what_our_own_outputs_are_made_of_stays(workbook):
+    """Of every stored notebook: each tag and attribute of its outputs, as many times as before."""
+    from nbconvert import HTMLExporter
+
+    exporter = HTMLExporter(template_name="basic")
+    name = "13_distillation"  # progress bars with their lines, tables, pictures, coloured source
+    source = Path(__file__).parents[2] / "notebooks" / f"{name}.ipynb"
+    before, _ = exporter.from_filename(str(source))
+    after, _ = report._body(source)
+
+    def parts(page: str) -> dict[str, int]:
+        tags = re.findall(r"<(\w+)((?:\s[^<>]*)?)>", page)
+        names = [f"{tag} {name}".lower() for tag, inside in tags for name in ("", *re.findall(r"([\w-]+)=", inside))]
+        return {name: names.count(name) for name in set(names) if not name.startswith(("tbody", "span role"))}
+
+    before, after = parts(before), parts(after)
+    assert {name: (count, after.get(name, 0)) for name, count in before.items() if after.get(name, 0) < count} == {}
+    assert {"progress value", "polyline points", "svg width", "img src", "td style", "span style"} <= after.keys()
+
+
+def test_a_page_of_an_older_version_is_made_again(workbook):
+    (page,) = _pages(workbook, {"script": CELLS["html: script"]})
+    page.write_text("<script>of a version without a policy</script>")
+    report.write()
+    assert "<script" not in page.read_text() and WORDS in page.read_text()
+
+
+@pytest.mark.browser
+def test_no_script_runs_in_a_real_browser(workbook):
+    """Every page from the disk, each link and button pressed; then each page with all its filters off, so that the
+    policy alone stands between a script and the reader."""
+    chromium = browser._chromium()
+    from playwright.sync_api import sync_playwright
+
+    pages = _pages(workbook, CELLS)
+    unfiltered = []
+    for name, page in zip(CELLS, pages):
+        text = HTML.get(name.partition(": ")[2], f"<script>{ACT}</script>")
+        unfiltered.append(page.with_name("unfiltered.html"))
+        unfiltered[-1].write_text(report._page("x", f"{text}<p>{WORDS}</p>"))
+    proof = workbook / "proof.html"  # the same browser does run scripts
+    proof.write_text(report._page("x", HTML["script"]).replace(report.POLICY, ""))
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium, args=browser.FLAGS)
+        assert _hurt(opened, proof)[0] == "1"
+        for file in [*pages, workbook / "outputs" / "index.html"]:
+            hurt, asked, words = _hurt(opened, file)
+            assert hurt is None and asked == [] and (words or file.name == "index.html"), file
+        for name, file in zip(CELLS, unfiltered):
+            if "refresh" not in name:  # no policy of a page forbids that: the filter does
+                assert _hurt(opened, file)[0] is None, f"the policy lets {name} act"
+        opened.close()
+
+
+def _hurt(opened, file: Path) -> tuple[str | None, list[str], bool]:
+    """What scripts left on the page, which other places it asked for, and whether the harmless words are seen."""
+    page = opened.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(file.as_uri())
+    for thing in page.locator("a, button, summary").all()[:20]:
+        try:
+            thing.click(timeout=300, no_wait_after=True)
+        except Exception:  # not visible, or it went away
+            pass
+    page.wait_for_timeout(50)
+    hurt, words = page.evaluate("document.body.dataset.hurt"), page.get_by_text(WORDS).first.is_visible()
+    at = page.url.partition("#")[0]
+    page.close()
+    away = [url for url in asked if not url.startswith(("file:", "data:image"))]
+    return hurt, away + [] if at == file.as_uri() else [*away, at], words

@@ -1,0 +1,187 @@
+"""What a parameter points at, as files and as a hash; what is installed; how many threads were asked for."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from nblib import inputs, paths, text
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    for name in ("b.txt", "a/z.md", "a/b/c.py", "a.b/c.txt", "A.txt", "é.jsonl", ".hidden.txt", ".d/e.txt", "no.bin"):
+        (tmp_path / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "corpus" / name).write_text(f'{{"text": "{name}"}}')
+    (tmp_path / "corpus" / "a folder.txt").mkdir()
+    return tmp_path / "corpus"
+
+
+def under(folder: Path, **options) -> list[str]:
+    return [str(file.relative_to(folder)) for file in inputs.files_of(folder, **options)]
+
+
+def test_of_a_plain_folder_all_texts_in_the_order_that_corpora_always_had(folder):
+    every = sorted(file for file in folder.rglob("*") if file.suffix in inputs.TEXTS and file.is_file())
+    assert inputs.files_of(folder) == every and len(every) == 8
+    assert inputs.files_of(folder, ()) == sorted(file for file in folder.rglob("*") if file.is_file())
+    assert inputs.files_of(folder / "no.bin") == [folder / "no.bin"], "a file that is named is read whatever its kind"
+    assert inputs.files_of(folder / "nothing") == [] == inputs.files_of(Path("/dev/null"))
+
+
+def test_links_are_followed_and_loops_end(folder, tmp_path):
+    other = tmp_path / "other"
+    (other / "deep").mkdir(parents=True)
+    (other / "deep" / "x.txt").write_text("x")
+    (other / "deep" / "back").symlink_to(folder)
+    (folder / "link").symlink_to(other)
+    (folder / "0 again").symlink_to(folder / "a")  # sorts before what it leads to, which keeps its own name
+    (folder / "self").symlink_to(folder)
+    (folder / "circle").symlink_to(folder / "circle")
+    (folder / "file.txt").symlink_to(other / "deep" / "x.txt")
+    plain = {"b.txt", "a/z.md", "a/b/c.py", "a.b/c.txt", "A.txt", "é.jsonl", ".hidden.txt", ".d/e.txt"}
+    assert sorted(under(folder)) == sorted(plain | {"link/deep/x.txt", "file.txt"})
+    (tmp_path / "door").symlink_to(folder)
+    assert sorted(under(tmp_path / "door")) == sorted(plain | {"link/deep/x.txt", "file.txt"})
+
+
+def test_what_is_no_file_is_not_read_and_a_link_to_nowhere_is_not_passed_over(folder):
+    os.mkfifo(folder / "pipe.txt")
+    assert "pipe.txt" not in under(folder)
+    (folder / "gone.txt").symlink_to(folder / "nowhere.txt")
+    assert "gone.txt" in under(folder)
+    before = inputs.fingerprint(folder)
+    with pytest.raises(FileNotFoundError, match="gone.txt"):
+        text.documents(str(folder))
+    (folder / "nowhere.txt").symlink_to(folder / "b.txt")
+    assert inputs.fingerprint(folder) != before
+
+
+def test_the_texts_of_a_corpus_are_those_of_its_files(folder, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "m.txt").write_text("more")
+    (folder / "link").symlink_to(tmp_path / "more")
+    read = [file.read_text() for file in inputs.files_of(folder) if file.suffix != ".jsonl"]
+    assert [each for each in text._all_documents(str(folder)) if each != "é.jsonl"] == read and "more" in read
+    assert text._all_documents(str(folder / "é.jsonl")) == ["é.jsonl"]
+
+
+def test_a_folder_is_known_by_names_and_contents_wherever_it_lies(folder, tmp_path):
+    before = inputs.fingerprint(folder)
+    moved = folder.rename(tmp_path / "moved")
+    assert inputs.fingerprint(moved) == before != inputs.fingerprint(moved, ())
+    (moved / "no.bin").write_text("changed")
+    assert inputs.fingerprint(moved) == before
+    (moved / "b.txt").write_text("swapped"), (moved / "A.txt").write_text('{"text": "b.txt"}')
+    assert inputs.fingerprint(moved) != before
+
+
+def test_a_large_file_is_known_by_its_size_its_time_and_its_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(inputs, "WHOLE", 10)
+    monkeypatch.setattr(inputs, "MIB", 4)
+    file, seen = tmp_path / "large.bin", []
+
+    def known(content: str, time: int = 5) -> str:
+        file.write_text(content)
+        os.utime(file, ns=(time, time))
+        return inputs.fingerprint(file)
+
+    for content in ("0123456789ab", "x123456789ab", "0123456789ax", "0123456789abc"):
+        seen.append(known(content))
+    seen.append(known("0123456789ab", time=6))
+    assert len(set(seen)) == 5 and known("0123456789ab") == seen[0]
+    assert known("01234xx789ab") == seen[0], "the middle is read as well: then say so"
+    assert known("short") == known("short", time=6) != known("shorT")
+
+
+def test_a_hash_is_kept_while_the_file_is_not_touched(tmp_path, monkeypatch):
+    file, reads, sha256 = tmp_path / "a.txt", [], inputs.files.sha256
+    file.write_text("a")
+    monkeypatch.setattr(inputs.files, "sha256", lambda path: reads.append(path) or sha256(path))
+    now = inputs.time.time_ns()
+    before = inputs.fingerprint(file), inputs.fingerprint(file)
+    assert len(reads) == 2, "it was written just now"
+    monkeypatch.setattr(inputs.time, "time_ns", lambda: now + 10**10)
+    after = [inputs.fingerprint(file) for _ in range(5)]
+    assert len(reads) == 3 and {*before, *after} == {before[0]}
+    file.write_text("b")
+    assert inputs.fingerprint(file) != before[0]
+
+
+@pytest.mark.parametrize(
+    "value, mark, expected",
+    [
+        ("prose", "a corpus", None),
+        ("code", "a corpus", None),
+        ("hf:some/set", "a corpus", "c" * 12),
+        ("hf:other/set", "a corpus", "unknown"),
+        ("corpus", "a corpus", "sha256"),
+        ("", "a model", None),
+        ("corpus", "a model", "sha256"),
+        ("some/model", "a model", "a" * 12),
+        ("other/model", "a model", "unknown"),
+        ("corpus/b.txt", None, "sha256"),
+        ("corpus", None, "sha256"),
+        ("corpus/nothing", None, None),
+        ("svd", ("svd", "zeros"), None),
+        ("", None, None),
+        (".", None, None),
+        ("/", None, None),
+        ("../..", None, None),
+        ("~nobody/x", None, None),
+        ("x" * 5000, None, None),
+        ("a\0b", None, None),
+        ("\ud800", None, None),
+    ],
+)
+def test_what_a_value_points_at(value, mark, expected, folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("NBLIB_NOTEBOOKS", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name, commit in {"models--some--model": "a", "datasets--some--set": "c"}.items():
+        (tmp_path / "hub" / name / "refs").mkdir(parents=True)
+        (tmp_path / "hub" / name / "refs" / "main").write_text(commit * 40 + "\n")
+    found = inputs.named(value, mark)
+    assert found == expected or (expected == "sha256" and re.fullmatch(r"sha256:[0-9a-f]{16}", found))
+    if found and found.startswith("sha256"):
+        (folder / "no.bin").write_text("changed")  # a corpus has no such files, a model or an unknown folder may
+        assert (inputs.named(value, mark) != found) == (value == "corpus" and mark != "a corpus")
+
+
+def test_where_a_value_points(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBLIB_NOTEBOOKS", str(tmp_path))
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert inputs.resolve("a/b.txt") == tmp_path / "a/b.txt" and inputs.resolve("/a") == Path("/a")
+    assert inputs.resolve("~/a") == Path("/home/someone/a") and inputs.resolve("a~") == tmp_path / "a~"
+
+
+@pytest.fixture
+def clean():
+    inputs.versions.cache_clear()
+    yield
+    inputs.versions.cache_clear()
+
+
+def test_versions_are_those_of_all_that_the_lock_names(clean):
+    lock, found = (paths.root() / "requirements.lock").read_text(), inputs.versions()
+    assert list(found)[0] in inputs.FIRST and len(found) > 100 and "pip" not in found
+    assert {"python", "torch", "transformers", "numpy", "tokenizers", "jupyterlab", "safetensors"} <= found.keys()
+    for name, version in found.items():
+        assert name == "python" or f"\n{name}=={version.partition('+')[0]}" in f"\n{lock}"
+
+
+def test_without_a_lock_all_that_is_installed_counts(clean, tmp_path, monkeypatch):
+    listed = inputs.versions()
+    inputs.versions.cache_clear()
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    assert {re.sub("[-_.]+", "-", name).lower() for name in inputs.versions()} >= listed.keys()
+    assert any(re.sub("[-_.]+", "-", name).lower() == "pip" for name in inputs.versions())
+
+
+def test_threads_are_those_asked_for(monkeypatch):
+    for name in inputs.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    assert inputs.threads() == {"OMP_NUM_THREADS": "auto", "MKL_NUM_THREADS": "auto"}
+    monkeypatch.setenv("OMP_NUM_THREADS", " 4 ")
+    assert inputs.threads()["OMP_NUM_THREADS"] == "4"
