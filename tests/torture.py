@@ -79,7 +79,7 @@ SHORT = {
     ),
     "04_loop_and_recovery": (
         "overfit_steps=60 stop_at=2 resume_steps=4 item_ms=0.5 workers=1",
-        ("data.ends(", "loop.trained(", '"P39", "broken"]', "nan_in_mid_run", "on_disk()", "resume_mixture", "damaged_folder"),
+        ("data.ends(", "loop.trained(", '"P39"', "nan_in_mid_run", "on_disk()", "resume_mixture", "damaged_folder"),
     ),
     "05_doctor": (
         "steps=3 rates=1e-4,1e-2 shadow_steps=4 learned_steps=2",
