@@ -95,7 +95,7 @@ def test_every_job_is_the_one_that_its_resume_command_makes(workbook):
         ("sizes: [[1], 2]\n", "", "'sizes' is 2, but it must be of type list[int]"),
         ("sizes: [[1], [2, 99]]\n", "", "'sizes' is [2, 99], allowed: 1 .. 9"),
         ("sizes: [[[1]], [2]]\n", "", "line 1: the mapping must be flat"),
-        ("sizes: &a [*a, [1]]\n", "", "line 1: the mapping must be flat"),
+        ("sizes: &a [*a, [1]]\n", "", "line 1: a value is what it looks like: no tag"),
         ("rank: [{a: 1}]\n", "", "line 1: the mapping must be flat"),
         ("rank: [2, [3]]\n", "", "'rank' is [3], but it must be of type int"),
         ("rank: [2, 3]\nrank: 4\n", "", "'rank' is given twice"),
