@@ -92,7 +92,7 @@ def test_the_seed_decides_every_kill():
 def test_the_short_notebooks_are_of_the_notebooks_as_they_are(name, tmp_path):
     """A cut that no cell answers to is one that a change of the notebook has made useless."""
     words, cut = torture.SHORT[name]
-    torture.write_short(name, tmp_path)
+    torture.write_short(torture.NOTEBOOKS / f"{name}.ipynb", tmp_path)
     whole, short = parameters.cells(torture.NOTEBOOKS / f"{name}.ipynb"), parameters.cells(tmp_path / f"{name}.ipynb")
     assert [text for text in cut if not any(text in cell["source"] for cell in whole)] == []
     assert "run.result(" in short[-1]["source"] or "run.finish(" in short[-1]["source"]

@@ -38,9 +38,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).resolve().parent
-NOTEBOOKS = HERE.parent / "notebooks"
-JOB, NBLIB = [sys.executable, str(HERE / "torture_jobs.py")], [sys.executable, "-m", "nblib.cli"]
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = ROOT / "notebooks"
+SOURCES = ("nblib", "notebooks", "doctor", "tests")
+JOB, NBLIB = [sys.executable, "-m", "torture_jobs"], [sys.executable, "-m", "nblib.cli"]
 MARK = "NBLIB_TORTURE"  # an environment variable, by which every process of a chain is known
 PATIENCE = 30  # seconds that a process may outlive its chain
 RUN = "[0-9]*-[0-9]*-*"
@@ -78,7 +79,7 @@ SHORT = {
     ),
     "04_loop_and_recovery": (
         "overfit_steps=60 stop_at=2 resume_steps=4 item_ms=0.5 workers=1",
-        ("data.ends(", "loop.trained(", '"P39", "broken"]', "nan_in_mid_run", "on_disk()", "resume_mixture", "damaged_folder"),
+        ("data.ends(", "loop.trained(", '"P39"', "nan_in_mid_run", "on_disk()", "resume_mixture", "damaged_folder"),
     ),
     "05_doctor": (
         "steps=3 rates=1e-4,1e-2 shadow_steps=4 learned_steps=2",
@@ -174,13 +175,13 @@ class World:
     """The folders and the processes of one chain."""
 
     def __init__(self, folder: Path, target: str, store: Path | None, stop: threading.Event):
-        self.folder, self.target, self.stop = folder, target, stop
+        self.folder, self.target, self.stop, self.source = folder, target, stop, folder.parent / "source"
         for name in ("notebooks", "parameters", "outputs", "tmp"):
             (folder / name).mkdir(parents=True)
         if store and target != "base":
             shutil.copytree(store, folder / "store")
-        if (NOTEBOOKS / f"{target}.ipynb").exists():
-            write_short(target, folder / "notebooks")
+        if (notebook := self.source / "notebooks" / f"{target}.ipynb").exists():
+            write_short(notebook, folder / "notebooks")
         else:
             write_notebook(folder / "notebooks" / "tiny.ipynb", TINY)
             (folder / "parameters" / "tiny.sweep.yaml").write_text("lr: [0.01, 0.02]\nsize: 16\n")
@@ -203,7 +204,9 @@ class World:
         folders |= {"NBLIB_BASE": str(self.folder / "store"), "TMPDIR": str(tmp or self.folder / "tmp")}
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
-        return Attempt(self, os.environ | folders | threads | offline | {MARK: str(self.folder)})
+        places = [str(self.source / name) for name in ("", "notebooks", "doctor", "tests")]
+        python = {"PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
+        return Attempt(self, os.environ | folders | threads | offline | python | {MARK: str(self.folder)})
 
     def pause(self, seconds: float) -> None:
         if self.stop.is_set():
@@ -313,7 +316,10 @@ class Campaign:
         self.straights: dict[str, Straight | Fault] = {}
 
     def prepare(self) -> None:
-        """The store that every world gets a copy of: corpora and a small base model."""
+        """A copy of the sources, because somebody may be editing them, and of the store that every world begins with:
+        corpora and a small base model."""
+        for name in SOURCES:
+            shutil.copytree(ROOT / name, self.folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
         world = World(self.folder / "made", "store", None, self.stop)
         attempt = world.start()
         try:
@@ -368,6 +374,7 @@ class Campaign:
                     self._compare(world, straight)
                 finally:
                     world.kill_all()
+                shutil.rmtree(world.folder)
                 if not left:
                     break
         except Fault as fault:
@@ -481,16 +488,16 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def write_short(name: str, folder: Path) -> None:
+def write_short(notebook: Path, folder: Path) -> None:
     """The notebook without its demonstrations."""
-    cut, sources = SHORT.get(name, ("", ()))[1], []
-    for cell in json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]:
+    cut, sources = SHORT.get(notebook.stem, ("", ()))[1], []
+    for cell in json.loads(notebook.read_text())["cells"]:
         source, tags = "".join(cell["source"]), cell["metadata"].get("tags", [])
         if cell["cell_type"] == "code" and "nbval-check-output" not in tags and not any(text in source for text in cut):
             for text, other in INSTEAD.items():
                 source = source.replace(text, other)
             sources.append(source)
-    write_notebook(folder / f"{name}.ipynb", sources)
+    write_notebook(folder / notebook.name, sources)
 
 
 def write_notebook(path: Path, sources: Sequence[str]) -> None:
@@ -617,7 +624,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME", help="a notebook or another target, or 'chain 17'")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="chains side by side (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came out here, too")
-    parser.add_argument("--keep", action="store_true", help="leave the worlds where they are, to look at")
+    parser.add_argument("--keep", action="store_true", help="leave the worlds that differ, to look at")
     options = parser.parse_args()
     if not options.only.startswith("chain ") and not any(chosen(n, options.only) for n in range(len(cycle()))):
         parser.error(f"--only {options.only}: there are {', '.join(dict.fromkeys(name for name, _ in cycle()))}")

@@ -7,7 +7,7 @@ lock, the threads that are asked for, and another store of base models. Its key 
 key would give one result, so a done run is not repeated and an interrupted one can be continued where it stopped; `why`
 says what differs. The machine that plans is in no key: a batch planned on a login node is the same batch where it runs.
 
-A parameter marked [secret] is no input, and stands neither in the key nor in the command that continues the run.
+A parameter marked [secret] is no input: what it opens is one, and a new token repeats nothing.
 
 Footgun: `device=auto` is one key on every machine, so a run that is done on a CPU is skipped where there is a card;
 ask for `device=cuda`. A new message of an error repeats nothing either: a stored output may show the old one.
@@ -176,12 +176,10 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     for text in overrides:
         values |= parameters.check(known, dict([parameters.parse_assignment(text, known)]), f"-p {text}")
     everything = {name: parameter.default for name, parameter in known.items()} | values
-    shown = {name: value for name, value in everything.items() if known[name].allowed != "secret"}
-    told = [text for text in overrides if text.partition("=")[0] in shown]
     resume = ["nblib", "run", name, *(["--profile", profile] if profile else [])]
-    for option, given in (("-f", files), ("-p", told)):
+    for option, given in (("-f", files), ("-p", overrides)):
         resume += [part for each in given for part in (option, str(each))]
-    parts = _values(known, shown) | inputs.versions() | inputs.threads() | (code or _code(name))
+    parts = _values(known, everything) | inputs.versions() | inputs.threads() | (code or _code(name))
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return Job(name, path, values, everything, parts, key, shlex.join(resume))
 
@@ -201,9 +199,11 @@ def _code(name: str) -> dict[str, str]:
 
 
 def _values(known: Mapping[str, parameters.Parameter], values: Mapping[str, Any]) -> dict[str, str]:
-    """Each parameter, and what each points at."""
+    """Each parameter that a result may hang on, and what each points at."""
     parts = {}
     for name, value in values.items():
+        if known[name].allowed == "secret":
+            continue
         spelled = parameters.spell(value)
         parts[f"parameter {name}"] = spelled if len(spelled) <= LONG else _hash(spelled)
         for text in value if isinstance(value, list) else [value]:

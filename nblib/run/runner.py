@@ -168,7 +168,7 @@ def _records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]
 def _newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | None:
     """The newest run of the job that counts; says of others why they do not."""
     for folder, facts, wrong in _records(job.notebook):
-        if wrong is None and not _same(job, facts):
+        if wrong is None and not planning.same(job, facts):
             continue
         wrong = wrong or _other_base(folder)
         if facts.get("status") == "done" and not runs.is_done(folder):
@@ -179,12 +179,8 @@ def _newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | No
     return None
 
 
-# MERGE keys
-_same = getattr(planning, "same", lambda job, record: record.get("key") == job.key)
-
-
 def _other_base(folder: Path) -> str | None:
-    """Whether the base model that a run loaded (its base.json) is another one than is in the store, if one is there."""
+    """Why the base model that a run loaded (its base.json) is not the one in the store, if one is there."""
     try:
         loaded = files.read_json(folder / "base.json")
     except files.Unreadable as error:
@@ -230,7 +226,7 @@ def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path
 
 def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Path:
     """The folder, after what is known of the run was written into it."""
-    facts = {"notebook": job.notebook, "key": job.key, "inputs": getattr(job, "inputs", {}), "status": "running"}
+    facts = {"notebook": job.notebook, "key": job.key, "inputs": job.inputs, "status": "running"}
     facts |= {"runner": os.getpid(), "attempts": attempts, "started": time.time(), "command": job.resume}
     try:
         runs.note(folder, facts | ({"forced": True} if force else {}))
@@ -246,12 +242,12 @@ def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Pat
 
 def _why(job: Job) -> str:
     """What changed since the newest finished run with the job's parameters; empty when there is none."""
-    now = getattr(job, "inputs", {})
+    now = job.inputs
     asked = {part: value for part, value in now.items() if part.startswith("parameter ")}
     for _, facts, _ in _records(job.notebook):
         before = facts.get("inputs")
         if facts.get("status") == "done" and before and all(before.get(p, v) == v for p, v in asked.items()):
-            return getattr(planning, "why", lambda *_: "")(before, now)  # MERGE keys
+            return planning.why(before, now)
     return ""
 
 

@@ -64,15 +64,14 @@ def plan(notebook: str, *, file: str | None = None, profile: str | None = None, 
     if not varied:
         raise ParameterError(f"{paths.short(path)}: nothing varies; write {FORMS}.")
     if secret := [n for n in varied if known[n].allowed == "secret"]:
-        raise ParameterError(f"{paths.short(path)}: '{secret[0]}' is secret and cannot vary: the table would show it.")
+        raise ParameterError(f"{paths.short(path)}: '{secret[0]}' is secret and cannot vary: no result hangs on it.")
     if size > LIMIT:
         raise ParameterError(f"{paths.short(path)}: {size} combinations, allowed: {LIMIT}.")
     grid = [dict(zip(values, combination)) for combination in itertools.product(*values.values())]
     texts = [[parameters.assignment(n, value) for n, value in combination.items()] for combination in grid]
     planned = jobs.variants(name, texts, profile=profile)
     command = ["nblib", "sweep", name, "-f", paths.short(path), *(["--profile", profile] if profile else [])]
-    told = [text for text in overrides if known[text.partition("=")[0]].allowed != "secret"]
-    command += [part for text in told for part in ("-p", text)]
+    command += [part for text in overrides for part in ("-p", text)]
     labels = [", ".join(f"{n} {brief(combination[n])}" for n in varied) for combination in grid]
     labelled = [job._replace(label=f"{n} of {size}: {t}") for n, (job, t) in enumerate(zip(planned, labels), start=1)]
     return Sweep(name, shlex.join(command), varied, labelled)
@@ -148,7 +147,7 @@ def rows(sweep: Sweep, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def _facts(folder: Path, seconds: float) -> dict[str, Any]:
     """What a finished run says of itself; Unreadable when a file is not what the run wrote."""
-    if problem := getattr(runs, "problem", lambda folder: None)(folder):
+    if problem := runs.problem(folder):
         raise files.Unreadable(problem)
     seconds = files.read_json(folder / "run.json").get("seconds", seconds)
     facts = {"status": "done", "seconds": seconds, "environment": _environment(folder)}
@@ -178,9 +177,8 @@ def write(sweep: Sweep, rows: Sequence[dict[str, Any]]) -> tuple[Path, Path]:
     stem = next(stem for stem in stems if not (folder / f"{stem}.json").exists())
     environment = next((row["environment"] for row in rows if row.get("environment")), {})
     plain = [{k: v for k, v in row.items() if k != "environment" or v not in ({}, environment)} for row in rows]
-    job, varied = sweep.jobs[0], sweep.varied
-    fixed = {n: v for n, v in job.parameters.items() if n not in varied and f"parameter {n}" in job.inputs}  # no secret
-    facts = {"notebook": sweep.notebook, "command": sweep.command, "varied": varied, "fixed": fixed}
+    fixed = {name: value for name, value in sweep.jobs[0].parameters.items() if name not in sweep.varied}
+    facts = {"notebook": sweep.notebook, "command": sweep.command, "varied": sweep.varied, "fixed": fixed}
     lines = io.StringIO()
     for line in _grid(sweep, rows, _scalars(rows)):
         texts = (value if type(value) in (int, float) else brief(value) for value in line)  # all digits of a number

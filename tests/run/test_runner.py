@@ -275,7 +275,8 @@ def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkey
     popen = subprocess.Popen
     program = "import time\nprint('base model: step 1 of 2', flush=True)\ntime.sleep(60)"
     monkeypatch.setattr(runner.subprocess, "Popen", lambda _, **o: popen([sys.executable, "-c", program], **o))
-    threading.Timer(1.5, os.kill, [os.getpid(), signal.SIGINT]).start()
+    monkeypatch.setattr(runner, "gpus", lambda: [])  # it would ask by Popen too
+    threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start()
     outcomes = runner.run(jobs.plan(jobs.names()), jobs_at_once=2)
     assert [outcome.status for outcome in outcomes] == ["stopped", "stopped"] and runner.exit_code(outcomes) == 130
     printed = capfd.readouterr()

@@ -95,7 +95,7 @@ def test_every_job_is_the_one_that_its_resume_command_makes(workbook):
         ("sizes: [[1], 2]\n", "", "'sizes' is 2, but it must be of type list[int]"),
         ("sizes: [[1], [2, 99]]\n", "", "'sizes' is [2, 99], allowed: 1 .. 9"),
         ("sizes: [[[1]], [2]]\n", "", "line 1: the mapping must be flat"),
-        ("sizes: &a [*a, [1]]\n", "", "line 1: the mapping must be flat"),
+        ("sizes: &a [*a, [1]]\n", "", "line 1: a value is what it looks like: no tag"),
         ("rank: [{a: 1}]\n", "", "line 1: the mapping must be flat"),
         ("rank: [2, [3]]\n", "", "'rank' is [3], but it must be of type int"),
         ("rank: [2, 3]\nrank: 4\n", "", "'rank' is given twice"),
@@ -237,6 +237,7 @@ def test_one_bad_file_is_one_bad_row(workbook, file, content):
     assert file in rows[1]["sentence"] and len(rows[1]["sentence"].splitlines()) == 1
     table = sweep.text(planned, rows)
     assert "unreadable" in table and f"run-1: {rows[1]['sentence']}" in table.splitlines()
+    assert "unknown result 'no'" in sweep.text(planned, rows, show=["no"])
     kept = json.loads(sweep.write(planned, rows)[0].read_text())
     assert kept["rows"][1]["sentence"] == rows[1]["sentence"] and kept["environment"] == {"commit": "a"}
     if file == "environment.json":  # a failed run stays one, and says both
