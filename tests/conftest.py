@@ -10,6 +10,7 @@ os.environ.setdefault("NBLIB_BASE", os.path.join(os.path.dirname(os.path.dirname
 STORE = os.environ["NBLIB_BASE"]
 os.environ["NBLIB_OUTPUTS"] = tempfile.mkdtemp(prefix="nblib-tests-")
 os.environ["NBLIB_HEADLESS"] = "1"
+os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(os.environ["NBLIB_OUTPUTS"], "hypothesis")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

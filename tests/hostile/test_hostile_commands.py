@@ -6,6 +6,9 @@ from attack import attack, done, plant, refused
 
 from nblib.run import parameters
 
+pytestmark = pytest.mark.slow  # not one of them, all together
+
+
 LONG = "x" * 5000
 MORE = """title: str = "a"  # words
 names: list[str] = ["a"]  # more words

@@ -16,6 +16,9 @@ from nblib.methods import teacher_cache
 from nblib.run import parameters
 from nblib.run.parameters import ParameterError
 
+pytestmark = pytest.mark.slow  # not one of them, all together
+
+
 # The same examples each time: a failure here is found before a merge and not by chance after it.
 FUZZ = settings(
     max_examples=300, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)

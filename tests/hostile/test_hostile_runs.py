@@ -11,6 +11,9 @@ from attack import attack, done, plant
 
 from nblib.run import jobs, report
 
+pytestmark = pytest.mark.slow  # not one of them, all together
+
+
 DEEP = b'{"a": ' * 900 + b"1" + b"}" * 900
 CONTENTS = [  # of a JSON file; True where nothing of it can be used
     (b"", True),
