@@ -13,10 +13,11 @@ from pathlib import Path
 import kill_stages
 import nbformat
 import pytest
+from conftest import FP32
 from small_notebooks import files, steady_workbook
 
 from lessons import muon_race
-from nblib import models, text
+from nblib import models, text, train
 from nblib.run import jobs, runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.base, pytest.mark.kernel]
@@ -40,9 +41,13 @@ TIMES = ("tokens per second", "seconds", "share of the time", "eval_tokens_per_s
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """A model in place of the base model, where a notebook takes one: two layers, nothing learned."""
-    folder, tokenizer = tmp_path_factory.mktemp("model"), text.train_tokenizer(text.documents("prose"))
-    for part in (models.tiny(len(tokenizer), hidden=64, layers=2, heads=2), tokenizer):
+    """A model in place of the base model, where a notebook takes one: it has learned a little in seconds."""
+    folder, documents = tmp_path_factory.mktemp("model"), text.documents("prose")
+    tokenizer = text.train_tokenizer(documents)
+    model = models.tiny(len(tokenizer), hidden=64, layers=2, heads=2)
+    batches = text.Batches(text.encode(documents[:40], tokenizer), rows=8, length=64)
+    train.fit(model, batches, train.adamw(model, lr=1e-2), total=60, machine=FP32)
+    for part in (model, tokenizer):
         part.save_pretrained(folder)
     return folder
 
