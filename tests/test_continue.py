@@ -13,15 +13,17 @@ from pathlib import Path
 import kill_stages
 import nbformat
 import pytest
+from conftest import FP32
 from small_notebooks import files, steady_workbook
 
 from lessons import muon_race
+from nblib import models, text, train
 from nblib.run import jobs, runner
 
 pytestmark = [pytest.mark.slow, pytest.mark.base, pytest.mark.kernel]
 
 SHORT = {
-    "10_lrc": dict(steps=10, rows=2, length=32, short_steps=4, eval_rows=8, quick_rows=4),
+    "10_lrc": dict(steps=10, rows=2, length=32, short_steps=4, eval_rows=8, quick_rows=4, percent=25.0),
     "11_ard_lora": dict(
         steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept="[0.5]"
     ),
@@ -31,19 +33,32 @@ SHORT = {
 # trained by the same lines as one that is killed: left alone
 ALIKE = {"short_logits", "short_hidden", "live_teacher"}
 ALIKE |= {f"32_largest_tail_{way}" for way in ("drawn", "bucket", "none")}
-ALIKE |= {"suspects/" + "+".join(names).replace(" ", "_") for names in muon_race.combinations()[2:]} | {
-    "suspects/healthy"
-}
+SUSPECTS = [("healthy",), *muon_race.combinations()[2:]]
+ALIKE |= {"suspects/" + "+".join(names).replace(" ", "_") for names in SUSPECTS}
 # a table that holds one of these is about time, which no run repeats; progress is of the steps that one kernel made
 TIMES = ("tokens per second", "seconds", "share of the time", "eval_tokens_per_s", ": step ")
 
 
-def through(name: str, outputs: Path, monkeypatch, kills: list[str] = ()) -> Path:
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A model in place of the base model, where a notebook takes one: it has learned a little in seconds."""
+    folder, documents = tmp_path_factory.mktemp("model"), text.documents("prose")
+    tokenizer = text.train_tokenizer(documents)
+    model = models.tiny(len(tokenizer), hidden=64, layers=2, heads=2)
+    batches = text.Batches(text.encode(documents[:40], tokenizer), rows=8, length=64)
+    train.fit(model, batches, train.adamw(model, lr=1e-2), total=60, machine=FP32)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def through(name: str, model: Path, outputs: Path, monkeypatch, kills: list[str] = ()) -> Path:
     """The folder of a run of the notebook that is killed at each of the places and then gets to its end."""
     monkeypatch.setenv("NBLIB_OUTPUTS", str(outputs))
     monkeypatch.setenv(kill_stages.KILLS, str(outputs / "kills"))
     kill_stages.plan(list(kills))
-    job = jobs.plan([name], overrides=[f"{key}={value}" for key, value in SHORT[name].items()])
+    values = SHORT[name] | ({} if name.startswith("12") else {"model": model})
+    job = jobs.plan([name], overrides=[f"{key}={value}" for key, value in values.items()])
     for n, place in enumerate(kills):
         (outcome,) = runner.run(job)
         assert outcome.status == "failed" and "SIGKILL" in outcome.sentence, f"at '{place}': {outcome.sentence}"
@@ -71,19 +86,19 @@ def same(folder: Path, straight: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_killed_anywhere_and_continued_it_is_the_straight_run(name, tmp_path, monkeypatch):
+def test_killed_anywhere_and_continued_it_is_the_straight_run(name, small, tmp_path, monkeypatch):
     steady_workbook(tmp_path, monkeypatch)
     kill_stages.write(name, tmp_path / "notebooks")
     path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
-    straight = through(name, tmp_path / "straight", monkeypatch)
+    straight = through(name, small, tmp_path / "straight", monkeypatch)
     saved = kill_stages.stages()
     trained = {stage: steps for stage, steps in saved.items() if not stage.startswith("resume/")}
     assert all(len(steps) > 1 for steps in trained.values()), f"no checkpoint in the middle of a stage: {saved}"
     kills = [f"before {stage} {steps[1]}" for stage, steps in trained.items() if stage not in ALIKE]
     first = next(iter(trained))
     kills.insert(1, f"after {first} {trained[first][-1]}")
-    same(through(name, tmp_path / "chain", monkeypatch, kills), straight)
+    same(through(name, small, tmp_path / "chain", monkeypatch, kills), straight)
     last = f"before resume/stopped {saved['resume/stopped'][-1]}"
-    same(through(name, tmp_path / "once", monkeypatch, [last]), straight)
+    same(through(name, small, tmp_path / "once", monkeypatch, [last]), straight)
