@@ -294,6 +294,7 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.flush()
             record = _relay(process.stdout, words, job.notebook, prefix=bool(share))
             process.wait()
         live.remove(process)
