@@ -566,29 +566,26 @@ def _difference(straight: Any, here: Any) -> str:
 
 
 def run(campaign: Campaign, kills: int, only: str, at_once: int, results: list[Result]) -> None:
-    """Chains side by side until so many kills have fallen."""
+    """Chains side by side until so many kills have fallen, or somebody asks to stop."""
     wanted = (n for n in itertools.count() if chosen(n, only))
     numbers = iter([int(only.split()[1])]) if only.startswith("chain ") else wanted
     flying: dict[Future, int] = {}
     with ThreadPoolExecutor(at_once) as pool:
-        try:
-            campaign.prepare()
-            while True:
-                # one that failed has spent what was planned: a command that never runs must not be tried for ever
-                spent = [len(plan(campaign.seed, r.chain)[1]) if r.faults else max(r.kills, 1) for r in results]
-                spent += [len(plan(campaign.seed, number)[1]) for number in flying.values()]
-                more = sum(spent) < kills and len(flying) < at_once
-                if more and (number := next(numbers, None)) is not None:
-                    flying[pool.submit(campaign.chain, number)] = number
-                    continue
-                if not flying:
-                    return
-                for future in wait(flying, return_when=FIRST_COMPLETED).done:
-                    del flying[future]
+        while True:
+            # one that failed has spent what was planned: a command that never runs must not be tried for ever
+            spent = [len(plan(campaign.seed, r.chain)[1]) if r.faults else max(r.kills, 1) for r in results]
+            spent += [len(plan(campaign.seed, number)[1]) for number in flying.values()]
+            more = sum(spent) < kills and len(flying) < at_once and not campaign.stop.is_set()
+            if more and (number := next(numbers, None)) is not None:
+                flying[pool.submit(campaign.chain, number)] = number
+                continue
+            if not flying:
+                return
+            for future in wait(flying, timeout=1, return_when=FIRST_COMPLETED).done:
+                del flying[future]
+                with contextlib.suppress(Ended):
                     results.append(future.result())
                     tell(results[-1])
-        finally:
-            campaign.stop.set()  # the pool waits for its threads
 
 
 def chosen(number: int, only: str) -> bool:
@@ -630,17 +627,19 @@ def main() -> int:
         parser.error(f"--only {options.only}: there are {', '.join(dict.fromkeys(name for name, _ in cycle()))}")
     # the kernels' sockets lie in it, and their names may not be long
     place = Path(tempfile.mkdtemp(prefix="nblib-torture-", dir="/tmp" if len(tempfile.gettempdir()) > 20 else None))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    began, campaign, results, stopped = time.monotonic(), Campaign(place, options.seed), [], False
+    began, campaign, results = time.monotonic(), Campaign(place, options.seed), []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: campaign.stop.set())
     print(f"torture: {options.kills} kills, seed {options.seed}, in {place}", flush=True)
     try:
-        run(campaign, options.kills, options.only, options.jobs, results)
-    except KeyboardInterrupt:
-        stopped = True
-        print("torture: stopped; this is what is known", flush=True)
+        with contextlib.suppress(Ended):
+            campaign.prepare()
+            run(campaign, options.kills, options.only, options.jobs, results)
     finally:
         if not options.keep:
             shutil.rmtree(place, ignore_errors=True)
+    if campaign.stop.is_set():
+        print("torture: stopped; this is what is known")
     rows, faults = table(results), [(r.chain, r.target, *fault) for r in results for fault in r.faults]
     widths = [max(map(len, column)) for column in zip(*rows)]
     print("\n" + "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)) for row in rows))
@@ -653,7 +652,7 @@ def main() -> int:
         facts = {"seed": options.seed, "minutes": minutes, "table": rows, "chains": [vars(r) for r in results]}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(facts, indent=1))
-    return 130 if stopped else 1 if faults else 0
+    return 130 if campaign.stop.is_set() else 1 if faults else 0
 
 
 if __name__ == "__main__":
