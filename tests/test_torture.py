@@ -31,7 +31,7 @@ for step in range(first, 40):
 (folder / "result.json").write_text(json.dumps({"steps": RESULT, "seconds": time.time()}))
 """
 RIGHT = {"AT FIRST": "", "RESULT": "first + steps"}
-KILLS = [torture.Kill("cell", 0.6, 0.5, 1, "runner", 0.0, True)] * 2  # in the middle of the counting
+KILLS = [torture.Kill("cell", 0.6, 0.3, 1, "runner", 0.0, True)] * 2  # a third of the way, twice
 
 
 def campaign(tmp_path: Path, monkeypatch, **changes: str) -> torture.Result:
