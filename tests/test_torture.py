@@ -31,7 +31,7 @@ for step in range(first, 40):
 (folder / "result.json").write_text(json.dumps({"steps": RESULT, "seconds": time.time()}))
 """
 RIGHT = {"AT FIRST": "", "RESULT": "first + steps"}
-KILLS = [torture.Kill("cell", 0.6, 0.5, 1, "runner", 0.0, True)] * 2  # in the middle of the counting
+KILLS = [torture.Kill("cell", 0.6, 0.3, 1, "runner", 0.0, True)] * 2  # a third of the way, twice
 
 
 def campaign(tmp_path: Path, monkeypatch, **changes: str) -> torture.Result:
@@ -40,7 +40,7 @@ def campaign(tmp_path: Path, monkeypatch, **changes: str) -> torture.Result:
     for text, replacement in (RIGHT | {name.replace("_", " "): change for name, change in changes.items()}).items():
         source = source.replace(text, replacement)
     (tmp_path / "job.py").write_text(source)
-    monkeypatch.setattr(torture, "JOB", [sys.executable, str(tmp_path / "job.py")])
+    monkeypatch.setattr(torture, "JOBS", tmp_path / "job.py")
     monkeypatch.setattr(torture, "plan", lambda seed, number: ("job", list(KILLS)))
     monkeypatch.setattr(torture, "PATIENCE", 0.5)
     return torture.Campaign(tmp_path / "worlds", 0).chain(0)

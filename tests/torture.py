@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 SOURCES = ("nblib", "notebooks", "doctor", "tests")
-JOB, NBLIB = [sys.executable, "-m", "torture_jobs"], [sys.executable, "-m", "nblib.cli"]
+JOBS, NBLIB = "tests/torture_jobs.py", [sys.executable, "-m", "nblib.cli"]
 MARK = "NBLIB_TORTURE"  # an environment variable, by which every process of a chain is known
 PATIENCE = 30  # seconds that a process may outlive its chain
 RUN = "[0-9]*-[0-9]*-*"
@@ -55,7 +55,7 @@ VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and whi
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
 CYCLE = """
-    13:5 12:5 adamw:4 cache:4 records:4 base:3 sweep:3 refresh:2
+    13:4 12:4 adamw:5 cache:5 records:5 base:3 sweep:2 refresh:2
     10:5 11:5 00:4 muon:5 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
     12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 13:5 records:8 muon:6 12:5
     00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 refresh:5
@@ -191,7 +191,7 @@ class World:
         if self.target in ("sweep", "refresh", "run"):
             return [*NBLIB, self.target, "tiny"]
         if not (notebook := self.folder / "notebooks" / f"{self.target}.ipynb").exists():
-            return [*JOB, self.target, str(self.folder / "outputs" / "job")]
+            return [sys.executable, str(self.source / JOBS), self.target, str(self.folder / "outputs" / "job")]
         words = SHORT.get(self.target, ("", ()))[0].split()
         words += ["precision=fp32"] if "precision: str" in notebook.read_text() else []
         return [*NBLIB, "run", self.target, *(part for word in words for part in ("-p", word))]
@@ -204,9 +204,9 @@ class World:
         folders |= {"NBLIB_BASE": str(self.folder / "store"), "TMPDIR": str(tmp or self.folder / "tmp")}
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
-        places = [str(self.source / name) for name in ("", "notebooks", "doctor", "tests")]
-        python = {"PYTHONPATH": os.pathsep.join([*places, os.environ.get("PYTHONPATH", "")])}
-        return Attempt(self, os.environ | folders | threads | offline | python | {MARK: str(self.folder)})
+        python = {"PYTHONPATH": os.pathsep.join(str(self.source / name) for name in ("", "notebooks", "doctor"))}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("NBLIB_")}
+        return Attempt(self, inherited | folders | threads | offline | python | {MARK: str(self.folder)})
 
     def pause(self, seconds: float) -> None:
         if self.stop.is_set():
@@ -371,11 +371,12 @@ class Campaign:
                 try:
                     self._kill_and_go_on(world, straight, left, result)
                     world.refuse_orphans(PATIENCE)
-                    self._compare(world, straight)
+                    result.faults += self._compare(world, straight)
                 finally:
                     world.kill_all()
-                shutil.rmtree(world.folder)
-                if not left:
+                if not result.faults:
+                    shutil.rmtree(world.folder)
+                if result.faults or not left:
                     break
         except Fault as fault:
             result.faults.append(fault.args)
@@ -402,17 +403,21 @@ class Campaign:
             if not kill.hurry:
                 world.refuse_orphans(90)
 
-    def _compare(self, world: World, straight: Straight) -> None:
-        if world.facts().keys() - straight.facts.keys():  # is it swept by what runs next?
+    def _compare(self, world: World, straight: Straight) -> list[tuple[str, str]]:
+        facts, faults = world.facts(), []
+        if facts.keys() - straight.facts.keys():  # is it swept by what runs next?
             world.grow_old()
             for run, tmp in ((world, None), (self.world(f"{world.folder.name}-later", "run"), world.folder / "tmp")):
-                run.start(tmp).ended(300)
-        facts = world.facts()
+                if (attempt := run.start(tmp)).ended(300):
+                    raise Fault("cannot go on", f"given once more after its end: {attempt.last_words}")
+            facts = world.facts()
         if left := sorted(facts.keys() - straight.facts.keys()):
-            raise Fault("left behind", ", ".join(left)[:500])
-        for name, value in straight.facts.items():
-            if facts.get(name) != value:
-                raise Fault("not equal", f"{name}: {_difference(value, facts.get(name))}")
+            faults.append(("left behind", ", ".join(left)[:500]))
+        differ = [name for name, value in straight.facts.items() if facts.get(name) != value]
+        if differ:
+            worst = differ[-1] if differ[0] == "run folders" and left else differ[0]
+            faults.append(("not equal", f"{worst}: {_difference(straight.facts[worst], facts.get(worst))}"))
+        return faults
 
 
 def plan(seed: int, number: int) -> tuple[str, list[Kill]]:
@@ -566,29 +571,26 @@ def _difference(straight: Any, here: Any) -> str:
 
 
 def run(campaign: Campaign, kills: int, only: str, at_once: int, results: list[Result]) -> None:
-    """Chains side by side until so many kills have fallen."""
+    """Chains side by side until so many kills have fallen, or somebody asks to stop."""
     wanted = (n for n in itertools.count() if chosen(n, only))
     numbers = iter([int(only.split()[1])]) if only.startswith("chain ") else wanted
     flying: dict[Future, int] = {}
     with ThreadPoolExecutor(at_once) as pool:
-        try:
-            campaign.prepare()
-            while True:
-                # one that failed has spent what was planned: a command that never runs must not be tried for ever
-                spent = [len(plan(campaign.seed, r.chain)[1]) if r.faults else max(r.kills, 1) for r in results]
-                spent += [len(plan(campaign.seed, number)[1]) for number in flying.values()]
-                more = sum(spent) < kills and len(flying) < at_once
-                if more and (number := next(numbers, None)) is not None:
-                    flying[pool.submit(campaign.chain, number)] = number
-                    continue
-                if not flying:
-                    return
-                for future in wait(flying, return_when=FIRST_COMPLETED).done:
-                    del flying[future]
+        while True:
+            # one that failed has spent what was planned: a command that never runs must not be tried for ever
+            spent = [len(plan(campaign.seed, r.chain)[1]) if r.faults else max(r.kills, 1) for r in results]
+            spent += [len(plan(campaign.seed, number)[1]) for number in flying.values()]
+            more = sum(spent) < kills and len(flying) < at_once and not campaign.stop.is_set()
+            if more and (number := next(numbers, None)) is not None:
+                flying[pool.submit(campaign.chain, number)] = number
+                continue
+            if not flying:
+                return
+            for future in wait(flying, timeout=1, return_when=FIRST_COMPLETED).done:
+                del flying[future]
+                with contextlib.suppress(Ended):
                     results.append(future.result())
                     tell(results[-1])
-        finally:
-            campaign.stop.set()  # the pool waits for its threads
 
 
 def chosen(number: int, only: str) -> bool:
@@ -630,17 +632,19 @@ def main() -> int:
         parser.error(f"--only {options.only}: there are {', '.join(dict.fromkeys(name for name, _ in cycle()))}")
     # the kernels' sockets lie in it, and their names may not be long
     place = Path(tempfile.mkdtemp(prefix="nblib-torture-", dir="/tmp" if len(tempfile.gettempdir()) > 20 else None))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    began, campaign, results, stopped = time.monotonic(), Campaign(place, options.seed), [], False
+    began, campaign, results = time.monotonic(), Campaign(place, options.seed), []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: campaign.stop.set())
     print(f"torture: {options.kills} kills, seed {options.seed}, in {place}", flush=True)
     try:
-        run(campaign, options.kills, options.only, options.jobs, results)
-    except KeyboardInterrupt:
-        stopped = True
-        print("torture: stopped; this is what is known", flush=True)
+        with contextlib.suppress(Ended):
+            campaign.prepare()
+            run(campaign, options.kills, options.only, options.jobs, results)
     finally:
         if not options.keep:
             shutil.rmtree(place, ignore_errors=True)
+    if campaign.stop.is_set():
+        print("torture: stopped; this is what is known")
     rows, faults = table(results), [(r.chain, r.target, *fault) for r in results for fault in r.faults]
     widths = [max(map(len, column)) for column in zip(*rows)]
     print("\n" + "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)) for row in rows))
@@ -653,7 +657,7 @@ def main() -> int:
         facts = {"seed": options.seed, "minutes": minutes, "table": rows, "chains": [vars(r) for r in results]}
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(facts, indent=1))
-    return 130 if stopped else 1 if faults else 0
+    return 130 if campaign.stop.is_set() else 1 if faults else 0
 
 
 if __name__ == "__main__":
