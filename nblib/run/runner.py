@@ -246,7 +246,11 @@ def _why(job: Job) -> str:
     asked = {part: value for part, value in now.items() if part.startswith("parameter ")}
     for _, facts, _ in _records(job.notebook):
         before = facts.get("inputs")
-        if facts.get("status") == "done" and before and all(before.get(p, v) == v for p, v in asked.items()):
+        if (
+            facts.get("status") == "done"
+            and isinstance(before, dict)
+            and all(before.get(p, v) == v for p, v in asked.items())
+        ):
             return planning.why(before, now)
     return ""
 
@@ -281,6 +285,7 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
                 live=live,
                 stopping=stopping,
                 stdin=subprocess.PIPE,
+                bufsize=0,  # nothing of the order waits here
                 pass_fds=(lock, theirs),
             )
         finally:
@@ -290,7 +295,6 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
-                process.stdin.flush()
             record = _relay(process.stdout, words, job.notebook, prefix=bool(share))
             process.wait()
         live.remove(process)

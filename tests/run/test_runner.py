@@ -495,6 +495,15 @@ def test_nothing_that_one_run_does_ends_the_others(workbook, monkeypatch, capsys
     assert list((workbook / "outputs" / "01_b").iterdir()) == [], "a folder of a run that never began"
 
 
+def test_a_process_that_dies_before_it_has_read_its_order(workbook, monkeypatch, tmp_path):
+    write("00_a", "1")
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\n'nblib.run.execute' in sys.orig_argv and os._exit(7)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    for size in (1, 200_000):  # in the pipe, and more than a pipe holds
+        (outcome,) = runner.run([jobs.plan(["00"])[0]._replace(values={"x": "y" * size})])
+        assert "its process ended with code 7" in sentence_of(outcome)
+
+
 @pytest.mark.parametrize(
     "states, code",
     [
