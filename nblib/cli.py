@@ -67,8 +67,7 @@ def _mute(stream: TextIO) -> None:
 def _say(problem: str, *, code: int) -> int:
     try:
         for sentence in problem.splitlines():
-            shown = (c if c.isprintable() else repr(c)[1:-1] for c in sentence)  # a name may hold what moves the cursor
-            print(f"nblib: {''.join(shown)}", file=sys.stderr)
+            print(f"nblib: {clip(sentence, 9999)}", file=sys.stderr)
     except OSError:  # nobody hears it
         _mute(sys.stderr)
     return code

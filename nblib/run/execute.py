@@ -157,11 +157,11 @@ def unforeseen(error: Exception, folder: Path) -> str:
     """What to say of it; the traceback of what nobody foresaw is kept in the folder."""
     if isinstance(error, (OSError, parameters.ParameterError, files.Unreadable)):
         named = getattr(error, "filename", None)
-        return _clip(f"{error.strerror} ({named})" if named else str(error).rstrip("."), 300)
+        return parameters.clip(f"{error.strerror} ({named})" if named else str(error).rstrip("."), 300)
     with contextlib.suppress(OSError):
         files.write(folder / "internal-error.txt", traceback.format_exc())
     where = paths.short(folder / "internal-error.txt")
-    return f"internal error {type(error).__name__}: {_clip(str(error), 200)}, please report it with {where}"
+    return f"internal error {type(error).__name__}: {parameters.clip(str(error), 200)}, please report it with {where}"
 
 
 def execute(job: dict[str, Any], stop: Stop, words: Words, notebook: Notebook) -> tuple[str, str]:
@@ -214,12 +214,13 @@ class _Position:
         if not self.number:
             return "the kernel's start"
         line = next((line for line in self.source.splitlines() if line.strip()), "").strip()
-        return f"cell {self.number} (`{_clip(line, 70)}`)"
+        return f"cell {self.number} (`{parameters.clip(line, 70)}`)"
 
 
 def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, notebook: Notebook) -> str | None:
     """Execute through papermill; None, or what went wrong."""
     from nbclient.exceptions import CellTimeoutError, DeadKernelError
+    from nbformat import ValidationError
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import execute_notebook
     from papermill.iorw import papermill_io
@@ -258,13 +259,15 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
     except Stopped:
         return "stopped"
     except PapermillExecutionError as error:
-        return f"{at} raised {error.ename}: {_clip(error.evalue, 300)}"
+        return f"{at} raised {error.ename}: {parameters.clip(error.evalue, 300)}"
     except CellTimeoutError:
         return f"{at} took longer than the timeout of {job['timeout']} s"
     except DeadKernelError:
         return f"the kernel died in {at}, {_death(kernel.provisioner.process)}"
+    except ValidationError as error:
+        return f"it is no valid notebook: {parameters.clip(str(error).partition(chr(10))[0])}"
     except RuntimeError as error:  # jupyter_client has no type of its own for a kernel that does not come up
-        return f"the kernel did not start ({_clip(str(error), 200)})"
+        return f"the kernel did not start ({parameters.clip(str(error), 200)})"
     except OSError as error:
         return f"{at}: {error.strerror or error} ({error.filename})"
     return None
@@ -320,11 +323,6 @@ def _follow(path: Path, words: Words, ended: threading.Event) -> None:
             at += len(whole) + bool(whole)
             for line in whole.decode("utf-8", "replace").splitlines():
                 words.tell(progress=line)
-
-
-def _clip(text: str, limit: int) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 if __name__ == "__main__":

@@ -222,8 +222,8 @@ def secrets(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> d
 
 
 def clip(text: str, limit: int = 200) -> str:
-    """On one line, and no longer than a sentence can bear."""
-    text = " ".join(text.split())
+    """On one line, without what moves a cursor, and no longer than a sentence can bear."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

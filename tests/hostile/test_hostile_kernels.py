@@ -33,7 +33,7 @@ CODE = {  # what the cell after `begin` does, and how the run ends
     "14_strange_error": ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "failed"),
     "15_exit": ("import os\nos._exit(0)", "failed"),
     "16_interrupt": ("raise KeyboardInterrupt", "failed"),
-    "17_no_folder": ("import shutil\nshutil.rmtree(run.dir)", "failed"),
+    "17_no_folder": ("import shutil\nshutil.rmtree(run.dir)", "done"),
     "18_no_working_folder": ("import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir(os.getcwd())", "done"),
     "19_record": ("(run.dir / 'run.json').write_bytes(b'\\xff')", "done"),
     "20_result": ("(run.dir / 'result.json').write_bytes(b'\\xff')", None),

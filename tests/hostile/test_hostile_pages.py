@@ -216,7 +216,8 @@ def _hurt(opened, file: Path) -> tuple[str | None, list[str], bool]:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.goto(file.as_uri())
-    page.evaluate("document.querySelectorAll('a, button, summary').forEach(each => each.click())")
+    pressed = "[...document.querySelectorAll('a, button, summary')].filter(each => each.protocol !== 'file:')"
+    page.evaluate(f"{pressed}.forEach(each => each.click())")
     page.wait_for_timeout(50)
     hurt, words = page.evaluate("document.body.dataset.hurt"), page.get_by_text(WORDS).first.is_visible()
     at = page.url.partition("#")[0]
