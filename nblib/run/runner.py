@@ -1,8 +1,8 @@
 """Run jobs headlessly: skip what is done, resume what was interrupted, and report how each one ended.
 
 Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
-own or on its share of the cores. Several at once would wait at the lock of the base model for the one that makes it:
-one slot makes it first, and the others meanwhile run what does not need it.
+own or on its share of the cores, the longest first. Several at once would wait at the lock of the base model for the
+one that makes it, so it is made before them, with all cores.
 
 Among the runs with a job's key the newest counts. If it is done, the job is skipped, or with `force` made again in a
 fresh folder. If it was killed, stopped or failed, forced or not, it is continued in its own folder, where its
@@ -64,42 +64,24 @@ def run(
         files.write(probe, "")
         probe.unlink()
     _remove_leftovers({job.notebook for job in jobs})
-    order, outcomes, needs = list(range(len(jobs))), {}, {}  # by position: jobs may be of one notebook
-    if jobs_at_once > 1:
-        order = _longest_first(jobs)
-        needs = {n: base for n in order if (force or not done(jobs[n])) and (base := _base_of(jobs[n]))}
-    missing = list(dict.fromkeys(needs[n] for n in order if n in needs))  # base models
-    waiting = [*missing, *order]
-    turn, halt, stopping, live = threading.Condition(), threading.Event(), threading.Event(), set()
-
-    def take() -> Any:
-        """What to do next: a base model to make, or the number of a job that has what it needs."""
-        with turn:
-            while waiting and not halt.is_set():
-                for each in waiting:
-                    if needs.get(each) not in missing:
-                        waiting.remove(each)
-                        return each
-                turn.wait(0.5)
-        return None
+    waiting, outcomes = _longest_first(jobs) if jobs_at_once > 1 else list(range(len(jobs))), {}  # by position
+    turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), set()
 
     def work(slot: int) -> None:
         share = _share(slot, jobs_at_once)
-        while (each := take()) is not None:
-            if each in missing:
-                _make_base(each, share, live, stopping)
-                with turn:
-                    missing.remove(each)
-                    turn.notify_all()
-                continue
-            job = jobs[each]
+        while True:
+            with turn:
+                if halt.is_set() or not waiting:
+                    return
+                number = waiting.pop(0)
+            job = jobs[number]
             try:
                 outcome = _one(job, share, force, timeout, live, stopping)
             except Exception as error:  # nothing that one run does ends the others
                 status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
                 sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
                 outcome = Outcome(job.notebook, status, 0.0, None, sentence)
-            outcomes[each] = outcome
+            outcomes[number] = outcome
             if outcome.sentence:
                 _say(f"nblib: {outcome.sentence}", sys.stderr)
             if outcome.status in ("failed", "unwritten") and not keep_going:
@@ -116,6 +98,8 @@ def run(
 
     threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
     with _handling(stop):
+        if jobs_at_once > 1:
+            _make_bases([job for job in jobs if force or not done(job)], live, stopping)
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -396,25 +380,20 @@ def _numbers(*files: str) -> list[int]:
     return [int(number) for number in re.findall(r"(?<!\S)[1-9]\d*\b", text)]
 
 
-def _base_of(job: Job) -> tuple[str, ...] | None:
-    """What decides which base model the job loads, if it loads one."""
-    if job.parameters.get("model") or "nblib.base" not in closure.reached(cells(job.path)):
-        return None
-    return tuple(job.parameters.get(name, value) for name, value in BASE.items())
-
-
-def _make_base(arguments: Sequence[str], share: dict[str, str], live: set, stopping: threading.Event) -> None:
-    """Make a base model that jobs will load; `nblib.base` ends at once where it is there."""
-    try:
-        process = _start("nblib.base", *arguments, share=share, live=live, stopping=stopping)
-    except OSError as error:
-        return _say(f"nblib: the base model was not made: {error}", sys.stderr)
-    for line in process.stdout:
-        if not stopping.is_set():
-            _say(line.decode("utf-8", "backslashreplace").rstrip("\n"))
-    if process.wait() and not stopping.is_set():
-        _say("nblib: the base model was not made; each notebook that needs it tries again", sys.stderr)
-    live.remove(process)
+def _make_bases(jobs: Sequence[Job], live: set, stopping: threading.Event) -> None:
+    """Make the base models that the jobs will load; `nblib.base` ends at once where one is there."""
+    needy = [job.parameters for job in jobs if "nblib.base" in closure.reached(cells(job.path))]
+    wanted = [tuple(p.get(name, value) for name, value in BASE.items()) for p in needy if not p.get("model")]
+    for arguments in dict.fromkeys(wanted):
+        if stopping.is_set():
+            return
+        process = _start("nblib.base", *arguments, share={}, live=live, stopping=stopping)
+        for line in process.stdout:
+            if not stopping.is_set():
+                _say(line.decode("utf-8", "backslashreplace").rstrip("\n"))
+        if process.wait() and not stopping.is_set():
+            _say("nblib: the base model was not made; each notebook that needs it tries again", sys.stderr)
+        live.remove(process)
 
 
 def _longest_first(jobs: Sequence[Job]) -> list[int]:

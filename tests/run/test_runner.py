@@ -231,42 +231,40 @@ recipe: str = "default"  # which base model [default, full]
 model: str = ""  # another model instead"""
 
 
-@pytest.mark.kernel
-def test_while_the_base_models_are_made_what_needs_none_runs(workbook, monkeypatch, capfd):
+@pytest.mark.slow
+def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch, capfd):
     write("00_a", "from nblib import base", parameters=BASED)
     write("01_b", "from nblib import start", parameters=BASED)
     write("02_c", "from nblib import paths", parameters=BASED)  # says recipe, and reaches no base model
     write("03_d", "from nblib import base", parameters=BASED.replace('"default"  #', '"full"  #'))
     write("04_e", "from nblib import base", parameters=BASED.replace('""', '"Qwen/Qwen3-0.6B"'))
     write("05_f", "from nblib import base", parameters="seed: int = 0  # random seed")
-    planned = jobs.plan(jobs.names())
-    default, full = ("default", "auto", "auto"), ("full", "auto", "auto")
-    assert [runner._base_of(job) for job in planned] == [default, default, None, full, None, default]
+    started, popen = [], subprocess.Popen
 
-    write("00_a", "from nblib import base; import time; print('AT', time.time())", parameters=BASED)
-    write("02_c", "import time; print('AT', time.time())", parameters=BASED)
-    popen, started, options = subprocess.Popen, [], {}
-
-    def recorded(command, **given):
+    def recorded(command, **options):
         if command[1:3] == ["-m", "nblib.base"]:
-            options.update(given["env"])
-            program = "import time; time.sleep(4); print('base model: step 1 of 1 AT', time.time())"
-            command = [sys.executable, "-c", program]
-        started.append("base" if "-c" in command else "notebook")
-        return popen(command, **given)
+            started.append(command[3:])
+            command = [sys.executable, "-c", "print('base model: step 1 of 1')"]
+        elif "nblib.run.execute" in command:
+            started.append("a notebook")
+        return popen(command, **options)
 
     monkeypatch.setattr(runner.subprocess, "Popen", recorded)
-    pair = jobs.plan(["00", "02"])
-    monkeypatch.setattr(runner, "_base_of", lambda job: default if job.notebook == "00_a" else None)
-    assert [outcome.status for outcome in runner.run(pair, jobs_at_once=2)] == ["done", "done"]
-    at = dict(re.findall(r"^(\[\w+\]|base model).* ?AT (\S+)$", capfd.readouterr().out, flags=re.M))
-    assert float(at["[02_c]"]) < float(at["base model"]) < float(at["[00_a]"])
-    assert sorted(started) == ["base", "notebook", "notebook"]
-    assert options["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    monkeypatch.setattr(runner, "gpus", lambda: [])
+    planned = jobs.plan(jobs.names())
+    runner._make_bases(planned, set(), threading.Event())
+    assert started == [["default", "auto", "auto"], ["full", "auto", "auto"]]
+    assert capfd.readouterr().out == "base model: step 1 of 1\n" * 2
+
+    started.clear()
+    pair = [job._replace(path=planned[2].path) for job in planned[:2]]  # to execute something light
+    monkeypatch.setattr(runner.closure, "reached", lambda cells: {"nblib.base": None})
+    assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"done"}
+    assert started == [["default", "auto", "auto"], "a notebook", "a notebook"]
     started.clear()
     assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"skipped"} and started == []
     runner.run(pair[:1], force=True)  # one at a time: the notebook makes it, with its own progress
-    assert started == ["notebook"]
+    assert started == ["a notebook"]
 
 
 def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkeypatch, capfd):
