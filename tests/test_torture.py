@@ -64,7 +64,10 @@ def test_a_job_that_goes_on_where_it_was_is_equal(tmp_path, monkeypatch):
     "kind, changes",
     [
         ("not equal", dict(RESULT="steps")),
-        ("not equal", dict(AT_FIRST="(folder / 'fresh').touch() if not first else (folder / 'fresh').unlink()")),
+        (
+            "not equal",
+            dict(AT_FIRST="(folder / 'fresh').touch() if not first else (folder / 'fresh').unlink(missing_ok=True)"),
+        ),
         ("cannot go on", dict(AT_FIRST="assert not first, 'lost'")),
         ("orphan", dict(AT_FIRST="first or subprocess.Popen(['sleep', '30'], start_new_session=True)")),
         pytest.param(

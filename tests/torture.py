@@ -188,7 +188,7 @@ class World:
         self.command = self._command()
 
     def _command(self) -> list[str]:
-        if self.target in ("sweep", "refresh", "run"):
+        if self.target in ("sweep", "refresh"):
             return [*NBLIB, self.target, "tiny"]
         if not (notebook := self.folder / "notebooks" / f"{self.target}.ipynb").exists():
             return [sys.executable, str(self.source / JOBS), self.target, str(self.folder / "outputs" / "job")]
@@ -199,14 +199,15 @@ class World:
     def notebooks(self) -> dict[str, str]:
         return {str(path.relative_to(self.folder)): _fact(path) for path in (self.folder / "notebooks").glob("*.ipynb")}
 
-    def start(self, tmp: Path | None = None) -> "Attempt":
+    def start(self, command: list[str] | None = None) -> "Attempt":
         folders = {f"NBLIB_{name.upper()}": str(self.folder / name) for name in ("notebooks", "parameters", "outputs")}
-        folders |= {"NBLIB_BASE": str(self.folder / "store"), "TMPDIR": str(tmp or self.folder / "tmp")}
+        folders |= {"NBLIB_BASE": str(self.folder / "store"), "TMPDIR": str(self.folder / "tmp")}
         threads = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
         python = {"PYTHONPATH": os.pathsep.join(str(self.source / name) for name in ("", "notebooks", "doctor"))}
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("NBLIB_")}
-        return Attempt(self, inherited | folders | threads | offline | python | {MARK: str(self.folder)})
+        environment = inherited | folders | threads | offline | python | {MARK: str(self.folder)}
+        return Attempt(self, command or self.command, environment)
 
     def pause(self, seconds: float) -> None:
         if self.stop.is_set():
@@ -248,9 +249,20 @@ class World:
 
     def grow_old(self) -> None:
         """As if a while had passed since the last kill."""
-        for leftover in (self.folder / "tmp").glob("nblib-*"):
+        for leftover in (*(self.folder / "tmp").glob("nblib-*"), *(self.folder / "outputs").glob("refresh-*")):
             with contextlib.suppress(OSError):
                 os.utime(leftover, (time.time() - 120,) * 2)
+
+    def sweep(self) -> None:
+        """Give the command once more, and run a notebook: what is swept then was not left behind."""
+        self.grow_old()
+        write_notebook(self.folder / "notebooks" / "tiny.ipynb", TINY)
+        before = set(self.folder.rglob("*"))
+        for command in (self.command, [*NBLIB, "run", "tiny"]):
+            if (attempt := self.start(command)).ended(300):
+                raise Fault("cannot go on", f"after its end, {' '.join(command[2:])}: {attempt.last_words}")
+        for path in set(self.folder.rglob("*")) - before:
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
 
     def facts(self) -> dict[str, Any]:
         """Everything that the commands made, under names that are the same in every world."""
@@ -265,14 +277,14 @@ class World:
 class Attempt:
     """One time that the command is given. A thread reads what it prints."""
 
-    def __init__(self, world: World, environment: dict[str, str]):
+    def __init__(self, world: World, command: list[str], environment: dict[str, str]):
         self.world, self.began = world, time.monotonic()
         self.lines: list[str] = []
         self.stages: list[tuple[str, float]] = [("start", 0.0)]  # and when they began
         self.working: set[str] = set()  # stages in which a checkpoint or a shard was written
         self.writes: set[str] = set()
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        self.process = subprocess.Popen(world.command, **pipes, env=environment, start_new_session=True)
+        self.process = subprocess.Popen(command, **pipes, env=environment, start_new_session=True)
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
 
@@ -288,7 +300,7 @@ class Attempt:
     def look(self) -> None:
         for path in self.world.partials():
             self.writes.add(path)
-            if re.search(r"/(checkpoints|cache|store|job)/", path):
+            if re.search(r"/(checkpoints|cache|store|job|20200101-.*)/", path):
                 self.working.add(self.stages[-1][0])
 
     def ended(self, seconds: float) -> int:
@@ -298,7 +310,7 @@ class Attempt:
             if time.monotonic() > deadline:
                 raise Fault("cannot go on", f"hangs: no end after {seconds:.0f} s; last words: {self.last_words}")
             self.world.pause(0.02)
-        self.reader.join(5)
+        self.reader.join(1)  # an orphan may hold the pipe
         return self.process.returncode
 
     @property
@@ -405,11 +417,8 @@ class Campaign:
 
     def _compare(self, world: World, straight: Straight) -> list[tuple[str, str]]:
         facts, faults = world.facts(), []
-        if facts.keys() - straight.facts.keys():  # is it swept by what runs next?
-            world.grow_old()
-            for run, tmp in ((world, None), (self.world(f"{world.folder.name}-later", "run"), world.folder / "tmp")):
-                if (attempt := run.start(tmp)).ended(300):
-                    raise Fault("cannot go on", f"given once more after its end: {attempt.last_words}")
+        if facts.keys() - straight.facts.keys():
+            world.sweep()
             facts = world.facts()
         if left := sorted(facts.keys() - straight.facts.keys()):
             faults.append(("left behind", ", ".join(left)[:500]))

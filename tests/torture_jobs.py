@@ -62,7 +62,7 @@ def cache(folder: Path) -> None:
 
 def records(folder: Path) -> None:
     """As a notebook would write them, in one folder whatever happens."""
-    os.environ["NBLIB_RUN_DIR"] = str(folder / "run")
+    os.environ["NBLIB_RUN_DIR"] = str(folder.parent / "tiny" / "20200101-000000-aaaaaa")
     run = runs.begin("tiny", {"lr": 0.5})
     first = files.read_json(run.dir / "result.json").get("last", 0)
     for number in range(first + 1, 201):
