@@ -101,7 +101,7 @@ def _remove(path: Path) -> None:
 
 def write(path: Path, content: str | bytes) -> None:
     """The old file or the new one, never half of one."""
-    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    content = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     try:
         with replacing(path) as partial, open(partial, "xb", opener=_no_link) as file:
             file.write(content)
