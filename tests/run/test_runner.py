@@ -226,6 +226,7 @@ def test_numbers_of_the_kernels_files(tmp_path):
     assert runner.capacity() >= 1  # on the real ones
 
 
+REACHED = runner.closure.reached  # `workbook` puts another in its place, which reaches nothing
 BASED = """seed: int = 0  # random seed
 recipe: str = "default"  # which base model [default, full]
 model: str = ""  # another model instead"""
@@ -252,6 +253,7 @@ def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch
     monkeypatch.setattr(runner.subprocess, "Popen", recorded)
     monkeypatch.setattr(runner, "gpus", lambda: [])
     planned = jobs.plan(jobs.names())
+    monkeypatch.setattr(runner.closure, "reached", REACHED)
     runner._make_bases(planned, set(), threading.Event())
     assert started == [["default", "auto", "auto"], ["full", "auto", "auto"]]
     assert capfd.readouterr().out == "base model: step 1 of 1\n" * 2
@@ -274,8 +276,10 @@ def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkey
     program = "import time\nprint('base model: step 1 of 2', flush=True)\ntime.sleep(60)"
     monkeypatch.setattr(runner.subprocess, "Popen", lambda _, **o: popen([sys.executable, "-c", program], **o))
     monkeypatch.setattr(runner, "gpus", lambda: [])  # it would ask by Popen too
+    planned = jobs.plan(jobs.names())
+    monkeypatch.setattr(runner.closure, "reached", REACHED)
     threading.Timer(3, os.kill, [os.getpid(), signal.SIGINT]).start()
-    outcomes = runner.run(jobs.plan(jobs.names()), jobs_at_once=2)
+    outcomes = runner.run(planned, jobs_at_once=2)
     assert [outcome.status for outcome in outcomes] == ["stopped", "stopped"] and runner.exit_code(outcomes) == 130
     printed = capfd.readouterr()
     assert "step 1 of 2" in printed.out and "Traceback" not in printed.out + printed.err
