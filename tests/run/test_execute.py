@@ -261,6 +261,9 @@ def test_a_full_disk_at_any_write_of_a_run(tmp_path, monkeypatch):
         shutil.rmtree(outputs)
         shutil.copytree(kept, outputs)
         codes[point], said = attempt(point)
+        if codes[point] == 0:  # a run on a quicker day writes its notebook less often, and has ended before
+            assert int.from_bytes(count.read_bytes(), sys.byteorder) <= point and point > 40
+            continue
         assert codes[point] in (1, 2, 74) and "Traceback" not in said and "internal" not in said, (point, codes, said)
         assert "No space left" in said or codes[point] == 2, (point, said)
         assert small_notebooks.files(other) == small_notebooks.files(kept / "00_a" / other.name), point
