@@ -29,7 +29,7 @@ CODE = {  # what the cell after `begin` does, and how the run ends
     "10_good": ("print('fine')", "done"),
     "11_control": ("print('\\x1e\\x1f\\x00\\x1b[2J\\r\\x07')", "done"),
     "12_surrogate": ("print('\\ud800 \\udfff')", "done"),
-    "13_message": ("raise ValueError('\\ud800\\n\\x1b[2J' + 'Traceback ' * 100_000)", "failed"),
+    "13_message": ("raise ValueError('\\ud800\\n\\x1b[2J' + 'Oh ' * 100_000)", "failed"),
     "14_strange_error": ("class E(Exception):\n    def __str__(self): raise KeyError\nraise E", "failed"),
     "15_exit": ("import os\nos._exit(0)", "failed"),
     "16_interrupt": ("raise KeyboardInterrupt", "failed"),
@@ -64,7 +64,7 @@ def test_a_batch_of_hostile_notebooks(workbook):
     out, err = process.communicate(timeout=400)
     ending = Ending(process.returncode, out, err)
     assert ending.code == 1
-    held(ending._replace(out=out.replace("Traceback " * 10, "")))
+    held(ending)
     for name, (_, expected) in (CODE | FORM).items():
         (row,) = [line.split() for line in out.splitlines() if line.startswith(f"{name} ")]
         assert row[1] == expected or (expected is None and row[1] in ("done", "failed")), (row, err)
