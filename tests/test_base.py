@@ -62,7 +62,7 @@ def test_its_name_depends_on_all_that_made_it(monkeypatch):
     names = {base.key("default", machine), base.key("full", machine), base.key("default", runtime.pick("cpu", "bf16"))}
     monkeypatch.setitem(base.RECIPES, "default", base.RECIPES["default"] | {"muon_lr": 0.03})
     names.add(base.key("default", machine))
-    monkeypatch.setattr(text, "fingerprint", lambda documents: "other text")
+    monkeypatch.setattr(text, "documents", lambda source: ["other text"])
     names.add(base.key("default", machine))
     monkeypatch.setattr(inputs, "versions", lambda: {"torch": torch.__version__, "transformers": "6.0"})
     names.add(base.key("default", machine))
