@@ -155,18 +155,16 @@ def read(path: Path) -> dict:
 
 def newest(folder: Path) -> dict | None:
     """The newest checkpoint that is whole, or None. Damaged ones are set aside, and named."""
-    for path in folders(folder):
-        try:
-            return read(path)
-        except CheckpointError as error:
-            _set_aside(path, error)
-    return None
+    return next((state for path in folders(folder) if (state := _whole(path)) is not None), None)
 
 
 def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progress: dict, **parts) -> dict | None:
     """Restore the newest checkpoint of a folder and return it; None when there is none. Its progress must look like
     the one given."""
-    while (state := newest(folder)) is not None:
+    broken = None
+    for path in folders(folder):
+        if (state := _whole(path)) is None:
+            continue
         try:
             found = restore(state, model, optimizers, **parts)
             if wrong := [name for name, value in progress.items() if type(found.get(name)) is not type(value)]:
@@ -174,17 +172,25 @@ def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progr
             return state
         except CheckpointError:  # of another model or base: a sentence for whoever runs it, nothing is damaged
             raise
-        except Exception as error:
-            path = folders(folder)[0]
-            _set_aside(path, CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}"))
-            if not folders(folder):  # half of it is in the model already
-                raise CheckpointError(f"no checkpoint of {folder} can be restored; start this run again") from error
+        except Exception as error:  # hashes of rubbish are true too, and each optimizer has its own words for that
+            broken = error
+            _set_aside(path, f"{path.name} is damaged: {type(error).__name__}: {error}")
+    if broken is not None:  # half of it is in the model already, so this is not a fresh start
+        raise CheckpointError(f"no checkpoint of {folder} can be restored; start this run again") from broken
     return None
 
 
-def _set_aside(path: Path, error: CheckpointError) -> None:
+def _whole(path: Path) -> dict | None:
+    try:
+        return read(path)
+    except CheckpointError as error:
+        _set_aside(path, str(error))
+        return None
+
+
+def _set_aside(path: Path, why: str) -> None:
     if runtime.rank() == 0:
-        files.set_aside(path, f"checkpoint {error}")
+        files.set_aside(path, f"checkpoint {why}")
 
 
 def _saved_tensors(model: nn.Module) -> dict[str, Tensor]:

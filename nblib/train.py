@@ -182,12 +182,6 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
     return records
 
 
-def history(checkpoints: Path) -> list[dict]:
-    """One record per step of a training, from its first step to its newest checkpoint."""
-    state = checkpoint.newest(checkpoints)
-    return state["training"].get("history", []) if state else []
-
-
 async def live(records: Iterator[dict]) -> AsyncIterator[dict]:
     """The same steps for a notebook cell: hand control to the kernel once per step, so that widgets are heard."""
     for record in records:

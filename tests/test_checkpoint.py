@@ -244,6 +244,18 @@ def test_rubbish_with_a_true_hash_falls_back_to_the_one_before(file, content, st
         assert "can be restored; start this run again" in str(error)
 
 
+def test_a_half_filled_model_is_never_a_fresh_start(stream, tmp_path):
+    """The newest checkpoint fills the weights and fails then; the one before it is damaged, so nothing puts it right."""
+    _trained(tmp_path, stream, keep=2)
+    newest, before = checkpoint.folders(tmp_path)
+    content = (newest / "training.pt").read_bytes()
+    (newest / "training.pt").write_bytes(_saved(_loaded(content) | {"optimizers": [{}]}))
+    files.seal(newest)
+    _damage(before)
+    with pytest.raises(checkpoint.CheckpointError, match="can be restored; start this run again"):
+        _trained(tmp_path, stream)
+
+
 def test_each_of_300_flipped_bits_is_noticed(stream, tmp_path, capsys):
     _trained(tmp_path, stream, total=2)
     path = checkpoint.folders(tmp_path)[0]
@@ -290,11 +302,11 @@ def test_a_resumed_training_has_the_history_of_a_straight_one(stream, tmp_path):
     for total in (3, 4, 9, 9):  # the last call has nothing left to do
         _, records = _trained(tmp_path / "run", stream, total=total)
     assert [r["step"] for r in records] == list(range(1, 10))
-    for known in (records, train.history(tmp_path / "run")):
+    stored = checkpoint.newest(tmp_path / "run")["training"]["history"]
+    for known in (records, stored):
         assert [(r["loss"], r["lr"], r["grad_norm"], r["tokens"]) for r in known] == [
             (r["loss"], r["lr"], r["grad_norm"], r["tokens"]) for r in straight
         ]
-    assert train.history(tmp_path / "nothing") == []
 
 
 @pytest.mark.parametrize("stop", [5, 8, 11, 12, 13])
