@@ -245,7 +245,7 @@ def test_rubbish_with_a_true_hash_falls_back_to_the_one_before(file, content, st
 
 
 def test_a_half_filled_model_is_never_a_fresh_start(stream, tmp_path):
-    """The newest checkpoint fills the weights and fails then; the one before it is damaged, so nothing puts it right."""
+    """The newest checkpoint fills the weights and then fails; the one before it is damaged: nothing puts it right."""
     _trained(tmp_path, stream, keep=2)
     newest, before = checkpoint.folders(tmp_path)
     content = (newest / "training.pt").read_bytes()
