@@ -89,8 +89,10 @@ def same(folder: Path, straight: Path) -> None:
 def test_killed_anywhere_and_continued_it_is_the_straight_run(name, small, tmp_path, monkeypatch):
     steady_workbook(tmp_path, monkeypatch)
     kill_stages.write(name, tmp_path / "notebooks")
-    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    alone = tmp_path / "importable"  # the module alone: the folder it is in also holds one named lessons
+    alone.mkdir()
+    (alone / "kill_stages.py").symlink_to(kill_stages.__file__)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(alone), *filter(None, [os.environ.get("PYTHONPATH")])]))
 
     straight = through(name, small, tmp_path / "straight", monkeypatch)
     saved = kill_stages.stages()
