@@ -1,6 +1,6 @@
 """The parameters of a notebook: one tagged cell declares them, and no value gets past that declaration unchecked.
 
-The first code cell of a notebook is tagged `parameters` and holds one declaration per line:
+One code cell of a notebook, above all that uses them, is tagged `parameters` and holds one declaration per line:
 
     lr: float = 3e-4  # peak learning rate [0 .. 1]
     precision: str = "auto"  # autocast dtype [auto, fp32, bf16, fp16]
@@ -109,10 +109,10 @@ class Parameter(NamedTuple):
 
 
 def declared(notebook: Path) -> dict[str, Parameter]:
-    """The parameters a notebook declares, in order; ParameterError when its first code cell breaks a rule."""
-    cell = next((cell for cell in cells(notebook) if cell["cell_type"] == "code"), None)
-    if cell is None or "parameters" not in cell["metadata"].get("tags", []):
-        raise ParameterError(f"{notebook.name}: the first code cell must carry the tag 'parameters'.")
+    """The parameters a notebook declares, in order; ParameterError when the cell that declares them breaks a rule."""
+    tagged = (c for c in cells(notebook) if c["cell_type"] == "code" and "parameters" in c["metadata"].get("tags", []))
+    if (cell := next(tagged, None)) is None:
+        raise ParameterError(f"{notebook.name}: one code cell must carry the tag 'parameters'.")
     parameters, problems = {}, []
     for number, line in enumerate(cell["source"].splitlines(), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

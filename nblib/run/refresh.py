@@ -71,7 +71,10 @@ def with_outputs(source: dict[str, Any], executed: dict[str, Any]) -> dict[str, 
     notebook["nbformat"], notebook["nbformat_minor"] = 4, max(5, notebook.get("nbformat_minor", 5))
     for number, (cell, ran) in enumerate(zip(notebook["cells"], executed["cells"], strict=True)):
         cell.setdefault("id", f"cell-{number:02d}")
+        hidden = cell["metadata"].get("jupyter", {}).get("outputs_hidden")  # the answer to a question, collapsed
         cell["metadata"] = {key: value for key, value in cell["metadata"].items() if key == "tags"}
+        if hidden:
+            cell["metadata"]["jupyter"] = {"outputs_hidden": True}
         cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
         if cell["cell_type"] == "code":
             cell["execution_count"] = ran["execution_count"]

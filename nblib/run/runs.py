@@ -95,7 +95,7 @@ class Run:
         """Keep a matplotlib Figure, or a `show.Picture`, as figures/<name>.png; returns it, for the cell to show."""
         if self.writes:
             with files.replacing(self.dir / "figures" / f"{name}.png") as partial:
-                fig.figure.savefig(partial, format="png", dpi=80, bbox_inches="tight")
+                fig.save(partial) if hasattr(fig, "save") else fig.savefig(partial, format="png", dpi=160)
         return fig
 
     def finish(self) -> None:

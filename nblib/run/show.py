@@ -4,6 +4,9 @@ Everything is an object with `_repr_mimebundle_`, displayed once and updated in 
 plain text that carries the summary, because that text is what a forge, a diff and a log show. Figures are made with
 matplotlib's object API; pyplot keeps hidden state that leaks between cells.
 
+A picture carries its sentence inside the PNG, under the axes: no front end shows a figure's plain text, and a forge
+shows nothing else. What stays of a training is a picture too, because untrusted notebooks lose their SVG.
+
 Footgun: a widget in a committed notebook is an empty box for whoever reads it later. So controls are made of
 ipywidgets only where a person sits at the kernel; headless they are plain attributes with their defaults.
 """
@@ -13,13 +16,19 @@ import inspect
 import io
 import math
 import os
+import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from nblib import runtime
 from nblib.run.runs import PROGRESS, RUN_DIR, columns
+
+
+DPI = 160  # of a PNG, shown at 96
 
 
 class Progress:
@@ -36,7 +45,7 @@ class Progress:
         done = record["step"] == record["of"] or "stopped" in record
         if self.handle is None or done or time.monotonic() - self.drawn > 0.25:
             self.drawn = time.monotonic()
-            self.handle = _display(self, self.handle)
+            self.handle = displayed(self, self.handle)
         if RUN_DIR in os.environ and (done or time.monotonic() - self.reported > 5):  # the runner passes these lines on
             self.reported = time.monotonic()
             with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
@@ -55,7 +64,10 @@ class Progress:
             parts.append(f"{r['memory_gib']:.1f} GiB")
         return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> dict:
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        if self.record and len(self.losses) > 1 and (self.record["step"] == self.record["of"] or "stopped" in self.record):
+            stored = curves({"loss": self.losses}, x="step", y="loss", summary=str(self), title=_fall(self.losses))
+            return stored._repr_mimebundle_()
         share = self.record["step"] / self.record["of"] if self.record else 0
         line = f'<progress value="{share:.4f}" max="1" style="width:16em"></progress> {html.escape(str(self))}'
         return {"text/plain": str(self), "text/html": f"<div>{line}<br>{_spark(self.losses)}</div>"}
@@ -72,12 +84,18 @@ def _spark(points: list[tuple[float, float]], width: int = 420, height: int = 60
         f"{width * (x - first) / max(1, last - first):.1f},{height * (hi - y) / max(1e-9, hi - lo):.1f}"
         for x, y in points
     )
-    label = f"loss {hi:.2f} to {lo:.2f}"
+    label = _fall(points)
     return (
         f'<svg width="{width}" height="{height + 4}" role="img" aria-label="{label}">'
         f'<polyline points="{xy}" fill="none" stroke="#4878cf" stroke-width="1.5"/></svg> '
-        f"<small>{label}, steps {first} to {last}</small>"
+        f"<small>{label}</small>"
     )
+
+
+def _fall(points: list[tuple[float, float]]) -> str:
+    """From the first loss to the last one: the largest and the smallest would read as a fall where there was none."""
+    (first, before), (last, after) = points[0], points[-1]
+    return f"loss {before:.2f} to {after:.2f}, steps {first} to {last}"
 
 
 class Table:
@@ -105,37 +123,71 @@ class Table:
 
 
 class Picture:
-    """A matplotlib figure as PNG, with a sentence that says what it shows."""
+    """A matplotlib figure as PNG, with a title and, under the axes, the sentence that says what it shows."""
 
-    def __init__(self, figure: Figure, summary: str):
+    def __init__(self, figure: Figure, summary: str, *, title: str = ""):
         self.figure, self.summary = figure, summary
+        width, height = figure.get_size_inches()
+        lines = textwrap.wrap(summary, int(15.5 * width))
+        figure.set_size_inches(width, height + 0.17 * len(lines) + (0.25 if title else 0))
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=9)
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
+
+    def save(self, file) -> None:
+        self.figure.savefig(file, format="png", dpi=DPI, metadata={"Software": None})
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         page = io.BytesIO()
-        self.figure.savefig(page, format="png", dpi=80, metadata={"Software": None})
-        return {"text/plain": self.summary, "image/png": page.getvalue()}, {"image/png": {"alt": self.summary}}
+        self.save(page)
+        width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
+        shown = {"alt": self.summary, "width": width, "height": height}
+        return {"text/plain": self.summary, "image/png": page.getvalue()}, {"image/png": shown}
 
 
-def curves(series: dict[str, list[tuple[float, float]]], *, x: str, y: str, summary: str, log: bool = False) -> Picture:
-    """Lines of (x, y) points by name, with labelled axes."""
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+def curves(
+    series: dict[str, list[tuple[float, float]]], *, x: str, y: str, summary: str, title: str = "", log: bool = False
+) -> Picture:
+    """Lines of (x, y) points by name, with labelled axes; the names stand beside the axes, off the lines."""
+    figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for name, points in series.items():
         axes.plot(*zip(*points), label=name, marker="o" if len(points) < 12 else None, linewidth=1.5)
     axes.set(xlabel=x, ylabel=y, yscale="log" if log else "linear")
     axes.grid(alpha=0.3)
     if len(series) > 1:
-        axes.legend(frameon=False)
-    return Picture(figure, summary)
+        figure.legend(frameon=False, loc="outside right upper", fontsize=9)
+    return Picture(figure, summary, title=title)
 
 
-def bars(values: dict[str, float], *, x: str, summary: str) -> Picture:
+def bars(values: dict[str, float], *, x: str, summary: str, title: str = "") -> Picture:
     """One horizontal bar per name."""
     figure = Figure(figsize=(6.4, 0.6 + 0.32 * len(values)), layout="constrained")
     axes = figure.add_subplot()
     axes.barh(list(values)[::-1], list(values.values())[::-1])
     axes.set(xlabel=x)
-    return Picture(figure, summary)
+    return Picture(figure, summary, title=title)
+
+
+class predict:
+    """A question with choices. A person gets a row of buttons, anybody else nothing. `answer`, in the cell that
+    measures it, says what was chosen and what it is."""
+
+    def __init__(self, question: str, choices: Sequence[Any]):
+        if len(choices) < 2:
+            raise ValueError(f"choices = {choices!r}: allowed are two or more")
+        self.question, self.choices, self.said = question, list(choices), None
+        if runtime.interactive():
+            from ipywidgets import HTML, ToggleButtons, VBox
+
+            options = [(cell(choice), choice) for choice in self.choices]
+            buttons = ToggleButtons(options=options, value=None, style={"button_width": "auto"})
+            buttons.observe(lambda change: setattr(self, "said", change["new"]), "value")
+            displayed(VBox([HTML(f"<b>Predict:</b> {html.escape(question)}"), buttons]))
+
+    def answer(self, value: Any) -> "_Plain":
+        said = "" if self.said is None else f"you said {cell(self.said)}: "
+        return _Plain(f"{said}it is {cell(value)}")
 
 
 # A long line scrolls, where JupyterLab would break it anywhere.
@@ -167,7 +219,7 @@ class Controls:
     def __init__(self):
         self.stop, self.lr_scale, self.handle = False, 1.0, None
         if runtime.interactive():
-            self.handle = _display(self._widgets())
+            self.handle = displayed(self._widgets())
 
     def _widgets(self):
         from ipywidgets import Button, FloatLogSlider, HBox
@@ -193,7 +245,22 @@ class Controls:
             self.handle.update(_Plain(f"controls: {ended}, rate x {self.lr_scale:.2f}"))
 
 
+class Page:
+    """A bundle of representations that somebody has put together."""
+
+    def __init__(self, bundle: dict[str, str]):
+        self.bundle = bundle
+
+    def __str__(self) -> str:
+        return self.bundle["text/plain"]
+
+    def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
+        return self.bundle
+
+
 class _Plain(str):
+    """A string that a cell shows without quotes."""
+
     __repr__ = str.__str__
 
 
@@ -211,10 +278,13 @@ def _answer(widget) -> None:
     widget.comm.on_msg(heard)
 
 
-def _display(thing, handle=None):
-    """Display once, then update in place; outside IPython print the text."""
+def displayed(thing, handle=None):
+    """Display once, then update in place; outside IPython print the text. Returns what to give as `handle` next time."""
     from IPython import get_ipython
     from IPython.display import display
+
+    if type(thing) is str:
+        thing = _Plain(thing)
 
     if get_ipython() is None:
         print(thing, flush=True)

@@ -7,6 +7,9 @@ Each run is made here once for the whole suite: where the doctor can see it, it 
 import os
 import random
 import re
+import sys
+import threading
+import types
 import warnings
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import torch
 import transformers as tf
 from diagnosis import facts_of
 
-from lessons import facts, pitfalls
+from lessons import facts, pitfalls, trials
 from lessons.pitfalls import bench
 from nblib import paths, runtime
 
@@ -69,11 +72,18 @@ def made(request):
     """Makes a run, and writes its facts down for the notebooks if they are asked for."""
     folder = request.config.getoption("--facts")
 
-    def make(p: pitfalls.Pitfall, run: str) -> dict:
-        measured = facts_of(p, run)
+    def make(p: pitfalls.Pitfall, run: str) -> tuple[dict, set]:
+        executed = set()
+        trace = lambda frame, *_: executed.add(frame.f_code)  # noqa: E731  it answers None, so lines are not traced
+        before = sys.gettrace()
+        sys.settrace(trace), threading.settrace(trace)
+        try:
+            measured = facts_of(p, run)
+        finally:
+            sys.settrace(before), threading.settrace(before)
         if folder:
             facts.write(Path(folder), p.id, run, measured)
-        return measured
+        return measured, executed
 
     return make
 
@@ -81,14 +91,35 @@ def made(request):
 @pytest.mark.parametrize("pitfall", [_marked(p) for p in CATALOGUE])
 def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was, made):
     try:
-        broken, fixed = made(pitfall, "broken"), made(pitfall, "fixed")
+        (broken, then), (fixed, now) = made(pitfall, "broken"), made(pitfall, "fixed")
     except pitfalls.Unavailable as reason:
         pytest.skip(str(reason))
     assert pitfall.seen(broken), f"{pitfall.id} no longer shows its symptom: {broken}"
     assert not pitfall.seen(fixed), f"{pitfall.id} still shows its symptom with the fix: {fixed}"
     if pitfall.claimed is not None:
-        claimed = made(pitfall, "claimed")
+        claimed, _ = made(pitfall, "claimed")
         assert pitfall.seen(claimed) == pitfall.claim_holds, f"{pitfall.id}: the claimed cause alone gave {claimed}"
+
+
+    if pitfall.wrong:
+        wrong, right = codes(pitfall.wrong), codes(pitfall.right)
+        assert wrong & then and not wrong & now, f"{pitfall.id}: the broken run alone must execute what is shown for it"
+        assert right & now, f"{pitfall.id}: the fixed run must execute what is shown for it"
+
+
+def codes(thing) -> set:
+    """The code objects of a function, or of all methods of a class."""
+    if isinstance(thing, type):
+        return {f.__code__ for f in vars(thing).values() if isinstance(f, types.FunctionType)}
+    return {thing.__code__}
+
+
+@pytest.mark.parametrize("pitfall", [p for p in CATALOGUE if p.wrong], ids=lambda p: p.id)
+def test_what_is_shown_is_a_dozen_lines_and_differs(pitfall):
+    shown = [trials.lines_of(pitfall.wrong), trials.lines_of(pitfall.right)]
+    assert all(2 <= len(lines) <= 12 for lines in shown), [len(lines) for lines in shown]
+    assert all(len(line) <= 88 for lines in shown for line in lines)  # two columns fit a page
+    assert shown[0][1:] != shown[1][1:]
 
 
 def test_the_catalogue_is_complete_in_itself():

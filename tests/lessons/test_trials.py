@@ -1,6 +1,7 @@
 """Runs side by side: made once, told apart, and read in a table."""
 
 import math
+import re
 
 import pytest
 
@@ -10,6 +11,17 @@ from lessons.pitfalls import Pitfall, Unavailable, pitfall
 VERDICT = (
     "what the runs say, <in more words> than one line of a hundred and ten characters would ever hold, as here. " * 2
 )
+
+
+def _mend(model):
+    """Not shown."""
+    scale = 2  # a comment
+    return model < scale
+
+
+def _spoil(model):
+    scale = 1
+    return model < scale
 
 
 @pytest.fixture
@@ -22,7 +34,7 @@ def made(monkeypatch):
 
     words = dict(
         title="a title", symptom="s", claim="c", verdict=VERDICT.strip(), fix="`mend` it", seen=lambda f: f["bad"]
-    )
+    ) | dict(wrong=_spoil, right=_mend)
     curve = [0.5] * 40
     broken = run(
         "broken", bad=True, loss=math.nan, scale=65536.0, said="", gone=[], curve=curve, parts={"one": {"x": 0.123456}}
@@ -55,16 +67,50 @@ def test_two_notebooks_share_nothing(made):
     assert not trials.Trials().facts
 
 
-def test_facts_are_rows_runs_are_columns_the_symptom_is_last(made):
+def test_facts_are_rows_runs_are_columns_the_symptom_is_first(made):
     shown = trials.Trials()("P01", "broken", "fixed")
     assert shown.table.columns == ["fact", "broken", "fixed"] and str(shown).startswith("P01 a title\n")
-    assert shown.table.rows[-1] == {"fact": "THE SYMPTOM", "broken": "shows", "fixed": "absent"}
+    assert shown.table.rows[0] == {"fact": "THE SYMPTOM", "broken": "shows", "fixed": "absent"}
     rows = _rows(shown)
     assert rows["loss"] == {"fact": "loss", "broken": "nan", "fixed": "0.6667"}
     assert rows["scale"] == {"fact": "scale", "broken": "65,536"}
     assert rows["gone"] == {"fact": "gone", "broken": "none", "fixed": "k, v"}
     assert rows["only"] == {"fact": "only", "fixed": "here"}  # not measured is not the same as none
     assert rows["parts"]["broken"] == "one x 0.1235"
+
+
+def test_the_broken_lines_are_on_the_page_and_the_mended_ones_once_the_fixed_run_is_seen(made):
+    trial = trials.Trials()
+    before, after = trial("P01", "broken"), trial("P01", "broken", "claimed", "fixed")
+    assert before.code == {"broken": ["def _spoil(model):", "    scale = 1", "    return model < scale"]}
+    assert after.code["fixed"] == ["def _mend(model):", "    scale = 2  # a comment", "    return model < scale"]
+    assert "    scale = 1\n" in str(before) and "scale = 2" not in str(before) and "scale = 2" in str(after)
+    page = after._repr_mimebundle_()["text/html"]
+    assert f"<span style='{trials.RED}'>    scale = 1</span>\n    return model &lt; scale</pre>" in page
+    assert f"<span style='{trials.GREEN}'>    scale = 2  # a comment</span>" in page
+    assert f"<a href='{before.file}'>" in page and before.file.endswith("lessons/test_trials.py")
+
+
+def test_the_verdict_is_one_line_in_a_colour_above_the_table(made):
+    page = trials.Trials()("P01")._repr_mimebundle_()["text/html"]
+    assert page.index("</pre>") < page.index("The claim does not hold") < page.index("THE SYMPTOM")
+    assert "The lines above bring the symptom" in str(trials.Trials()("P02"))
+    assert "The claim" not in str(trials.Trials()("P01", "broken", "claimed"))
+
+
+def test_while_runs_are_made_a_line_says_which_and_the_page_takes_its_place(made, monkeypatch):
+    said = []
+    monkeypatch.setattr(trials.show, "displayed", lambda thing, handle=None: said.append((str(thing), handle)) or "place")
+    trial = trials.Trials()
+    shown = trial("P01", "broken", "fixed")
+    assert said[0] == ("P01: broken is running", None)
+    assert re.fullmatch(r"P01: broken \d+\.\d s, fixed is running", said[1][0]) and said[1][1] == "place"
+    shown._ipython_display_()
+    assert said[2] == (str(shown), "place")
+    shown._ipython_display_()  # shown again, it gets a place of its own
+    assert said[3] == (str(shown), None)
+    trial("P01", "broken")  # made before: nothing runs
+    assert len(said) == 4
 
 
 def test_what_is_too_long_is_cut_or_left_out(made):

@@ -12,6 +12,9 @@ returns the facts it measured:
 `claim_holds` and False; the notebooks display the same facts; `check` names the doctor's check that must find the
 broken run.
 
+`wrong` and `right` are the few lines that differ: two small functions, of which the broken run calls the first and the
+fixed run the second. The notebooks show them side by side above the facts, and the same test watches that they run.
+
 One module per subject, each ending in its list PITFALLS; `bench` holds the small models they share.
 
 Footgun: facts are measured on the versions installed. When a library repairs itself, `broken()` no longer breaks, and
@@ -46,6 +49,8 @@ class Pitfall(NamedTuple):
     claim_holds: bool = False
     check: str = ""  # id of the doctor's check that must name the broken run, "" where no check can see it
     slow: bool = False  # its runs take more than five seconds together
+    wrong: Callable | None = None  # a dozen lines at most, which the broken run executes and the page shows
+    right: Callable | None = None  # the same lines as the fixed run executes them
 
 
 def catalogue() -> Iterator[Pitfall]:
