@@ -6,6 +6,7 @@ PYTHON ?= $(shell for v in 3.11 3.12 3.13; do command -v python$$v >/dev/null &&
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-$(shell cat requirements.lock pyproject.toml doctor/pyproject.toml 2>/dev/null | sha256sum | cut -c1-12)
+BOOK := $(VENV)/.book-$(shell sha256sum docs/requirements.txt 2>/dev/null | cut -c1-12)
 PROFILE ?=
 PORT ?= 8888
 JOBS ?=
@@ -17,7 +18,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workstea
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
-.PHONY: help env run demo lab test test-doctor test-notebooks test-all torture refresh lint lock bench clean clean-env
+.PHONY: help env run demo lab book test test-doctor test-notebooks test-all torture refresh lint lock bench clean clean-env
 
 help:  ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,14 @@ lab: env  ## open JupyterLab on 127.0.0.1 with its token; PORT=8888
 	@$(BIN)/python -c "import socket,sys; s=socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1); e=s.connect_ex(('127.0.0.1',$(PORT))); sys.exit('make lab: port $(PORT) is in use on 127.0.0.1; choose another, e.g. make lab PORT=8899' if e==0 else 0)" || exit 2
 	$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.port=$(PORT) --ServerApp.port_retries=0 --ServerApp.root_dir=$(CURDIR) --LabApp.default_url=/lab/tree/notebooks/00_setup.ipynb $(if $(filter 0,$(shell id -u)),--allow-root)
 
+book: env $(BOOK)  ## the notebooks and documents as a site with search: outputs/book/index.html
+	$(BIN)/python -m sphinx -b html -c docs -d outputs/book-cache -q -W --keep-going . outputs/book
+	@echo "open outputs/book/index.html"
+
+$(BOOK):
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@rm -f $(VENV)/.book-*; touch $@
+
 test: env  ## after each change, minutes: units, properties, parity, the doctor, hygiene of notebooks
 	$(PYTEST) -m "not slow and not base and not kernel and not browser and not gpu"
 
@@ -53,7 +62,7 @@ test-notebooks: env  ## run notebooks again and compare their checked cells: tho
 test-all: env  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
-	status=0; \
+	status=0; $(MAKE) --no-print-directory book || status=1; \
 	$(PYTEST) --facts outputs/tests/facts --junit-xml=outputs/tests/tests.xml || status=1; \
 	$(BIN)/python tests/validate.py --all --facts outputs/tests/facts --junit-xml=outputs/tests/notebooks.xml || status=1; \
 	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status

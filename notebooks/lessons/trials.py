@@ -85,7 +85,9 @@ class SideBySide:
             self.sentences = {"Verdict": _sentence(p.verdict), "Fix": _sentence(p.fix)}
 
     def __str__(self) -> str:
-        code = [f"{name}, {self.file}:\n" + textwrap.indent("\n".join(lines), "    ") for name, lines in self.code.items()]
+        code = [
+            f"{name}, {self.file}:\n" + textwrap.indent("\n".join(lines), "    ") for name, lines in self.code.items()
+        ]
         below = [
             textwrap.fill(f"{name}: {words}", 110, break_on_hyphens=False) for name, words in self.sentences.items()
         ]
@@ -139,7 +141,9 @@ def _coloured(lines: list[str], beside: list[str] | None, style: str) -> str:
         for block in SequenceMatcher(None, lines, beside, autojunk=False).get_matching_blocks():
             same.update(range(block.a, block.a + block.size))
     rows = [
-        html.escape(line) if beside is None or n in same or n == 0 else f"<span style='{style}'>{html.escape(line)}</span>"
+        html.escape(line)
+        if beside is None or n in same or n == 0
+        else f"<span style='{style}'>{html.escape(line)}</span>"
         for n, line in enumerate(lines)  # the first line is the name of the function, which always differs
     ]
     return f"<pre style='text-align: left; margin: 0'>{chr(10).join(rows)}</pre>"

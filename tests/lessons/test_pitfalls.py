@@ -100,7 +100,6 @@ def test_broken_breaks_fixed_holds_and_the_claim_is_as_said(pitfall, as_it_was, 
         claimed, _ = made(pitfall, "claimed")
         assert pitfall.seen(claimed) == pitfall.claim_holds, f"{pitfall.id}: the claimed cause alone gave {claimed}"
 
-
     if pitfall.wrong:
         wrong, right = codes(pitfall.wrong), codes(pitfall.right)
         assert wrong & then and not wrong & now, f"{pitfall.id}: the broken run alone must execute what is shown for it"

@@ -100,7 +100,9 @@ def test_the_verdict_is_one_line_in_a_colour_above_the_table(made):
 
 def test_while_runs_are_made_a_line_says_which_and_the_page_takes_its_place(made, monkeypatch):
     said = []
-    monkeypatch.setattr(trials.show, "displayed", lambda thing, handle=None: said.append((str(thing), handle)) or "place")
+    monkeypatch.setattr(
+        trials.show, "displayed", lambda thing, handle=None: said.append((str(thing), handle)) or "place"
+    )
     trial = trials.Trials()
     shown = trial("P01", "broken", "fixed")
     assert said[0] == ("P01: broken is running", None)

@@ -39,7 +39,9 @@ class Sketch:
         self.axes.set(xlim=(0, width), ylim=(0, height), aspect="equal")
         self.axes.axis("off")
 
-    def box(self, x: float, y: float, text: str, *, width: float = 1.1, height: float = 0.45, fill: str = COMPUTED) -> Box:
+    def box(
+        self, x: float, y: float, text: str, *, width: float = 1.1, height: float = 0.45, fill: str = COMPUTED
+    ) -> Box:
         """A box around its middle."""
         corner = (x - width / 2, y - height / 2)
         style = "round,pad=0,rounding_size=0.06"
