@@ -6,6 +6,7 @@ size, order or parameters. What it lets through is caught here.
 
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import huggingface_hub
@@ -13,6 +14,8 @@ import nbformat
 import pytest
 import yaml
 
+from lessons.pitfalls import catalogue
+from lessons.trials import lines_of
 from nblib import paths
 from nblib.run import parameters, sweep
 
@@ -96,6 +99,40 @@ def test_prose_repeats_no_measured_number(notebook):
             assert not re.search(r"\b\d+\.\d{2,}\b(?!\d*\.)", re.sub(r"arXiv:[\d.]+", "", cell.source)), cell.source[
                 :200
             ]
+
+
+def test_the_broken_lines_of_every_pitfall_are_on_a_page():
+    shown = "\n".join(
+        "".join(output.get("data", {}).get("text/plain", ""))
+        for path in NOTEBOOKS
+        for cell in _code(nbformat.read(path, as_version=4))
+        for output in cell.outputs
+    )
+    missing = [p.id for p in catalogue() if textwrap.indent("\n".join(lines_of(p.wrong)), "    ") not in shown]
+    assert not missing, "stored outputs are older than these pitfalls: nblib refresh"
+
+
+def test_a_page_says_what_it_is_about_before_it_sets_anything(notebook):
+    """A drawing made by code and a formula stand above the parameters, and the prose links to what it talks about."""
+    above, text = [], "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            break
+        above.append(cell)
+    assert any(c.cell_type == "code" and any("image/png" in o.get("data", {}) for o in c.outputs) for c in above)
+    assert "$$" in text and len(re.findall(r"\]\((?!#)", text)) >= 4
+    assert "../docs/glossary.md#" in text
+
+
+def test_questions_come_before_their_answers_and_answers_are_collapsed(notebook):
+    asked, answered = {}, []
+    for n, cell in enumerate(notebook.cells):
+        if cell.cell_type == "code":
+            asked |= {name: n for name in re.findall(r"^(\w+) = show\.predict\(", cell.source, re.M)}
+            answered += [(name, n, cell) for name in re.findall(r"(\w+)\.answer\(", cell.source)]
+    assert asked and {name for name, *_ in answered} == set(asked)
+    for name, n, cell in answered:
+        assert asked[name] < n and cell.metadata.get("jupyter", {}).get("outputs_hidden"), name
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda p: p.name)
