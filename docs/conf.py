@@ -27,7 +27,9 @@ html_theme_options = {"show_toc_level": 2, "use_download_button": False}
 html_copy_source = False
 
 
-FIRST = '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=README.html"><a href="README.html">The workbook</a>\n'
+FIRST = (
+    '<!DOCTYPE html><meta http-equiv="refresh" content="0; url=README.html"><a href="README.html">The workbook</a>\n'
+)
 CONTENTS = """
 ```{toctree}
 :hidden:

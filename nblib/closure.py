@@ -1,6 +1,6 @@
 """Which modules of this project a piece of code reaches by import, and a hash of what those modules do.
 
-A result depends on the code behind it and on nothing else in the project, so the name of a stored result (a run, the
+A result depends on the code behind it and on nothing else in the project. So the name of a stored result (a run, the
 base model) holds the hash of that code alone. Imports are read from the syntax tree; nothing is executed. An import
 counts wherever it stands, in a function too; `from nblib.methods import lrc` reaches lrc and its packages, not the
 other methods. The catalogue of pitfalls loads its modules by name at run time, so there is one more rule: code that

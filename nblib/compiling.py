@@ -2,11 +2,11 @@
 
 Activation checkpointing keeps only the input of each decoder block and computes the rest again in backward: about
 one more forward pass, for activations that no longer grow with what happens inside a block. Always the non-reentrant
-kind: the old reentrant one needs an input that requires grad, and with a frozen embedding its gradients are gone,
-silently if anything after the blocks still trains (notebook 01).
+kind. The old reentrant one needs an input that requires grad. With a frozen embedding its gradients are gone, and
+nothing says so if anything after the blocks still trains (notebook 01).
 
-Compile works block by block. A model is one block repeated, so compiling the block once and reusing it starts in a
-fraction of the time, and a graph break stays inside its block.
+Compile works block by block. A model is one block repeated. To compile the block once and reuse it starts in a fraction
+of the time, and a graph break stays inside its block.
 
 Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mod.` before every name;
 `module.compile()` works in place and leaves the names alone.

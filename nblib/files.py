@@ -4,8 +4,8 @@
     with replacing(path) as partial: ...    the same for a file or folder that another library writes
     with locked(path): ...                  one process at a time; claim(path) asks without waiting
 
-A rename is atomic, so a reader never sees half a file; it is durable only after the file, and the folder that holds its
-name, were flushed. Locks are the kernel's (flock): they go with the process that holds them, however it ends. No write
+A rename is atomic, so a reader never sees half a file. It is durable only after the file and the folder that holds its
+name were flushed. Locks are the kernel's (flock): they go with the process that holds them, however it ends. No write
 follows a link that somebody planted under the name it is about to use. What cannot be read is set aside under another
 name, `damaged-...`, with a sentence: it counts for nothing and is there to be looked at.
 

@@ -16,11 +16,10 @@ cross-entropy alone. `from_pretrained` cannot build an adapted model, so give `s
     loss = ard.loss(model, beta=1e-3, warmup=50, optimizer=optimizer, language=hf.causal_lm)
     hf.Trainer(model, args, loss=loss, optimizers=(optimizer, None), save=ard_run.save, load=ard_run.load)
 
-Footgun: an override of `compute_loss` that takes the item count and ignores it is silently wrong: the Trainer sees a
-model that could have used the count and stops dividing by the number of micro-batches. One device per process only, and
-with several processes `loss` must call the model it is given, as `causal_lm` here does: `losses.causal_lm` calls the
-layers inside it, past the wrapper that averages gradients.
-"""
+Footgun: an override of `compute_loss` that takes the item count and ignores it is wrong, and nothing says so. The
+Trainer assumes that the count was used and stops dividing by the number of micro-batches. One device per process only,
+and with several processes `loss` must call the model it is given, as `causal_lm` here does: `losses.causal_lm` calls
+the layers inside it, past the wrapper that averages gradients."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,20 +1,19 @@
 """Bytes: predicted before a run, and measured as the peak of a block of code over what was there before it.
 
 The prediction really runs the step: forward, loss, backward, update, with the library's own loss and torch's own
-optimizer, on fake tensors, which have a shape and a storage size and no memory. `Account` adds up what is alive at
-every operation. So it follows the code, checkpointing, autocast's copies and chunks of logits included, and there is
-no formula that ages. It says what tensors need: a CUDA context, an allocator's gaps and the workspaces of matrix
+optimizer. It runs on fake tensors, which have a shape and a storage size and no memory. `Account` adds up what is alive
+at every operation. So it follows the code, checkpointing, autocast's copies and chunks of logits included, and there is
+no formula that ages. It says what tensors need. A CUDA context, an allocator's gaps and the workspaces of matrix
 libraries come on top, so leave a tenth of a card free.
 
 CUDA counts every allocation, so its peak is exact. A CPU process has only its resident set: the kernel keeps the
-high-water mark, and writing 5 to /proc/self/clear_refs sets it back. Large tensors are mapped and unmapped one by
-one, so the mark is good to a few percent, provided that they are: glibc moves tensors of up to 32 MB into a pool as
-soon as it has seen one freed, and the pool's gaps then count (up to three times too much has been seen). So while a
-peak is measured on Linux everything from 64 KB on is mapped by itself, which costs a little time.
+high-water mark, and writing 5 to /proc/self/clear_refs sets it back. Large tensors are mapped and unmapped one by one,
+so the mark is good to a few percent. That fails for tensors of up to 32 MB: glibc moves them into a pool as soon as it
+has seen one freed, and the pool's gaps then count (up to three times too much has been seen). So while a peak is
+measured on Linux everything from 64 KB on is mapped by itself, which costs a little time.
 
-Footgun: `ru_maxrss`, the usual answer, never goes down. Measured after a large step it reports the large step for
-ever; here the mark is reset, and where it cannot be (macOS) a thread samples instead.
-"""
+Footgun: `ru_maxrss`, the usual answer, never goes down. Measured after a large step it reports the large step for ever.
+Here the mark is reset; where it cannot be (macOS) a thread samples instead."""
 
 import ctypes
 import gc

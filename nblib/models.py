@@ -1,8 +1,8 @@
 """Models are always transformers models: tiny ones built from a config, real ones by hub name or local path.
 
-The default is a Qwen3 of about four million parameters, small enough to train in minutes on two CPU cores and the
-same code as its large relatives. The other tiny families differ where training code tends to break: GPT-2 has
-dropout on and biases, Llama has neither, the mixture models keep their experts in stacked 3-D parameters.
+The default is a Qwen3 of about four million parameters. It trains in minutes on two CPU cores, and its code is that of
+its large relatives. The other tiny families differ where training code tends to break: GPT-2 has dropout on and biases,
+Llama has neither, the mixture models keep their experts in stacked 3-D parameters.
 
 Footgun: since transformers 5 `from_pretrained` keeps the dtype of the file. A bf16 checkpoint then trains in bf16
 parameters, where small updates round to nothing (notebook 03). So `load` asks for fp32 unless told otherwise, and
@@ -75,8 +75,8 @@ def load(
 
 def keep_differentiable(model: nn.Module) -> nn.Module:
     """Forbid bitsandbytes to repack 4-bit weights for inference. On a CPU with AVX-512 BF16 it does so in the first
-    forward pass in evaluation mode, for a product that has no backward; returning to train() does not undo it, and
-    the gradients are wrong from then on without a word (notebook 01)."""
+    forward pass in evaluation mode, for a product that has no backward. Returning to train() does not undo it. The
+    gradients are wrong from then on, and nothing says so (notebook 01)."""
     from bitsandbytes.nn import Linear4bit
 
     for m in model.modules():

@@ -1,7 +1,7 @@
 """What we run on: seeds, device and precision with the reason, environment snapshot.
 
-A run is only worth keeping if it can be placed. So every choice made for you is returned together with the
-sentence that explains it, and `environment()` records what a reader needs to reproduce a number or to doubt it.
+A run is only worth keeping if it can be placed. So every choice made for you comes with the sentence that explains it.
+`environment()` records what a reader needs to reproduce a number or to doubt it.
 
 Precision here means the dtype of *autocast*; parameters stay fp32 (the master weights). bf16 is chosen where the
 chip multiplies it natively, fp16 on older CUDA cards (it needs a loss scaler), fp32 otherwise: bf16 on a CPU

@@ -203,9 +203,8 @@ def fixed_rows(stream: Tensor, *, length: int, limit: int | None = None) -> Tens
 class Batches:
     """Endless shuffled batches of packed rows; two integers say where it stands.
 
-    `rows` is the micro-batch of one process. With `world` processes every global batch of rows * world is dealt out
-    by rank, so the data seen does not depend on how many processes share it.
-    """
+    `rows` is the micro-batch of one process. With `world` processes every global batch of rows * world is dealt out by
+    rank. So the data seen does not depend on how many processes share it."""
 
     def __init__(self, stream: Tensor, *, rows: int, length: int, seed: int = 0, rank: int = 0, world: int = 1):
         self.stream, self.rows, self.length, self.seed, self.rank, self.world = stream, rows, length, seed, rank, world

@@ -11,9 +11,8 @@ after the last micro-batch, so there is no `no_sync` to get wrong (and no overla
 with controls, or call `fit()` for the list. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
 SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
-Footgun: the loss of every step is read back to the host (a synchronisation per step, and one per micro-batch for the
-label mask), because a guard that looks every hundredth step has let ninety-nine poisoned updates through.
-"""
+Footgun: the loss of every step is read back to the host: a synchronisation per step, and one per micro-batch for the
+label mask. A guard that looks only every hundredth step lets ninety-nine poisoned updates through."""
 
 import asyncio
 import copy

@@ -1,9 +1,9 @@
 """Who gets a gradient, and how to be sure: freeze, select layers, swap modules, list what trains, and the canary.
 
-`requires_grad` says what *may* train. Whether it does depends on the graph, the optimizer and the numbers, and most
-ways of getting that wrong raise nothing: the loss falls because something else learns. So the check is an experiment,
-not an inspection. The canary takes two small real steps and asks of every trainable tensor: did you get a gradient,
-was it finite, did you move? Then it puts everything back, bit for bit.
+`requires_grad` says what *may* train. Whether it does depends on the graph, the optimizer and the numbers. Most ways of
+getting that wrong raise nothing: the loss falls because something else learns. So the check is an experiment, not an
+inspection. The canary takes two small real steps and asks of every trainable tensor: did you get a gradient, was it
+finite, did you move? Then it puts everything back, bit for bit.
 
 Two steps, because one is too few to judge: LoRA starts with B = 0, so the first gradient of A is exactly zero in a
 healthy adapter, and alive at the second step. With both factors zero it stays zero for ever.

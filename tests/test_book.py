@@ -14,7 +14,9 @@ from nblib import paths
 
 BOOK = paths.root() / "outputs" / "book"
 
-pytestmark = pytest.mark.skipif(not (BOOK / "index.html").exists(), reason="no site in outputs/book: make book builds it")
+pytestmark = pytest.mark.skipif(
+    not (BOOK / "index.html").exists(), reason="no site in outputs/book: make book builds it"
+)
 
 
 class Page(HTMLParser):

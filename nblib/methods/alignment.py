@@ -4,14 +4,14 @@
     Hidden                distance of a student layer, taken to the teacher's width by a linear map, to a teacher layer
     Dynamics              1 - CKA of the layers' updates h_(l+1) - h_l (feature dynamics distillation)
 
-The map is trained with the student and thrown away afterwards, so what it learns is not in the student: with a map per
+The map is trained with the student and thrown away afterwards, so what it learns is not in the student. With a map per
 pair the states need only hold the same information, linearly. Linear CKA needs no map. It is 1 for states that are
 rotations and scalings of each other (Kornblith et al., arXiv:1905.00414):
 
     CKA(X, Y) = HSIC(X, Y) / sqrt(HSIC(X, X) HSIC(Y, Y)),        HSIC = |X^T Y|^2 of centred (n, D) states
 
-With n tokens and D channels this plug-in HSIC finds similarity where there is none, the more the larger D / n: two
-independent Gaussians of n = 512, D = 768 have a CKA of 0.6. `debiased` takes the unbiased HSIC (Song et al., 2012),
+With n tokens and D channels this plug-in HSIC finds similarity where there is none, and more of it the larger D / n is.
+Two independent Gaussians of n = 512, D = 768 have a CKA of 0.6. `debiased` takes the unbiased HSIC (Song et al., 2012),
 whose value for independent states is 0 in the mean and may be negative. `floor` measures this for any two states, as
 their CKA after one of them was shuffled.
 

@@ -9,13 +9,13 @@ with s = alpha / rank. The cost of what z tells about x is its divergence from a
     KL(x) = sum over k of 1/2 [ log v_k - l_k + (e^l_k + mu_k^2) / v_k - 1 ]                      (nats per token)
     loss  = ( sum over supervised tokens of CE  +  beta * sum over real tokens, layers and ranks of KL ) / supervised
 
-The KL is *summed* over layers and ranks, not averaged. So beta = 1 is the evidence bound, and beta is the price of a
-nat of KL in nats of CE for each single latent: more layers or ranks do not change it.
-(A mean over ranks, as often written, is this with beta / rank.) Prompts that are not supervised pay too, because their
-latents speak to the answer through attention; padding does not.
+The KL is *summed* over layers and ranks, not averaged. So beta = 1 is the evidence bound. For each single latent, beta
+says how many nats of CE a nat of KL costs; more layers or ranks do not change that. (A mean over ranks, as often
+written, is this with beta / rank.) Prompts that are not supervised pay too, because their latents speak to the answer
+through attention; padding does not.
 
-Each adapter computes the KL in its own forward pass, on the very input of its projection, per token; the loss reads
-it with `collect` and drops the padding. So the mask need not travel into the model, nothing runs twice, and the second
+Each adapter computes the KL per token in its own forward pass, on the very input of its projection. The loss reads it
+with `collect` and drops the padding. So the mask need not travel into the model, nothing runs twice, and the second
 forward pass of non-reentrant checkpointing, which happens when nobody collects, cannot be counted.
 
 The variances v_k, what they say about relevance, and pruning are in ard_ranks.py; what surrounds a run in ard_run.py.

@@ -9,13 +9,12 @@ is also the variance at which the sum of the KL terms (ard.py) is smallest, so f
 the same way. n counts real tokens, and so does beta: with padding in one of them only, v depends on how a batch was
 padded. E z^2 is taken exactly, not by drawing, so an update uses no random numbers and a run resumes bit for bit.
 
-The rows come from a pool that training never sees, drawn anew each epoch: fitted to training text, the priors would
-believe what the adapter has learned by heart.
+The rows come from a pool that training never sees, and are drawn anew each epoch. Fitted to training text, the priors
+would believe what the adapter has learned by heart.
 
 Footgun: v_k alone is no relevance. z_k * c with B[:, k] / c is the same model with v_k * c^2, and a rank that nobody
 needs rests at its prior, mu = 0 and e^l = v, at whatever v was: it need not shrink. What a rank adds to the output in
-evaluation is s mu_k B[:, k], and its mean square, "signal", is what pruning should go by.
-"""
+evaluation is s mu_k B[:, k]. Its mean square, "signal", is what pruning should go by."""
 
 from collections.abc import Iterable, Iterator
 

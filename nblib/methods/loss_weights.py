@@ -13,8 +13,8 @@ so it is paid for giving the weight to whatever is small already. For l1 > l2 th
 (1 - penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at
 w1 = 0 (notebook 10 measures it). Dividing each loss by its first value holds until the losses have fallen
 differently, by its running mean while they fall slowly. What does not collapse is `learns="spread"`: the weights
-see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. Its balance is w_i in
-proportion to 1 / l_i, so a small loss still takes most of the weight unless losses are normalised as well.
+see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. At its balance w_i is in
+proportion to 1 / l_i. So a small loss still takes most of the weight unless losses are normalised as well.
 
 Footguns: the weights add up to 1, so switching the router on replaces (1, 0.5) by a smaller total. It reads the losses
 of its micro-batch, so with it the cut into micro-batches matters a little. Without normalising, its gradient takes

@@ -3,9 +3,10 @@
     y = Q(W) Q(x) + U (V^T x)        U (out, r), V (in, r), r = max(1, floor(min(in, out) * percent / 100))
 
 The large product runs on -s, 0, s; the small one gets x unrounded and learns what rounding took away. In the usual,
-frozen form W is rounded once and only U and V train; in the joint form W trains too and is rounded at each forward.
+frozen form W is rounded once and only U and V train. In the joint form W trains too and is rounded at each forward
+pass.
 
-The start of U and V decides most of the result. R = W - Q(W) is what is missing, and its truncated singular value
+The start of U and V decides most of the result. R = W - Q(W) is what rounding took away. Its truncated singular value
 decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). But what counts is the error of
 the output, R x. So `svd_activation` decomposes R C^(1/2), with C the inputs' second moments over a few batches, and
 multiplies by C^(-1/2) afterwards (LQER, Zhang et al., 2024; EoRA, Liu et al., 2024).

@@ -9,8 +9,8 @@ the chosen has mean 1 / k: it shrinks the layer k-fold in training and not in us
 Which tokens are highest in a row cannot be known before the row ends. So a second small network, on the same input but
 with its gradient stopped, learns to say whether a token will be among them; its cross-entropy is the term 'depth' of
 `loss`. In evaluation a token is worked on if it says so: from its past alone, so no later token changes an earlier
-output. With `causal=True` training decides the same way, and the two are one function; then capacity holds only as
-well as the network has learnt it.
+output. With `causal=True` training decides the same way as inference. The two are then one function, and capacity holds
+only as well as the network has learnt it.
 
 The chosen tokens keep their positions and attend to each other: skipped tokens leave no key and no value here.
 

@@ -2,12 +2,12 @@
 
     m <- beta m + (1 - beta) g        u = NS5(beta m + (1 - beta) g)        W <- (1 - lr wd) W - lr scale u
 
-is the update of `torch.optim.Muon`, in bf16 bit for bit (its form of m <- beta m + g; NS5 forgets the factor). Here
-NS5 runs in the precision that the chip multiplies natively: torch's is always bf16, which a CPU without the
+is the update of `torch.optim.Muon`, in bf16 bit for bit (its form of m <- beta m + g; NS5 forgets the factor). Here NS5
+runs in the precision that the chip multiplies natively. Torch's always runs in bf16, which a CPU without the
 instructions emulates, many times slower than fp32.
 
-An expert layer stores E matrices as one (E, out, in) parameter, which torch's refuses and a flattened (E out, in)
-gets wrong: each expert is a map of its own. Here NS5 runs over the last two dimensions, and all matrices of one shape,
+An expert layer stores E matrices as one (E, out, in) parameter. Torch's Muon refuses it, and a flattened (E out, in)
+gets it wrong: each expert is a map of its own. Here NS5 runs over the last two dimensions. All matrices of one shape,
 experts or not, go through it in one batch, so a hundred small matrices cost a few kernels instead of thousands.
 
 NS5 is five times s <- 3.4445 s - 4.7750 s^3 + 2.0315 s^5 on every singular value of u / ||u||; `response` is that
@@ -15,10 +15,9 @@ curve. It does not converge to 1 and need not: it stays within BAND for all s ab
 Scales: "original" sqrt(max(1, out / in)), rate about 0.02; "match_rms_adamw" 0.2 sqrt(max(out, in)), AdamW's rates
 (Liu et al., 2025).
 
-Footgun: the update has one size whatever the gradient's. An expert that gets no token in a step has gradient zero, and
-NS5 makes a full step of its stale momentum, for hundreds of steps. Here such an expert rests, as a parameter does
-whose `grad` is None.
-"""
+Footgun: the update has one size whatever the gradient's. An expert that gets no token in a step has a gradient of zero.
+NS5 then makes a full step of its stale momentum, for hundreds of steps. Here such an expert rests, as a parameter does
+whose `grad` is None."""
 
 import math
 from collections import defaultdict

@@ -10,7 +10,7 @@ up to the large batch. Only what has a weight is computed.
 
 Without T^2 the gradient of `logits` falls as 1 / T^2 where T is large, so a new T would also be a new rate (Hinton et
 al., arXiv:1503.02531); with it the limit is that of fitting the logits themselves. The head is applied to a chunk of
-rows at a time (nblib/losses.py); the teacher's logits exist for the same chunk, or come from a cache.
+rows at a time (nblib/losses.py). The teacher's logits exist for the same chunk, or come from a cache.
 
 The teacher is frozen, in evaluation mode, asked without a graph and without a KV cache, and no part of the student:
 `check_teacher` names the rule that is broken. `no_grad` and not `inference_mode`: autograd cannot save what was made in
@@ -18,9 +18,8 @@ the latter, and a learned T saves the teacher's logits (P33). To spare memory, c
 (`compiling.checkpoint_blocks`): the teacher keeps nothing. `compiling.compile_blocks` works on both.
 
 Footguns: before training, `logits` is T^2 (ln V - entropy of the teacher's p), not ln V. Judge the start by that (P44).
-Under causal attention masking token i hides nothing from position i - 1, which never saw it: the masked objective of a
-causal model is next-token prediction with a damaged past, not bidirectional denoising.
-"""
+Under causal attention, masking token i hides nothing from position i - 1, which never saw it. So the masked objective
+of a causal model is next-token prediction with a damaged past, not bidirectional denoising."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -248,10 +247,9 @@ class States(NamedTuple):
 def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States:
     """The model's hidden states, those of every layer on request.
 
-    By hooks of our own on what enters the blocks. The hooks of transformers' `output_hidden_states` stay on the model;
-    they break the graph of a compiled block (ContextVar, torch 2.13), and a block that is checkpointed as well then
-    runs uncompiled without a message.
-    """
+    By hooks of our own on what enters the blocks. The hooks of transformers' `output_hidden_states` stay on the model.
+    They break the graph of a compiled block (ContextVar, torch 2.13). A block that is checkpointed as well then runs
+    uncompiled, without a message."""
     backbone, head = _backbone_and_head(model)
     extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
     inputs = {name: tensor for name, tensor in batch.items() if name not in extra}

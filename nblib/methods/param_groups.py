@@ -1,9 +1,9 @@
 """Which parameters go to Muon and which to AdamW, why, and whether the learning rates suit the choice.
 
 The module that owns a parameter decides. Weights of linear layers inside the blocks and stacked experts are maps
-between spaces and belong in Muon. Embeddings, heads, norms, biases and routers belong in AdamW, and so do parameters
-that are used entry by entry: a state space's decay rates and a convolution's taps have two or three dimensions, but
-they are no maps.
+between spaces and belong in Muon. Embeddings, heads, norms, biases and routers belong in AdamW. So do parameters that
+are used entry by entry: the decay rates of a state space and the taps of a convolution have two or three dimensions,
+but they are no maps.
 
     assign        the optimizer of every trainable parameter, with the reason
     optimizers    [Muon, AdamW] with their groups made by it

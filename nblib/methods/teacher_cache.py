@@ -11,7 +11,7 @@ by the hash of its token ids, in any order, batch size and masking of labels.
 
 The folder holds shards of rows and `manifest.json`, which names teacher, tokenizer, data, k, temperatures and precision
 by value or hash, and every shard with its SHA-256; all of it is checked on opening. A shard enters the manifest when it
-is whole and on disk, so the folder is a true prefix of the work at any instant, and a maker that was killed goes on
+is whole and on disk. So the folder holds a true prefix of the work at any instant, and a maker that was killed goes on
 after the last shard. What is opened is mapped, not read: it costs no memory until its rows are asked for.
 
 Footgun: `text.Batches` cuts its rows elsewhere in every epoch, so a second epoch asks for rows no one has cached. Make

@@ -9,13 +9,12 @@ a learned T needs a force against it:
                   arXiv:2211.16231). The reversal's strength is 0 at first, so that T stands still, then rises to 1
 
 Attach it to the student (`student.temperature = Learned(2.0)`, after the student's own optimizer was made), so that it
-is saved, clipped and stepped with the rest. `optimizer()` gives it an optimizer of its own, without weight decay: decay
+is saved, clipped and stepped with the rest. `optimizer()` gives it an optimizer of its own, without weight decay. Decay
 pulls the *raw* parameter to 0, which moves T by itself, and a log of T then looks like learning.
 
-Footguns: `clamp` has no gradient beyond its bounds. A T that reached one is stuck, and with it a regulariser that reads
-the clamped value; bound T by a sigmoid, or regularise the raw parameter. And Adam divides by the size of a gradient, so
-the strength of the reversal mostly sets when T starts to move, not how fast.
-"""
+Footguns: `clamp` has no gradient beyond its bounds. A T that reached one is stuck, and so is a regulariser that reads
+the clamped value. Bound T by a sigmoid, or regularise the raw parameter. And Adam divides by the size of a gradient, so
+the strength of the reversal mostly sets when T starts to move, not how fast."""
 
 import math
 

@@ -5,15 +5,14 @@ candidate into equal-width bins (lo, hi], and the expected calibration error is 
 
     ECE = sum over bins of n_b / N * | accuracy_b - confidence_b |        (Guo et al., arXiv:1706.04599)
 
-A model with noise inside can be asked more than once. The honest prediction is the mean of the *probabilities*,
-p = 1/S sum of softmax(logits_s); only this average can show doubt that a single pass, with the noise switched off,
-cannot. Nothing here knows where the noise comes from: `sampling(model)` is the context in which the model draws.
+A model with noise inside can be asked more than once. The honest prediction is the mean of the *probabilities*, p = 1/S
+sum of softmax(logits_s). Only this average can show doubt; a single pass with the noise switched off cannot. Nothing
+here knows where the noise comes from: `sampling(model)` is the context in which the model draws.
 
 Logits exist for a chunk of tokens at a time; between passes only the last hidden states are kept, (S, n, D).
 
-Footgun: ECE is a property of the top candidate only, and says nothing about accuracy: a model that always answers with
-the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled.
-"""
+Footgun: ECE is a property of the top candidate only and says nothing about accuracy. A model that always answers with
+the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -7,12 +7,12 @@ open: when it ends, the runner is gone, and this process stops like on Ctrl-C.
 Stopping means: interrupt the kernel as the button in JupyterLab would, so that a training cell can write its
 checkpoint and end; start no further cell; kill the kernel after GRACE seconds, or at once when asked a second time.
 
-The kernel talks over sockets in a folder of its own, because kernels that start together race for TCP ports, and it
+The kernel talks over sockets in a folder of its own, because kernels that start together race for TCP ports. It
 inherits the lock on the run folder: whoever can take that lock knows that nothing writes there any more. What the
 kernel forks or starts does not get the lock, and what is left of it in the kernel's process group is killed at the end.
 
-A disk can be full at any write. notebook.ipynb is then the last one that could be written whole, the sentence keeps the
-failure that came first, and a run whose end could not be stored is not done.
+A disk can be full at any write. notebook.ipynb is then the last one that could be written whole, and the sentence keeps
+the failure that came first. A run whose end could not be stored is not done.
 
 Footgun: a stopped training cell ends *without* an error, so "the cell succeeded" does not mean that it was completed.
 A process that the notebook itself detached (`setsid`) outlives the run.

@@ -91,7 +91,7 @@ def variants(notebook: str, assignments: Sequence[Sequence[str]], *, profile: st
 
 def same(job: Job, record: Mapping[str, Any]) -> bool:
     """Whether the run with this record (run.json) has the job's inputs. A commit that one of them does not know yet is
-    no difference: the run that fetches a model from the hub is the one that is continued with it."""
+    no difference. The run that fetches a model from the hub is the one that continues with it."""
     before = record.get("inputs")
     return record.get("key") == job.key or bool(_is_known(before) and not why(before, job.inputs))
 

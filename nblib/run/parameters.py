@@ -19,9 +19,8 @@ agrees: each string is quoted and each float has its dot, so plain `papermill -f
 Footgun: YAML 1.1 as papermill reads it turns `1e-3` into a string, `010` into 8, `12:30` into 750 and `yes` into True.
 Here numbers are what Python calls numbers and the other three stay text, which the type check then refuses.
 
-Footgun: a default computed from another parameter would keep its old value when that other one is set from outside,
-since the injected cell comes after this one. So defaults are literals, and everything derived is computed later.
-"""
+Footgun: a default computed from another parameter would keep its old value when that other one is set from outside. The
+injected cell comes after this one. So defaults are literals, and everything derived is computed later."""
 
 import ast
 import difflib

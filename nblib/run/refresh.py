@@ -2,8 +2,8 @@
 
 Only outputs and execution counts are taken over, and only when every cell of the notebook succeeded: sources, ids and
 tags stay what the author wrote. What would differ on every execution without telling anything is dropped: times,
-papermill's metadata, widget state. The runs themselves happen in a temporary folder, on copies of the notebooks: one
-that its author saved meanwhile stays as it is, since its new code has not run.
+papermill's metadata, widget state. The runs themselves happen in a temporary folder, on copies of the notebooks. A
+notebook that its author saved meanwhile stays as it is, since its new code has not run.
 
 Footgun: a cell that prints the path of its run folder prints a different one each time.
 """

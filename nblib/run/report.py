@@ -4,8 +4,8 @@ Each run shows how it ended, which parameters differ from the defaults, its key 
 on, and links to its notebook as a page. Pages are converted only when the notebook is newer. Nothing is kept between
 reports, so deleting a run folder removes the run.
 
-Nothing that a notebook shows can act on a page: of its HTML what only looks is kept (`_clean`), and the page's policy
-lets no script run, no form send and nothing be fetched. A damaged file is a sentence in the row of its run.
+Nothing that a notebook shows can act on a page. Of its HTML only what is looked at is kept (`_clean`), and the page's
+policy lets no script run, no form send and nothing be fetched. A damaged file is a sentence in the row of its run.
 
 Footgun: formulas in the notebooks' text stay LaTeX source on these pages; rendering them would need MathJax from the
 network.

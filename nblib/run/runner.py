@@ -2,7 +2,7 @@
 
 Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
 own or on its share of the cores, the longest first. Several at once would wait at the lock of the base model for the
-one that makes it, so it is made before them, with all cores.
+one that makes it. So it is made before them, with all cores.
 
 Among the runs with a job's key the newest counts. If it is done, the job is skipped, or with `force` made again in a
 fresh folder. If it was killed, stopped or failed, forced or not, it is continued in its own folder, where its

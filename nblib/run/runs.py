@@ -9,10 +9,10 @@ A notebook's set-up cell calls `run = runs.begin("00_setup", globals())`, which 
 may come from plain papermill or from a hand edit) and gives back the `Run` to log to. A reader sees the old file or the
 new one, never half of one; `metrics.jsonl` grows line by line.
 
-A run is done when its own record says so *and* every code cell in its notebook executed without error: papermill
-calls all cells "completed" after a dead kernel. Whoever executes a run holds a lock on its folder, kernel included,
-so a status of 'running' without a lock means that the run was killed. `run.json` carries a hash of itself, and once the
-run is done the hashes of what came out: a byte that changed since is noticed by `record`, `problem` and `is_done`.
+A run is done when its own record says so *and* every code cell in its notebook executed without error. Papermill calls
+all cells "completed" after a dead kernel. Whoever executes a run holds a lock on its folder, kernel included, so a
+status of 'running' without a lock means that the run was killed. `run.json` carries a hash of itself, and once the run
+is done the hashes of what came out. `record`, `problem` and `is_done` notice a byte that changed since.
 
 Footgun: a run that resumes appends to `metrics.jsonl`, so steps after its last checkpoint appear twice; the later
 line counts. `Run.history` reads them so.

@@ -1,7 +1,7 @@
 """What a notebook shows: live progress, curves, tables, source, and controls that vanish when nobody is there.
 
-Everything is an object with `_repr_mimebundle_`, displayed once and updated in place: a picture for the page and a
-plain text that carries the summary, because that text is what a forge, a diff and a log show. Figures are made with
+Everything is an object with `_repr_mimebundle_`, displayed once and updated in place. It has a picture for the page and
+a plain text with the summary, because that text is what a forge, a diff and a log show. Figures are made with
 matplotlib's object API; pyplot keeps hidden state that leaks between cells.
 
 A picture carries its sentence inside the PNG, under the axes: no front end shows a figure's plain text, and a forge
@@ -26,7 +26,6 @@ from matplotlib.figure import Figure
 
 from nblib import runtime
 from nblib.run.runs import PROGRESS, RUN_DIR, columns
-
 
 DPI = 160  # of a PNG, shown at 96
 
@@ -65,7 +64,11 @@ class Progress:
         return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        if self.record and len(self.losses) > 1 and (self.record["step"] == self.record["of"] or "stopped" in self.record):
+        if (
+            self.record
+            and len(self.losses) > 1
+            and (self.record["step"] == self.record["of"] or "stopped" in self.record)
+        ):
             stored = curves({"loss": self.losses}, x="step", y="loss", summary=str(self), title=_fall(self.losses))
             return stored._repr_mimebundle_()
         share = self.record["step"] / self.record["of"] if self.record else 0
@@ -279,7 +282,7 @@ def _answer(widget) -> None:
 
 
 def displayed(thing, handle=None):
-    """Display once, then update in place; outside IPython print the text. Returns what to give as `handle` next time."""
+    """Display once, then update in place; outside IPython print the text. Returns the `handle` of the next time."""
     from IPython import get_ipython
     from IPython.display import display
 

@@ -4,10 +4,10 @@ A sweep file is flat YAML like a profile. `name: value` sets a parameter, `name:
 the product of all that vary, the last one in the file changing fastest. A parameter that takes a list is varied by a
 list of lists. The file goes on top of a profile, and `-p name=value` on top of both: it holds a parameter still.
 
-Each combination becomes the job that `nblib run` would make of it. So a sweep skips, resumes and stops as runs do,
+Each combination becomes the job that `nblib run` would make of it. So a sweep skips, resumes and stops as runs do. It
 counts a finished run of the same values whoever asked for it, and gives its table again without running anything.
 
-The table sets the varied parameters against what each run's result.json says. As text it shows a few numbers; its JSON
+The table sets the varied parameters against what each run's result.json says. As text it shows a few numbers. Its JSON
 and CSV files hold every result, the parameters that all runs share and the environment that the runs recorded, so they
 can be published as they are. A run whose environment was another one carries its own.
 
@@ -16,9 +16,8 @@ runs the first half again.
 
 A run whose files were damaged since is a row that says "unreadable" and why; the others keep their numbers.
 
-Footgun: only finished runs have numbers in the table. The result.json of a failed one may hold some as well, from a
-first half or an earlier attempt, and nothing there tells them from those of a whole run.
-"""
+Footgun: only finished runs have numbers in the table. The result.json of a failed run may hold results as well, from a
+first half or an earlier attempt. Nothing there tells them from those of a whole run."""
 
 import csv
 import io
