@@ -6,8 +6,8 @@
         train()                      # your own loop, as it is
     report.raise_for_errors()
 
-It watches and changes nothing: losses, weights and random numbers are bit for bit those of a run without it, and after
-the watched steps it removes itself. What it saw (evidence.py, by observe.py) is given to the checks (checks/), whose
+It watches and changes nothing: losses, weights and random numbers are bit for bit those of a run without it. After the
+watched steps it removes itself. What it saw (evidence.py, by observe.py) is given to the checks (checks/). Their
 findings are ordered by a graph of causes and effects (causes.py): a report begins with the root cause and its fix.
 
 Three mechanisms see what a look at gradients and shapes cannot: the loss fingerprint (fingerprint.py), the fp32 shadow

@@ -1,8 +1,8 @@
 """The anatomy of a loss: follow its graph through sums and products to find terms that were added without a gradient.
 
 A distillation term made from the teacher alone is a plain number. It changes the printed loss but has no gradient, so
-it trains nothing. In the graph it is an AddBackward with one empty edge, and its value is what remains of the loss when
-the terms recorded as they were made are subtracted.
+it trains nothing. In the graph it is an AddBackward with one empty edge. Its value is what remains of the loss when the
+recorded terms are subtracted.
 
 Footgun: `total = 0; total = total + ce` has an empty edge too. So the value decides, not the edge.
 """

@@ -2,8 +2,8 @@
 
 A model that was given gets its hooks at once. One that was not is found: until the first round ends, every module that
 no other module called is a whole model, and later owners.py may put the object that holds several of them in their
-place. A model whose parts are called one by one, or whose forward method is called past its hooks, is read at its two
-ends: what went into the embedding and came out of the head.
+place. The parts of a model may be called one by one, or its forward method past its hooks. Such a model is read at its
+two ends: what went into the embedding and what came out of the head.
 
 Losses are seen where torch itself looks them up: nn.CrossEntropyLoss calls `F.cross_entropy`.
 

@@ -1,7 +1,7 @@
 """Numbers about tensors: norms, what a step changed, and which few tensors stand for all.
 
-A watch must cost little, so nothing is looked at twice and nothing waits more often than it must: norms of many tensors
-are taken together and read with one synchronisation, of a large tensor evenly spread elements are compared, and of many
+A watch must cost little, so nothing is looked at twice and nothing waits more often than it must. Norms of many tensors
+are taken together and read with one synchronisation. Of a large tensor evenly spread elements are compared, and of many
 tensors eight are followed.
 
 Footgun: evenly spread is not random. A stride that divides the width of a matrix sees the same columns of every row.

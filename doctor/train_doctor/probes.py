@@ -1,8 +1,8 @@
 """Replays of the first batch: what changes when something is changed that must not matter?
 
-A model that looks ahead, packed documents that see each other, padding that is not masked, a teacher that answers
-differently each time: gradients and shapes show none of it, one more forward pass with a changed input does. Replays
-run without gradients before the first optimizer step; generators, buffers and modes are put back.
+Some faults show neither in gradients nor in shapes: a model that looks ahead, packed documents that see each other,
+padding that is not masked, a teacher that answers differently each time. One more forward pass with a changed input
+shows them. Replays run without gradients before the first optimizer step; generators, buffers and modes are put back.
 
 Footgun: a replay must repeat the call as it was made, autocast and all, or it measures the difference it made itself.
 """

@@ -1,6 +1,6 @@
 """What went into a call of a model and what came out of it, told by name and by shape.
 
-Models are called in every way: with input_ids or idx, with labels or targets, by name or by place, in one dict; they
+Models are called in every way: with input_ids or idx, with labels or targets, by name or by place, in one dict. They
 return logits, a pair with the loss, a dict or an object of transformers. Everything later builds on what is told here:
 which tensor holds the token ids, which the labels, which the logits.
 

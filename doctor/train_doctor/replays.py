@@ -1,7 +1,7 @@
 """Two replays that need no other input: does a teacher answer twice the same, and does the adapter change the answer?
 
 A teacher is called again, twice, as the loop called it; live dropout shows as a difference. The trained model is called
-again with other numbers in its adapter's factors and the same random numbers; an adapter that takes part shows as a
+again with other numbers in its adapter's factors and the same random numbers. An adapter that takes part shows as a
 difference. The numbers are put in by a functional call, so that no tensor of the user is written to.
 
 Footgun: the two answers that show an adapter must draw the same random numbers, so the generators are put back between

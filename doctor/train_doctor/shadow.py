@@ -1,9 +1,9 @@
 """The fp32 shadow: how much of each update arrives in parameters of 16 bits?
 
-A bf16 number has 8 bits. An update smaller than half the gap to the next number is rounded away, and a weight of 1
-does not move at all for steps below 0.004. Counting elements that did not change is no measure: stochastic rounding
-leaves most of them where they are and is right on average. So a few tensors are cloned to fp32 and given the very
-same gradients through an optimizer of the same class; after some steps
+A bf16 number has 8 bits. An update smaller than half the gap to the next number is rounded away. A weight of 1 does not
+move at all for steps below 0.004. Counting elements that did not change is no measure: stochastic rounding leaves most
+of them where they are and is right on average. So a few tensors are cloned to fp32 and given the very same gradients
+through an optimizer of the same class; after some steps
 
     c = <moved, shadow moved> / <shadow moved, shadow moved>
 

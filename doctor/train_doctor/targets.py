@@ -1,7 +1,7 @@
 """The targets of a loss, found in a recorded call of it or in its graph, laid over the positions of the logits.
 
-The rows of a loss's input are brought back to their places in the batch by their number, by correlation with the
-logits where they may be cropped at either end, and by equality where some were picked out.
+The rows of a loss's input are brought back to their places in the batch in three ways: by their number, by correlation
+with the logits where they may be cropped at either end, and by equality where some were picked out.
 
 Footgun: the graph keeps what `gather` was given, but not from where: `logits[:, :-1]` is assumed.
 """

@@ -1,8 +1,8 @@
 """What the five write-ups claim, where each claim is tried, and what came out: the source of docs/claims.md.
 
 `python -m lessons.claims` writes the page. A claim that a pitfall tries takes its link and its reason from the
-catalogue and from the notebook that shows it, so the page cannot say something else than they do; a test holds the
-verdict here to the catalogue's, and the page to this file.
+catalogue and from the notebook that shows it. So the page cannot say something else than they do. A test holds the
+verdicts here to those of the catalogue, and the page to this file.
 
 Footgun: the words are ours. What a write-up says is told short, and its numbers are its own, never measured here.
 """

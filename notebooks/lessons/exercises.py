@@ -1,8 +1,7 @@
 """Judges of the exercises: an answer is right, or gets a hint for the first property it lacks, never the solution.
 
 `check("00.schedule", my_function)` tries the properties that a right answer must have. tests/lessons/test_exercises.py
-has a solution and at least two plausible wrong answers for each.
-"""
+has a solution and at least two plausible wrong answers for each of them."""
 
 import copy
 import math

@@ -1,7 +1,7 @@
 """What the runs of pitfalls measured, kept for the length of one run of the test suite, so that each is made once.
 
 tests/lessons/test_pitfalls.py makes every run and proves it. `make test-all` has the facts written down there (`--facts
-FOLDER`), and the notebooks that it validates afterwards read them (NBLIB_FACTS=FOLDER) in place of running all again.
+FOLDER`). The notebooks that it validates afterwards read them (NBLIB_FACTS=FOLDER) instead of running everything again.
 Nothing else sets NBLIB_FACTS: Run All, `nblib run`, `nblib refresh` and `make test-notebooks` make every run.
 
 A store has the hash of all that decides a fact in its name: the sources of lessons, nblib and the doctor, and the

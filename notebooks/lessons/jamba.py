@@ -5,7 +5,7 @@ slow in proportion to the length. So the builder is for short rows; `mamba-ssm` 
 are installed.
 
 Routed Mamba makes experts of whole Mamba mixers. A router chooses k of E per token. Every expert that some token chose
-runs over the whole row, because its state must see all that came before, and the outputs are weighted per token. So it
+runs over the whole row, because its state must see all that came before. The outputs are weighted per token. So it
 costs up to E mixers, not k: it buys capacity, not speed. With k = E it is the dense mixture.
 
 Footgun: a state-space layer has 2-D and 3-D parameters that are no maps (A_log, the convolution's taps). A split by

@@ -1,7 +1,7 @@
 """Menus over a figure: choose a value, and the figure is drawn again.
 
-`choose(draw, kind=("a", "b"), size=(1, 2))` calls `draw(kind=..., size=...)` and shows what it returns, with one menu
-per keyword where a person sits at the kernel. Headless there is no menu: the first choices are drawn, once.
+`choose(draw, kind=("a", "b"), size=(1, 2))` calls `draw(kind=..., size=...)` and shows what it returns. Where a person
+sits at the kernel there is one menu per keyword. Headless there is no menu: the first choices are drawn, once.
 
 Footgun: a menu's callback runs in the kernel between cells. Whatever `draw` prints or warns does not reach the page;
 return everything in the object it makes.

@@ -4,8 +4,8 @@ A run is a `Setting` and a seed: new model, new optimizers, the same rows in the
 the run ends. So a race in fewer steps is a run of its own. A longer run that is read early is not the same: its rate
 has not come down yet.
 
-The suspects come from a write-up in which bf16 weights, a small rate, a missing balance loss and a fault in the layers
-that skip tokens were changed together. `trial` runs each alone, all together, and all but one. A fault that stops
+The suspects come from a write-up that changed four things together: bf16 weights, a small rate, a missing balance loss
+and a fault in the layers that skip tokens. `trial` runs each alone, all together, and all but one. A fault that stops
 training on its own is sufficient; a fault whose removal restarts training is necessary.
 
 Footgun: with a fixed number of steps the rate decides most. Tune both rates of each side before you name a winner.

@@ -10,10 +10,9 @@ own must add it, and `adalora_loss` does.
 *MonteCLoRA* (arXiv:2411.04358) perturbs the first factor of LoRA by a mixture of Gaussian samples whose covariance is
 learned. Its divergence belongs to the last forward pass, and it draws in training mode only.
 
-Footgun: MonteCLoRA fills a buffer of noise ahead, so a forward pass that is recomputed, as under activation
-checkpointing, draws another one: its gradients are wrong, and nothing is raised (pitfall P57). After a forward pass in
-training mode it cannot be copied by `copy.deepcopy`.
-"""
+Footgun: MonteCLoRA fills a buffer of noise ahead. A forward pass that is recomputed, as under activation checkpointing,
+draws other noise. Its gradients are wrong, and nothing is raised (pitfall P57). After a forward pass in training mode
+it cannot be copied by `copy.deepcopy`."""
 
 import warnings
 from collections.abc import Iterable

@@ -1,12 +1,11 @@
 """A student beside its teacher: where they agree, and what each costs.
 
-Perplexity says how well a student predicts the text; agreement says how well it stands in for the teacher, which is
+Perplexity says how well a student predicts the text. Agreement says how well it stands in for the teacher, which is
 another question: a student trained on labels alone may have the same perplexity and choose other words. Both are told
 by position, because a student with a short memory falls behind where the context is long, and the mean hides it.
 
 Footgun: agreement of the likeliest token counts coin flips as disagreement. Where the teacher itself is unsure, two
-equally good models differ; read it beside the KL, or beside the agreement of the teacher with itself under dropout.
-"""
+equally good models differ. Read it beside the KL, or beside the agreement of the teacher with itself under dropout."""
 
 import time
 from collections.abc import Callable

@@ -2,8 +2,8 @@
 
 An entry moves by at most about the rate in an AdamW step. In a Muon step a matrix moves by
 rate x scale x 0.9 / sqrt(max(out, in)), root mean square. So the sum of the rates of a run bounds how far a tensor can
-move. A norm that is 0.004 from 1 after rates that sum to 0.0047 moved as fast as it could: the run was short, and the
-norm was not stuck.
+move. A norm that is 0.004 from 1 after rates that sum to 0.0047 moved as fast as it could. The run was short; the norm
+was not stuck.
 
 Rounding depends on the spacing of numbers. A number p of a dtype with epsilon e ignores an update that is smaller than
 half the distance to its neighbour, which lies between e |p| / 4 and e |p| / 2. A norm weight of 1.0 in bf16 does not
