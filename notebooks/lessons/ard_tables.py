@@ -42,8 +42,8 @@ def planted(signals: dict[str, Tensor]) -> tuple[show.Picture, dict[str, int]]:
     axes.set(xlabel="rank, the strongest first", ylabel="mean square of its output", yscale="log")
     figure.legend(frameon=False, loc="outside right upper", fontsize=9)
     on = {name: int((signal > USED * signal.max()).sum()) for name, signal in signals.items()}
-    words = "What each rank adds to the output, on a logarithmic scale. At least 1 % of the strongest one add "
-    words += ", ".join(f"{count} ranks of {name}" for name, count in on.items()) + "."
+    words = "What each rank adds to the output, on a logarithmic scale. Ranks that add at least 1 % of the strongest: "
+    words += ", ".join(f"{count} of {name}" for name, count in on.items()) + "."
     return show.Picture(figure, words, title="A map of rank three, learned by six ranks"), on
 
 

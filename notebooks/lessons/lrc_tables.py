@@ -55,8 +55,8 @@ def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show
     at = {name: float(s[lrc.rank_of(len(s), len(s), percent) - 1]) for name, s in held.items()}
     least, most = min(at, key=at.get), max(at, key=at.get)
     words = (
-        f"Blue: the rounding error of each layer; black: that of a random matrix. At `percent` (red), {percent:g} % of "
-        f"full rank, the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
+        f"Blue: the rounding error of each layer; black: that of a random matrix. At {percent:g} % of full rank (red) the "
+        f"best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
     )
     return show.Picture(figure, words, title="How much of the rounding error a small rank holds"), at
 
@@ -81,7 +81,7 @@ def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties:
         axes.set(xlabel="penalty on the spread", ylim=(1.0, 4.2), xlim=(0.025, 0.55))
         axes.set_title(title, fontsize=10)
     figure.axes[0].set_ylabel("first loss / second loss, at first")
-    figure.colorbar(mesh, ax=figure.axes, label="weight of the first loss, at the end")
+    figure.colorbar(mesh, ax=figure.axes, label="weight of the first loss")
     predicted = torch.tensor([[r > (1 + p) / (1 - p) for p in penalties] for r in ratios])
     agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
     least = {name: float(torch.minimum(w1, 1 - w1).min()) for name, w1 in panels.items()}

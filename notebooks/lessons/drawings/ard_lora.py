@@ -69,7 +69,7 @@ def latent() -> show.Picture:
         sketch.arrow(start, end)
     words = (
         "Grey is frozen, blue is trained. A rank is one latent z: drawn around its mean in training, its mean at "
-        "inference. Red: what z tells about x costs `kl`, measured against `prior` (yellow), one variance per rank, "
-        "which is fitted to held-out text."
+        "inference. Red: what z tells about x costs kl nats, measured against the prior (yellow), one variance per "
+        "rank, which is fitted to held-out text."
     )
     return sketch.picture(words, title="ARDLinear: a LoRA adapter whose ranks are noisy latents")

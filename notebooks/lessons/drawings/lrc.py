@@ -56,7 +56,7 @@ def layer() -> show.Picture:
     for start, end in ((x, rounded), (rounded, weight), (weight, add), (x, V), (V, U), (U, add), (add, y)):
         sketch.arrow(start, end)
     words = (
-        "Grey is frozen: every entry of `weight` is -scale, 0 or scale, and `once` rounds x to eight bits. Blue is "
+        "Grey is frozen: every entry of weight is -scale, 0 or scale, and once rounds x to eight bits. Blue is "
         "trained: V takes x, unrounded, to r numbers and U takes these to the size of y. The outputs are added."
     )
     return sketch.picture(words, title="LRCLinear: a ternary weight and a low-rank correction")
