@@ -55,8 +55,8 @@ def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show
     at = {name: float(s[lrc.rank_of(len(s), len(s), percent) - 1]) for name, s in held.items()}
     least, most = min(at, key=at.get), max(at, key=at.get)
     words = (
-        f"Blue: the rounding error of each layer; black: that of a random matrix. At {percent:g} % of full rank (red) the "
-        f"best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
+        f"Blue: the rounding error of each layer; black: that of a random matrix. At {percent:g} % of full rank (red), "
+        f"the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
     )
     return show.Picture(figure, words, title="How much of the rounding error a small rank holds"), at
 
