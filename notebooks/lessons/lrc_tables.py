@@ -1,0 +1,144 @@
+"""The tables and figures of notebook 10, so that its cells hold the lines of the method alone.
+
+    three_values   the weights of a matrix, and the three values that are left of them
+    energy         how much of each layer's rounding error a correction of some rank can hold
+    differences    gradients of the same model computed in several ways
+    phase_diagram  the weight that a router leaves to the first of two losses
+    gap            every model's loss as a share of what rounding cost
+    training       validation losses between the levels of the float and the ternary model
+    on_disk        what a saved model is made of
+
+Footgun: a share of the gap is only as good as the gap. All losses in one table must come from the same rows.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from nblib import models
+from nblib.methods import lrc
+from nblib.run import show
+
+
+def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> show.Picture:
+    """A histogram of a float matrix, with what each weight is rounded to."""
+    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.hist(weight.flatten().numpy(), bins=200, color="tab:blue", alpha=0.6)
+    for value in (-1, 0, 1):
+        axes.axvline(value * float(scale), color="black")
+    for border in (-0.5, 0.5):
+        axes.axvline(border * float(scale), color="tab:red", linestyle="--", linewidth=0.8)
+    axes.set(xlabel=f"weight of {name}", ylabel="how many")
+    zeros = float((codes == 0).float().mean())
+    words = (
+        "Blue: the float weights. Black: the three values that are left, -scale, 0 and scale. Red, dashed: the borders "
+        f"between them. {zeros:.0%} of the weights become zero."
+    )
+    return show.Picture(figure, words, title="Rounding to three values")
+
+
+def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show.Picture, dict[str, float]]:
+    """Energy of the residual over the rank, a line per layer; and each layer's share at `percent`."""
+    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for n, (name, share) in enumerate([*held.items(), ("a random matrix", noise)]):
+        x = 100 * torch.arange(1, len(share) + 1) / len(share)
+        layer = name in held
+        label = name if not layer else "layers" if n == 0 else None
+        axes.plot(x, 100 * share, color="tab:blue" if layer else "black", linewidth=0.7 if layer else 1.5, label=label)
+    axes.axvline(percent, color="tab:red", linestyle="--", label="percent")
+    axes.set(xlabel="rank (% of the smaller side)", ylabel="share of the error held (%)")
+    figure.legend(frameon=False, loc="outside right upper", fontsize=9)
+    at = {name: float(s[lrc.rank_of(len(s), len(s), percent) - 1]) for name, s in held.items()}
+    least, most = min(at, key=at.get), max(at, key=at.get)
+    words = (
+        f"Blue: the rounding error of each layer; black: that of a random matrix. At {percent:g} % of full rank (red), "
+        f"the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
+    )
+    return show.Picture(figure, words, title="How much of the rounding error a small rank holds"), at
+
+
+def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
+    """A row per way: its loss, and its largest difference from the first way, relative to the largest entry there."""
+    (_, first), rows = next(iter(ways.values())), []
+    for name, (loss, g) in ways.items():
+        worst = max(float((g[n] - e).abs().max() / e.abs().max().clamp_min(1e-30)) for n, e in first.items())
+        zero = sum(not g[n].any() for n in g)
+        rows.append({"way": name, "loss": loss, "tensors": len(g), "all zero": zero, "worst difference": worst})
+    return rows
+
+
+def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties: Sequence[float]) -> show.Picture:
+    """The weight of the first loss at the end, over the ratio of the losses and the penalty, a panel per router."""
+    figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+    line = torch.linspace(0.05, 0.55, 50)
+    for axes, (title, w1) in zip(figure.subplots(1, len(panels), sharey=True), panels.items()):
+        mesh = axes.pcolormesh(penalties, ratios, w1, vmin=0, vmax=1, cmap="viridis", shading="nearest")
+        axes.plot(line, (1 + line) / (1 - line), color="tab:red")
+        axes.set(xlabel="penalty on the spread", ylim=(1.0, 4.2), xlim=(0.025, 0.55))
+        axes.set_title(title, fontsize=10)
+    figure.axes[0].set_ylabel("first loss / second loss, at first")
+    figure.colorbar(mesh, ax=figure.axes, label="weight of the first loss")
+    predicted = torch.tensor([[r > (1 + p) / (1 - p) for p in penalties] for r in ratios])
+    agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
+    least = {name: float(torch.minimum(w1, 1 - w1).min()) for name, w1 in panels.items()}
+    words = (
+        "Colour: the weight that the first, larger loss has at the end; dark is no weight at all. Red: ratio = (1 + "
+        "penalty) / (1 - penalty). The published router should give the first loss up above that line, and does as "
+        f"predicted in {agree:.0%} of the cells. Least weight of either loss: "
+    )
+    words += ", ".join(f"{name} {w:.2f}" for name, w in least.items()) + "."
+    return show.Picture(figure, words, title="When a learned weighting gives up on one of two losses")
+
+
+def gap(losses: dict[str, float], history: dict[str, list[dict]], *, rounded: float, full: float) -> list[dict]:
+    """A row per model: its loss, its share of the gap, and the steps that it was trained for, if it was."""
+    trained = {"corrected, trained": "corrected", "float, same steps": "control"}
+    rows = []
+    for name, loss in losses.items():
+        steps = len(history.get(trained.get(name), ()))
+        share = lrc.recovered(loss, rounded=rounded, full=full)
+        rows.append({"model": name, "held-out loss": loss, "share of the gap": share, "steps": steps})
+    return rows
+
+
+def training(first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float]) -> show.Picture:
+    """Validation losses over the steps, and as dotted lines the losses between which they run, on the same rows."""
+    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for name, records in history.items():
+        points = [(0, first[name])] + [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
+        axes.plot(*zip(*points), marker="o", label=name)
+    for (name, level), colour in zip(levels.items(), ("black", "tab:red")):
+        axes.axhline(level, color=colour, linestyle=":", label=name)
+    axes.set(xlabel="optimizer step", ylabel="validation loss (nats per token)")
+    axes.grid(alpha=0.3)
+    figure.legend(frameon=False, loc="outside right upper", fontsize=9)
+    (full, low), (rounded, high) = levels.items()
+    shares = [lrc.recovered(loss, rounded=high, full=low) for loss in (first["corrected"], _last(history, first))]
+    words = (
+        f"Dotted: {full} (black) and {rounded} (red); between them lies the gap, here on the validation rows. The "
+        f"corrected model closes {shares[0]:.0%} of it before training and {shares[1]:.0%} after it."
+    )
+    return show.Picture(figure, words, title="Training the correction, beside its control")
+
+
+def _last(history: dict[str, list[dict]], first: dict[str, float]) -> float:
+    return [first["corrected"], *(r["eval_loss"] for r in history["corrected"] if "eval_loss" in r)][-1]
+
+
+def on_disk(model: nn.Module, bits: int) -> list[dict]:
+    """A row per part of a saved model: its numbers, and the bytes they take."""
+    layers = lrc.layers(model).values()
+    weights = sum(layer.weight.numel() for layer in layers)
+    factors = sum(layer.U.numel() + layer.V.numel() for layer in layers)
+    rest = models.count(model)["all"] - weights - factors
+    parts = {
+        "ternary weights": (weights, weights / 4),
+        "U and V": (factors, factors * (bits / 8 if bits else 4)),
+        "the rest": (rest, 4 * rest),
+    }
+    return [{"part": name, "numbers": int(count), "bytes": int(b)} for name, (count, b) in parts.items()]
