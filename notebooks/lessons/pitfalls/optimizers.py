@@ -1,8 +1,8 @@
 """Optimizers and schedules: a learning rate depends on the optimizer's convention, on its partner, and on its clock.
 
 The convention: torch's Muon offers two, and the same rate moves a matrix by very different amounts in them (P30). The
-partner: Muon takes hidden matrices only, so an AdamW beside it does half of the training, at a rate of its own. Which
-parameter belongs where is decided by modules, not by `ndim` (P31). The clock: a schedule counts optimizer steps, starts
+partner: Muon takes hidden matrices only, and an AdamW beside it trains the rest at a rate of its own. The module that
+owns a parameter decides where it belongs, not its `ndim` (P31). The clock: a schedule counts optimizer steps, starts
 above zero and stays at zero after the end (P34). And a weight can move without a gradient (P35).
 
 Footgun: every one of these lowers the loss. A run with a wrong rate looks slow, not broken, and a slow run looks like a
@@ -285,7 +285,7 @@ def optimizer_times(device: torch.device | str = "cpu", rounds: int = 15) -> lis
 PITFALLS = [
     Pitfall(
         id="P30",
-        title="Muon's rate is a convention, and the AdamW beside it does half of the training",
+        title="Muon's rate is a convention, and the AdamW beside it needs a rate of its own",
         symptom="with Muon the loss hardly falls, though its gradients are fine and nothing is clipped",
         claim="Muon's rate of 3e-4 is too small to train anything (write-up)",
         verdict="Muon's rate is not what stops the run: at 3e-4, with a usual AdamW rate beside it, most of the gain "
