@@ -1,15 +1,17 @@
-"""Two modes that change what tensors are: autocast chooses dtypes by operation, inference mode forbids saving.
+"""Two modes that change tensors: autocast chooses their dtype, inference mode hides them from autograd.
 
-Autocast is a list of operations per device, and the lists differ: what is lifted to fp32 on a card stays in bf16 on a
-CPU (P32). Inference mode makes tensors that autograd may read and may not keep; that is where it fails, and the gain
-over `no_grad` is the bookkeeping of each call, which only tiny models notice (P33).
+Autocast is a list of operations per device, and the lists differ: what runs in fp32 on a card may stay in bf16 on a CPU
+(P32). Under inference mode, tensors carry no record for autograd: it may read them, but may not save them for the
+backward pass (P33). What it saves over `no_grad` is a little bookkeeping per call, which only tiny models notice.
 
-Footgun: code that was right on one device can be wrong on another without a word. Assert the dtype of your loss.
+Footgun: code that is right on one device can be wrong on another, and nothing raises. Assert the dtype of your loss.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lessons.pitfalls import VERSIONS, Pitfall, bench
@@ -17,23 +19,38 @@ from lessons.pitfalls import VERSIONS, Pitfall, bench
 # ---------------------------------------------------------------- P32
 
 
+def loss_left_to_autocast(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = F.linear(hidden, weight)  # (rows, classes), bf16
+        total = logits.logsumexp(dim=1)  # at fault: on a CPU this stays in bf16
+        return total - logits.gather(1, target[:, None]).squeeze(1)
+
+
+def loss_in_fp32(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = F.linear(hidden, weight).float()  # bf16 product, fp32 from here on
+        total = logits.logsumexp(dim=1)
+        return total - logits.gather(1, target[:, None]).squeeze(1)
+
+
+def _loss_of_the_library(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.cross_entropy(F.linear(hidden, weight), target, reduction="none")
+
+
 def own_loss(end: str) -> dict:
     """Cross-entropy of each row after a bf16 product under CPU autocast, against float64.
 
-    `end`: 'by hand' trusts autocast, 'by hand, lifted' calls .float() first, 'library' is F.cross_entropy.
+    `end`: 'by hand' leaves the dtype to autocast, 'by hand, lifted' calls .float() first, 'library' is F.cross_entropy.
     """
     generator = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(512, 64, generator=generator), torch.randn(4096, 64, generator=generator) / 8
     target = torch.randint(4096, (512,), generator=generator)
     exact = F.cross_entropy((hidden.double() @ weight.double().T), target, reduction="none")  # (512,)
+    ends = {"by hand": loss_left_to_autocast, "by hand, lifted": loss_in_fp32, "library": _loss_of_the_library}
+    rows = ends[end](hidden, weight, target)
     with torch.autocast("cpu", torch.bfloat16):
-        logits = F.linear(hidden, weight)  # (512, 4096), bf16
-        product = str(logits.dtype)
-        if end == "library":
-            rows = F.cross_entropy(logits, target, reduction="none")
-        else:
-            logits = logits.float() if end == "by hand, lifted" else logits
-            rows = logits.logsumexp(dim=1) - logits.gather(1, target[:, None]).squeeze(1)
+        product = str(F.linear(hidden, weight).dtype)
     return {
         "end": end,
         "product": product,
@@ -46,7 +63,7 @@ def own_loss(end: str) -> dict:
 
 
 def lifted(device: str = "cpu") -> list[dict]:
-    """Which operations autocast lifts to fp32 when their input is bf16."""
+    """The dtype of the result of each operation under autocast, when its input is bf16."""
     x = torch.randn(8, 8, device=device, dtype=torch.bfloat16)
     classes = torch.zeros(8, dtype=torch.long, device=device)
     calls = {
@@ -67,7 +84,7 @@ def lifted(device: str = "cpu") -> list[dict]:
 
 
 # ---------------------------------------------------------------- P33
-DOWNSTREAM = {  # what a distillation does with the teacher's logits t, the student's s, a temperature
+DOWNSTREAM = {  # what a distillation computes from the logits of the teacher (t) and student (s), and a temperature (T)
     "mse(s, t)": lambda s, t, T: F.mse_loss(s, t),
     "kl(s, softmax(t / 2))": lambda s, t, T: F.kl_div(F.log_softmax(s, -1), F.softmax(t / 2, -1), reduction="sum"),
     "t / T, T learnable": lambda s, t, T: (t / T).sum(),
@@ -82,8 +99,20 @@ DOWNSTREAM = {  # what a distillation does with the teacher's logits t, the stud
 }
 
 
+def inference_logits(teacher: nn.Module, ids: Tensor, student: Tensor) -> Tensor:
+    with torch.inference_mode():
+        target = teacher(ids).logits
+    return F.mse_loss(student, target)  # at fault: autograd has to save `target`
+
+
+def copied_logits(teacher: nn.Module, ids: Tensor, student: Tensor) -> Tensor:
+    with torch.inference_mode():
+        target = teacher(ids).logits
+    return F.mse_loss(student, target.clone())  # the copy is an ordinary tensor
+
+
 def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> torch.Tensor:
-    """The teacher's logits made under `mode`, and a loss made of them."""
+    """A loss computed from the teacher's logits, which were computed under `mode`."""
     model, ids = bench.byte_model(), bench.stream("prose")[:64].view(2, 32)
     with mode():
         teacher = model.eval()(ids).logits
@@ -95,16 +124,25 @@ def downstream(use: str, *, mode=torch.inference_mode, clone: bool = False) -> t
 
 def teacher_use(use: str, *, mode=torch.inference_mode, clone: bool = False) -> dict:
     """That loss, forward and backward: what is raised, and where."""
-    facts = {"use": use, "under": mode.__name__, "raised": None, "in": None}
+    facts = {"use": use, "under": mode.__name__}
+    return facts | _raised_by(lambda: downstream(use, mode=mode, clone=clone))
+
+
+def _error_against(loss: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> dict:
+    """The same for a mean squared error of a student against the teacher."""
+    teacher, ids = bench.byte_model().eval(), bench.stream("prose")[:64].view(2, 32)
+    student = torch.zeros(*ids.shape, bench.VOCABULARY, requires_grad=True)
+    return {"use": "mse(s, t)", "under": "inference_mode"} | _raised_by(lambda: loss(teacher, ids, student))
+
+
+def _raised_by(loss: Callable[[], Tensor]) -> dict:
+    where = "forward"
     try:
-        loss = downstream(use, mode=mode, clone=clone)
+        value, where = loss(), "backward"
+        value.backward()
     except RuntimeError as error:
-        return facts | {"raised": str(error).split(". ")[0], "in": "forward"}
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        return facts | {"raised": str(error).split(". ")[0], "in": "backward"}
-    return facts
+        return {"raised": str(error).split(". ")[0], "in": where}
+    return {"raised": None, "in": None}
 
 
 def teacher_speed(*, hidden: int, rows: int, length: int, rounds: int = 15) -> dict:
@@ -129,29 +167,35 @@ def _raised(facts: dict) -> bool:
 PITFALLS = [
     Pitfall(
         id="P32",
-        title="What autocast lifts to fp32 depends on the device",
-        symptom="a loss written by hand takes few distinct values under bf16 autocast; curves show steps",
-        claim="the bf16 products cost the digits; sums and softmax are lifted to fp32 anyway (write-up)",
-        verdict="The products alone cost little. On a CPU autocast lifts losses, not sums, exponentials or softmax, so "
-        f"a loss written from those stays in bf16 to the end. {VERSIONS}",
-        fix="logits.float() before a loss of your own; dtypes asserted, not assumed",
+        title="What autocast computes in fp32 depends on the device",
+        symptom="a loss written by hand takes few distinct values under bf16 autocast; its curve has steps",
+        claim="the bf16 products cost the digits; sums and softmax run in fp32 anyway (write-up)",
+        verdict="The products cost little: the loss of the library, computed from the same product, is close to exact. "
+        "The loss by hand is not, because a CPU's autocast runs losses in fp32 but leaves sums, exponentials and "
+        f"softmax in bf16. Seen with {VERSIONS}.",
+        fix="logits.float() before a loss of your own; assert the dtype of the loss",
         broken=lambda: own_loss("by hand"),
         claimed=lambda: own_loss("library"),
         fixed=lambda: own_loss("by hand, lifted"),
         seen=lambda facts: facts["largest error of a row"] > 0.02,
+        wrong=loss_left_to_autocast,
+        right=loss_in_fp32,
     ),
     Pitfall(
         id="P33",
         title="A teacher under inference mode",
         symptom="RuntimeError: Inference tensors cannot be saved for backward",
-        claim="it fails only where something learnable stands downstream of the teacher, as a temperature (write-up)",
-        verdict="It fails wherever autograd has to save the teacher's tensor, learnable temperature or not, and "
-        f"already in the forward pass. Under no_grad the learnable temperature is harmless. {VERSIONS}",
-        fix="torch.no_grad(), or .clone() of exactly the tensors that leave",
-        broken=lambda: teacher_use("mse(s, t)"),
+        claim="it fails only where something learnable uses the teacher's output, a temperature say (write-up)",
+        verdict="A plain mean squared error, without a temperature, fails already in the forward pass. It fails "
+        "wherever autograd has to save the teacher's tensor. Under no_grad a learnable temperature works. Seen with "
+        f"{VERSIONS}.",
+        fix="torch.no_grad() for the teacher, or .clone() of the tensors it hands over",
+        broken=lambda: _error_against(inference_logits),
         claimed=lambda: teacher_use("t / T, T learnable", mode=torch.no_grad),
-        fixed=lambda: teacher_use("mse(s, t)", clone=True),
+        fixed=lambda: _error_against(copied_logits),
         seen=_raised,
         check="F9",
+        wrong=inference_logits,
+        right=copied_logits,
     ),
 ]

@@ -1,18 +1,20 @@
-"""P36 and P38: a loop that adds up its micro-batches wrongly, and one that resumes as another run.
+"""P36 and P38: a loop that averages its micro-batches wrongly, and one that does not resume as the same run.
 
-Neither shows in a loss curve. So each is measured against something exact: the gradient of the whole batch, and the run
-that was never stopped.
+A loss curve shows neither. So each is compared with something exact: the gradient of the whole batch, and the run that
+was never stopped.
 
-Footgun: Adam hides a gradient that is k times too large, because it divides by its size. SGD and the clip do not.
+Footgun: Adam hides a gradient that is k times too large, because it divides by the gradient's size. SGD and gradient
+clipping do not hide it.
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lessons.pitfalls import Pitfall
+from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.bench import byte_model, byte_rows
 from nblib import losses, runtime
 
@@ -28,11 +30,29 @@ def _gradient(model: nn.Module) -> Tensor:
 
 
 def micro_batches(lengths: tuple[int, ...]) -> list[dict[str, Tensor]]:
-    """One row each, whose answers have these lengths in tokens."""
+    """Micro-batches of one row; their answers have these lengths in tokens."""
     micro = [{"input_ids": row[None], "labels": row[None].clone()} for row in byte_rows(len(lengths), 49)]
     for batch, length in zip(micro, lengths):
         batch["labels"][:, 1 + length :] = losses.IGNORED
     return micro
+
+
+def mean_of_means(model: nn.Module, micro_batches: list[dict]) -> None:
+    for batch in micro_batches:
+        loss = model(**batch).loss  # the mean over the answer of this micro-batch
+        (loss / len(micro_batches)).backward()  # at fault: answers differ in length
+
+
+def mean_over_tokens(model: nn.Module, micro_batches: list[dict]) -> None:
+    tokens = sum(losses.supervised(batch["labels"]) for batch in micro_batches)
+    for batch in micro_batches:
+        loss = losses.causal_lm(model, batch)["ce"]  # the sum over the answer
+        (loss / tokens).backward()
+
+
+def _undivided(model: nn.Module, micro_batches: list[dict]) -> None:
+    for batch in micro_batches:
+        model(**batch).loss.backward()
 
 
 def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
@@ -42,13 +62,7 @@ def accumulated(how: str, lengths: tuple[int, ...]) -> dict:
     whole = {name: torch.cat([batch[name] for batch in micro]) for name in ("input_ids", "labels")}
     (losses.causal_lm(model, whole)["ce"] / tokens).backward()
     right = _gradient(model)
-    divide = {
-        "undivided": lambda ce, mine: ce / mine,  # what `model(...).loss` is
-        "by_count": lambda ce, mine: ce / mine / len(micro),  # a mean of means
-        "by_tokens": lambda ce, mine: ce / tokens,
-    }[how]
-    for batch in micro:
-        divide(losses.causal_lm(model, batch)["ce"], int(losses.supervised(batch["labels"]))).backward()
+    {"undivided": _undivided, "by_count": mean_of_means, "by_tokens": mean_over_tokens}[how](model, micro)
     mine = _gradient(model)
     return {
         "tokens": lengths,
@@ -96,7 +110,7 @@ class _Epochs:
 
 
 class _Run:
-    """A GPT-2 with dropout, AdamW, a schedule and data: everything that moves."""
+    """A GPT-2 with dropout, AdamW, a schedule and data: everything that changes while training."""
 
     def __init__(self):
         runtime.seed_all(0)
@@ -129,6 +143,14 @@ class _Run:
         }
         return copy.deepcopy(state)
 
+    def save_the_usual_three(self) -> dict:
+        state = {  # at fault: no random generators, no order of the rows, no position in it
+            "weights": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+        }
+        return copy.deepcopy(state)
+
     def load(self, state: dict) -> None:
         state = copy.deepcopy(state)
         self.model.load_state_dict(state["weights"])
@@ -147,21 +169,30 @@ class _Run:
 
 def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
     """A run that was stopped and continued without some pieces, against the run that never stopped."""
+
+    def save(run: _Run) -> dict:
+        return {name: piece for name, piece in run.save().items() if name not in missing}
+
+    return resumed_from(save, stop_at=stop_at, steps=steps)
+
+
+def resumed_from(save: Callable[[_Run], dict], *, stop_at: int = 10, steps: int = 24) -> dict:
+    """The same, for what `save` stores."""
     before = runtime.generators()
     try:
         straight = _Run().train(steps)
         first = _Run()
         losses_before = first.train(stop_at)
-        state = {name: piece for name, piece in first.save().items() if name not in missing}
+        state = save(first)
         second = _Run()  # a new process starts from the same seed
-        torch.rand(7)  # and has drawn from it before it comes to training
+        torch.rand(7)  # and has drawn from it before training begins
         second.load(state)
         resumed = losses_before + second.train(steps - stop_at)
     finally:
         runtime.set_generators(before)
     apart = [abs(a - b) for a, b in zip(straight, resumed)]
     return {
-        "missing": ", ".join(missing) or "nothing",
+        "missing": ", ".join(piece for piece in PIECES if piece not in state) or "nothing",
         "first_step_apart": next((i + 1 for i, gap in enumerate(apart) if gap), None),
         "largest_gap": max(apart),
         "straight": straight,
@@ -172,11 +203,13 @@ def resumed_without(*missing: str, stop_at: int = 10, steps: int = 24) -> dict:
 PITFALLS = [
     Pitfall(
         id="P36",
-        title="Accumulation undivided, and the mean of means",
+        title="Gradient accumulation: two ways to average wrongly",
         symptom="the same rows give another gradient when they come in several micro-batches",
         claim="the loss was not divided by the number of micro-batches (the write-ups' checklist)",
-        verdict="undivided, the gradient is k times too large, and that division is needed. But it is right only when "
-        "all micro-batches supervise equally many tokens; otherwise the mean of means points elsewhere (torch 2.13).",
+        verdict="Without that division the gradient is k times too large, for k micro-batches, so the claim holds. But "
+        "the division is right only when all micro-batches have equally many supervised tokens. Otherwise the mean of "
+        "means weighs a token in a short answer more than one in a long answer, and the gradient points elsewhere. "
+        f"Seen with {VERSIONS}.",
         fix="sum the losses, divide by the supervised tokens of the whole step",
         broken=lambda: accumulated("by_count", RAGGED),
         fixed=lambda: accumulated("by_tokens", RAGGED),
@@ -184,18 +217,23 @@ PITFALLS = [
         claim_holds=True,
         seen=lambda facts: facts["error"] > 1e-3,
         check="N6",
+        wrong=mean_of_means,
+        right=mean_over_tokens,
     ),
     Pitfall(
         id="P38",
-        title="A resumed run that is another run",
+        title="A resumed run that is not the same run",
         symptom="after resuming, the losses are not those of the run that was never stopped",
-        claim="resumed runs always differ a little, that is rounding",
-        verdict="with everything that moves restored, a CPU resumes bit for bit. Weights, optimizer and scheduler are "
-        "not everything: the random generators, the epoch's order and the position in it are missing (torch 2.13).",
+        claim="resumed runs always differ a little, because of rounding",
+        verdict="Rounding is not the cause: with all of its state restored, a run on a CPU resumes bit for bit. "
+        "Weights, optimizer and scheduler are not all of the state. The random generators, the order of the rows in "
+        f"this epoch and the position in it are missing. Seen with {VERSIONS}.",
         fix="nblib.checkpoint.capture and restore; test that a resumed run equals the straight one",
-        broken=lambda: resumed_without("generators", "order", "position"),  # all that tutorials leave out
-        fixed=resumed_without,
-        claimed=resumed_without,
+        broken=lambda: resumed_from(_Run.save_the_usual_three),
+        fixed=lambda: resumed_from(_Run.save),
+        claimed=resumed_without,  # nothing is missing: rounding is all that could make a difference
         seen=lambda facts: facts["largest_gap"] > 0,
+        wrong=_Run.save_the_usual_three,
+        right=_Run.save,
     ),
 ]

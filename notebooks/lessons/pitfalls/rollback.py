@@ -1,8 +1,8 @@
 """P39 and P40: a rollback that restores nothing, and hooks that look for a nan in the wrong place.
 
-A rollback that does nothing looks like a hard problem: the loss stays bad, so the rate is cut again. A nan that no hook
-reports looks like one without a cause. Both are checked against what is known exactly: the weights before the spike,
-and the parameter whose gradient is nan.
+A rollback that does nothing looks like a hard problem: the loss stays high, so the rate is cut again. A nan that no
+hook reports looks like a nan without a cause. Both are checked against what is known exactly: the weights before the
+spike, and the parameter whose gradient is nan.
 
 Footgun: a module's backward hook sees the gradients of its *inputs and outputs*, never those of its parameters.
 """
@@ -14,17 +14,68 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from lessons.pitfalls import Pitfall
+from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.bench import byte_model, byte_rows, fresh_dynamo, quiet
-from nblib import guards
 
 
 # --------------------------------------------------------------------------------------------------- P39 rollback
-def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
-    """Train, meet a batch with a gradient ten thousand times too large, go back, and train on.
+class AsWritten:
+    def keep(self, model, optimizer):
+        self.weights = model.state_dict()  # at fault: no copy, these tensors train on
 
-    `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is halved.
+    def is_bad(self, loss, average):
+        return loss > 3 * average  # at fault: False for a loss of nan
+
+    def go_back(self, model, optimizer, scheduler):
+        model.load_state_dict(self.weights)  # at fault: Adam keeps the spike's moments
+        optimizer.param_groups[0]["lr"] *= 0.5  # at fault: the scheduler sets it again
+
+
+class Mended:
+    def keep(self, model, optimizer):
+        self.state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    def is_bad(self, loss, average):
+        return not math.isfinite(loss) or loss > 3 * average
+
+    def go_back(self, model, optimizer, scheduler):
+        weights, moments = self.state
+        model.load_state_dict(weights)
+        optimizer.load_state_dict(moments)
+        scheduler.base_lrs = [0.5 * rate for rate in scheduler.base_lrs]
+
+
+class _Partly(Mended):
+    """Mended but for what is left out."""
+
+    def __init__(self, clone: bool, moments: bool, rate: str):
+        self.clone, self.moments, self.rate = clone, moments, rate
+
+    def keep(self, model, optimizer):
+        super().keep(model, optimizer)
+        self.state = (self.state[0] if self.clone else model.state_dict(), self.state[1])
+
+    def go_back(self, model, optimizer, scheduler):
+        rates = scheduler.base_lrs
+        if not self.moments:
+            self.state = (self.state[0], optimizer.state_dict())
+        super().go_back(model, optimizer, scheduler)
+        if self.rate == "group":
+            scheduler.base_lrs = rates
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
+    """A rollback with some of its parts.
+
+    `clone`: the snapshot is a copy. `moments`: the optimizer goes back too. `rate`: which number is halved, that of the
+    optimizer's group, which the scheduler overwrites, or the scheduler's base.
     """
+    return _spiked(_Partly(clone, moments, rate))
+
+
+def _spiked(rollback: AsWritten | Mended) -> dict:
+    """Train, meet a batch with a gradient ten thousand times too large, go back, and train on."""
     ids = byte_rows(8, 48)
     model = byte_model(heads=4)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)
@@ -41,16 +92,9 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
     curve = [step() for _ in range(15)]
     before = curve[-1]
     good = copy.deepcopy(model.state_dict())
-    snapshot = good if clone else model.state_dict()
-    moments_before = copy.deepcopy(optimizer.state_dict())
+    rollback.keep(model, optimizer)
     curve += [step(scale=1e4), step()]
-    model.load_state_dict(snapshot)
-    if moments:
-        optimizer.load_state_dict(moments_before)
-    if rate == "group":
-        optimizer.param_groups[0]["lr"] *= 0.5
-    else:
-        scheduler.base_lrs = [0.5 * r for r in scheduler.base_lrs]
+    rollback.go_back(model, optimizer, scheduler)
     drift = max(float((p - good[name]).abs().max()) for name, p in model.state_dict().items())
     curve += [step() for _ in range(15)]
     return {
@@ -60,20 +104,23 @@ def spike_and_return(*, clone: bool, moments: bool, rate: str) -> dict:
         "rate_wanted": 1.5e-3,
         "rate_in_use": optimizer.param_groups[0]["lr"],
         "curve": curve,
+        "nan_noticed": rollback.is_bad(math.nan, average=2.0),
     }
 
 
 def rollback_as_written() -> dict:
-    return spike_and_return(clone=False, moments=False, rate="group") | {"nan_noticed": math.nan > 3 * 2.0}
+    return _spiked(AsWritten())
 
 
 def rollback_of_weights() -> dict:
-    """Only what is usually suspected: the snapshot aliased the weights. Cloned, with the rest as it was."""
-    return spike_and_return(clone=True, moments=False, rate="group") | {"nan_noticed": math.nan > 3 * 2.0}
+    """Only the usual suspect is mended: the snapshot is a copy of the weights, the rest is as it was."""
+    return spike_and_return(clone=True, moments=False, rate="group") | {
+        "nan_noticed": AsWritten().is_bad(math.nan, average=2.0)
+    }
 
 
 def rollback_of_everything() -> dict:
-    return spike_and_return(clone=True, moments=True, rate="base") | {"nan_noticed": not guards.is_finite(math.nan)}
+    return _spiked(Mended())
 
 
 def rollback_faults(facts: dict) -> list[str]:
@@ -91,7 +138,7 @@ def rollback_faults(facts: dict) -> list[str]:
 
 # -------------------------------------------------------------------------------------------------- P40 nan hooks
 def nan_gradient(*, zero_row: bool = True):
-    """A model, and a step that makes one nan gradient: the root of a zero row of the embedding has no slope."""
+    """A model, and a step that makes one gradient nan: the square root has no slope at 0, a row of the embedding."""
     model = byte_model(heads=4, tie_word_embeddings=False)
     ids = byte_rows(2, 32)
     if zero_row:
@@ -110,33 +157,37 @@ def nan_gradient(*, zero_row: bool = True):
 
 def watched(watch) -> dict:
     model, step = nan_gradient()
-    reported = watch(model, step)
+    # torch warns that the embedding's input has no gradient, which is why the hook on modules cannot see it
+    reported = watch(model, lambda: quiet(step))
     bad = [name for name, p in model.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()]
     return {"found": reported, "nan_in": bad}
 
 
-def grad_input_hooks(model: nn.Module, step) -> list[str]:
-    """The hook that circulates: look at the gradient that leaves each module."""
-    reported = []
+def hooks_on_modules(model: nn.Module, step) -> list[str]:
+    found = []
+    for name, module in model.named_modules():
 
-    def hook(name):
-        def look(module, grad_input, grad_output):
-            if any(g is not None and not torch.isfinite(g).all() for g in grad_input):
-                reported.append(name)
+        def look(module, grad_input, grad_output, name=name):
+            # at fault: a parameter's gradient is not among these
+            if any(g is not None and g.isnan().any() for g in grad_input):
+                found.append(name)
 
-        return look
-
-    handles = [m.register_full_backward_hook(hook(n)) for n, m in model.named_modules() if not list(m.children())]
-    try:
-        quiet(step)  # the embedding's input has no gradient, and that is warned: the hole itself
-    finally:
-        for handle in handles:
-            handle.remove()
-    return reported
+        module.register_full_backward_hook(look)
+    step()
+    return found
 
 
-def parameter_hooks(model: nn.Module, step) -> list[str]:
-    return [guards.source_of_nonfinite(model, step)]
+def hooks_on_parameters(model: nn.Module, step) -> list[str]:
+    found = []
+    for name, parameter in model.named_parameters():
+
+        def look(gradient, name=name):
+            if gradient.isnan().any():
+                found.append(name)
+
+        parameter.register_hook(look)
+    step()
+    return found
 
 
 def _overlooked(facts: dict) -> bool:
@@ -160,7 +211,7 @@ def hook_calls(module: str, *, compiled: bool = False) -> dict:
 
 
 def blind_spots() -> list[dict]:
-    """Inputs passed by position, inputs passed by name, and a hook that comes after compilation."""
+    """Inputs passed by position, inputs passed by name, and a hook that is registered after compilation."""
     return [hook_calls("self_attn.q_proj"), hook_calls("self_attn"), hook_calls("self_attn.q_proj", compiled=True)]
 
 
@@ -170,24 +221,30 @@ PITFALLS = [
         title="A rollback that restores nothing",
         symptom="after each rollback the loss is as bad as before it",
         claim="",
-        verdict="four faults at once: state_dict() is the live weights, Adam keeps the moments of the spike, the "
-        "scheduler overwrites the halved rate, and `nan > 3 * average` is False (torch 2.13).",
+        verdict="Four faults at once: the snapshot is not a copy, because state_dict() returns the tensors that train. "
+        "Adam keeps the moments of the spike. The scheduler overwrites the halved rate. And `nan > 3 * average` is "
+        f"False, so a nan passes as a normal loss. Seen with {VERSIONS}.",
         fix="clone the weights and the optimizer, cut the base rate, test finiteness first: nblib.train does it",
         broken=rollback_as_written,
         fixed=rollback_of_everything,
         seen=lambda facts: bool(rollback_faults(facts)),
+        wrong=AsWritten,
+        right=Mended,
     ),
     Pitfall(
         id="P40",
-        title="Hooks that look for nan and overlook it",
+        title="Hooks that look for nan and miss it",
         symptom="a parameter turns nan, and the nan hook on every module reported nothing",
         claim="",
-        verdict="a module hook that checks grad_input cannot see the first layer, whose input has no gradient, nor a "
-        "parameter that nothing lies below (torch 2.13).",
+        verdict="The hook saw no nan, although the gradient of a parameter was nan. A module's hook is shown the "
+        "gradients of its inputs and outputs, not those of its parameters. The first layer's input is integer ids and "
+        f"has no gradient at all. Seen with {VERSIONS}.",
         fix="hooks on parameters (guards.source_of_nonfinite), or clip_grad_norm_(error_if_nonfinite=True)",
-        broken=lambda: watched(grad_input_hooks),
-        fixed=lambda: watched(parameter_hooks),
+        broken=lambda: watched(hooks_on_modules),
+        fixed=lambda: watched(hooks_on_parameters),
         seen=_overlooked,
         check="B4",
+        wrong=hooks_on_modules,
+        right=hooks_on_parameters,
     ),
 ]
