@@ -469,8 +469,8 @@ EXERCISES = {
             lambda f: f(torch.tensor([[4.0, 0.1, -4.0]]), 1.0).tolist() == [[1.0, 0.0, -1.0]],
         ),
         (
-            "The threshold is alpha times the mean of the absolute values: at alpha = 2, of 1, 1, 1 and 5 only 5 spikes.",
-            lambda f: f(torch.tensor([[1.0, -1.0, 1.0, 5.0]]), 2.0).tolist() == [[0.0, 0.0, 0.0, 1.0]],
+            "The threshold is alpha times the mean of the absolute values: at alpha = 1.5, only 6 of 1, -1, 4, 6.",
+            lambda f: f(torch.tensor([[1.0, -1.0, 4.0, 6.0]]), 1.5).tolist() == [[0.0, 0.0, 0.0, 1.0]],
         ),
         (
             "Each token has a threshold of its own: a quiet token spikes like a loud one.",

@@ -60,14 +60,14 @@ def agreement(
 
 def picture(found: dict[str, dict], *, title: str) -> show.Picture:
     """What `agreement` found for students by name, along the row: the same likeliest token, and the KL."""
-    figure = Figure(figsize=(7.2, 2.9), layout="constrained")
+    figure = Figure(figsize=(7.6, 2.7), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, student in found.items():
         left.plot(student["up_to"], student["top1_by_position"], marker=".", label=name)
         right.plot(student["up_to"], student["kl_by_position"], marker=".")
     left.set(xlabel="position in the row, up to", ylabel="same likeliest token", ylim=(0, None))
     right.set(xlabel="position in the row, up to", ylabel="KL, nats per token")
-    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
     shares = ", ".join(f"{name} {student['top1']:.0%}" for name, student in found.items())
     words = "One colour per student, the same on both sides. Left: how often student and teacher find the same token"
     return show.Picture(
