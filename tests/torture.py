@@ -514,7 +514,7 @@ def write_short(notebook: Path, folder: Path) -> None:
         if cell["cell_type"] == "code" and "nbval-check-output" not in tags and not any(text in source for text in cut):
             for text, other in INSTEAD.items():
                 source = source.replace(text, other)
-            sources.append(source)
+            sources.insert(0 if "parameters" in tags else len(sources), source)  # drawings may stand above them
     write_notebook(folder / notebook.name, sources)
 
 
