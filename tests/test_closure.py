@@ -14,7 +14,7 @@ from nblib.run import jobs
 from nblib.run.parameters import ParameterError
 
 SOURCES = ("nblib", "notebooks", "doctor/train_doctor", "parameters")
-METHODS = {"10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation"}
+METHODS = {"10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation", "15_spiking_student"}
 FIRST = {
     "00_setup",
     "01_freeze_and_adapters",
@@ -108,7 +108,8 @@ def test_comments_in_cells_repeat_nothing(project):
 @pytest.mark.parametrize(
     "file, repeated, others",
     [
-        ("notebooks/lessons/pitfalls/rollback.py", {"04_loop_and_recovery", "05_doctor", "13_distillation"}, None),
+        ("notebooks/lessons/pitfalls/rollback.py", {"04_loop_and_recovery", "05_doctor", "15_spiking_student"}, None),
+        ("notebooks/lessons/training_rules.py", {"15_spiking_student"}, None),
         ("notebooks/lessons/pitfalls/four_bit.py", {"01_freeze_and_adapters", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/lrc.py", {"10_lrc", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS, None),

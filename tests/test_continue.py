@@ -29,9 +29,11 @@ SHORT = {
     ),
     "12_moe_muon": dict(steps=12, suspect_steps=8, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
     "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
+    "15_spiking_student": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
 }
 # trained by the same lines as one that is killed: left alone
 ALIKE = {"short_logits", "short_hidden", "live_teacher"}
+ALIKE |= {f"seeds/{seed}/{name}" for seed in (1, 2) for name in ("labels_alone", "live_teacher", "with_a_teacher")}
 ALIKE |= {f"32_largest_tail_{way}" for way in ("drawn", "bucket", "none")}
 SUSPECTS = [("healthy",), *muon_race.combinations()[2:]]
 ALIKE |= {"suspects/" + "+".join(names).replace(" ", "_") for names in SUSPECTS}

@@ -58,7 +58,7 @@ VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and whi
 CYCLE = """
     13:4 12:4 adamw:5 cache:5 records:5 base:3 sweep:2 refresh:2
     10:5 11:5 00:4 muon:5 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
-    12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 13:5 records:8 muon:6 12:5
+    12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 15:5 records:8 muon:6 12:5
     00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 refresh:5
 """
 
@@ -100,7 +100,11 @@ SHORT = {
     ),
     "13_distillation": (
         "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
-        ("goose.sequential(", "rules = {", "models_of = {"),
+        ("drawn_target", "told.items()", "for again in", "models_of = {"),
+    ),
+    "15_spiking_student": (
+        "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
+        ("spike(inputs", "divided", "doubled", "rate(layer)", "cost_rows(", "training_rules.rows()"),
     ),
 }
 TRIALS = """
@@ -516,7 +520,7 @@ def write_short(notebook: Path, folder: Path) -> None:
         if cell["cell_type"] == "code" and "nbval-check-output" not in tags and not any(text in source for text in cut):
             for text, other in INSTEAD.items():
                 source = source.replace(text, other)
-            sources.append(source)
+            sources.insert(0 if "parameters" in tags else len(sources), source)  # drawings may stand above them
     write_notebook(folder / notebook.name, sources)
 
 

@@ -8,7 +8,9 @@
     ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
     jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12
     token_kinds, weight_movement  where a router sends words, how far weights moved: 12
-    teacher_agreement             a student beside its teacher: 13
+    teacher_agreement             a student beside its teacher: 13 and 15
+    seeds, progress_line          two trainings at several seeds; a line for one of many: 13 and 15
+    training_rules, spiking_health  rules and thresholds of a write-up: 15
 
 Importing it is light: torch comes with the module that needs it.
 

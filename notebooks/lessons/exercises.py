@@ -149,6 +149,18 @@ def _with_a_tail(answer: Callable, student, teacher) -> list[float]:
     return _per_token(answer(torch.tensor(student).log() + 3, top.values.log(), top.indices), len(student))
 
 
+def _states(answer: Callable, inputs: list[list[float]], decay: list[float]) -> list[list[float]]:
+    """The answer for inputs and decays given as lists."""
+    return answer(torch.tensor(inputs), torch.tensor(decay)).tolist()
+
+
+def _passes_on(answer: Callable) -> bool:
+    """Whether every input receives the gradient of its output, for gradients of different sizes."""
+    x, sizes = torch.tensor([[4.0, 0.1, -4.0, 1.0]], requires_grad=True), torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    result = (answer(x, 1.0) * sizes).sum()
+    return result.requires_grad and torch.allclose(torch.autograd.grad(result, x)[0], sizes)
+
+
 def _near(answers: float | Sequence[float], *expected: float) -> bool:
     answers = [answers] if isinstance(answers, float) else answers
     return len(answers) == len(expected) and all(
@@ -427,5 +439,42 @@ EXERCISES = {
             "Where the k are all there is, nothing is left for the others: that adds 0, and no nan.",
             lambda f: _near(_with_a_tail(f, [[0.25, 0.75]], [[0.5, 0.5]]), 0.5 * math.log(4 / 3)),
         ),
+    ],
+    "15.recurrence": [  # (inputs (T, D), decay per channel (D,)) -> states (T, D)
+        (
+            "One state per token, and nothing was read before the first: that state is the first input.",
+            lambda f: _states(f, [[2.0], [1.0]], [0.5])[0] == [2.0],
+        ),
+        (
+            "What was read shrinks by d at each later token: an input of 8 is 2 two tokens later, at d = 1 / 2.",
+            lambda f: _near(_states(f, [[8.0], [0.0], [0.0], [0.0]], [0.5])[2], 2),
+        ),
+        (
+            "A token's own input arrives whole, and adds to what is left: try the inputs 8 and 1.",
+            lambda f: _near(_states(f, [[8.0], [1.0]], [0.5])[1], 5),
+        ),
+        (
+            "Every channel has a decay of its own.",
+            lambda f: _near(_states(f, [[8.0, 8.0], [0.0, 0.0]], [0.5, 0.25])[1], 4, 2),
+        ),
+        (
+            "An input of 1 at every token leads to 1 / (1 - d), also far into a row: try 200 tokens at d = 0.38.",
+            lambda f: _near(_states(f, [[1.0]] * 200, [0.38])[-1], 1 / 0.62),
+        ),
+    ],
+    "15.spike": [  # (inputs (T, D), alpha) -> -1, 0 or 1 for each, with a straight-through gradient
+        (
+            "Large inputs become 1, large negative ones -1, and those between 0: try 4, 0.1 and -4.",
+            lambda f: f(torch.tensor([[4.0, 0.1, -4.0]]), 1.0).tolist() == [[1.0, 0.0, -1.0]],
+        ),
+        (
+            "The threshold is alpha times the mean of the absolute values: at alpha = 1.5, only 6 of 1, -1, 4, 6.",
+            lambda f: f(torch.tensor([[1.0, -1.0, 4.0, 6.0]]), 1.5).tolist() == [[0.0, 0.0, 0.0, 1.0]],
+        ),
+        (
+            "Each token has a threshold of its own: a quiet token spikes like a loud one.",
+            lambda f: f(torch.tensor([[0.5, 0.1], [500.0, 100.0]]), 1.0).tolist() == [[1.0, 0.0]] * 2,
+        ),
+        ("Backward it acts as its input: every input has a gradient of one.", lambda f: _passes_on(f)),
     ],
 }

@@ -12,11 +12,13 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from nblib import losses, memory, models, runtime, wiring
 from nblib.methods import objective
 from nblib.methods.divergences import forward_kl
+from nblib.run import show
 
 POSITIONS = 256  # whose logits exist at a time
 
@@ -53,6 +55,33 @@ def agreement(
         "top1_by_position": [float(top1[a:b].mean()) for a, b in cuts],
         "kl_by_position": [float(kl[a:b].mean()) for a, b in cuts],
     }
+
+
+def picture(found: dict[str, dict], *, title: str) -> show.Picture:
+    """What `agreement` found for students by name, along the row: the same likeliest token, and the KL."""
+    figure = Figure(figsize=(7.6, 2.7), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, student in found.items():
+        left.plot(student["up_to"], student["top1_by_position"], marker=".", label=name)
+        right.plot(student["up_to"], student["kl_by_position"], marker=".")
+    left.set(xlabel="position in the row, up to", ylabel="same likeliest token", ylim=(0, None))
+    right.set(xlabel="position in the row, up to", ylabel="KL, nats per token")
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    shares = ", ".join(f"{name} {student['top1']:.0%}" for name, student in found.items())
+    words = "One colour per student, the same on both sides. Left: how often student and teacher find the same token"
+    return show.Picture(
+        figure, f"{words} likeliest ({shares}). Right: KL(teacher ‖ student), lower is closer.", title=title
+    )
+
+
+def cost_rows(models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.Machine) -> list[dict]:
+    """A row per model of a table of `costs`, with the bytes of a step in MiB."""
+    rows = []
+    for name, model in models_of.items():
+        measured = costs(model, ids, machine=machine)
+        mib = measured.pop("step_bytes") / 2**20
+        rows.append({"model": name, **measured, "MiB of a step": mib})
+    return rows
 
 
 def costs(model: nn.Module, ids: Tensor, *, machine: runtime.Machine, times: int = 3) -> dict[str, float]:

@@ -8,9 +8,9 @@ import torch
 
 from lessons import bf16_adamw, check
 from lessons.exercises import EXERCISES
-from lessons.pitfalls import gradient_flow
+from lessons.pitfalls import distillation, gradient_flow
 from nblib import train, wiring
-from nblib.methods import ard, divergences, moe, muon
+from nblib.methods import ard, divergences, goose, moe, muon
 
 
 def _backward(term, params):
@@ -89,6 +89,11 @@ def _spread(student, top, at):
     return divergences.forward_kl(p.log(), student.log_softmax(1))[0]
 
 
+def _spiked(x, alpha, theta=None):
+    theta = alpha * x.detach().abs().mean(-1, keepdim=True) if theta is None else theta
+    return (x > theta).float() - (x < -theta).float() + (x - x.detach())
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -112,6 +117,8 @@ RIGHT = {
     "12.orthogonal": lambda G: _iterated(G / G.norm()),
     "13.divergence": _softened,
     "13.tail": _tail,
+    "15.recurrence": lambda x, d: goose.scan(x[None], d)[0],
+    "15.spike": _spiked,
 }
 WRONG = {
     "00.schedule": [
@@ -250,6 +257,23 @@ WRONG = {
         lambda s, top, at: _tail(s, top, at).sum(),
         lambda s, top, at: _tail(s, top, at, safe=False),  # 0 log 0
         _spread,  # asks for equal shares among the others
+    ],
+    "15.recurrence": [
+        lambda x, d: distillation.divided(x[None], d)[0],  # the write-up's, gone after twenty tokens
+        lambda x, d: x.cumsum(0),  # forgets nothing
+        lambda x, d: goose.scan(x[None], d.mean().expand(len(d)))[0],  # one decay for all
+        lambda x, d: goose.scan((x * (1 - d))[None], d)[0],  # a moving average
+        lambda x, d: d * goose.scan(x[None], d)[0],  # shrinks what it has just read
+        lambda x, d: torch.cat([x[:1], x[1:] + d * x[:-1]]),  # one token back
+    ],
+    "15.spike": [
+        lambda x, alpha: x.sign() + (x - x.detach()),  # no threshold
+        lambda x, alpha: _spiked(x, alpha).detach(),  # no gradient
+        lambda x, alpha: _spiked(x, alpha, theta=alpha),  # an absolute threshold
+        lambda x, alpha: _spiked(x, alpha, theta=alpha * x.detach().abs().mean()),  # one for all tokens
+        lambda x, alpha: _spiked(x, alpha).clamp_min(0),  # never negative
+        lambda x, alpha: _spiked(x, 1.0),
+        lambda x, alpha: x * _spiked(x, alpha).detach().abs(),  # the gradient of those that spike alone
     ],
 }
 

@@ -39,3 +39,19 @@ def test_costs_tell_a_large_model_from_a_small_one(tiny):
     assert big["parameters"] > 10 * small["parameters"] and big["step_bytes"] > 2 * small["step_bytes"]
     assert big["train_tokens_per_s"] < small["train_tokens_per_s"] and tiny.training
     assert big["eval_tokens_per_s"] > big["train_tokens_per_s"]
+
+
+def test_a_picture_and_a_table_of_what_was_found(tiny, teacher):
+    rows = torch.randint(256, (4, 24))
+    found = {
+        name: teacher_agreement.agreement(model, teacher, rows, machine=FP32, parts=3)
+        for name, model in {"new": tiny, "itself": teacher}.items()
+    }
+    made = teacher_agreement.picture(found, title="Close to the teacher")
+    left, right = made.figure.axes
+    assert [list(line.get_ydata()) for line in right.lines] == [each["kl_by_position"] for each in found.values()]
+    assert [list(line.get_ydata()) for line in left.lines] == [each["top1_by_position"] for each in found.values()]
+    assert "itself 100%" in made.summary and left.get_legend() is None  # the legend stands off the curves
+    (row,) = teacher_agreement.cost_rows({"new": tiny}, rows, machine=FP32)
+    assert row["model"] == "new" and row["parameters"] > 0 and 0 < row["MiB of a step"] < 1000
+    assert "step_bytes" not in row
