@@ -1,14 +1,15 @@
-"""P41 and P46: what the Hugging Face Trainer does without telling.
+"""P41 and P46: what the Hugging Face Trainer does without a message.
 
-The Trainer logs a number when there is none, divides or does not divide by the micro-batches depending on a
-signature, and resumes a mixture of experts without its experts. Each is silent: the run goes on and the loss falls.
-nblib/hf.py has the corrected one, and the fixed runs here use it.
+The Trainer logs a number in place of nan. Whether it divides a loss by the number of micro-batches depends on the
+signature of the model. It resumes a mixture of experts without its experts. Nothing is raised: the run goes on and the
+loss falls. nblib/hf.py has the corrected Trainer.
 
-Footgun: everything is measured on one process without a GPU, in fp32.
+Footgun: everything is measured in one process without a GPU, in fp32.
 """
 
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from safetensors import safe_open
 from torch.nn import functional as F
 
 from lessons.pitfalls import Pitfall
-from lessons.pitfalls.bench import VOCABULARY, byte_model, lora, run_trainer, silent
+from lessons.pitfalls.bench import VOCABULARY, arguments, byte_model, lora, run_trainer, seeded, silent
 from nblib import hf
 
 LENGTH = 32
@@ -29,7 +30,7 @@ def small(**options) -> torch.nn.Module:
 
 
 class Rows(torch.utils.data.Dataset):
-    """Random tokens; every second row supervises only its last quarter, so that micro-batches differ in tokens."""
+    """Random tokens. Every second row has labels only in its last quarter, so micro-batches differ in tokens."""
 
     def __init__(self, count: int = 16, *, ragged: bool = True):
         self.ids = torch.randint(VOCABULARY, (count, LENGTH), generator=torch.Generator().manual_seed(0))
@@ -45,11 +46,26 @@ class Rows(torch.utils.data.Dataset):
 
 
 # ---------------------------------------------------------------------------------------------- P41 nan logged as 0.0
-def _first_line(kind: type, model, data) -> dict:
+def filtered(model: torch.nn.Module, data: Rows, folder: str) -> tf.Trainer:
+    # logging_nan_inf_filter is True by default: nan is left out of the logged average
+    args = arguments(folder, max_steps=2, learning_rate=0.0)
+    return tf.Trainer(model=model, args=args, train_dataset=data)
+
+
+def unfiltered(model: torch.nn.Module, data: Rows, folder: str) -> tf.Trainer:
+    options = dict(logging_nan_inf_filter=False)
+    args = arguments(folder, max_steps=2, learning_rate=0.0, **options)
+    return tf.Trainer(model=model, args=args, train_dataset=data)
+
+
+def _first_line(make: Callable[..., tf.Trainer], model, data) -> dict:
     """The true first loss, beside what the Trainer logs."""
     with torch.no_grad():
         true = float(model(data.ids, labels=data.labels).loss)
-    _, log = run_trainer(kind, model, data, max_steps=2, learning_rate=0.0)
+    with tempfile.TemporaryDirectory() as folder, seeded(), silent():
+        trainer = make(model, data, folder)
+        trainer.train()
+    log = [line for line in trainer.state.log_history if "grad_norm" in line]
     return {"true_loss": true, "logged_loss": log[0]["loss"], "grad_norm": log[0]["grad_norm"]}
 
 
@@ -62,7 +78,7 @@ def poisoned() -> torch.nn.Module:
 
 
 def checkpointed_then_adapted(model, *, rank: int = 8, kind: dict | None = None):
-    """The order that the write-ups call wrong; `kind` of checkpointing, None for the library's choice."""
+    """The order that the write-ups call wrong. `kind` is that of checkpointing, None for the library's default."""
     model.activation_checkpointing_enable(kind)
     return lora(model, target_modules=["q_proj", "v_proj"], r=rank)
 
@@ -92,13 +108,23 @@ def _a_number_for_nan(facts: dict) -> bool:
 
 # --------------------------------------------------------------------------------- P46 the four habits of the Trainer
 class CustomLoss(tf.Trainer):
-    """What is written everywhere: take the item count, because it must be taken, and return a mean."""
+    """What most custom losses do: take the item count, because the Trainer passes it, and return a mean."""
 
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        outputs = model(input_ids=inputs["input_ids"])
-        logits, targets = outputs.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten()
-        loss = F.cross_entropy(logits, targets)
-        return (loss, outputs) if return_outputs else loss
+    def compute_loss(self, model, inputs, num_items_in_batch=None, **options):
+        logits = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
+        targets = inputs["labels"][:, 1:].flatten()
+        # a mean: the Trainer expects it over all micro-batches, and does not divide
+        return F.cross_entropy(logits, targets)
+
+
+class CountedLoss(hf.Trainer):
+    """The same loss with its count; the optimizer, the auxiliary loss and the resume are those of nblib/hf.py."""
+
+    def compute_loss(self, model, inputs, num_items_in_batch=None, **options):
+        logits = model(input_ids=inputs["input_ids"]).logits[:, :-1].flatten(0, 1)
+        targets = inputs["labels"][:, 1:].flatten()
+        summed = F.cross_entropy(logits, targets, reduction="sum")
+        return summed / num_items_in_batch  # the tokens of all micro-batches
 
 
 class OptimizerNotSet(tf.Trainer):
@@ -109,7 +135,7 @@ class OptimizerNotSet(tf.Trainer):
 
 
 def loss_scale(kind: type) -> float:
-    """Logged loss of a step of four micro-batches over that of the same eight rows at once; 1 when it is right."""
+    """Logged loss of a step of four micro-batches, divided by that of the same eight rows at once; 1 is right."""
     data, logged = Rows(8), {}
     for micro in (1, 4):
         _, log = run_trainer(
@@ -124,9 +150,9 @@ def loss_scale(kind: type) -> float:
 
 
 def auxiliary_scale(kind: type) -> float:
-    """How often the balancing loss is counted: logged loss with it minus without, four micro-batches against one.
+    """How often the balancing loss is counted: logged loss with it minus without it, four micro-batches against one.
 
-    Eight equal rows, so that the auxiliary loss of any part is that of the whole.
+    The eight rows are equal, so the auxiliary loss of any part is that of the whole.
     """
     data = Rows(8, ragged=False)
     data.ids[:] = data.ids[:1]
@@ -158,7 +184,7 @@ def optimizer_error(kind: type, **options) -> str:
 
 
 def resume_mixture(kind: type, *, family: str = "qwen3_moe") -> dict:
-    """Four steps straight, against two, stop, and two more into a model that starts from other weights."""
+    """Four steps in one run, against two, a stop, and two more in a model that starts from other weights."""
     data = Rows(ragged=False)
     with tempfile.TemporaryDirectory() as folder:
         options = dict(max_steps=4, save_strategy="steps", save_steps=2, folder=folder)
@@ -201,7 +227,7 @@ def stock_trainer() -> dict:
 def corrected_trainer() -> dict:
     make = {"make_optimizer": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-3)}
     return {
-        "loss_scale": loss_scale(hf.Trainer),
+        "loss_scale": loss_scale(CountedLoss),
         "custom_optimizer": optimizer_error(hf.Trainer, **make),
         "auxiliary_scale": auxiliary_scale(hf.Trainer),
         **resume_mixture(hf.Trainer),
@@ -228,15 +254,17 @@ PITFALLS = [
         title="The Trainer writes 0.0 where the loss is nan",
         symptom="the log says loss 0.0 and grad_norm nan, from the first step on",
         claim="gradient checkpointing was enabled before the LoRA adapters were attached (a fine-tuning write-up)",
-        verdict="`logging_nan_inf_filter` is on by default and puts an average of earlier losses in place of nan; at "
-        "the first step that is 0.0. Checkpointing before adapters logs an ordinary loss "
-        "(transformers 5.23, peft 0.21).",
-        fix="logging_nan_inf_filter=False, and stop at the first loss that is not finite",
-        broken=lambda: _first_line(tf.Trainer, poisoned(), Rows()),
-        fixed=lambda: _first_line(hf.Trainer, poisoned(), Rows()),
-        claimed=lambda: _first_line(tf.Trainer, checkpointed_then_adapted(small()), Rows()),
+        verdict="The loss is nan, and the log hides it. `logging_nan_inf_filter` is on by default and puts the average "
+        "of earlier losses in place of nan; at the first step that is 0.0. Checkpointing before the adapters logs an "
+        "ordinary loss. Seen on transformers 5.23, peft 0.21.",
+        fix="`logging_nan_inf_filter=False`, and stop at the first loss that is not finite",
+        broken=lambda: _first_line(filtered, poisoned(), Rows()),
+        fixed=lambda: _first_line(unfiltered, poisoned(), Rows()),
+        claimed=lambda: _first_line(filtered, checkpointed_then_adapted(small()), Rows()),
         seen=_a_number_for_nan,
         check="N17",
+        wrong=filtered,
+        right=unfiltered,
     ),
     Pitfall(
         id="P46",
@@ -244,14 +272,17 @@ PITFALLS = [
         symptom="the loss depends on the number of micro-batches, a custom optimizer crashes or forgets, and a mixture "
         "of experts is worse after resume",
         claim="",
-        verdict="a custom loss that ignores the item count is multiplied by the micro-batches, and so is the auxiliary "
-        "loss; an optimizer that is returned but not set raises; experts are not restored on resume, and the log line "
-        "about missing keys also appears for dense models that lose nothing (transformers 5.23).",
-        fix="nblib.hf.Trainer",
+        verdict="All four come from the stock Trainer. It multiplies a custom loss that ignores the item count by the "
+        "number of micro-batches (the code above), and the auxiliary loss too. An optimizer that is returned but not "
+        "set raises. Experts are not restored on resume; the log line about missing keys also appears for dense models "
+        "that lose nothing. Seen on transformers 5.23.",
+        fix="`nblib.hf.Trainer`; in a loss of your own, the sum divided by `num_items_in_batch`",
         broken=stock_trainer,
         fixed=corrected_trainer,
         seen=lambda facts: bool(trainer_faults(facts)),
         check="N6",
         slow=True,
+        wrong=CustomLoss,
+        right=CountedLoss,
     ),
 ]

@@ -1,14 +1,16 @@
 """Faults between two parts that are each right: an adapter and its loader, an optimizer and its model, a callback.
 
-Each part would pass its own test. The gradient arrives and the optimizer holds other tensors; the adapter has its
-weights and was loaded for reading; the callback runs and looks for a name that the trainer no longer passes. Only a
-check across the two parts finds the fault.
+Each part would pass its own test. Every tensor gets its gradient, but the optimizer holds other tensors. The adapter
+has its weights, but was loaded for inference. The callback runs, but looks for a name that the trainer no longer
+passes. Only a check across the two parts finds the fault.
 
 Footgun: the canary takes its own steps. It shows that the model *can* train, not that your optimizer trains it.
 """
 
 import copy
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import peft
 import torch
@@ -22,24 +24,33 @@ from nblib import text, wiring
 # P07: loaded for inference
 
 
-def loaded(**options) -> tuple[nn.Module, bool]:
+def for_inference(base: nn.Module, folder: str) -> nn.Module:
+    # is_trainable is False by default: the adapter's weights come back frozen
+    return peft.PeftModel.from_pretrained(base, folder)
+
+
+def for_training(base: nn.Module, folder: str) -> nn.Module:
+    return peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+
+
+def loaded(*, is_trainable: bool = False) -> tuple[nn.Module, bool]:
     """Save a trained adapter and load it as a second session would: the model, and whether the weights came back."""
     first = wake(attach(base()))
     fit(first, steps=3)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         first.save_pretrained(folder)
-        second = quiet(peft.PeftModel.from_pretrained, base(), folder, **options)[0]
+        second = quiet(for_training if is_trainable else for_inference, base(), folder)[0]
         same = torch.equal(first(input_ids=rows()).logits, second(input_ids=rows()).logits)
     return second, same
 
 
-def _reload(**options) -> dict:
-    second, same = loaded(**options)
+def _reload(*, is_trainable: bool) -> dict:
+    second, same = loaded(is_trainable=is_trainable)
     return {"weights came back": same} | train_on(second)
 
 
 def _not_in_file() -> dict:
-    """The claim: the file held no adapter, so the second session trains a fresh one."""
+    """The claimed cause: the file held no adapter, so the second session trains a fresh one."""
     first, second = wake(attach(base())), wake(attach(base()))
     fit(first, steps=3)
     with torch.no_grad():
@@ -61,14 +72,32 @@ def _trains_on_nothing(facts: dict) -> bool:
 # P08: the optimizer holds other tensors than the model
 
 
-def optimizer_on(when: str, lr: float = 1e-2) -> dict:
-    model = base().requires_grad_(True)
-    early = list(model.parameters())
+Built = tuple[nn.Module, torch.optim.Optimizer]
+
+
+def optimizer_first(model: nn.Module, lr: float) -> Built:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    model = attach(model)  # freezes those tensors and adds others
+    return model, optimizer
+
+
+def optimizer_last(model: nn.Module, lr: float) -> Built:
     model = attach(model)
-    trains = list(wiring.trainable(model).values())
-    twin = list(wiring.trainable(copy.deepcopy(model)).values())
-    params = {"before the adapters": early, "on a copy": twin, "after": trains}[when]
-    optimizer = torch.optim.AdamW(params, lr=lr, weight_decay=0.0)
+    trains = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trains, lr=lr, weight_decay=0.0)
+    return model, optimizer
+
+
+def optimizer_on_a_copy(model: nn.Module, lr: float) -> Built:
+    """The other way to the same fault."""
+    model = attach(model)
+    _, optimizer = optimizer_last(copy.deepcopy(model), lr)
+    return model, optimizer
+
+
+def optimizer_on(when: str, lr: float = 1e-2) -> dict:
+    made = {"before the adapters": optimizer_first, "on a copy": optimizer_on_a_copy, "after": optimizer_last}
+    model, optimizer = made[when](base().requires_grad_(True), lr)
     missed = len(wiring.missed(model, [optimizer]))
     facts = {"optimizer made": when} | fit(model, optimizer=optimizer)
     return facts | {"not in optimizer": missed} | sentence(model)
@@ -77,14 +106,24 @@ def optimizer_on(when: str, lr: float = 1e-2) -> dict:
 # P14: the callback's tokenizer
 
 
-class Pads(tf.TrainerCallback):
-    """A callback as they are written: fetch the tokenizer from what the trainer passes, and use it."""
+def by_old_name(trainer: tf.Trainer, **passed: Any) -> tf.PreTrainedTokenizerBase:
+    # neither the callback's arguments nor the trainer have a `tokenizer` any more
+    return passed.get("tokenizer", getattr(trainer, "tokenizer", None))
 
-    def __init__(self, key: str):
-        self.key, self.trainer, self.facts = key, None, {}
+
+def by_new_name(trainer: tf.Trainer, **passed: Any) -> tf.PreTrainedTokenizerBase:
+    # brackets: if this name changes too, the error will say so
+    return passed["processing_class"]
+
+
+class Pads(tf.TrainerCallback):
+    """A callback that fetches the tokenizer and uses it."""
+
+    def __init__(self, fetch: Callable[..., tf.PreTrainedTokenizerBase]):
+        self.fetch, self.trainer, self.facts = fetch, None, {}
 
     def on_step_end(self, args, state, control, **passed):
-        tokenizer = passed.get(self.key, getattr(self.trainer, "tokenizer", None))
+        tokenizer = self.fetch(self.trainer, **passed)
         self.facts = {"handed over": ", ".join(sorted(k for k, v in passed.items() if v is not None))}
         self.facts["found"] = type(tokenizer).__name__
         try:
@@ -94,10 +133,10 @@ class Pads(tf.TrainerCallback):
             self.facts["raised"] = str(error)
 
 
-def _callback(key: str) -> dict:
-    """One step of the HF Trainer, with a tokenizer given to it, and a callback that looks under `key`."""
+def _callback(fetch: Callable[..., tf.PreTrainedTokenizerBase]) -> dict:
+    """One step of the HF Trainer, with a tokenizer given to it, and a callback that fetches it in this way."""
     tokenizer = text.train_tokenizer(["a few words, and a few words more"], vocab_size=256)
-    callback = Pads(key)
+    callback = Pads(fetch)
     data = [{"input_ids": row, "labels": row} for row in rows(2, 8)]
     with tempfile.TemporaryDirectory() as folder, seeded(), silent():
         model, args = base().requires_grad_(True), arguments(folder)
@@ -115,42 +154,52 @@ def _callback(key: str) -> dict:
 PITFALLS = [
     Pitfall(
         id="P07",
-        title="An adapter loaded to be read, not trained",
-        symptom="I went on from a saved adapter. Nothing failed, and after a day it is what it was.",
+        title="An adapter loaded for inference, then trained",
+        symptom="I continued from a saved adapter. Nothing failed, and after a day it has not changed.",
         claim="the adapter was not in the file (folklore)",
-        verdict=f"The weights came back exactly. Loading freezes them unless it is told otherwise; with the hook that "
-        f"checkpointing brings, the loss still has a graph and nothing is raised. Seen on {WITH_PEFT}.",
-        fix="PeftModel.from_pretrained(base, folder, is_trainable=True), and assert that something trains.",
-        broken=_reload,
+        verdict="The weights came back exactly, and frozen. Loading freezes an adapter unless it is told otherwise. "
+        "Nothing is raised, because the hook that comes with checkpointing gives the loss a graph. "
+        f"Seen on {WITH_PEFT}.",
+        fix="`PeftModel.from_pretrained(base, folder, is_trainable=True)`, and assert that something trains.",
+        broken=lambda: _reload(is_trainable=False),
         fixed=lambda: _reload(is_trainable=True),
         seen=_trains_on_nothing,
         claimed=_not_in_file,
         check="S1",
+        wrong=for_inference,
+        right=for_training,
     ),
     Pitfall(
         id="P08",
         title="The optimizer holds other tensors than the model",
         symptom="Every adapter gets a gradient, and the loss is flat to the last digit.",
         claim="the learning rate is too small (folklore)",
-        verdict=f"A tiny rate still moves every tensor. An optimizer made before the adapters, or on a copy, holds "
-        f"tensors that this model does not train; the canary cannot see it. Seen on {WITH_PEFT}.",
-        fix="Make the optimizer last, and compare identities: every trainable tensor must be in some optimizer.",
+        verdict="The learning rate is not the cause: a tiny one still moves every tensor. An optimizer made before the "
+        "adapters, or on a copy, holds tensors that this model does not train. The canary cannot see this. "
+        f"Seen on {WITH_PEFT}.",
+        fix="Make the optimizer last. Then check by identity that every trainable tensor is in an optimizer "
+        "(`wiring.missed`).",
         broken=lambda: optimizer_on("before the adapters"),
         fixed=lambda: optimizer_on("after"),
         seen=_trains_on_nothing,
         claimed=lambda: optimizer_on("after", lr=1e-5),
         check="S3",
+        wrong=optimizer_first,
+        right=optimizer_last,
     ),
     Pitfall(
         id="P14",
         title="The tokenizer that callbacks no longer receive",
         symptom="My callback stops with: 'NoneType' object has no attribute 'pad'.",
         claim="",
-        verdict=f"Callbacks are handed `processing_class`; `tokenizer` is gone from their arguments, from the "
-        f"trainer's attributes and from its constructor, so the usual fallback finds nothing. Seen on {WITH_PEFT}.",
-        fix='Take kwargs["processing_class"], with brackets: a missing key should fail by its name.',
-        broken=lambda: _callback("tokenizer"),
-        fixed=lambda: _callback("processing_class"),
+        verdict="The callback finds no tokenizer under its old name, and neither does the usual fallback. Callbacks "
+        "now receive `processing_class`; `tokenizer` is gone from their arguments, from the trainer's attributes and from "
+        f"its constructor. Seen on {WITH_PEFT}.",
+        fix='Take `kwargs["processing_class"]`, with brackets, so that a missing name is reported.',
+        broken=lambda: _callback(by_old_name),
+        fixed=lambda: _callback(by_new_name),
         seen=lambda facts: facts["raised"] is not None,
+        wrong=by_old_name,
+        right=by_new_name,
     ),
 ]

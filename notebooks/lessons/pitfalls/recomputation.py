@@ -1,15 +1,15 @@
 """Memory and recomputation: what fills the memory of a step, and what checkpointing really does.
 
-The bytes of a step are logits, activations, weights, gradients and optimizer state. The blame goes to whatever was
-changed last (the rank), so each is measured alone here, with everything else as it was.
+The bytes of a step are logits, activations, weights, gradients and optimizer state. People blame what they changed
+last (the rank), so each kind is measured alone here, with everything else as it was.
 
-Recomputation is exact only if the second forward pass does what the first did. A KV cache that has grown in between
-breaks that in silence, and `eval()` switches it off, so a check made there checks nothing.
+Recomputation is exact only if the second forward pass does what the first one did. A KV cache that has grown in between
+breaks this, and nothing is raised. `eval()` switches checkpointing off, so a check made there checks nothing.
 
-Footgun: gradients compared with a run on the same broken path are equal. The reference must not checkpoint at all.
+Footgun: two runs on the same broken path have equal gradients. The reference must not checkpoint at all.
 """
 
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -37,11 +37,14 @@ def tokens(rows: int = 2, length: int = 16, vocabulary: int = VOCABULARY) -> Ten
 
 
 def whole_logits(model: nn.Module, ids: Tensor) -> Tensor:
+    # the model makes all logits, tokens x vocabulary, and backward needs copies
     return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def in_chunks(model: nn.Module, ids: Tensor) -> Tensor:
-    return losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / ids[:, 1:].numel()
+    # the hidden states meet the vocabulary a few rows at a time
+    summed = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"]
+    return summed / ids[:, 1:].numel()
 
 
 def torch_linear(model: nn.Module, ids: Tensor, *, chunk: int | None = None) -> Tensor:
@@ -66,7 +69,7 @@ def step_memory(
     model = lora(rank, vocabulary=vocab, layers=2, length=max(1024, length)).to(device)
     if checkpointing:
         compiling.checkpoint_blocks(model)
-    whole_logits(model, ids[:, :8]).backward()  # buffers and gradients of a first step belong to the start
+    loss(model, ids[:, :8]).backward()  # buffers and gradients of a first step belong to the start
     with memory.peak(device) as peak:
         value = loss(model, ids)
         value.backward()
@@ -83,26 +86,45 @@ def step_memory(
 
 P19 = Pitfall(
     id="P19",
-    title="Out of memory, and the rank took the blame",
+    title="Out of memory, and the rank is blamed",
     symptom="CUDA out of memory as soon as the adapters are on; a lower rank and checkpointing change next to nothing",
     claim="the rank of the low-rank factors is too high, take a smaller one and switch on checkpointing "
     "(lore about adapters at a quarter of the model's width)",
-    verdict=f"Seen on {WITH_PEFT}: the plain loss holds several fp32 copies of tokens x vocabulary, which neither the "
-    "rank nor checkpointing touches. With the logits in chunks the high rank without checkpointing fits",
-    fix="score the vocabulary in chunks (losses.causal_lm, Liger, cut cross-entropy); F.linear_cross_entropy needs a "
-    "batch_chunk_size, its default saves nothing",
-    broken=lambda: step_memory(rank=1, checkpointing=True),  # both cures of the claim are in, the logits still whole
+    verdict="The logits fill the memory, not the rank. The plain loss holds several fp32 copies of tokens x "
+    "vocabulary, and neither the rank nor checkpointing changes that. With the logits in chunks a high rank fits even "
+    f"without checkpointing. Seen on {WITH_PEFT}",
+    fix="Score the vocabulary in chunks (`losses.causal_lm`, Liger, cut cross-entropy). `F.linear_cross_entropy` needs "
+    "a `batch_chunk_size`; its default saves nothing",
+    broken=lambda: step_memory(rank=1, checkpointing=True),  # both remedies of the claim are on, the logits still whole
     fixed=lambda: step_memory(in_chunks, rank=1, checkpointing=True),
     claimed=lambda: step_memory(in_chunks, rank=16, checkpointing=False),
     seen=lambda facts: facts["copies"] > 2,
+    wrong=whole_logits,
+    right=in_chunks,
 )
 
 
 # ------------------------------------------------------------------------------- P20, what checkpointing saves
 
 
+Run = Callable[[list[nn.Module], Tensor], Tensor]  # runs some blocks on hidden states
+
+
+def every_block(run: Run, blocks: list[nn.Module], x: Tensor) -> Tensor:
+    for block in blocks:  # keeps the input of each: proportional to the depth
+        x = recompute.checkpoint(run, [block], x, use_reentrant=False)
+    return x
+
+
+def segments(run: Run, blocks: list[nn.Module], x: Tensor) -> Tensor:
+    size = round(len(blocks) ** 0.5)
+    for at in range(0, len(blocks), size):  # keeps one input per sqrt(depth) blocks
+        x = recompute.checkpoint(run, blocks[at : at + size], x, use_reentrant=False)
+    return x
+
+
 def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = True) -> dict:
-    """Bytes alive when backward begins, and the work of the step, of a stack of `layers` blocks.
+    """Bytes alive when backward begins, and the work of the step, for a stack of `layers` blocks.
 
     `how`: nothing (all activations kept), blocks (one input kept per block), segments (one per sqrt(layers) blocks).
     """
@@ -110,28 +132,21 @@ def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = Tru
     blocks = compiling.blocks(model)
     hidden = torch.randn(2, 64, width, generator=torch.Generator().manual_seed(0)).requires_grad_()
     rotary = model.model.rotary_emb(hidden, torch.arange(64)[None])
-    size = {"nothing": layers, "blocks": 1, "segments": round(layers**0.5)}[how]
 
     def run(part: list[nn.Module], x: Tensor) -> Tensor:
         for block in part:
             x = block(x, position_embeddings=rotary, use_cache=False)
         return x
 
-    def forward() -> Tensor:
-        x = hidden
-        for at in range(0, layers, size):
-            part = blocks[at : at + size]
-            x = run(part, x) if how == "nothing" else recompute.checkpoint(partial(run, part), x, use_reentrant=False)
-        return x
-
+    checkpointed = {"nothing": lambda run, part, x: run(part, x), "blocks": every_block, "segments": segments}[how]
     with FlopCounterMode(display=False) as flops:  # alone: it keeps tensors alive that would be freed
-        x = forward()
+        x = checkpointed(run, blocks, hidden)
         once = flops.get_total_flops()
         x.sum().backward()
     model.zero_grad(set_to_none=True)
     hidden.grad = None
     with memory.Account([*model.parameters(), *model.buffers(), hidden, *rotary]) as account:
-        x = forward()
+        x = checkpointed(run, blocks, hidden)
         kept = account.live
         x.sum().backward()
     return {
@@ -145,7 +160,7 @@ def kept_and_flops(layers: int, how: str, *, width: int = 64, frozen: bool = Tru
 
 
 def growth(how: str) -> dict:
-    """How what is kept grows from 4 blocks to 16."""
+    """How many times as much is kept with 16 blocks as with 4."""
     small, large = kept_and_flops(4, how), kept_and_flops(16, how)
     return {
         "checkpointed": how,
@@ -158,51 +173,60 @@ def growth(how: str) -> dict:
 
 P20 = Pitfall(
     id="P20",
-    title="Checkpointing every block is not the square root",
+    title="Checkpointing every block does not need the square root of the memory",
     symptom="checkpointing is on, and what it keeps still grows with every layer that is added",
     claim="checkpointing costs a third more and needs memory of the order of the square root of the depth "
-    "(said of gradient checkpointing at large, after arXiv:1604.06174)",
-    verdict=f"Seen on {WITH_PEFT}: the switch of the library keeps one input per block, so what is kept grows in "
-    "proportion to the depth. Segments of sqrt(depth) blocks keep the square root, but all blocks of a segment are "
-    "alive while it is recomputed, and at ordinary depths their peak is the higher one. The price is at "
-    "most a forward pass: up to a third more when weights train, up to half more when they are frozen",
-    fix="count on one input per block and leave it so; segments pay only at depths of hundreds of blocks",
+    "(said of gradient checkpointing in general, after arXiv:1604.06174)",
+    verdict="What is kept grows in proportion to the depth, because the switch of the library keeps one input per "
+    "block. Segments of sqrt(depth) blocks keep only the square root. But while a segment is recomputed, all its "
+    "blocks are alive, and at ordinary depths that makes the higher peak. The price is at most a forward pass: up to a "
+    f"third more work when weights train, up to half more when they are frozen. Seen on {WITH_PEFT}",
+    fix="Expect one kept input per block and leave it so. Segments help only at depths of hundreds of blocks",
     broken=lambda: growth("blocks"),
     fixed=lambda: growth("segments"),
     seen=lambda facts: facts["kept x"] > 3,
+    wrong=every_block,
+    right=segments,
 )
 
 
 # ---------------------------------------------------------------------------- P21, a cache under checkpointing
 
 
-@contextmanager
-def by_hand(model: nn.Module, *, use_reentrant: bool = True):
-    """Wrap the forward of every block in checkpoint(), as code outside transformers does."""
-    blocks = compiling.blocks(model)
-    for block in blocks:
-        block.forward = _checkpointed(block.forward, use_reentrant)
-    try:
-        yield
-    finally:
-        for block in blocks:
-            del block.forward
+def reentrant(forward: Callable) -> Callable:
+    """A block's forward wrapped in checkpoint(), as code outside transformers does it."""
 
-
-def _checkpointed(forward, use_reentrant: bool):
     def through(hidden: Tensor, **options) -> Tensor:  # the reentrant kind takes no keyword arguments
-        return recompute.checkpoint(partial(forward, **options), hidden, use_reentrant=use_reentrant)
+        return recompute.checkpoint(partial(forward, **options), hidden, use_reentrant=True)
 
     return through
+
+
+def non_reentrant(forward: Callable) -> Callable:
+    return partial(recompute.checkpoint, forward, use_reentrant=False)
+
+
+def with_cache(model: nn.Module, ids: Tensor, checkpointed: Callable) -> Tensor:
+    for block in compiling.blocks(model):
+        block.forward = checkpointed(block.forward)
+    # both forward passes append to the same cache, so the second one sees keys twice
+    return model(input_ids=ids, labels=ids, use_cache=True).loss
+
+
+def without_cache(model: nn.Module, ids: Tensor, checkpointed: Callable) -> Tensor:
+    for block in compiling.blocks(model):
+        block.forward = checkpointed(block.forward)
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentrant: bool = True) -> dict:
     """Gradients of every adapter against the same model without cache and without checkpointing."""
     model, ids = lora(), tokens()
-    model.enable_input_require_grads()  # the reentrant kind needs it; this pitfall is another one
+    model.enable_input_require_grads()  # the reentrant kind needs it; that is another pitfall (P01)
     right = bench.flow(model, lambda: whole_logits(model, ids))["gradients"]
-    with by_hand(model, use_reentrant=use_reentrant) if checkpointing else nullcontext():
-        flowed = bench.flow(model, lambda: model(input_ids=ids, labels=ids, use_cache=use_cache).loss)
+    loss = with_cache if use_cache else without_cache
+    checkpointed = (reentrant if use_reentrant else non_reentrant) if checkpointing else lambda forward: forward
+    flowed = bench.flow(model, lambda: loss(model, ids, checkpointed))
     got = flowed["gradients"]
     off = {n: float((got[n] - g).norm() / g.norm()) if got[n] is not None else 1.0 for n, g in right.items()}
     zero = [n for n, g in got.items() if g is None or not g.any()]
@@ -219,36 +243,49 @@ def cached_gradients(*, use_cache: bool, checkpointing: bool = True, use_reentra
 P21 = Pitfall(
     id="P21",
     title="A KV cache under hand-written checkpointing",
-    symptom="the loss falls a little; keys and values of the adapters never learn; nothing is printed",
+    symptom="the loss falls a little; the adapters of keys and values never learn; nothing is printed",
     claim="a model left with use_cache=True trains wrongly (advice in fine-tuning recipes, with no reason given)",
-    verdict=f"Seen on {WITH_PEFT}: the cache alone changes no gradient. Under a reentrant checkpoint written by hand "
-    "the second forward pass appends to the cache that the first has filled, and the gradients are wrong without a "
-    "message. The library's own switch notices and turns the cache off",
-    fix="use_cache=False, passed in the call; checkpoint with the library's switch or with use_reentrant=False",
+    verdict="The cache alone changes no gradient. Under a reentrant checkpoint written by hand the gradients are "
+    "wrong, and nothing is raised or warned: the second forward pass appends to the cache that the first one has filled. The "
+    f"library's own switch notices this and turns the cache off. Seen on {WITH_PEFT}",
+    fix="Pass `use_cache=False` in the call. Checkpoint with the library's switch or with `use_reentrant=False`",
     broken=lambda: cached_gradients(use_cache=True),
     fixed=lambda: cached_gradients(use_cache=False),
     claimed=lambda: cached_gradients(use_cache=True, checkpointing=False),
     seen=lambda facts: facts["wrong gradients"] > 0,
     check="F10",
+    wrong=with_cache,
+    right=without_cache,
 )
 
 
 # ----------------------------------------------------------------------------------------- P22, eval() hides it
 
 
+def checked_as_loaded(model: nn.Module, ids: Tensor) -> tuple[str, str]:
+    model.eval()  # as from_pretrained returns it: checkpointing is off
+    check = outcome(model, ids)
+    model.train()
+    return check, outcome(model, ids)
+
+
+def checked_in_training_mode(model: nn.Module, ids: Tensor) -> tuple[str, str]:
+    model.train()  # checkpointing is on, as it will be in training
+    check = outcome(model, ids)
+    return check, outcome(model, ids)
+
+
 def check_then_train(*, check_in: str, reentrant: bool = True) -> dict:
-    """A gradient check in one mode, then the first training step; a reentrant fault waits in the model."""
+    """A gradient check in one mode, then the first training step of a model with the reentrant fault of P01."""
     model, ids = lora(), tokens()
     if reentrant:
         library_checkpointing(model, use_reentrant=True)
-    model.train(check_in == "train")
-    checked = outcome(model, ids)
-    model.train()
-    return {"check made in": check_in, "the check": checked, "training": outcome(model, ids)}
+    check, training = {"eval": checked_as_loaded, "train": checked_in_training_mode}[check_in](model, ids)
+    return {"check made in": check_in, "the check": check, "training": training}
 
 
 def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
-    """The library's switch, without the hook on the embeddings that recent versions add on their own."""
+    """The library's switch, without the hook on the embeddings that transformers 5 adds."""
     model.activation_checkpointing_enable({"use_reentrant": use_reentrant})
     model.disable_input_require_grads()
 
@@ -256,7 +293,7 @@ def library_checkpointing(model: nn.Module, *, use_reentrant: bool) -> None:
 def outcome(model: nn.Module, ids: Tensor) -> str:
     """'42 of 42 gradients', or the first line of what was raised."""
     flowed = bench.flow(model, lambda: whole_logits(model, ids))
-    if flowed["raised"]:  # before it, 'None of the inputs have requires_grad=True' is warned, the only hint there is
+    if flowed["raised"]:  # the only other hint is a warning: None of the inputs have requires_grad=True
         return f"raised: {flowed['raised']}"
     return f"{bench.alive(flowed)} of {len(flowed['gradients'])} gradients"
 
@@ -264,16 +301,19 @@ def outcome(model: nn.Module, ids: Tensor) -> str:
 P22 = Pitfall(
     id="P22",
     title="A check made in evaluation mode",
-    symptom="the gradient check passes, the first training step raises (or trains almost nothing)",
+    symptom="the gradient check passes, but the first training step raises (or trains almost nothing)",
     claim="training mode itself is at fault, dropout or the like (what the difference between the two runs suggests)",
-    verdict=f"Seen on {WITH_PEFT}: checkpointing acts only in training mode, and from_pretrained returns a model in "
-    "evaluation mode, so the check ran without the mechanism it was to check. Training mode without it is fine",
-    fix="model.train() before any check of gradients; wiring.canary does so",
+    verdict="The check ran without the checkpointing that it was meant to check. Checkpointing acts only in training "
+    "mode, and from_pretrained returns a model in evaluation mode. Training mode without checkpointing is fine. "
+    f"Seen on {WITH_PEFT}",
+    fix="Call `model.train()` before any check of gradients; `wiring.canary` does so",
     broken=lambda: check_then_train(check_in="eval"),
     fixed=lambda: check_then_train(check_in="train"),
     claimed=lambda: check_then_train(check_in="eval", reentrant=False),
     seen=lambda facts: facts["the check"] != facts["training"],
     check="S10",
+    wrong=checked_as_loaded,
+    right=checked_in_training_mode,
 )
 
 PITFALLS = [P19, P20, P21, P22]
