@@ -82,7 +82,7 @@ def logits() -> show.Picture:
     hidden = s.box(0.55, 1.25, "", width=width * 1024 / 151_936, height=1.1, fill=TRAINED)
     s.text(0.55, 0.5, "hidden\nN x D", size=8)
     table = s.box(1.5 + width / 2, 1.25, "logits, N x V", width=width, height=1.1, fill=LOSS)
-    s.box(1.5 + width / 2, 1.87 - 0.14, "one chunk of rows", width=width, height=0.14, fill=STORED)
+    s.box(1.5 + width / 2, 1.69, "one chunk of rows", width=width, height=0.22, fill=STORED)
     s.arrow(hidden, table)
     s.text(1.5 + width / 2, 0.42, "the plain loss keeps about three tables of this size, in fp32", size=8)
     return s.picture(
