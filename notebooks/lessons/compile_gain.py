@@ -26,11 +26,13 @@ MODES = {
 }
 
 
-def by_mode(names: list[str], *, device: torch.device | str = "cpu", rounds: int = 7) -> list[dict]:
+def by_mode(
+    names: list[str], *, rows: int = 2, length: int = 256, device: torch.device | str = "cpu", rounds: int = 5
+) -> list[dict]:
     """Seconds per step and gain over eager mode of each named mode, with the seconds that its first two calls took."""
     if strangers := [name for name in names if name not in MODES]:
         raise ValueError(f"mode = {strangers[0]!r}: allowed are {', '.join(MODES)}")
-    ids = torch.randint(4096, (4, 256), generator=torch.Generator().manual_seed(0)).to(device)
+    ids = torch.randint(4096, (rows, length), generator=torch.Generator().manual_seed(0)).to(device)
     steps = {name: _step(name, ids) for name in dict.fromkeys(["eager", *names])}
     with bench.fresh_dynamo():
         first = {name: _seconds(step) + _seconds(step) for name, step in steps.items()}

@@ -11,9 +11,9 @@ def peaks():
     return step_memory.cures(rank=16, vocab=8192, length=128)
 
 
-def test_every_cure_has_the_same_loss_and_only_chunks_the_lower_peak(peaks):
-    losses = [facts["loss"] for facts in peaks.values()]
-    assert max(losses) - min(losses) < 1e-4
+def test_no_cure_changes_the_loss_and_only_chunks_lower_the_peak(peaks):
+    losses = [facts["loss"] for facts in peaks.values() if facts["rank"] == 16]
+    assert len(losses) == 5 and max(losses) - min(losses) < 1e-4
     assert peaks["rank 1"]["copies"] > 2 and peaks["checkpointing"]["copies"] > 2
     assert peaks["torch's fused loss, chunks of 256"]["peak MiB"] < peaks["nothing"]["peak MiB"]
 
