@@ -1,9 +1,9 @@
 """A notebook as a person meets it: a real JupyterLab, a real Chromium, and a page with few words to say what is done.
 
-    with lab.open("02_compile_and_checkpointing", browser.only(notebook, "IntSlider(")) as page:
+    with lab.open("02_compile_and_checkpointing", browser.only(notebook, "step_memory.MENUS")) as page:
         page.run_all()
         before = page.summary(PEAK)
-        page.press("rows", "ArrowRight")
+        page.choose("rows", "64")
 
 `lab` is a fixture: a server of its own for each test, or a skip where there is no Chromium. `open` ends with what
 holds for every page: no cell failed, every picture is drawn, nothing was asked of a foreign host, the console is clean.
@@ -193,20 +193,8 @@ class Page:
         for _ in range(times):
             self.on_page.keyboard.press(key)
 
-    def drag(self, label: str, pixels: int) -> None:
-        """Take a slider's handle with the mouse and let it go further right, or left."""
-        box, mouse = self.control(label, "slider").bounding_box(), self.on_page.mouse
-        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        mouse.move(x, y)
-        mouse.down()
-        mouse.move(x + pixels, y, steps=4)
-        mouse.up()
-
     def choose(self, label: str, option: str) -> None:
         self.control(label, "combobox").select_option(option)
-
-    def tick(self, label: str) -> None:
-        self.control(label, "checkbox").check()
 
     def saved(self) -> list[dict]:
         """Save as a person does; the code cells of the file, once all of them have run in it."""

@@ -68,11 +68,11 @@ SHORT = {
     "00_setup": ("steps=4 live_steps=40 rows=2 length=64", ("overfit(", "overfitted", "verdicts", "sizes = []")),
     "01_freeze_and_adapters": (
         "steps=5 qlora_steps=30 rows=2 length=64",
-        ("zeroed(", "four_bit.ways", "traps", "heat("),
+        ("zeroed(", "four_bit.ways", "traps", "choose("),
     ),
     "02_compile_and_checkpointing": (
         "vocabulary=8192 length=256 attention_length=64",
-        ("eager_and_compiled", "recompiles(", "memory.estimate(config_of(vocab"),
+        ("eager_and_compiled", "recompiles(", "step_memory.draw"),
     ),
     "03_precision_and_optimizers": (
         "rate=0.001 rounds=5",

@@ -1,7 +1,8 @@
 """Menus over a figure: choose a value, and the figure is drawn again.
 
 `choose(draw, kind=("a", "b"), size=(1, 2))` calls `draw(kind=..., size=...)` and shows what it returns. Where a person
-sits at the kernel there is one menu per keyword. Headless there is no menu: the first choices are drawn, once.
+sits at the kernel there is one menu per keyword below it. Headless there is no menu: the first choices are drawn, once.
+So the stored figure is the one that a person sees first.
 
 Footgun: a menu's callback runs in the kernel between cells. Whatever `draw` prints or warns does not reach the page;
 return everything in the object it makes.
@@ -22,12 +23,12 @@ def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
     if not runtime.interactive():
         return first
     from IPython.display import display
-    from ipywidgets import Dropdown, VBox
+    from ipywidgets import Box, Dropdown
 
-    wide = dict(style={"description_width": "9em"}, layout={"width": "32em"})  # the default cuts long choices off
+    wide = dict(style={"description_width": "8em"}, layout={"width": "24em"})  # the default cuts long choices off
     menus = {name: Dropdown(options=list(o), description=name, **wide) for name, o in choices.items()}
-    display(VBox(list(menus.values())))
-    shown = display(first, display_id=True)
+    shown = display(first, display_id=True)  # above the menus, where a change is seen
+    display(Box(list(menus.values()), layout={"flex_flow": "row wrap"}))
 
     def changed(_) -> None:
         shown.update(draw(**{name: menu.value for name, menu in menus.items()}))

@@ -1,0 +1,34 @@
+"""Memory of a step: only chunks cure the logits, the estimate is near a real run, the chart names the largest kind."""
+
+import pytest
+
+from lessons import step_memory
+from nblib import memory
+
+
+@pytest.fixture(scope="module")
+def peaks():
+    return step_memory.cures(rank=16, vocab=8192, length=128)
+
+
+def test_no_cure_changes_the_loss_and_only_chunks_lower_the_peak(peaks):
+    losses = [facts["loss"] for facts in peaks.values() if facts["rank"] == 16]
+    assert len(losses) == 5 and max(losses) - min(losses) < 1e-4
+    assert peaks["rank 1"]["copies"] > 2 and peaks["checkpointing"]["copies"] > 2
+    assert peaks["torch's fused loss, chunks of 256"]["peak MiB"] < peaks["nothing"]["peak MiB"]
+
+
+def test_predicted_and_measured_lie_close():
+    (row,) = step_memory.compared(step_memory.config_of(8192), [dict(logits="full")], rows=4, length=128)
+    assert row["logits"] == "full" and 0.8 < row["ratio"] < 1.25
+
+
+def test_the_chart_names_the_largest_kind_and_the_peak():
+    drawn = step_memory.chart({"weights": 2**30, "logits": 3 * 2**30, "peak": 4 * 2**30})
+    assert "largest kind is logits" in drawn.summary and "4 GiB" in drawn.summary
+
+
+def test_the_first_choices_draw_whole_logits():
+    first = {name: options[0] for name, options in step_memory.MENUS.items()}
+    assert first["logits"] == "full" and set(first["optimizer"].split()) <= set(memory.OPTIMIZERS)
+    assert "largest kind is logits" in step_memory.draw(**first).summary
