@@ -61,8 +61,8 @@ def router() -> show.Picture:
     sketch.arrow(logits, z, dashed=True)
     sketch.text(2.12, 1.0, "logits", size=8)
     words = (
-        "One token x in one layer. Blue: trained; the two experts in full blue are chosen and run, the pale ones do not "
-        "run for this token. y is the sum of the chosen experts' outputs, each times its p. Red: the two losses of "
+        "One token x in one layer. Blue: trained. The two experts in full blue are chosen; the pale ones do not run "
+        "for this token. y is the sum of the chosen experts' outputs, each times its p. Red: the two losses of "
         "the router, which are added to the language loss."
     )
     return sketch.picture(words, title="A mixture layer: a router picks k of E experts for each token")

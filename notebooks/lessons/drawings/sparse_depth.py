@@ -82,8 +82,8 @@ def heads_ahead() -> show.Picture:
         sketch.arrow(state, head, dashed=n > 0)
         sketch.arrow(head, target, dashed=n > 0)
     words = (
-        "All heads read the same last hidden state h_t. Blue: trained. The first head is the model's own and the only one "
-        "that is used afterwards; the dashed ones help to train the layers and are then deleted."
+        "All heads read the same last hidden state h_t. Blue: trained. The first head is the model's own and the only "
+        "one that is used afterwards; the dashed ones help to train the layers and are then deleted."
     )
     return sketch.picture(words, title="Multi-token prediction: one head for each distance")
 
@@ -92,7 +92,9 @@ def jamba_layers() -> show.Picture:
     """Which layers hold a state space, which attention, which experts; and the routed mixer."""
     sketch = Sketch(7.4, 2.9)
     previous = sketch.box(0.55, 2.3, "x", width=0.5)
-    for n, (mixer, after) in enumerate([("Mamba", "MLP"), ("Mamba", "experts"), ("attention", "MLP"), ("Mamba", "experts")]):
+    for n, (mixer, after) in enumerate(
+        [("Mamba", "MLP"), ("Mamba", "experts"), ("attention", "MLP"), ("Mamba", "experts")]
+    ):
         middle = 1.65 + 1.55 * n
         fill = FROZEN if mixer == "attention" else TRAINED
         first = sketch.box(middle, 2.52, mixer, width=1.1, height=0.4, fill=fill)
