@@ -14,7 +14,7 @@ from nblib.run import jobs
 from nblib.run.parameters import ParameterError
 
 SOURCES = ("nblib", "notebooks", "doctor/train_doctor", "parameters")
-METHODS = {"10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation", "15_spiking_student"}
+METHODS = {path.stem for path in paths.notebooks().glob("1*.ipynb")}
 FIRST = {
     "00_setup",
     "01_freeze_and_adapters",
@@ -114,7 +114,8 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/pitfalls/lrc.py", {"10_lrc", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS, None),
         ("doctor/train_doctor/causes.py", {"05_doctor"} | METHODS, None),
-        ("notebooks/lessons/jamba.py", {"12_moe_muon"}, None),
+        ("notebooks/lessons/jamba.py", {"12_moe_muon", "14_sparse_depth"}, None),
+        ("notebooks/lessons/skipping.py", {"14_sparse_depth"}, None),
         ("nblib/methods/lrc.py", {"10_lrc"}, {"00_setup", "02_compile_and_checkpointing", "12_moe_muon", "base"}),
         ("nblib/base.py", {"00_setup", "01_freeze_and_adapters", "base"} | METHODS, None),
         ("notebooks/lessons/exercises.py", set(), None),

@@ -27,10 +27,12 @@ SHORT = {
     "11_ard_lora": dict(
         steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept="[0.5]"
     ),
-    "12_moe_muon": dict(steps=12, suspect_steps=8, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
+    "12_moe_muon": dict(steps=12, suspect_steps=8, race_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
     "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
+    "14_sparse_depth": dict(steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
     "15_spiking_student": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
 }
+NO_MODEL = {"12_moe_muon", "14_sparse_depth"}  # they begin with new weights
 # trained by the same lines as one that is killed: left alone
 ALIKE = {"short_logits", "short_hidden", "live_teacher"}
 ALIKE |= {f"seeds/{seed}/{name}" for seed in (1, 2) for name in ("labels_alone", "live_teacher", "with_a_teacher")}
@@ -59,7 +61,7 @@ def through(name: str, model: Path, outputs: Path, monkeypatch, kills: list[str]
     monkeypatch.setenv("NBLIB_OUTPUTS", str(outputs))
     monkeypatch.setenv(kill_stages.KILLS, str(outputs / "kills"))
     kill_stages.plan(list(kills))
-    values = SHORT[name] | ({} if name.startswith("12") else {"model": model})
+    values = SHORT[name] | ({} if name in NO_MODEL else {"model": model})
     job = jobs.plan([name], overrides=[f"{key}={value}" for key, value in values.items()])
     for n, place in enumerate(kills):
         (outcome,) = runner.run(job)

@@ -59,7 +59,7 @@ CYCLE = """
     13:4 12:4 adamw:5 cache:5 records:5 base:3 sweep:2 refresh:2
     10:5 11:5 00:4 muon:5 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
     12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 15:5 records:8 muon:6 12:5
-    00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 refresh:5
+    00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 14:4 refresh:5
 """
 
 # Parameters, and the cells that are cut: those that hold one of the texts. Facts that must not change are among them,
@@ -95,8 +95,8 @@ SHORT = {
         ("planted(", "signals.items()"),
     ),
     "12_moe_muon": (
-        "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 short_steps=4 eval_rows=8",
-        ("cubic", "theirs_of"),
+        "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 race_steps=4 eval_rows=8",
+        ("muon_update.response(", "theirs_of"),
     ),
     "13_distillation": (
         "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
@@ -105,6 +105,10 @@ SHORT = {
     "15_spiking_student": (
         "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
         ("spike(inputs", "divided", "doubled", "rate(layer)", "cost_rows(", "training_rules.rows()"),
+    ),
+    "14_sparse_depth": (
+        "steps=60 hidden=32 width=32 rows=2 length=32 short_steps=4 eval_rows=8",
+        ("draw.doubling(", "heads_equal =", "recurrence_equal ="),
     ),
 }
 TRIALS = """

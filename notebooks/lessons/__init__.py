@@ -6,8 +6,10 @@
     bf16_adamw                    updates that survive in bf16 weights: notebooks 03 and 05
     loss_weight_phases            where a router of losses gives up: 10
     ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
-    jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12
+    jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12 and 14
     token_kinds, weight_movement  where a router sends words, how far weights moved: 12
+    muon_update, router_pictures  tables and pictures of an update, of routers: 12 and 14
+    skipping                      what the layers of a model do with the tokens that they skip: 14
     teacher_agreement             a student beside its teacher: 13 and 15
     seeds, progress_line          two trainings at several seeds; a line for one of many: 13 and 15
     training_rules, spiking_health  rules and thresholds of a write-up: 15

@@ -149,6 +149,45 @@ def _with_a_tail(answer: Callable, student, teacher) -> list[float]:
     return _per_token(answer(torch.tensor(student).log() + 3, top.values.log(), top.indices), len(student))
 
 
+def _skipped(answer: Callable, capacity: float):
+    """What leaves the layer, what came in, and the block's output: two rows of five tokens with their scores."""
+    x, change = (torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(seed)) for seed in (5, 6))
+    scores = torch.tensor([[-2.0, -1.0, 0.0, 1.0, 2.0], [3.0, 2.0, -1.0, -2.0, -3.0]])
+    return answer(x.clone(), x + change, scores, capacity), x, x + change
+
+
+def _worked_on(answer: Callable, capacity: float) -> list[list[bool]]:
+    """Which tokens leave changed."""
+    y, x, _ = _skipped(answer, capacity)
+    return (y != x).any(dim=-1).tolist() if y.shape == x.shape else []
+
+
+def _weighed(answer: Callable) -> bool:
+    y, x, worked = _skipped(answer, 0.4)
+    return torch.allclose(y[0, 4], x[0, 4] + torch.tensor(2.0).sigmoid() * (worked - x)[0, 4])
+
+
+def _teaches_the_router(answer: Callable) -> bool:
+    scores = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    loss = answer(torch.zeros(1, 2, 3), torch.ones(1, 2, 3), scores, 0.5).sum()
+    return loss.requires_grad and bool(torch.autograd.grad(loss, scores)[0][0, 1] > 0)
+
+
+def _heads(answer: Callable, *distances: int, weights: tuple[float, ...] = (1.0, 0.5, 0.3), wrong: int = 0) -> float:
+    """The answer for heads that are sure of the token so far ahead, and of others at the last `wrong` positions."""
+    ids = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(7))
+    logits = [20.0 * nn.functional.one_hot(ids.roll(-distance, dims=1), 9) for distance in distances]
+    for each in logits:
+        each[:, 12 - wrong :] = each[:, 12 - wrong :].roll(1, dims=-1)
+    return float(answer(logits, ids, weights))
+
+
+def _ignorant(answer: Callable, heads: int) -> float:
+    """The answer for heads that know nothing of nine tokens; there are weights for three."""
+    ids = torch.randint(9, (3, 12), generator=torch.Generator().manual_seed(8))
+    return float(answer([torch.zeros(3, 12, 9)] * heads, ids, (1.0, 0.5, 0.3)))
+
+
 def _states(answer: Callable, inputs: list[list[float]], decay: list[float]) -> list[list[float]]:
     """The answer for inputs and decays given as lists."""
     return answer(torch.tensor(inputs), torch.tensor(decay)).tolist()
@@ -438,6 +477,45 @@ EXERCISES = {
         (
             "Where the k are all there is, nothing is left for the others: that adds 0, and no nan.",
             lambda f: _near(_with_a_tail(f, [[0.25, 0.75]], [[0.5, 0.5]]), 0.5 * math.log(4 / 3)),
+        ),
+    ],
+    "14.skip": [  # (x, worked (B, T, D), scores (B, T), capacity) -> what leaves the layer
+        (
+            "With capacity 0.4 two of five tokens change, the same number in each row.",
+            lambda f: [sum(row) for row in _worked_on(f, 0.4)] == [2, 2],
+        ),
+        (
+            "The tokens with the highest scores of their own row are worked on.",
+            lambda f: _worked_on(f, 0.4) == [[False, False, False, True, True], [True, True, False, False, False]],
+        ),
+        ("A chosen token becomes x + sigmoid(score) (worked - x).", _weighed),
+        (
+            "Round the number of tokens up: a share of 0.3 of five tokens is two, and of 0.01 it is one.",
+            lambda f: [sum(row) for c in (0.3, 0.01) for row in _worked_on(f, c)] == [2, 2, 1, 1],
+        ),
+        ("With capacity 1 every token is worked on.", lambda f: _worked_on(f, 1.0) == [[True] * 5] * 2),
+        ("The router learns through the sigmoid: its scores need a gradient.", _teaches_the_router),
+    ],
+    "14.ahead": [  # (logits (B, T, V) of each head, ids (B, T), weights) -> loss over all heads
+        (
+            "One head that knows nothing of nine tokens costs ln 9 per token.",
+            lambda f: _near(_ignorant(f, 1), math.log(9)),
+        ),
+        (
+            "Weights are shares among the heads that are there, and a head's loss is a mean over its own targets.",
+            lambda f: all(_near(_ignorant(f, heads), math.log(9)) for heads in (1, 2, 3)),
+        ),
+        (
+            "Head i predicts the token i ahead: the second one the token after the next.",
+            lambda f: _heads(f, 1, 2, 3) < 1e-3,
+        ),
+        (
+            "The last token of a row has no next one: what a head says there must not count.",
+            lambda f: _heads(f, 1, 2, wrong=1) < 1e-3,
+        ),
+        (
+            "A mistake of the first head costs its share: three times as much if its weight is three times as large.",
+            lambda f: _heads(f, 2, 2, weights=(3.0, 1.0)) > 2 * _heads(f, 1, 1, weights=(3.0, 1.0)),
         ),
     ],
     "15.recurrence": [  # (inputs (T, D), decay per channel (D,)) -> states (T, D)

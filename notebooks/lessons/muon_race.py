@@ -12,6 +12,8 @@ Footgun: with a fixed number of steps the rate decides most. Tune both rates of 
 AdamW with one rate for all is a weak opponent: embeddings need a higher rate than matrices do.
 """
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -173,6 +175,32 @@ def run(
     held_out_loss = train.evaluate(model, data.held_out, machine=machine)["loss"]
     health = moe.diagnose(model, data.held_out)
     return Outcome(held_out_loss, [r["ce"] for r in records], health, time.perf_counter() - started)
+
+
+class Race(NamedTuple):
+    """One race over several seeds."""
+
+    differences: list[float]  # loss of AdamW less that of Muon, by seed
+    mean: float
+    deviation: float  # of one difference, over the seeds
+    verdict: str
+
+
+def over_seeds(data: Data, *, steps: int, share: float, seeds: int = 3, **options) -> Race:
+    """Muon with `share` of AdamW's `steps`, at each seed; a winner needs twice the standard error of the mean."""
+    differences = []
+    for seed in range(seeds):
+        ours = run(MUON, data, steps=round(share * steps), seed=seed, **options)
+        differences.append(run(ADAMW, data, steps=steps, seed=seed, **options).loss - ours.loss)
+    mean, deviation = statistics.mean(differences), statistics.stdev(differences)
+    return Race(differences, mean, deviation, winner(mean, 2 * deviation / math.sqrt(seeds)))
+
+
+def winner(difference: float, noise: float) -> str:
+    """Who is ahead, if the difference of the losses is larger than the noise."""
+    if abs(difference) <= noise:
+        return "not distinguishable"
+    return "Muon" if difference > 0 else "AdamW"
 
 
 SUSPECTS = {

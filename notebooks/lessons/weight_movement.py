@@ -70,6 +70,23 @@ def audit(
     return table
 
 
+def by_kind(moved: list[Moved], reasons: dict[str, str]) -> list[dict]:
+    """One line per kind of parameter, which is what its reason says before the colon."""
+    kinds: dict[str, list[Moved]] = {}
+    for m in moved:
+        kinds.setdefault(reasons[m.parameter].partition(":")[0], []).append(m)
+    return [
+        {
+            "kind": kind,
+            "tensors": len(ms),
+            "stuck": sum(m.verdict.startswith("stuck") for m in ms),
+            "moved, of their size": f"{min(m.relative for m in ms):.2g} to {max(m.relative for m in ms):.2g}",
+            "of their reach": f"{min(m.moved / m.reach for m in ms):.0%} to {max(m.moved / m.reach for m in ms):.0%}",
+        }
+        for kind, ms in kinds.items()
+    ]
+
+
 def _step(p: Tensor, group: dict, rate: float) -> float:
     """Root mean square of a step at this rate; for AdamW the most that it usually is."""
     if param_groups.convention(group) == "AdamW":

@@ -89,6 +89,24 @@ def _spread(student, top, at):
     return divergences.forward_kl(p.log(), student.log_softmax(1))[0]
 
 
+def _skip(x, worked, scores, capacity, most=None):
+    most = math.ceil(capacity * scores.shape[1]) if most is None else most
+    highest = torch.zeros_like(scores, dtype=torch.bool).scatter(1, scores.topk(most, dim=1).indices, True)
+    return torch.where(highest[..., None], x + scores.sigmoid()[..., None] * (worked - x), x)
+
+
+def _each_head(logits, ids, first=1):
+    return [
+        torch.nn.functional.cross_entropy(each[:, : ids.shape[1] - i].flatten(0, 1).float(), ids[:, i:].flatten())
+        for i, each in enumerate(logits, first)
+    ]
+
+
+def _all_heads(logits, ids, weights, total=None):
+    weights = weights[: len(logits)]
+    return sum(w * x for w, x in zip(weights, _each_head(logits, ids))) / (total or sum(weights))
+
+
 def _spiked(x, alpha, theta=None):
     theta = alpha * x.detach().abs().mean(-1, keepdim=True) if theta is None else theta
     return (x > theta).float() - (x < -theta).float() + (x - x.detach())
@@ -117,6 +135,8 @@ RIGHT = {
     "12.orthogonal": lambda G: _iterated(G / G.norm()),
     "13.divergence": _softened,
     "13.tail": _tail,
+    "14.skip": _skip,
+    "14.ahead": _all_heads,
     "15.recurrence": lambda x, d: goose.scan(x[None], d)[0],
     "15.spike": _spiked,
 }
@@ -257,6 +277,33 @@ WRONG = {
         lambda s, top, at: _tail(s, top, at).sum(),
         lambda s, top, at: _tail(s, top, at, safe=False),  # 0 log 0
         _spread,  # asks for equal shares among the others
+    ],
+    "14.skip": [
+        lambda x, worked, scores, capacity: worked,  # skips nobody
+        lambda x, worked, scores, capacity: _skip(x, worked, -scores, capacity),  # the lowest
+        lambda x, worked, scores, capacity: _skip(2 * x, worked, scores, capacity),  # doubles what is skipped
+        lambda x, worked, scores, capacity: _skip(x, worked, scores.softmax(dim=1).logit(), capacity),  # a share
+        lambda x, worked, scores, capacity: _skip(x, worked, scores, capacity, most=int(capacity * scores.shape[1])),
+        lambda x, worked, scores, capacity: _skip(x, worked, scores.detach(), capacity),
+        lambda x, worked, scores, capacity: torch.where(scores[..., None] > 0, worked, x),  # a threshold
+        lambda x, worked, scores, capacity: torch.where(
+            (_skip(x, worked, scores, capacity) != x), worked, x
+        ),  # no weight
+    ],
+    "14.ahead": [
+        lambda logits, ids, weights: _all_heads(logits, ids, weights, total=1.0),  # weights that do not sum to 1
+        lambda logits, ids, weights: _all_heads(
+            logits, ids, weights, total=sum(weights)
+        ),  # of heads that are not there
+        lambda logits, ids, weights: sum(_each_head(logits, ids)) / len(logits),  # all the same
+        lambda logits, ids, weights: _all_heads(
+            [each for each in logits], ids.roll(-1, dims=1), weights
+        ),  # shifted twice
+        lambda logits, ids, weights: sum(_each_head([each], ids)[0] for each in logits) / len(logits),  # all one ahead
+        lambda logits, ids, weights: torch.nn.functional.cross_entropy(
+            logits[0].flatten(0, 1).float(), ids.roll(-1, dims=1).flatten()
+        ),  # the last position guesses the first token
+        lambda logits, ids, weights: _all_heads(logits, ids, weights[::-1]),
     ],
     "15.recurrence": [
         lambda x, d: distillation.divided(x[None], d)[0],  # the write-up's, gone after twenty tokens

@@ -50,6 +50,14 @@ def test_weights_in_bf16_hold_bf16_and_lose_what_is_small(data):
     assert lost == [False, True]
 
 
+def test_a_race_over_seeds_names_a_winner_only_above_the_noise(data, machine):
+    race = muon_race.over_seeds(data, steps=4, share=0.75, machine=machine, **SMALL)
+    assert len(race.differences) == len(set(race.differences)) == 3
+    assert min(race.differences) <= race.mean <= max(race.differences) and race.deviation > 0
+    assert race.verdict == muon_race.winner(race.mean, 2 * race.deviation / 3**0.5)
+    assert [muon_race.winner(x, 0.1) for x in (0.2, -0.2, 0.05)] == ["Muon", "AdamW", "not distinguishable"]
+
+
 @pytest.mark.parametrize("wrong", [dict(weights="fp8"), dict(optimizer="sgd")])
 def test_settings_are_refused_by_name(wrong, data, machine):
     with pytest.raises(ValueError, match=next(iter(wrong))):

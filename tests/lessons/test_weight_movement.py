@@ -75,3 +75,13 @@ def test_gradient_range():
     assert found["outside"] == 0.5
     with pytest.raises(ValueError, match="grad_norm"):
         weight_movement.gradient_range([{"loss": 1.0}])
+
+
+def test_by_kind_counts_the_stuck_of_each_kind():
+    def row(name, relative, verdict):
+        return weight_movement.Moved(name, "float32", 1.0, 0.5, relative, 2.0, 0.0, verdict)
+
+    moved = [row("a", 0.1, "moved"), row("b", 0.3, "stuck: no gradient"), row("c", 0.2, "moved")]
+    table = weight_movement.by_kind(moved, {"a": "norm: one", "b": "norm: other", "c": "router: rows"})
+    assert [(line["kind"], line["tensors"], line["stuck"]) for line in table] == [("norm", 2, 1), ("router", 1, 0)]
+    assert table[0]["moved, of their size"] == "0.1 to 0.3" and table[0]["of their reach"] == "25% to 25%"

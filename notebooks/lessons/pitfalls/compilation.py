@@ -26,7 +26,6 @@ from lessons.pitfalls.bench import alive, flow, fresh_dynamo, inside
 from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome, tokens, whole_logits
 from nblib import compiling, models
 
-
 Loss = Callable[[nn.Module, Tensor], Tensor]
 
 
