@@ -231,7 +231,7 @@ def weights_minimise_the_total(router: nn.Module, losses: Tensor) -> tuple:
 def weights_minimise_the_spread(router: nn.Module, losses: Tensor) -> tuple:
     relative = losses / router.running_means(losses.detach())
     weights = router.net(relative.detach()).softmax(-1)
-    shares = weights * relative.detach()  # the weights learn from the spread of these alone
+    shares = weights * relative.detach()  # the weights learn from this spread alone
     spread = shares.max() - shares.min()
     return weights.detach() * relative, router.penalty * spread, weights.detach()
 
