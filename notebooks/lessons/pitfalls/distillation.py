@@ -204,8 +204,8 @@ def _from_the_live_teacher(steps: int) -> float:
     return held_out_loss(student)
 
 
-def renormalised(values: Tensor, indices: Tensor, tail: Tensor, prior: Tensor) -> Tensor:
-    log_p = torch.full((len(values), len(prior)), -1e4)  # all impossible
+def renormalise(values: Tensor, indices: Tensor, tail: Tensor, prior: Tensor) -> Tensor:
+    log_p = torch.full((len(values), len(prior)), -1e4)  # others: impossible
     log_p = log_p.scatter(1, indices, values)
     return log_p.log_softmax(-1)  # the k kept share their mass
 
@@ -247,7 +247,7 @@ def from_a_cache(k: int, read: Callable | None = None, steps: int = 40) -> dict:
     taught, live = held_out_loss(student), _from_the_live_teacher(steps)
     return {
         "kept of 256": k or "all",
-        "the others": {renormalised: "impossible", spread: "share the rest"}.get(read, ""),
+        "the others": {renormalise: "impossible", spread: "share the rest"}.get(read, ""),
         "teacher's mass in the others": float(1 - mass.mean()) if k else 0.0,
         "first loss / true first loss": float(reported / true),
         "held-out loss": taught,
@@ -430,11 +430,11 @@ PITFALLS = [
         "tokens take the mass of all others, so the student learns that the others are impossible. The loss is wrong "
         f"from the first batch on, and so is what the student learns. Seen on {VERSIONS}.",
         fix="Keep the mass of the others and use it: tail='drawn' or 'spread' of the same cache.",
-        broken=lambda: from_a_cache(8, renormalised),
+        broken=lambda: from_a_cache(8, renormalise),
         fixed=lambda: from_a_cache(8, spread),
         seen=lambda facts: facts["lost"] > 0.4,
         claimed=lambda: from_a_cache(0),
-        wrong=renormalised,
+        wrong=renormalise,
         right=spread,
     ),
     Pitfall(
