@@ -38,7 +38,6 @@ OPTIMIZERS = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, fused=True),
 }
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
-LOGITS = ("chunked", "full")
 # Beyond any machine; the operations of larger ones would be counted for hours, though nothing is computed.
 MOST_TOKENS, MOST = 2**22, {"hidden_size": 2**20, "num_hidden_layers": 1000, "vocab_size": 2**24}
 
@@ -292,17 +291,26 @@ def training_step(
         if account:
             marks["hidden"] = account.live
             hidden.register_hook(lambda _: marks.update(loss=account.most))
-        targets = ids[:, 1:].flatten()
-        if logits == "chunked":
-            loss = losses.chunked_loss(hidden[:, :-1].flatten(0, 1), weight, targets)
-        else:
-            scores = nn.functional.linear(hidden, weight).float()  # (B, T, V), as transformers scores and casts
-            loss = model.loss_function(logits=scores, labels=ids, vocab_size=weight.shape[0])
-            del scores
+        loss = LOGITS[logits](model, hidden, weight, ids)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return marks
+
+
+def in_full(model: nn.Module, hidden: Tensor, head: Tensor, ids: Tensor) -> Tensor:
+    """The loss as transformers computes it: hidden (B, T, D), head (V, D), ids (B, T)."""
+    logits = nn.functional.linear(hidden, head).float()  # (B, T, V) at once, in fp32
+    return model.loss_function(logits=logits, labels=ids, vocab_size=len(head))
+
+
+def in_chunks(model: nn.Module, hidden: Tensor, head: Tensor, ids: Tensor) -> Tensor:
+    """The same loss with a chunk of rows scored at a time."""
+    rows, targets = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    return losses.chunked_loss(rows, head, targets)  # (some rows, V) at a time
+
+
+LOGITS = {"chunked": in_chunks, "full": in_full}
 
 
 def _bytes(tensors) -> int:

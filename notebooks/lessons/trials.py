@@ -13,6 +13,7 @@ Footgun: the table leaves out what is too long to read, a loss curve above all. 
 import ast
 import html
 import inspect
+import os
 import re
 import textwrap
 import time
@@ -132,7 +133,7 @@ def lines_of(thing: Callable) -> list[str]:
 
 def file_of(thing: Callable) -> str:
     """Where it stands, as a link from a notebook."""
-    return "/".join(Path(inspect.getsourcefile(thing)).parts[-3:])
+    return Path(os.path.relpath(inspect.getsourcefile(thing), Path(__file__).parents[1])).as_posix()
 
 
 def _coloured(lines: list[str], beside: list[str] | None, style: str) -> str:

@@ -1,10 +1,11 @@
 """Distillation that only seems to work: temperatures that do not learn, a renormalised cache, a lost state.
 
-None of these faults raises. A temperature stays at a bound, a loss falls, a student predicts text, and each is taken
-for success. All of them are shown on the byte-level model as the teacher and a fresh one as the student.
+None of these faults raises an error. A temperature stays at a bound, a loss falls, a student predicts text, and each
+is taken for success. All of them are shown with the trained byte-level model as the teacher and a new one as the
+student. The claims are those of the write-up on spiking distillation.
 
-Footgun: a small student differs from a small teacher in few tokens. Compare the three runs with each other; how well
-any of them ends says little.
+Footgun: a small student differs from a small teacher in few tokens. Compare the three runs with each other; how good
+any of them is says little.
 """
 
 import math
@@ -22,13 +23,13 @@ from lessons.pitfalls.autocast import teacher_use
 from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, quiet, stream, trained
 from nblib import losses, models, text, train
 from nblib.methods import alignment, goose, objective, teacher_cache
-from nblib.methods.temperature import Adversarial, Learned
+from nblib.methods.temperature import Adversarial
 
 ROWS = 4
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
-    """A student that knows nothing, and its teacher."""
+    """A student with random weights, and its teacher."""
     return byte_model(seed=1), models.as_teacher(trained())
 
 
@@ -36,26 +37,45 @@ def held_out(rows: int = 64) -> Tensor:
     return text.fixed_rows(stream("prose", "held_out"), length=LENGTH, limit=rows)
 
 
-def softened(student: Tensor, teacher: Tensor, T: float, *, reduction: str = "batchmean") -> Tensor:
-    """T^2 KL as it is usually written, of logits (n, V)."""
-    return T**2 * F.kl_div((student / T).log_softmax(-1), (teacher / T).softmax(-1), reduction=reduction)
+def averaged_over_classes(student: Tensor, teacher: Tensor, T: float) -> Tensor:
+    log_q = (student / T).log_softmax(-1)  # (tokens, classes)
+    p = (teacher / T).softmax(-1)
+    return T**2 * F.kl_div(log_q, p, reduction="mean")  # divides by tokens x classes
 
 
-# P66, P67: a temperature with a gradient of zero
+def summed_over_classes(student: Tensor, teacher: Tensor, T: float) -> Tensor:
+    log_q = (student / T).log_softmax(-1)
+    p = (teacher / T).softmax(-1)
+    return T**2 * F.kl_div(log_q, p, reduction="batchmean")  # divides by tokens
 
 
-class Clamped(nn.Module):
-    """The write-up's: T = exp(raw), cut off at 1 and 10."""
+# P66, P67: a temperature whose gradient is zero
 
-    def __init__(self, start: float):
+
+def clamped(raw: Tensor) -> tuple[Tensor, Tensor]:
+    T = raw.exp().clamp(1, 10)  # beyond a bound the gradient is exactly 0
+    penalty = torch.zeros(())
+    return T, penalty
+
+
+def held_by_a_prior(raw: Tensor) -> tuple[Tensor, Tensor]:
+    T = raw.exp()
+    penalty = 5 * (raw - math.log(2)).square()  # on raw, so it pulls from wherever T is
+    return T, penalty
+
+
+class Temperature(nn.Module):
+    """A learnable temperature: `rule` makes T and a penalty per token of the raw parameter."""
+
+    def __init__(self, start: float, rule: Callable[[Tensor], tuple[Tensor, Tensor]]):
         super().__init__()
-        self.raw = nn.Parameter(torch.tensor(math.log(start)))
+        self.raw, self.rule = nn.Parameter(torch.tensor(math.log(start))), rule
 
     def forward(self) -> Tensor:
-        return self.raw.exp().clamp(1, 10)
+        return self.rule(self.raw)[0]
 
-    def optimizer(self, lr: float) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=lr)
+    def penalty(self) -> Tensor:
+        return self.rule(self.raw)[1]
 
 
 def _hump(student: nn.Module, teacher: nn.Module) -> float:
@@ -64,22 +84,22 @@ def _hump(student: nn.Module, teacher: nn.Module) -> float:
     with torch.no_grad():
         s, t = (m(ids).logits.flatten(0, 1) for m in (student, teacher))
     grid = [0.5 * 1.1**i for i in range(40)]
-    return max(grid, key=lambda T: float(softened(s, t, T)))
+    return max(grid, key=lambda T: float(summed_over_classes(s, t, T)))
 
 
-def climbed(temperature: nn.Module, steps: int = 40) -> dict:
+def climbed(rule: Callable[[Tensor], tuple[Tensor, Tensor]], start: float = 5.0, steps: int = 40) -> dict:
     """Minimise T^2 KL in the student and in T together."""
     student, teacher = pair()
-    start, hump, gradients = float(temperature().detach()), _hump(student, teacher), []
+    temperature, hump, gradients = Temperature(start, rule), _hump(student, teacher), []
     temperature.raw.register_hook(lambda gradient: gradients.append(float(gradient)))
-    optimizers = [train.adamw(student, lr=5e-3), temperature.optimizer(lr=0.05)]
+    optimizers = [train.adamw(student, lr=5e-3), torch.optim.Adam(temperature.parameters(), lr=0.05)]
     student.temperature = temperature
     loss = objective.from_teacher(teacher, temperature)
     learn(student, steps=steps, optimizers=optimizers, data=batches(rows=ROWS), loss=loss, clip=0)
     T = temperature()
     (pull,) = torch.autograd.grad((T.log() - math.log(2)).square(), temperature.raw)
     return {
-        "temperature": type(temperature).__name__,
+        "temperature": rule.__name__.replace("_", " "),
         "T at the start": start,
         "the loss is largest at T": hump,
         "T at the end": float(T.detach()),
@@ -97,7 +117,7 @@ def _under_inference() -> dict:
 
 
 def rested(make: Callable[[nn.Module, Adversarial], list], steps: int = 30) -> dict:
-    """A reversed temperature during its rest, in which the reversal's strength is 0."""
+    """An adversarial temperature during its rest, while the strength of the gradient reversal is 0."""
     student, teacher = pair()
     student.temperature = T = Adversarial(2.0, total=4 * steps, rest=0.25)
     gradients = []
@@ -115,21 +135,26 @@ def rested(make: Callable[[nn.Module, Adversarial], list], steps: int = 30) -> d
     }
 
 
-def _with_everything(weight_decay: float) -> Callable[[nn.Module, Adversarial], list]:
-    """One AdamW over all that the student holds, its temperature included."""
-    return lambda student, T: [torch.optim.AdamW(student.parameters(), lr=5e-3, weight_decay=weight_decay)]
+def one_optimizer(student: nn.Module, T: Adversarial) -> list[torch.optim.Optimizer]:
+    everything = student.parameters()  # T.raw is among them, and decays
+    return [torch.optim.AdamW(everything, lr=5e-3, weight_decay=0.01)]
 
 
-def _on_its_own(student: nn.Module, T: Adversarial) -> list:
+def one_of_its_own(student: nn.Module, T: Adversarial) -> list[torch.optim.Optimizer]:
     others = [p for p in student.parameters() if p is not T.raw]
-    return [torch.optim.AdamW(others, lr=5e-3, weight_decay=0.01), T.optimizer()]
+    adamw = torch.optim.AdamW(others, lr=5e-3, weight_decay=0.01)
+    return [adamw, torch.optim.Adam([T.raw], lr=1e-2, weight_decay=0)]
+
+
+def without_decay(student: nn.Module, T: Adversarial) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(student.parameters(), lr=5e-3, weight_decay=0.0)]
 
 
 # P68: the mean over the vocabulary
 
 
 def few_labels(reduction: str, alpha: float = 0.5, steps: int = 40) -> dict:
-    """alpha KD + (1 - alpha) CE on the same few rows again and again, which the labels alone teach by heart."""
+    """alpha KD + (1 - alpha) CE, always on the same few rows. Labels alone teach the student to know them by heart."""
     (taught, share), warned = quiet(by_heart, reduction, alpha, steps)
     alone = _from_the_labels(steps)
     return {
@@ -152,12 +177,13 @@ def _from_the_labels(steps: int) -> float:
 def by_heart(reduction: str, alpha: float = 0.5, steps: int = 40) -> tuple[float, float]:
     """Held-out loss, and the share of the divergence in the first gradient."""
     (student, teacher), batch, shares = pair(), next(batches(rows=ROWS)), []
+    divergence = {"mean": averaged_over_classes, "batchmean": summed_over_classes}[reduction]
     optimizer = train.adamw(student, lr=5e-3)
     with torch.no_grad():
         t, _ = losses.shifted_rows(teacher(batch["input_ids"]).logits, batch["labels"])
     for _ in range(steps):
         s, targets = losses.shifted_rows(student(batch["input_ids"]).logits, batch["labels"])
-        terms = [alpha * softened(s, t, 2.0, reduction=reduction), (1 - alpha) * F.cross_entropy(s, targets)]
+        terms = [alpha * divergence(s, t, 2.0), (1 - alpha) * F.cross_entropy(s, targets)]
         if not shares:
             kd, ce = (torch.autograd.grad(term, s, retain_graph=True)[0].norm() for term in terms)
             shares.append(float(kd / (kd + ce)))
@@ -178,14 +204,41 @@ def _from_the_live_teacher(steps: int) -> float:
     return held_out_loss(student)
 
 
-def from_a_cache(k: int, tail: str, steps: int = 40) -> dict:
-    """Train from a cache: its first loss against the true one, and the held-out loss against the live teacher's."""
+def renormalise(values: Tensor, indices: Tensor, tail: Tensor, prior: Tensor) -> Tensor:
+    log_p = torch.full((len(values), len(prior)), -1e4)  # others: impossible
+    log_p = log_p.scatter(1, indices, values)
+    return log_p.log_softmax(-1)  # the k kept share their mass
+
+
+def spread(values: Tensor, indices: Tensor, tail: Tensor, prior: Tensor) -> Tensor:
+    others = prior.expand(len(values), -1).scatter(1, indices, -1e4).log_softmax(-1)
+    log_p = others + tail  # all others share the log of the mass that is left
+    log_p = log_p.scatter(1, indices, values)
+    return log_p.log_softmax(-1)
+
+
+def _reading(stored: teacher_cache.Cache, read: Callable) -> Callable:
+    """The loss KL(p || q) at T = 1, with the p that `read` makes of the stored answers."""
+
+    def loss(model: nn.Module, batch: dict) -> dict:
+        values, indices, tails = (batch[name].flatten(0, 1) for name in teacher_cache.KEYS[:3])
+        logits, _ = losses.shifted_rows(model(batch["input_ids"]).logits, batch["labels"])
+        log_p = read(values.float(), indices, tails.float(), stored.prior)
+        kl = F.kl_div(logits.log_softmax(-1), log_p, reduction="sum", log_target=True)
+        return {"distillation": kl}
+
+    return loss
+
+
+def from_a_cache(k: int, read: Callable | None = None, steps: int = 40) -> dict:
+    """Train from a cache, of all tokens or of k that are read in this way: its first loss against the true one, and
+    the held-out loss against the live teacher's."""
     (student, teacher), rows = pair(), batches(rows=ROWS)
     options = dict(steps=steps, source={"teacher": "the byte-level model"}, k=k, machine=CPU)
     batch, first = next(batches(rows=ROWS)), byte_model(seed=1)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         stored = teacher_cache.make(Path(folder) / "cache", teacher, rows, **options)
-        loss = objective.from_teacher(stored, 1.0, tail=tail)
+        loss = _reading(stored, read) if k else objective.from_teacher(stored, 1.0)
         reported = loss(first, batch | stored(batch["input_ids"]))["distillation"]
         true = objective.from_teacher(teacher, 1.0)(first, batch)["distillation"]
         mass = teacher(batch["input_ids"]).logits.softmax(-1).topk(k or 1).values.sum(-1)
@@ -194,7 +247,7 @@ def from_a_cache(k: int, tail: str, steps: int = 40) -> dict:
     taught, live = held_out_loss(student), _from_the_live_teacher(steps)
     return {
         "kept of 256": k or "all",
-        "the others": tail if k else "",
+        "the others": {renormalise: "impossible", spread: "share the rest"}.get(read, ""),
         "teacher's mass in the others": float(1 - mass.mean()) if k else 0.0,
         "first loss / true first loss": float(reported / true),
         "held-out loss": taught,
@@ -207,9 +260,18 @@ def from_a_cache(k: int, tail: str, steps: int = 40) -> dict:
 
 
 def divided(x: Tensor, d: Tensor) -> Tensor:
-    """S_t = d S_(t-1) + x_t as the write-up computes all t at once: divide by d^t, add up, multiply back. (B, T, D)."""
-    powers = d ** torch.arange(x.shape[1])[:, None]  # (T, D)
+    """S_t = d S_(t-1) + x_t for all t at once, as the write-up has it, and again in `doubled`. (B, T, D)."""
+    powers = d ** torch.arange(x.shape[1])[:, None]  # (T, D): d^t soon falls below 1e-8
     return (x / (powers + 1e-8)).cumsum(1) * powers
+
+
+def doubled(x: Tensor, d: Tensor) -> Tensor:
+    S, reach = x, 1
+    while reach < x.shape[1]:  # S_t is the sum of the last `reach` inputs, decayed
+        earlier = F.pad(S[:, :-reach], (0, 0, reach, 0))
+        S = S + d * earlier
+        d, reach = d * d, 2 * reach
+    return S
 
 
 def wrong_from(scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: int = 256) -> int | None:
@@ -221,8 +283,8 @@ def wrong_from(scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: in
 
 
 def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps: int = 40) -> dict:
-    """Train the recurrent student on prose, then switch its state off: how far its predictions change, early in a row
-    and late."""
+    """Train the recurrent student on prose, then switch its state off. How far do its predictions change, early and
+    late in a row?"""
     model = goose.tiny(256, hidden=hidden, layers=2, length=LENGTH)
     layers, rows = [m for m in model.modules() if isinstance(m, goose.Recurrent)], held_out()
 
@@ -252,7 +314,26 @@ def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps:
     }
 
 
-# P71: a similarity that is there without anything alike
+# P71: a similarity of states that have nothing in common
+
+
+def with_the_diagonal(X: Tensor, Y: Tensor) -> Tensor:
+    K, L = X @ X.T, Y @ Y.T  # (n, n): each token with each, and with itself
+    return (K * L).sum()
+
+
+def without_the_diagonal(X: Tensor, Y: Tensor) -> Tensor:
+    n, others = len(X), 1 - torch.eye(len(X))
+    K, L = X @ X.T * others, Y @ Y.T * others
+    means = K.sum() * L.sum() / ((n - 1) * (n - 2))
+    rows = K.sum(0) @ L.sum(0) / (n - 2)
+    return ((K * L).sum() + means - 2 * rows) / (n * (n - 3))
+
+
+def cka(X: Tensor, Y: Tensor, hsic: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """CKA of the states of n tokens, (n, D) and (n, E)."""
+    X, Y = X - X.mean(0), Y - Y.mean(0)
+    return hsic(X, Y) / (hsic(X, X) * hsic(Y, Y)).sqrt()
 
 
 def _updates(model: nn.Module, ids: Tensor) -> Tensor:
@@ -261,25 +342,25 @@ def _updates(model: nn.Module, ids: Tensor) -> Tensor:
     return (states[1] - states[0]).flatten(0, 1)
 
 
-def dynamics(*, debiased: bool, noise: bool, steps: int = 40) -> dict:
+def dynamics(hsic: Callable[[Tensor, Tensor], Tensor], *, noise: bool, steps: int = 40) -> dict:
     """Train a recurrent student's first block on 1 - CKA alone, with a teacher, or with noise as wide as GPT-2."""
     student, teacher = goose.tiny(256, hidden=64, layers=2, length=LENGTH, seed=1), models.as_teacher(trained())
 
-    def alike(ids: Tensor, *, debiased: bool) -> Tensor:
+    def pair_of(ids: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             target = torch.randn(ids.numel(), 768) if noise else _updates(teacher, ids)
-        return alignment.cka(_updates(student, ids), target, debiased=debiased)
+        return _updates(student, ids), target
 
     def loss(_: nn.Module, batch: dict) -> dict:
-        return {"fdd": losses.supervised(batch["labels"]) * (1 - alike(batch["input_ids"], debiased=debiased))}
+        return {"fdd": losses.supervised(batch["labels"]) * (1 - cka(*pair_of(batch["input_ids"]), hsic))}
 
     records = learn(student, steps=steps, data=batches(rows=ROWS), loss=loss, clip=0)
     curve = [record["fdd"] for record in records]
     first, last = (sum(part) / 5 for part in (curve[:5], curve[-5:]))
     with torch.no_grad():
-        held_out_similarity = float(alike(held_out(), debiased=True))
+        held_out_similarity = float(alignment.cka(*pair_of(held_out())))
     return {
-        "CKA": "debiased" if debiased else "biased",
+        "CKA": "biased" if hsic is with_the_diagonal else "debiased",
         "in the teacher's place": "noise" if noise else "the teacher",
         "tokens": ROWS * LENGTH,
         "feature loss at first": first,
@@ -294,84 +375,100 @@ PITFALLS = [
         id="P66",
         title="A temperature that climbs to its clamp and stays",
         symptom="The learnable temperature reads 10.0 and stays there, with a regulariser or without.",
-        claim="the teacher ran under inference mode, which breaks learnable temperatures (write-up)",
-        verdict="Inference mode raises an error in the first step, so nothing can climb under it. T^2 KL has a hump in "
-        "T: who minimises it from above the hump climbs without end, from below falls. Beyond a clamp the gradient is "
-        f"exactly zero, for a regulariser that reads the clamped T as well. Seen on {VERSIONS}.",
-        fix="A prior in log space on the raw parameter and no clamp (temperature.Learned), or a number.",
-        broken=lambda: climbed(Clamped(5.0)),
-        fixed=lambda: climbed(Learned(5.0, anchor=2.0)),
+        claim="inference mode of the teacher breaks learnable temperatures (the write-up on spiking distillation)",
+        verdict="Inference mode raises an error in the first step, so nothing can climb under it. T^2 KL first rises "
+        "and then falls in T. Minimised from above its maximum, T climbs without end; from below, T falls. Beyond a "
+        "clamp the gradient is exactly zero, and so is that of a regulariser that reads the clamped T. "
+        f"Seen on {VERSIONS}.",
+        fix="A prior in log space on the raw parameter and no clamp (temperature.Learned), or a fixed number.",
+        broken=lambda: climbed(clamped),
+        fixed=lambda: climbed(held_by_a_prior),
         seen=lambda facts: facts["steps in which T had no gradient"] > 0.2 * facts["steps"],
         claimed=_under_inference,
+        wrong=clamped,
+        right=held_by_a_prior,
     ),
     Pitfall(
         id="P67",
         title="Weight decay mistaken for learning",
         symptom="While the gradient reversal still has strength 0, the temperature already moves, a little each step.",
-        claim="the temperature learns freely until the reversal sets in (write-up)",
-        verdict="At strength 0 its gradient is multiplied by zero, and without decay T stands still to the bit. AdamW "
-        f"pulled the raw parameter towards zero, which is a T in the middle of its range. Seen on {VERSIONS}.",
-        fix="An optimizer, or a group, of its own without weight decay: temperature.optimizer().",
-        broken=lambda: rested(_with_everything(0.01)),
-        fixed=lambda: rested(_on_its_own),
+        claim="the temperature learns freely until the reversal begins (the write-up on spiking distillation)",
+        verdict="Weight decay moved it: without decay T does not change by one bit. At strength 0 the gradient of T is "
+        "multiplied by zero. But AdamW pulled the raw parameter towards zero, which moves T towards the middle of its "
+        f"range. Seen on {VERSIONS}.",
+        fix="Give T an optimizer or a group of its own, without weight decay: temperature.optimizer().",
+        broken=lambda: rested(one_optimizer),
+        fixed=lambda: rested(one_of_its_own),
         seen=lambda facts: facts["moved by"] > 1e-5 and facts["largest gradient of T"] == 0,
-        claimed=lambda: rested(_with_everything(0.0)),
+        claimed=lambda: rested(without_decay),
+        wrong=one_optimizer,
+        right=one_of_its_own,
     ),
     Pitfall(
         id="P68",
-        title="A divergence averaged over the vocabulary",
-        symptom="Adding the teacher changes nothing: the student ends where the labels alone take it.",
+        title="A KL divergence averaged over the vocabulary",
+        symptom="Adding the teacher changes little: the student ends near where the labels alone take it.",
         claim="the weight of the distillation is too small (folklore)",
         verdict="Less than half of the weight still teaches. `kl_div` with reduction='mean' divides by tokens and by "
-        "classes, so the term counts one part in V of what its weight says. torch warns of it, once. "
-        f"Seen on {VERSIONS}.",
-        fix="Flatten to (tokens, classes) and reduction='batchmean', or sum over the classes.",
+        "classes. So the term counts only 1 / V of what its weight says, with V the vocabulary. torch warns of it "
+        f"once. Seen on {VERSIONS}.",
+        fix="Flatten to (tokens, classes) and use reduction='batchmean', or sum over the classes.",
         broken=lambda: few_labels("mean"),
         fixed=lambda: few_labels("batchmean"),
         seen=lambda facts: facts["won by the teacher"] < 0.25,
         claimed=lambda: few_labels("batchmean", alpha=0.2),
         check="F3",
+        wrong=averaged_over_classes,
+        right=summed_over_classes,
     ),
     Pitfall(
         id="P69",
         title="A top-k cache that was renormalised",
-        symptom="The student learns its targets and is far worse on text than one taught by the live teacher.",
-        claim="the others have no mass, so it must be the cache's half precision (folklore)",
-        verdict="All of the distribution in half precision teaches like the live teacher. Renormalised, the k claim "
-        "the mass of all others, and the student is taught that these are impossible: the loss is wrong from the "
-        f"first batch on, and so is what it learns. Seen on {VERSIONS}.",
-        fix="Keep the mass of the others and read it: tail='drawn' or 'spread' of the same cache.",
-        broken=lambda: from_a_cache(8, "none"),
-        fixed=lambda: from_a_cache(8, "spread"),
+        symptom="The student learns its targets, but is far worse on text than one taught by the live teacher.",
+        claim="the other tokens have no mass, so it must be the cache's half precision (folklore)",
+        verdict="The whole distribution in half precision teaches like the live teacher. Renormalised, the k stored "
+        "tokens take the mass of all others, so the student learns that the others are impossible. The loss is wrong "
+        f"from the first batch on, and so is what the student learns. Seen on {VERSIONS}.",
+        fix="Keep the mass of the others and use it: tail='drawn' or 'spread' of the same cache.",
+        broken=lambda: from_a_cache(8, renormalise),
+        fixed=lambda: from_a_cache(8, spread),
         seen=lambda facts: facts["lost"] > 0.4,
-        claimed=lambda: from_a_cache(0, "drawn"),
+        claimed=lambda: from_a_cache(0),
+        wrong=renormalise,
+        right=spread,
     ),
     Pitfall(
         id="P70",
         title="A recurrence divided by its decays",
-        symptom="Beyond the start of a row the recurrent student predicts the same if its state is switched off.",
-        claim="capacity is the bottleneck: a wider student will use it (write-up)",
-        verdict="Half the width with the right state uses it to the end. The parallel form divides by d^t + 1e-8 and "
-        "multiplies back: once d^t is below 1e-8 the state fades to zero, what has just been read included. How soon "
-        f"depends on the decay, so that short tests and slow decays pass. Seen on {VERSIONS}.",
-        fix="A scan without negative powers (goose.scan), and a test against the sequential form at full length.",
+        symptom="Beyond the start of a row the recurrent student predicts the same when its state is switched off.",
+        claim="capacity is the bottleneck, a wider student will use it (the write-up on spiking distillation)",
+        verdict="A student of half the width, with the right state, uses it to the end of the row. The parallel form "
+        "divides by d^t + 1e-8 and multiplies by d^t. Once d^t is below 1e-8 the state fades to zero, with what was "
+        "read just before. The smaller the decay d, the sooner, so short tests and decays near 1 pass. "
+        f"Seen on {VERSIONS}.",
+        fix="A scan without division (goose.scan), and a test against the sequential form at full length.",
         broken=lambda: remembers(divided),
-        fixed=lambda: remembers(goose.scan),
+        fixed=lambda: remembers(doubled),
         seen=lambda facts: facts["change without the state, from position 32"] < 1e-3,
-        claimed=lambda: remembers(goose.scan, hidden=32),
+        claimed=lambda: remembers(doubled, hidden=32),
+        wrong=divided,
+        right=doubled,
     ),
     Pitfall(
         id="P71",
         title="A similarity of independent states",
         symptom="The feature loss starts well below 1 and falls; on many tokens the layers have nothing in common.",
-        claim="a feature loss that falls means layers that align (write-up)",
-        verdict="It falls with noise in the teacher's place. The plug-in CKA of independent states is far above zero "
-        "where tokens are few, and the more directions they fill the higher, so the student spreads its states. The "
-        f"debiased one falls only where there is something to align with. Seen on {VERSIONS}.",
+        claim="a feature loss that falls means layers that align (the write-up on spiking distillation)",
+        verdict="The loss falls with noise in the teacher's place. The usual CKA of independent states is far above "
+        "zero when there are few tokens, because each token is compared with itself too. It rises with the number of "
+        "directions that the states fill, so the student spreads its states. The debiased CKA falls only where there "
+        f"is something to align with. Seen on {VERSIONS}.",
         fix="The debiased estimator (alignment.cka), and alignment.floor beside every similarity.",
-        broken=lambda: dynamics(debiased=False, noise=True),
-        fixed=lambda: dynamics(debiased=True, noise=True),
+        broken=lambda: dynamics(with_the_diagonal, noise=True),
+        fixed=lambda: dynamics(without_the_diagonal, noise=True),
         seen=lambda facts: facts["fell by"] > 0.04 and facts["similarity on many held-out tokens"] < 0.05,
-        claimed=lambda: dynamics(debiased=True, noise=False),
+        claimed=lambda: dynamics(without_the_diagonal, noise=False),
+        wrong=with_the_diagonal,
+        right=without_the_diagonal,
     ),
 ]
