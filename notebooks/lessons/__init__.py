@@ -4,6 +4,7 @@
     exercises, resume             `from lessons import check` judges an answer; a resumed run beside the straight one
     demo, programs, peers, menus  the first minute; programs for the doctor and its peers; menus over a figure
     bf16_adamw                    updates that survive in bf16 weights: notebooks 03 and 05
+    rounding, examining           what a bf16 weight keeps: 03; first steps, losses and updates looked at: 05
     loss_weight_phases            where a router of losses gives up: 10
     ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
     jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12 and 14
