@@ -77,11 +77,11 @@ class SideBySide:
         ]
         first = {"fact": "THE SYMPTOM"} | {run: SYMPTOM[seen] for run, seen in shows.items()}
         self.title, self.table, self.handle = f"{p.id} {p.title}", show.Table([first, *body]), handle
-        self.file = file_of(p.wrong) if p.wrong else ""
-        self.code = {"broken": lines_of(p.wrong)} if "broken" in shows and p.wrong else {}
+        self.file = file_of(p.wrong)
+        self.code = {"broken": lines_of(p.wrong)} if "broken" in shows else {}
         self.verdict, self.sentences = None, {}
         if "fixed" in shows:
-            self.code |= {"fixed": lines_of(p.right)} if p.right else {}
+            self.code["fixed"] = lines_of(p.right)
             self.verdict = _verdict(p, shows)
             self.sentences = {"Verdict": _sentence(p.verdict), "Fix": _sentence(p.fix)}
 

@@ -45,12 +45,12 @@ class Pitfall(NamedTuple):
     broken: Callable[[], dict]
     fixed: Callable[[], dict]
     seen: Callable[[dict], bool]
+    wrong: Callable  # a dozen lines at most, which the broken run executes and the page shows
+    right: Callable  # the same lines as the fixed run executes them
     claimed: Callable[[], dict] | None = None  # None where nobody claims a cause, or it is the real one
     claim_holds: bool = False
     check: str = ""  # id of the doctor's check that must name the broken run, "" where no check can see it
     slow: bool = False  # its runs take more than five seconds together
-    wrong: Callable | None = None  # a dozen lines at most, which the broken run executes and the page shows
-    right: Callable | None = None  # the same lines as the fixed run executes them
 
 
 def catalogue() -> Iterator[Pitfall]:

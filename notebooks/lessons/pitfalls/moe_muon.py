@@ -450,7 +450,7 @@ PITFALLS = [
         symptom="Muon's loss falls more slowly than it should, and hardly follows when the text changes.",
         claim="eight bits are too few for a momentum (folklore; the write-up on MoE and Muon names its own Muon so)",
         verdict="Rounded to eight bits, the momentum follows the gradients nearly as in fp32. Orthogonalised and "
-        "written back, it has size one in every direction, while the gradients are hundredths of that. So new gradients "
+        "written back, it has size one in every direction, while the gradients are hundredths of that. So new "
         f"hardly turn it, and it goes on in its first direction. Seen on {VERSIONS}.",
         fix="Keep the average of the gradients; orthogonalise a copy for the step.",
         broken=lambda: _followed(overwritten),
