@@ -246,8 +246,8 @@ P21 = Pitfall(
     symptom="the loss falls a little; the adapters of keys and values never learn; nothing is printed",
     claim="a model left with use_cache=True trains wrongly (advice in fine-tuning recipes, with no reason given)",
     verdict="The cache alone changes no gradient. Under a reentrant checkpoint written by hand the gradients are "
-    "wrong, and nothing is raised or warned: the second forward pass appends to the cache that the first one has filled. The "
-    f"library's own switch notices this and turns the cache off. Seen on {WITH_PEFT}",
+    "wrong, and nothing is raised or warned: the second forward pass appends to the cache that the first one has "
+    f"filled. The library's own switch notices this and turns the cache off. Seen on {WITH_PEFT}",
     fix="Pass `use_cache=False` in the call. Checkpoint with the library's switch or with `use_reentrant=False`",
     broken=lambda: cached_gradients(use_cache=True),
     fixed=lambda: cached_gradients(use_cache=False),
