@@ -131,9 +131,9 @@ P16 = Pitfall(
     symptom="the compiled model trains; the same script in eager mode, or after one graph break, trains its head only",
     claim="the adapters are wired wrongly, or eager mode is at fault (what comparing the two runs suggests)",
     verdict="The fault of P01 is there, and compile hides it. In eager mode a reentrant checkpoint whose input "
-    "requires no gradient leaves the adapters without one. Dynamo replaces that checkpoint by its own, so the compiled "
-    "model trains. A graph break inside a block gives the block back to the eager code, and the fault returns. "
-    f"Seen on {WITH_PEFT}",
+    "requires no gradient leaves the adapters without one. Dynamo replaces that checkpoint by its own, so the "
+    "compiled model trains. A graph break inside a block gives the block back to the eager code, and the "
+    f"fault returns. Seen on {WITH_PEFT}",
     fix="`use_reentrant=False`, and check gradients in eager mode",
     broken=lambda: eager_and_compiled(reentrant=True),
     fixed=lambda: eager_and_compiled(reentrant=False),

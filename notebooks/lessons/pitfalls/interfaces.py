@@ -193,8 +193,8 @@ PITFALLS = [
         symptom="My callback stops with: 'NoneType' object has no attribute 'pad'.",
         claim="",
         verdict="The callback finds no tokenizer under its old name, and neither does the usual fallback. Callbacks "
-        "now receive `processing_class`; `tokenizer` is gone from their arguments, from the trainer's attributes and "
-        f"from its constructor. Seen on {WITH_PEFT}.",
+        "now receive `processing_class`; `tokenizer` is gone from their arguments, from the trainer's attributes "
+        f"and from its constructor. Seen on {WITH_PEFT}.",
         fix='Take `kwargs["processing_class"]`, with brackets, so that a missing name is reported.',
         broken=lambda: _callback(by_old_name),
         fixed=lambda: _callback(by_new_name),
