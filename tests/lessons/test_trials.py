@@ -5,8 +5,9 @@ import re
 
 import pytest
 
-from lessons import trials
+from lessons import pitfalls, trials
 from lessons.pitfalls import Pitfall, Unavailable, pitfall
+from nblib import paths
 
 VERDICT = (
     "what the runs say, <in more words> than one line of a hundred and ten characters would ever hold, as here. " * 2
@@ -167,3 +168,8 @@ def test_a_run_that_this_machine_cannot_make_is_told_and_the_notebook_goes_on(mo
     trial = trials.Trials()
     told = str(trial("P04", "broken"))
     assert "needs a C++ compiler" in told and "not known" in told and trial.shows["P04", "broken"] is None
+
+
+def test_the_link_leads_from_a_notebook_to_the_file_of_the_lines():
+    for p in pitfalls.catalogue():
+        assert not p.wrong or (paths.root() / "notebooks" / trials.file_of(p.wrong)).is_file(), p.id

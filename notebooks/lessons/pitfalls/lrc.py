@@ -404,7 +404,7 @@ PITFALLS = [
         claim="the learning rate is too small (folklore; the code of the write-up on LRC has the fault, unnoticed)",
         verdict="The held-out loss falls by less than half of what it could. Rounding lets one entry per token of the "
         "gradient through, the largest, so the gradients of the lower layers point elsewhere. With the estimator the "
-        "loss falls as far as with inputs that are not rounded, and nearly as far at a third of the learning rate. "
+        "loss falls as far as with inputs that are not rounded. At a third of the rate it falls nearly as far. "
         f"Seen on {WITH_PEFT}.",
         fix="Use the estimator on the inputs even where W is frozen: ternary.int8. Compare the gradients once with "
         "those of inputs that are not rounded.",

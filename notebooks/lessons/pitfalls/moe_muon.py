@@ -2,9 +2,13 @@
 
 The write-up on MoE and Muon trained a mixture whose loss stood still. It blamed bf16 weights and Muon's learning rate
 and changed both. The same commit also switched off the layers that skip tokens, so nobody knows which change helped.
-Here each cause is tried alone, on byte-level models: what skipping does to the residual stream and at inference (P60,
-P61), what Muon must store (P62), what a reported perplexity includes (P63), how far a norm can move (P64), and which
-routing sees the future (P65).
+Here each cause is tried alone, on byte-level models:
+
+    P60, P61   what skipping tokens does to the residual stream, and at inference
+    P62        what Muon must store
+    P63        what a reported perplexity includes
+    P64        how far a norm can move
+    P65        which routing sees the future
 
 Footgun: a few dozen steps on a small model hide nearly every fault. So the mechanism is judged, for example a stream
 that grows, and the loss stands beside it as a fact.
@@ -450,8 +454,8 @@ PITFALLS = [
         symptom="Muon's loss falls more slowly than it should, and hardly follows when the text changes.",
         claim="eight bits are too few for a momentum (folklore; the write-up on MoE and Muon names its own Muon so)",
         verdict="Rounded to eight bits, the momentum follows the gradients nearly as in fp32. Orthogonalised and "
-        "written back, it has size one in every direction, while the gradients are hundredths of that. So new "
-        f"hardly turn it, and it goes on in its first direction. Seen on {VERSIONS}.",
+        "written back, it has size one in every direction, and the gradients are hundredths of that. So new gradients "
+        f"hardly turn it, and it keeps its first direction. Seen on {VERSIONS}.",
         fix="Keep the average of the gradients; orthogonalise a copy for the step.",
         broken=lambda: _followed(overwritten),
         fixed=lambda: _followed(kept),
@@ -468,8 +472,8 @@ PITFALLS = [
         claim="a balanced router costs language (folklore)",
         verdict="Trained with either coefficient, the cross-entropy is about the same. With output_router_logits=True "
         "the model's loss is cross-entropy plus coefficient times balance loss, in evaluation too, and exp of that is "
-        "no perplexity. With the default, False, the balance loss is missing in training too, although the write-up "
-        "on MoE and Muon says that the loss 'already includes' it. And the coefficient is read when the model is "
+        "no perplexity. With the default, False, the balance loss is missing in training too. The write-up on MoE "
+        "and Muon says that the loss 'already includes' it. And the coefficient is read when the model is "
         f"built; a later change of the config does nothing. Seen on {VERSIONS}.",
         fix="Judge by the cross-entropy of the logits (train.evaluate); let the loop add the balance loss (moe.loss).",
         broken=lambda: _reported(of_the_loss),
