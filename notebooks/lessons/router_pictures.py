@@ -37,23 +37,23 @@ def known(experts: int, top_k: int, tokens: int = 512) -> dict[str, tuple[Routin
 
 def training(history: list[dict], named: dict[str, str]) -> show.Picture:
     """The language losses on the left, the routers' health on the right; `named` has the curves' labels."""
-    figure = Figure(figsize=(7.6, 3.0), layout="constrained")
+    figure = Figure(figsize=(8.2, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, label in named.items():
         left.plot([r["step"] for r in history], [r[name] for r in history], label=label)
     left.set(xlabel="optimizer step", ylabel="nats per token", title="language loss")
     seen = [r for r in history if "eval_loss" in r]
-    labels = {"eval_smallest": "smallest load, of the fair share", "eval_entropy": "entropy of the load"}
+    labels = {"eval_smallest": "smallest load", "eval_entropy": "entropy of the load"}
     for (name, label), color in zip(labels.items(), ("#2f855a", "#805ad5")):
         right.plot([r["step"] for r in seen], [r[name] for r in seen], marker=".", label=label, color=color)
-    right.axhline(moe.STARVED, color="0.7", linewidth=0.8, label="starved below this")
+    right.axhline(moe.STARVED, color="0.7", linewidth=0.8, label="starved below")
     right.set(xlabel="optimizer step", ylim=(0, 1.05), title="worst layer, 1 is even")
-    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(frameon=False, loc="outside right upper", fontsize=8)
     terms = [f"{name} {history[-1][name]:.4f}" for name in ("balance", "z", "depth") if name in history[-1]]
     words = (
         "At the end, beside the language loss: " + ", ".join(terms) + "." if terms else "Trained without other terms."
     )
-    words += " Right: green is the expert with the fewest tokens, violet how even the load is; both should stay near 1."
+    words += " Right: green is the load of the emptiest expert over the fair share, violet how even the load is."
     return show.Picture(figure, words, title="A training: the language loss and the load of the experts")
 
 
