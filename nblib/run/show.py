@@ -131,7 +131,7 @@ class Picture:
     def __init__(self, figure: Figure, summary: str, *, title: str = ""):
         self.figure, self.summary = figure, summary
         width, height = figure.get_size_inches()
-        lines = textwrap.wrap(summary, int(15.5 * width))
+        lines = textwrap.wrap(summary, int(14.5 * width))
         figure.set_size_inches(width, height + 0.17 * len(lines) + (0.25 if title else 0))
         figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=9)
         if title:
