@@ -20,6 +20,7 @@ HOMES = {
 }
 # Modules without a test file of their own name, and where they are tested. To become fewer.
 TESTED_ELSEWHERE = {
+    "notebooks/lessons/claims.py": "test_docs.py",
     "notebooks/lessons/programs.py": "lessons/test_peers.py",
 }
 
