@@ -30,6 +30,7 @@ RUNS = ("broken", "claimed", "fixed")
 SYMPTOM = {True: "shows", False: "absent", None: "not known"}
 SERIES = 8  # from this many values on a list is a curve, which a table leaves out
 WIDEST = 100  # characters of one cell
+BESIDE = 110  # characters of code that fit beside each other
 RED, GREEN = "background-color: #fbdcdc; color: #000", "background-color: #d8f1d8; color: #000"
 GREY = "background-color: #e6e6e6; color: #000"
 
@@ -108,17 +109,18 @@ class SideBySide:
         show.displayed(show.Page(self._repr_mimebundle_()), handle)
 
     def _code(self) -> str:
-        """A column of code for each of the two runs, the lines that differ coloured."""
-        columns = list(self.code.values())
-        other = columns[::-1] if len(columns) == 2 else [None]
+        """The code of the broken run beside that of the fixed one, or above it where lines are long; what differs is
+        coloured."""
         style = "text-align: left; vertical-align: top"
-        heads = "".join(f"<th style='text-align: left'>{name}</th>" for name in self.code)
-        link = f"<a href='{self.file}'>{self.file}</a>"
-        cells = "".join(
-            f"<td style='{style}'>{_coloured(lines, beside, RED if name == 'broken' else GREEN)}</td>"
-            for (name, lines), beside in zip(self.code.items(), other)
-        )
-        return f"<table><tr>{heads}</tr><tr>{cells}</tr></table><p>{link}</p>" if self.code else ""
+        both = list(self.code.values())
+        cells = [
+            f"<td style='{style}'><b>{name}</b>"
+            f"{_coloured(lines, both[1 - n] if len(both) == 2 else None, RED if name == 'broken' else GREEN)}</td>"
+            for n, (name, lines) in enumerate(self.code.items())
+        ]
+        wide = sum(max(map(len, lines)) for lines in both) > BESIDE
+        rows = f"<tr>{('</tr><tr>' if wide else '').join(cells)}</tr>"
+        return f"<table>{rows}</table><p><a href='{self.file}'>{self.file}</a></p>" if cells else ""
 
 
 def lines_of(thing: Callable) -> list[str]:

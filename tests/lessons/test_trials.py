@@ -92,6 +92,14 @@ def test_the_broken_lines_are_on_the_page_and_the_mended_ones_once_the_fixed_run
     assert f"<a href='{before.file}'>" in page and before.file.endswith("lessons/test_trials.py")
 
 
+def test_code_that_is_too_wide_for_two_columns_stands_in_two_rows(made, monkeypatch):
+    narrow = trials.Trials()("P01")._code()
+    assert narrow.count("<tr>") == 1 and narrow.count("<td") == 2
+    monkeypatch.setattr(trials, "BESIDE", 20)
+    wide = trials.Trials()("P01")._code()
+    assert wide.count("<tr>") == 2 and wide.replace("</tr><tr>", "") == narrow
+
+
 def test_the_verdict_is_one_line_in_a_colour_above_the_table(made):
     page = trials.Trials()("P01")._repr_mimebundle_()["text/html"]
     assert page.index("</pre>") < page.index("The claim does not hold") < page.index("THE SYMPTOM")
