@@ -157,10 +157,10 @@ def _verdict(p: Pitfall, shows: dict[str, bool | None]) -> tuple[str, str]:
     if None in shows.values():
         return "Not known on this machine: a run could not be made.", GREY
     if p.claimed is None:
-        return "The lines above bring the symptom; the fix ends it.", GREEN
+        return "The broken lines bring the symptom; the fix ends it.", GREEN
     if p.claim_holds:
         return "The claim holds: the cause that is named brings the symptom, and the fix ends it.", GREEN
-    return "The claim does not hold: the cause that is named does not bring the symptom. The lines above do.", RED
+    return "The claim does not hold: the cause that is named does not bring the symptom. The broken lines do.", RED
 
 
 def _sentence(words: str) -> str:

@@ -103,7 +103,7 @@ def test_code_that_is_too_wide_for_two_columns_stands_in_two_rows(made, monkeypa
 def test_the_verdict_is_one_line_in_a_colour_above_the_table(made):
     page = trials.Trials()("P01")._repr_mimebundle_()["text/html"]
     assert page.index("</pre>") < page.index("The claim does not hold") < page.index("THE SYMPTOM")
-    assert "The lines above bring the symptom" in str(trials.Trials()("P02"))
+    assert "The broken lines bring the symptom" in str(trials.Trials()("P02"))
     assert "The claim" not in str(trials.Trials()("P01", "broken", "claimed"))
 
 
