@@ -5,6 +5,10 @@
     demo, programs, peers, menus  the first minute; programs for the doctor and its peers; menus over a figure
     bf16_adamw                    updates that survive in bf16 weights: notebooks 03 and 05
     rounding, examining           what a bf16 weight keeps: 03; first steps, losses and updates looked at: 05
+    wirings, step_memory, compile_gain, attention_kernels  tables and pictures of 01 and 02
+    lrc_tables, ard_tables        tables and pictures of 10 and 11
+    claims, drawings              the claims of the write-ups with their verdicts; mechanisms as boxes and arrows
+    checkpointing_versions        the order of checkpointing and adapters under four versions of transformers: 01
     loss_weight_phases            where a router of losses gives up: 10
     ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
     jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12 and 14
