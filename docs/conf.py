@@ -76,7 +76,8 @@ def _contents(app, name: str, source: list[str]) -> None:
 def _complete(app, failure) -> None:
     """The page that a browser opens first, and the files that the outputs of pitfalls link to."""
     if failure is None:
-        lessons, site = Path(app.srcdir, "notebooks", "lessons"), Path(app.outdir)
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(lessons, site / "notebooks" / "lessons", dirs_exist_ok=True, ignore=ignore)
+        root, site = Path(app.srcdir), Path(app.outdir)
+        for folder in ("notebooks/lessons", "nblib"):
+            ignore = shutil.ignore_patterns("__pycache__", "*.md")
+            shutil.copytree(root / folder, site / folder, dirs_exist_ok=True, ignore=ignore)
         (site / "index.html").write_text(FIRST, encoding="utf-8")

@@ -1,10 +1,12 @@
 """The campaign of kills: a short one that must end without a fault, and that it sees every kind of fault there is."""
 
+import builtins
 import contextlib
 import json
 import re
 import signal
 import subprocess
+import symtable
 import sys
 import time
 from pathlib import Path
@@ -102,6 +104,23 @@ def test_the_short_notebooks_are_of_the_notebooks_as_they_are(name, tmp_path):
     known = parameters.declared(tmp_path / f"{name}.ipynb")
     for word in words.split():
         parameters.parse_assignment(word, known)
+
+
+@pytest.mark.parametrize("name", torture.SHORT)
+def test_no_cell_of_a_short_notebook_needs_a_name_that_was_cut(name, tmp_path):
+    torture.write_short(torture.NOTEBOOKS / f"{name}.ipynb", tmp_path)
+    known, missing = {*dir(builtins), "display"}, []
+    for cell in parameters.cells(tmp_path / f"{name}.ipynb"):
+        table = symtable.symtable(_without_await(cell["source"]), name, "exec")
+        here = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
+        known |= here
+        missing += [s.get_name() for s in table.get_symbols() if s.is_referenced() and s.get_name() not in known]
+    assert missing == []
+
+
+def _without_await(source: str) -> str:
+    """For symtable, which knows no await outside of functions."""
+    return re.sub(r"\bawait |\basync (?=for|with)", "", source)
 
 
 @pytest.mark.slow

@@ -88,11 +88,11 @@ SHORT = {
     ),
     "10_lrc": (
         "steps=40 rows=2 length=32 short_steps=2 eval_rows=8 quick_rows=4",
-        ("same_gradients", 'ways = {"eager"', "phase_diagram(", "pcolormesh(", "memory.estimate(", "memory.Account("),
+        ("same_gradients", 'ways = {"eager"', "phase_diagram(", "memory.estimate(", "memory.Account("),
     ),
     "11_ard_lora": (
         "steps=30 rows=2 length=32 small_tokens=600 small_steps=8 prior_rows=4 prior_updates=2 samples=1 eval_rows=8",
-        ("planted(", "signals.items()"),
+        ("planted(",),
     ),
     "12_moe_muon": (
         "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 race_steps=4 eval_rows=8",
@@ -108,7 +108,7 @@ SHORT = {
     ),
     "14_sparse_depth": (
         "steps=60 hidden=32 width=32 rows=2 length=32 short_steps=4 eval_rows=8",
-        ("draw.doubling(", "heads_equal =", "recurrence_equal ="),
+        ("draw.", "heads_equal ="),
     ),
 }
 TRIALS = """
