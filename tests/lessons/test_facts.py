@@ -60,6 +60,7 @@ def test_trials_show_stored_facts_and_make_what_is_not_stored(folder, monkeypatc
         return lambda: made.append(name) or {"bad": name == "broken"}
 
     words = dict(title="t", symptom="s", claim="c", verdict="v", fix="f", seen=lambda found: found["bad"])
+    words |= dict(wrong=facts.write, right=facts.read)
     pitfall = Pitfall(id="P01", broken=run("broken"), fixed=run("fixed"), **words)
     monkeypatch.setattr(trials, "pitfall", lambda number: pitfall)
     facts.write(folder, "P01", "broken", {"bad": True, "from": "the store"})
