@@ -23,6 +23,8 @@ from nblib.run import jobs, runner
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 WIDGET = "application/vnd.jupyter.widget-view+json"
+# JupyterLab shows the beginning of the first output of a cell whose outputs are collapsed
+ANSWER = {"name": "stdout", "output_type": "stream", "text": ["The answer to the question above:\n"]}
 
 
 def refresh(names: Sequence[str]) -> list[runner.Outcome]:
@@ -78,7 +80,7 @@ def with_outputs(source: dict[str, Any], executed: dict[str, Any]) -> dict[str, 
         cell["source"] = "".join(cell["source"]).splitlines(keepends=True)
         if cell["cell_type"] == "code":
             cell["execution_count"] = ran["execution_count"]
-            cell["outputs"] = [_without_widget(output) for output in ran["outputs"]]
+            cell["outputs"] = [ANSWER] * bool(hidden) + [_without_widget(output) for output in ran["outputs"]]
     return notebook
 
 

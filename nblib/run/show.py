@@ -138,12 +138,12 @@ class Picture:
             figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
 
     def save(self, file) -> None:
-        """As PNG of 64 colours, a third of the bytes: a notebook holds ten of them."""
+        """As PNG of 48 colours, less than a third of the bytes: a notebook holds ten of them."""
         from PIL import Image
 
         page = io.BytesIO()
         self.figure.savefig(page, format="png", dpi=DPI)
-        few = Image.open(page).convert("RGB").quantize(64, dither=Image.Dither.NONE)
+        few = Image.open(page).convert("RGB").quantize(48, dither=Image.Dither.NONE)
         few.save(file, format="png", optimize=True)
 
     def _repr_mimebundle_(self, include=None, exclude=None):

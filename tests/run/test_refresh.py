@@ -76,3 +76,13 @@ def test_its_folder_is_locked_while_it_runs_and_swept_when_it_died(workbook):
         patch.setattr(runner, "run", looked)
         assert refresh.refresh(["00"])[0].status == "done"
     assert locks == [None] and not list(paths.outputs().iterdir())
+
+
+def test_collapsed_outputs_stay_collapsed_and_begin_with_a_sentence():
+    """What stands for them on the page is the beginning of the first output: never the answer, never HTML."""
+    ran = {"execution_count": 3, "outputs": [{"output_type": "execute_result", "data": {"text/html": "<b>42</b>"}}]}
+    hidden = {"tags": ["a"], "jupyter": {"outputs_hidden": True}, "execution": {}}
+    cells = [{"cell_type": "code", "id": "x", "source": "6 * 7", "metadata": m} for m in (hidden, {"jupyter": {}})]
+    stored = refresh.with_outputs({"cells": cells}, {"cells": [ran, ran]})["cells"]
+    assert stored[0]["metadata"] == {"tags": ["a"], "jupyter": {"outputs_hidden": True}} and stored[1]["metadata"] == {}
+    assert stored[0]["outputs"] == [refresh.ANSWER, *ran["outputs"]] and stored[1]["outputs"] == ran["outputs"]
