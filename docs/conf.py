@@ -25,6 +25,7 @@ html_theme = "sphinx_book_theme"
 html_title = "The workbook"
 html_theme_options = {"show_toc_level": 2, "use_download_button": False}
 html_copy_source = False
+html_static_path, html_css_files = ["book.css"], ["book.css"]
 
 
 FIRST = (

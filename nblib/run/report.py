@@ -50,7 +50,7 @@ a { color: light-dark(#0b57a4, #8ab8f0); } table { border-collapse: collapse; ma
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
 details { background: var(--soft); border-radius: 6px; padding: .5rem 1rem; margin: .6rem 0; }
-summary { cursor: pointer; } img { max-width: 100%; background: #fff; border-radius: 4px; }
+summary { cursor: pointer; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
 .done { color: light-dark(#17702f, #6cc784); } .failed, .killed { color: light-dark(#b3261e, #f28b82); }
 .stopped, .running { color: light-dark(#8a5a00, #e0b050); } .muted { color: light-dark(#666, #999); }
 .input_area, .output_subarea > pre { background: var(--soft); border-radius: 4px; padding: .1rem .7rem; }
