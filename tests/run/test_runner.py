@@ -534,6 +534,20 @@ def test_what_dead_processes_left_is_swept(workbook):
     assert sorted(str(p.relative_to(outputs)) for p in outputs.rglob("*") if p.is_file()) == sorted(kept)
 
 
+def test_the_folder_of_a_runner_killed_before_it_wrote_anything_is_swept(workbook):
+    home = workbook / "outputs" / "00_a"
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True).stdout.strip()
+    files.write(home / "first" / f".run.json.{dead}.partial", "half of a rec")
+    files.write(home / "second" / "run.json", "{}")
+    (home / "third").mkdir()
+    alone = files.claim(home)  # somebody is making a folder at this moment
+    runner._remove_leftovers(["00_a"])
+    assert sorted(path.name for path in home.iterdir()) == ["first", "second", "third"]
+    os.close(alone)
+    runner._remove_leftovers(["00_a"])
+    assert [path.name for path in home.iterdir()] == ["second"]
+
+
 def test_a_closed_pipe_and_an_odd_encoding_stop_no_work(monkeypatch):
     class Gone:
         encoding = "ascii"
