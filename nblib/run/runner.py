@@ -418,7 +418,7 @@ def _remove_leftovers(notebooks: Collection[str]) -> None:
     for home in (outputs / notebook for notebook in notebooks):
         for place in (home, *home.glob("*/"), *home.glob("*/figures/")):
             files.remove_partials(place)
-        # a runner that was killed before it wrote anything leaves an empty folder; one that makes it now holds this lock
+        # a runner that was killed before it wrote anything leaves an empty folder; who makes one holds this lock
         if home.is_dir() and (alone := files.claim(home)) is not None:
             for place in home.glob("*/"):
                 with contextlib.suppress(OSError):  # it is not empty
