@@ -59,10 +59,10 @@ test-doctor: env  ## the tests of the doctor alone
 test-notebooks: env  ## run notebooks again and compare their checked cells: those changed since BASE=HEAD, or NOTEBOOKS="01 10"
 	$(BIN)/python tests/validate.py $(NOTEBOOKS)
 
-test-all: env  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
+test-all: env $(BOOK)  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
-	status=0; $(MAKE) --no-print-directory book || status=1; \
+	status=0; \
 	$(PYTEST) --facts outputs/tests/facts --junit-xml=outputs/tests/tests.xml || status=1; \
 	$(BIN)/python tests/validate.py --all --facts outputs/tests/facts --junit-xml=outputs/tests/notebooks.xml || status=1; \
 	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status

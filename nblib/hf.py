@@ -19,7 +19,8 @@ cross-entropy alone. `from_pretrained` cannot build an adapted model, so give `s
 Footgun: an override of `compute_loss` that takes the item count and ignores it is wrong, and nothing says so. The
 Trainer assumes that the count was used and stops dividing by the number of micro-batches. One device per process only,
 and with several processes `loss` must call the model it is given, as `causal_lm` here does: `losses.causal_lm` calls
-the layers inside it, past the wrapper that averages gradients."""
+the layers inside it, past the wrapper that averages gradients.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

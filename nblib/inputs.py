@@ -10,7 +10,8 @@ equal to any commit (jobs.same), since the run itself fetches the first one. If 
 cache, the run may fetch that one, and the next plan sees it.
 
 Footgun: the threads are those that were asked for (OMP_NUM_THREADS, MKL_NUM_THREADS, else "auto"), never those of this
-machine. Like `device=auto`, "auto" is one key on two cores and on sixty, where the last digits differ."""
+machine. Like `device=auto`, "auto" is one key on two cores and on sixty, where the last digits differ.
+"""
 
 import functools
 import hashlib

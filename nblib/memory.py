@@ -13,7 +13,8 @@ has seen one freed, and the pool's gaps then count (up to three times too much h
 measured on Linux everything from 64 KB on is mapped by itself, which costs a little time.
 
 Footgun: `ru_maxrss`, the usual answer, never goes down. Measured after a large step it reports the large step for ever.
-Here the mark is reset; where it cannot be (macOS) a thread samples instead."""
+Here the mark is reset; where it cannot be (macOS) a thread samples instead.
+"""
 
 import ctypes
 import gc

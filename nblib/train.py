@@ -12,7 +12,8 @@ with controls, or call `fit()` for the list. A folder of checkpoints makes it re
 SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
 Footgun: the loss of every step is read back to the host: a synchronisation per step, and one per micro-batch for the
-label mask. A guard that looks only every hundredth step lets ninety-nine poisoned updates through."""
+label mask. A guard that looks only every hundredth step lets ninety-nine poisoned updates through.
+"""
 
 import asyncio
 import copy

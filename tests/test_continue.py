@@ -2,8 +2,8 @@
 on the results, the figures and the tables of the one that went straight through.
 
 A kill in the middle of a training is also one after all trainings before it: those are found finished. After the first
-one there is a kill of its own, so that what follows it also begins in a process that has not trained. The last kill
-falls at the very end.
+one there is a kill of its own, so that what follows it also begins in a process that has not trained. A last run is
+killed once, at its very end.
 """
 
 import json
@@ -105,5 +105,6 @@ def test_killed_anywhere_and_continued_it_is_the_straight_run(name, small, tmp_p
     kills = [f"before {stage} {steps[1]}" for stage, steps in trained.items() if stage not in ALIKE]
     first = next(iter(trained))
     kills.insert(1, f"after {first} {trained[first][-1]}")
-    kills.append(f"before resume/stopped {saved['resume/stopped'][-1]}")  # then everything is found finished
     same(through(name, small, tmp_path / "chain", monkeypatch, kills), straight)
+    last = f"before resume/stopped {saved['resume/stopped'][-1]}"
+    same(through(name, small, tmp_path / "once", monkeypatch, [last]), straight)

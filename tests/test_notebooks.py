@@ -61,13 +61,14 @@ def test_small_enough_to_read_on_a_forge(request, notebook):
     path = next(p for p in NOTEBOOKS if p.stem in request.node.name)
     assert path.stat().st_size <= 400 * 1024
     for cell in _code(notebook):
-        assert len(cell.source.splitlines()) <= 32, cell.source[:80]
+        most = 32 if "parameters" in cell.metadata.get("tags", []) else 22
+        assert len(cell.source.splitlines()) <= most, cell.source[:80]
 
 
 def test_skeleton(notebook):
     text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
     paths = [text.index(heading) for heading in HEADINGS]
-    assert paths == sorted(paths) and text.startswith("# ") and "Time and hardware" in text[: paths[1]]
+    assert paths == sorted(paths) and text.startswith("# ") and "Time and hardware" in text[: paths[0]]
     remembered = text[paths[2] : paths[3]].count("\n- ")
     exercises = len(re.findall(r"^\d\. ", text[paths[3] :], re.M))
     assert 3 <= remembered <= 5 and 3 <= exercises <= 5

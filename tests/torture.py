@@ -393,7 +393,7 @@ class Campaign:
                 try:
                     self._kill_and_go_on(world, straight, left, result)
                     world.refuse_orphans(PATIENCE)
-                    result.faults += self._compare(world, straight)
+                    result.faults += self._compare(world, straight, result.kills)
                 finally:
                     world.kill_all()
                 if not result.faults:
@@ -425,7 +425,7 @@ class Campaign:
             if not kill.hurry:
                 world.refuse_orphans(90)
 
-    def _compare(self, world: World, straight: Straight) -> list[tuple[str, str]]:
+    def _compare(self, world: World, straight: Straight, kills: int) -> list[tuple[str, str]]:
         facts, faults = world.facts(), []
         if facts.keys() - straight.facts.keys():
             world.sweep()
@@ -434,8 +434,10 @@ class Campaign:
             faults.append(("left behind", ", ".join(left)[:500]))
         for name, value in straight.facts.items():
             if name.endswith("metrics.jsonl") and isinstance(facts.get(name), dict) and isinstance(value, dict):
-                # a kernel that is asked to stop logs its last step, which the straight run may pass over
-                facts[name] = {line: fact for line, fact in facts[name].items() if line in value}
+                # a kernel whose runner was killed stops, and logs its last step, which the straight run may pass over
+                more = facts[name].keys() - value.keys()
+                if len(more) <= kills:
+                    facts[name] = {line: fact for line, fact in facts[name].items() if line not in more}
         differ = [name for name, value in straight.facts.items() if facts.get(name) != value]
         if differ:
             worst = differ[-1] if differ[0] == "run folders" and left else differ[0]

@@ -14,7 +14,8 @@ one restores generators and buffers.
 Footguns: a round ends with the first backward after a step, not with the step: several optimizers may step, and a
 scheduler, a scaler and `zero_grad` come after them. An optimizer with a closure (LBFGS) calls backward inside its step,
 so what belongs before the step comes in the middle of it. SequentialLR steps other schedulers inside its own step, and
-every scheduler steps once when it is made. Only the outermost step of a scheduler that is under way is the loop's."""
+every scheduler steps once when it is made. Only the outermost step of a scheduler that is under way is the loop's.
+"""
 
 import math
 import warnings

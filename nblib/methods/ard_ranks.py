@@ -14,7 +14,8 @@ would believe what the adapter has learned by heart.
 
 Footgun: v_k alone is no relevance. z_k * c with B[:, k] / c is the same model with v_k * c^2, and a rank that nobody
 needs rests at its prior, mu = 0 and e^l = v, at whatever v was: it need not shrink. What a rank adds to the output in
-evaluation is s mu_k B[:, k]. Its mean square, "signal", is what pruning should go by."""
+evaluation is s mu_k B[:, k]. Its mean square, "signal", is what pruning should go by.
+"""
 
 from collections.abc import Iterable, Iterator
 

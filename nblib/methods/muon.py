@@ -17,7 +17,8 @@ Scales: "original" sqrt(max(1, out / in)), rate about 0.02; "match_rms_adamw" 0.
 
 Footgun: the update has one size whatever the gradient's. An expert that gets no token in a step has a gradient of zero.
 NS5 then makes a full step of its stale momentum, for hundreds of steps. Here such an expert rests, as a parameter does
-whose `grad` is None."""
+whose `grad` is None.
+"""
 
 import math
 from collections import defaultdict

@@ -19,7 +19,8 @@ the latter, and a learned T saves the teacher's logits (P33). To spare memory, c
 
 Footguns: before training, `logits` is T^2 (ln V - entropy of the teacher's p), not ln V. Judge the start by that (P44).
 Under causal attention, masking token i hides nothing from position i - 1, which never saw it. So the masked objective
-of a causal model is next-token prediction with a damaged past, not bidirectional denoising."""
+of a causal model is next-token prediction with a damaged past, not bidirectional denoising.
+"""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -14,7 +14,8 @@ pulls the *raw* parameter to 0, which moves T by itself, and a log of T then loo
 
 Footguns: `clamp` has no gradient beyond its bounds. A T that reached one is stuck, and so is a regulariser that reads
 the clamped value. Bound T by a sigmoid, or regularise the raw parameter. And Adam divides by the size of a gradient, so
-the strength of the reversal mostly sets when T starts to move, not how fast."""
+the strength of the reversal mostly sets when T starts to move, not how fast.
+"""
 
 import math
 

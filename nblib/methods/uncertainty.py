@@ -12,7 +12,8 @@ here knows where the noise comes from: `sampling(model)` is the context in which
 Logits exist for a chunk of tokens at a time; between passes only the last hidden states are kept, (S, n, D).
 
 Footgun: ECE is a property of the top candidate only and says nothing about accuracy. A model that always answers with
-the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled."""
+the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled.
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

@@ -20,7 +20,8 @@ Footgun: YAML 1.1 as papermill reads it turns `1e-3` into a string, `010` into 8
 Here numbers are what Python calls numbers and the other three stay text, which the type check then refuses.
 
 Footgun: a default computed from another parameter would keep its old value when that other one is set from outside. The
-injected cell comes after this one. So defaults are literals, and everything derived is computed later."""
+injected cell comes after this one. So defaults are literals, and everything derived is computed later.
+"""
 
 import ast
 import difflib

@@ -95,7 +95,10 @@ class Run:
         """Keep a matplotlib Figure, or a `show.Picture`, as figures/<name>.png; returns it, for the cell to show."""
         if self.writes:
             with files.replacing(self.dir / "figures" / f"{name}.png") as partial:
-                fig.save(partial) if hasattr(fig, "save") else fig.savefig(partial, format="png", dpi=160)
+                if hasattr(fig, "save"):
+                    fig.save(partial)
+                else:
+                    fig.savefig(partial, format="png", dpi=160)
         return fig
 
     def finish(self) -> None:

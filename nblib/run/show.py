@@ -41,14 +41,19 @@ class Progress:
         self.record = record
         if math.isfinite(record["loss"]):
             self.losses.append((record["step"], record["loss"]))
-        done = record["step"] == record["of"] or "stopped" in record
-        if self.handle is None or done or time.monotonic() - self.drawn > 0.25:
+        if self.handle is None or self.ended or time.monotonic() - self.drawn > 0.25:
             self.drawn = time.monotonic()
             self.handle = displayed(self, self.handle)
-        if RUN_DIR in os.environ and (done or time.monotonic() - self.reported > 5):  # the runner passes these lines on
+        if RUN_DIR in os.environ and (
+            self.ended or time.monotonic() - self.reported > 5
+        ):  # the runner passes these lines on
             self.reported = time.monotonic()
             with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
                 lines.write(f"{self}\n")
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.record) and (self.record["step"] == self.record["of"] or "stopped" in self.record)
 
     def __str__(self) -> str:
         r = self.record
@@ -64,11 +69,7 @@ class Progress:
         return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        if (
-            self.record
-            and len(self.losses) > 1
-            and (self.record["step"] == self.record["of"] or "stopped" in self.record)
-        ):
+        if self.ended and len(self.losses) > 1:
             stored = curves({"loss": self.losses}, x="step", y="loss", summary=str(self), title=_fall(self.losses))
             return stored._repr_mimebundle_()
         share = self.record["step"] / self.record["of"] if self.record else 0
@@ -185,18 +186,18 @@ class predict:
     def __init__(self, question: str, choices: Sequence[Any]):
         if len(choices) < 2:
             raise ValueError(f"choices = {choices!r}: allowed are two or more")
-        self.question, self.choices, self.said = question, list(choices), None
+        self.question, self.choices, self.chosen = question, list(choices), None
         if runtime.interactive():
             from ipywidgets import HTML, ToggleButtons, VBox
 
             options = [(cell(choice), choice) for choice in self.choices]
             buttons = ToggleButtons(options=options, value=None, style={"button_width": "auto"})
-            buttons.observe(lambda change: setattr(self, "said", change["new"]), "value")
+            buttons.observe(lambda change: setattr(self, "chosen", change["new"]), "value")
             displayed(VBox([HTML(f"<b>Predict:</b> {html.escape(question)}"), buttons]))
 
     def answer(self, value: Any) -> "_Plain":
-        said = "" if self.said is None else f"you said {cell(self.said)}: "
-        return _Plain(f"{said}it is {cell(value)}")
+        before = "" if self.chosen is None else f"you said {cell(self.chosen)}: "
+        return _Plain(f"{before}it is {cell(value)}")
 
 
 # A long line scrolls, where JupyterLab would break it anywhere.

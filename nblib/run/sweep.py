@@ -17,7 +17,8 @@ runs the first half again.
 A run whose files were damaged since is a row that says "unreadable" and why; the others keep their numbers.
 
 Footgun: only finished runs have numbers in the table. The result.json of a failed run may hold results as well, from a
-first half or an earlier attempt. Nothing there tells them from those of a whole run."""
+first half or an earlier attempt. Nothing there tells them from those of a whole run.
+"""
 
 import csv
 import io

@@ -1,7 +1,8 @@
 """Judges of the exercises: an answer is right, or gets a hint for the first property it lacks, never the solution.
 
 `check("00.schedule", my_function)` tries the properties that a right answer must have. tests/lessons/test_exercises.py
-has a solution and at least two plausible wrong answers for each of them."""
+has a solution and at least two plausible wrong answers for each of them.
+"""
 
 import copy
 import math

@@ -12,7 +12,8 @@ learned. Its divergence belongs to the last forward pass, and it draws in traini
 
 Footgun: MonteCLoRA fills a buffer of noise ahead. A forward pass that is recomputed, as under activation checkpointing,
 draws other noise. Its gradients are wrong, and nothing is raised (pitfall P57). After a forward pass in training mode
-it cannot be copied by `copy.deepcopy`."""
+it cannot be copied by `copy.deepcopy`.
+"""
 
 import warnings
 from collections.abc import Iterable

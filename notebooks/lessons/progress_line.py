@@ -11,6 +11,6 @@ from nblib.run import show
 
 class Line(show.Progress):
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, str]:
-        if self.record and (self.record["step"] == self.record["of"] or "stopped" in self.record):
+        if self.ended:
             return {"text/plain": str(self)}
         return super()._repr_mimebundle_()

@@ -5,7 +5,8 @@ another question: a student trained on labels alone may have the same perplexity
 by position, because a student with a short memory falls behind where the context is long, and the mean hides it.
 
 Footgun: agreement of the likeliest token counts coin flips as disagreement. Where the teacher itself is unsure, two
-equally good models differ. Read it beside the KL, or beside the agreement of the teacher with itself under dropout."""
+equally good models differ. Read it beside the KL, or beside the agreement of the teacher with itself under dropout.
+"""
 
 import time
 from collections.abc import Callable

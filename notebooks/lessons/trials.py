@@ -50,17 +50,17 @@ class Trials:
             if run not in allowed:
                 raise ValueError(f"run = {run!r}: allowed for {number} are {', '.join(allowed)}")
         runs = runs or tuple(allowed)
-        said, handle = [], None
+        timed, handle = [], None
         for run in runs:
             if (number, run) not in self.facts:
-                handle = show.displayed(f"{number}: {', '.join([*said, f'{run} is running'])}", handle)
+                handle = show.displayed(f"{number}: {', '.join([*timed, f'{run} is running'])}", handle)
                 since = time.monotonic()
                 try:
                     facts = stored_facts.read(number, run) or getattr(p, run)()
                     self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
                 except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
                     self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None
-                said.append(f"{run} {time.monotonic() - since:.1f} s")
+                timed.append(f"{run} {time.monotonic() - since:.1f} s")
         both = ({run: stored[number, run] for run in runs} for stored in (self.facts, self.shows))
         return SideBySide(p, *both, handle)
 

@@ -74,13 +74,18 @@ def made(request):
 
     def make(p: pitfalls.Pitfall, run: str) -> tuple[dict, set]:
         executed = set()
-        trace = lambda frame, *_: executed.add(frame.f_code)  # noqa: E731  it answers None, so lines are not traced
-        before = sys.gettrace()
-        sys.settrace(trace), threading.settrace(trace)
+
+        def trace(frame, *_) -> None:  # None: lines are not traced
+            executed.add(frame.f_code)
+
+        before, in_threads = sys.gettrace(), threading.gettrace()
+        sys.settrace(trace)
+        threading.settrace(trace)
         try:
             measured = facts_of(p, run)
         finally:
-            sys.settrace(before), threading.settrace(before)
+            sys.settrace(before)
+            threading.settrace(in_threads)
         if folder:
             facts.write(Path(folder), p.id, run, measured)
         return measured, executed

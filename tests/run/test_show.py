@@ -86,7 +86,7 @@ def test_a_long_sentence_is_wrapped_and_gets_room_below_the_axes():
 def test_a_prediction_says_what_was_chosen_and_headless_what_it_is():
     guess = show.predict("How many of 42 get a gradient?", [0, 21, 42])
     assert str(guess.answer(0)) == "it is 0"
-    guess.said = 21
+    guess.chosen = 21
     assert repr(guess.answer(0)) == "you said 21: it is 0"
     with pytest.raises(ValueError, match="choices = .*two or more"):
         show.predict("?", [1])
