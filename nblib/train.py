@@ -70,7 +70,7 @@ def steps(
     for group in _groups(optimizers):
         group.setdefault("base_lr", group["lr"])
     everything = dict(batches=batches, scaler=scaler)
-    progress = {"step": 0, "tokens": 0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
+    progress = {"step": 0, "tokens": 0, "seconds": 0.0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     records = [] if records is None else records
     snapshot, reason, warned, clock = None, None, set(), _Clock()
     if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, progress=progress, **everything)):
@@ -78,6 +78,7 @@ def steps(
         records[:] = state["training"].get("history", [])
         _say(f"resumed at step {progress['step']} of {total}")
     recent, clipped = _windows(progress)
+    before = progress.get("seconds", 0.0)  # of training, in the processes before this one
     model.train()
 
     def capture(clone: bool = False, **more) -> dict:
@@ -136,6 +137,7 @@ def steps(
             recent.append(value)
             clipped.append(bool(clip) and norm > clip)
             record |= {"grad_norm": norm, "tokens": progress["tokens"], **clock.step(count, total - step - 1)}
+            progress["seconds"] = record["seconds"] = before + clock.spent
             if scaler.is_enabled():
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
@@ -147,7 +149,7 @@ def steps(
                     record |= {f"eval_{k}": v for k, v in evaluate().items()}
                     model.train()
             if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
-                log(record)
+                log(record | ({"stopped": reason} if reason else {}))
             _warn_of_habits(step, clipped, clock, warned)
             records.append(record)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
@@ -158,7 +160,7 @@ def steps(
                 saved = ", checkpoint saved" if checkpoints else ""
                 _say(f"stopped by {reason} after step {step + 1} of {total}{saved}")
             yield record
-    if reason in SIGNALS and not runtime.interactive():  # a script or a batch was asked to end, so it ends
+    if reason in SIGNALS and not (controls and runtime.interactive()):  # who shows no Stop would go on as if trained
         raise KeyboardInterrupt if reason == "SIGINT" else SystemExit(128 + signal.SIGTERM)
 
 

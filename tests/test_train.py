@@ -1,5 +1,6 @@
 """The loop: invariances, parity with the HF Trainer, the guards inside it, ends asked for from outside."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -294,13 +295,13 @@ class _Controls:
 
 def test_controls_are_read_every_step(tiny, batches, tmp_path):
     controls = _Controls()
-    seen = []
-    for record in train.steps(
-        tiny, batches, train.adamw(tiny, lr=1e-3), total=50, machine=FP32, controls=controls, checkpoints=tmp_path
-    ):
+    seen, logged = [], []
+    options = dict(total=50, machine=FP32, controls=controls, checkpoints=tmp_path, log=logged.append)
+    for record in train.steps(tiny, batches, train.adamw(tiny, lr=1e-3), **options):
         seen.append(record)
         controls.lr_scale = 0.1
         controls.stop = record["step"] == 4
+    assert (logged[-1]["step"], logged[-1]["stopped"]) == (5, "Stop")  # who reads the log knows that it is not whole
     assert [r["step"] for r in seen] == [1, 2, 3, 4, 5] and seen[-1]["stopped"] == "Stop"
     assert seen[1]["lr"] == pytest.approx(1e-4)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000005"]
@@ -323,6 +324,22 @@ def test_signals_end_after_the_step_with_a_checkpoint(sent, raised, tiny, batche
     assert signal.getsignal(sent) is before
     records = train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=6, machine=FP32, checkpoints=tmp_path)
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6]  # goes on from there, history included
+    seconds = [r["seconds"] for r in records]
+    assert seconds == sorted(seconds) and not any("stopped" in r for r in records)  # the clock goes on as well
+
+
+@pytest.mark.parametrize("shows_stop", [True, False])
+def test_an_interrupted_cell_fails_unless_it_shows_a_stop_button(shows_stop, tiny, batches, monkeypatch):
+    """The cells after it would go on with a model that is half trained, and nothing on the page would say so."""
+    monkeypatch.setattr(runtime, "interactive", lambda: True)
+    options = dict(total=50, machine=FP32, controls=_Controls() if shows_stop else None)
+    seen = []
+    with contextlib.nullcontext() if shows_stop else pytest.raises(KeyboardInterrupt):
+        for record in train.steps(tiny, batches, train.adamw(tiny, lr=1e-3), **options):
+            seen.append(record)
+            if len(seen) == 3:
+                os.kill(os.getpid(), signal.SIGINT)
+    assert len(seen) == 4 and seen[-1]["stopped"] == "SIGINT"
 
 
 def test_live_hands_control_to_the_event_loop(tiny, batches):
