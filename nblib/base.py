@@ -1,7 +1,7 @@
 """The base model every notebook starts from: trained once on prose, stored under the hash of all that made it.
 
-The name of the folder is a hash of what the training depends on. That is the recipe, the text, the precision, the
-versions of torch, transformers, tokenizers and numpy, and the code that trains: this file and what it imports
+The name of the folder is a hash of what the training depends on. That is the recipe, the text and the precision; the
+versions of torch, transformers, tokenizers and numpy; and the code that trains, which is this file and what it imports
 (closure.py). If any of these changes the name changes, and the model is made again; nothing is ever overwritten. A lock
 lets two notebooks that start together train it once, and `python -m nblib.base` makes it ahead of them. All results
 rest on it, so its files are checked against their SHA-256 each time it is loaded. A damaged one is set aside and made

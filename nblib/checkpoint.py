@@ -1,9 +1,9 @@
 """Save all that a run is, atomically, and prove on reading that it is still what was written.
 
-A run continues bit for bit only if everything that moves is stored. That is: trainable weights and buffers, the state
-and base rates of every optimizer, the loss scaler, the random generators of every process, the position in the data,
-the step, and what the guards remember. Leave out one and the loss curves part, some at once and some an epoch later
-(notebook 04).
+A run continues bit for bit only if everything that changes is stored. In the model: trainable weights and buffers.
+Around it: the state and base rates of every optimizer, the loss scaler, the random generators of every process. And in
+the loop: the position in the data, the step, and what the guards remember. Leave out one and the loss curves part, some
+at once and some an epoch later (notebook 04).
 
 On disk a checkpoint is a folder `step-00000120` with `model.safetensors`, `training.pt` and `manifest.json`, the
 last holding the SHA-256 of the others. It is written under a temporary name, flushed to the device, and renamed: at

@@ -3,11 +3,11 @@
 A result depends on the code behind it and on nothing else in the project. So the name of a stored result (a run, the
 base model) holds the hash of that code alone. Imports are read from the syntax tree; nothing is executed. An import
 counts wherever it stands, in a function too; `from nblib.methods import lrc` reaches lrc and its packages, not the
-other methods. The catalogue of pitfalls loads its modules by name at run time, so there is one more rule: code that
-names a pitfall ("P07") reaches the module that declares it, and code that uses `catalogue` reaches all of them.
+other methods. The catalogue of pitfalls loads its modules by name at run time, so there is one more rule. Code that
+names a pitfall ("P07") reaches the module that declares it. Code that uses `catalogue` reaches all of them.
 
-A module is hashed as its syntax tree without docstrings, comments and layout, the messages of `raise` and `assert`,
-and `__version__`: to reword a sentence repeats no run.
+A module is hashed as its syntax tree. Docstrings, comments, layout, the messages of `raise` and `assert`, and
+`__version__` are left out, so a reworded sentence repeats no run.
 
 Footgun: what is imported under a computed name, and code that stands in a string, is not seen.
 """

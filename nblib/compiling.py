@@ -1,9 +1,9 @@
 """Trade time for memory, or start-up for speed: activation checkpointing and regional compile.
 
-Activation checkpointing keeps only the input of each decoder block and computes the rest again in backward: about
-one more forward pass, for activations that no longer grow with what happens inside a block. Always the non-reentrant
-kind. The old reentrant one needs an input that requires grad. With a frozen embedding its gradients are gone, and
-nothing says so if anything after the blocks still trains (notebook 01).
+Activation checkpointing keeps only the input of each decoder block and computes the rest again in backward. It costs
+about one more forward pass, and memory no longer grows with what happens inside a block. Here it is always the
+non-reentrant kind. The old reentrant one needs an input that requires grad. With a frozen embedding its gradients are
+gone, and nothing says so if anything after the blocks still trains (notebook 01).
 
 Compile works block by block. A model is one block repeated. To compile the block once and reuse it starts in a fraction
 of the time, and a graph break stays inside its block.
@@ -75,8 +75,8 @@ def cache_folder() -> Path:
 def damaged(folder: Path | None = None) -> list[Path]:
     """Compiled libraries in a cache that are shorter than their own header says.
 
-    Inductor renames its Python files and pickles into place, but the linker writes the library under its final name
-    and later runs only ask whether it exists. So one killed while linking stays, and every later run fails on it.
+    Inductor renames its Python files and pickles into place. But the linker writes the library under its final name,
+    and later runs only ask whether it exists. A library whose linker was killed stays, and every later run fails on it.
     """
     return [path for path in sorted((folder or cache_folder()).rglob("*.so")) if not _whole(path)]
 

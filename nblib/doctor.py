@@ -2,8 +2,8 @@
 
     with doctor.watch(model, optimizer=optimizer) as report: ...
 
-Footgun: names are passed on when they are asked for, so `from nblib.doctor import watch` works and
-`import nblib.doctor.checks` does not: what is not a public name is imported from `train_doctor`.
+Footgun: names are passed on when they are asked for. So `from nblib.doctor import watch` works, but
+`import nblib.doctor.checks` does not. Import what is not a public name from `train_doctor`.
 """
 
 from typing import Any

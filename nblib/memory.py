@@ -8,9 +8,9 @@ libraries come on top, so leave a tenth of a card free.
 
 CUDA counts every allocation, so its peak is exact. A CPU process has only its resident set: the kernel keeps the
 high-water mark, and writing 5 to /proc/self/clear_refs sets it back. Large tensors are mapped and unmapped one by one,
-so the mark is good to a few percent. That fails for tensors of up to 32 MB: glibc moves them into a pool as soon as it
-has seen one freed, and the pool's gaps then count (up to three times too much has been seen). So while a peak is
-measured on Linux everything from 64 KB on is mapped by itself, which costs a little time.
+so the mark is good to a few percent. That fails for tensors of up to 32 MB. glibc moves them into a pool as soon as it
+has seen one freed, and the pool's gaps then count. We saw up to three times too much. So while a peak is measured on
+Linux everything from 64 KB on is mapped by itself, which costs a little time.
 
 Footgun: `ru_maxrss`, the usual answer, never goes down. Measured after a large step it reports the large step for ever.
 Here the mark is reset; where it cannot be (macOS) a thread samples instead.
@@ -232,8 +232,8 @@ def estimate(
 
 @contextmanager
 def _rows_are_whole() -> Iterator[None]:
-    """Positions without values cannot be read, so transformers would expect several documents in a row and build the
-    mask that keeps them apart, which the real step does not."""
+    """Positions without values cannot be read. So transformers would expect several documents in a row and build the
+    mask that keeps them apart. The real step does not."""
     original = getattr(masking_utils, "find_packed_sequence_indices", None)
     if original is None:
         yield

@@ -3,9 +3,9 @@
 A run is only worth keeping if it can be placed. So every choice made for you comes with the sentence that explains it.
 `environment()` records what a reader needs to reproduce a number or to doubt it.
 
-Precision here means the dtype of *autocast*; parameters stay fp32 (the master weights). bf16 is chosen where the
-chip multiplies it natively, fp16 on older CUDA cards (it needs a loss scaler), fp32 otherwise: bf16 on a CPU
-without the instructions is emulated and several times slower than fp32.
+Precision here means the dtype of *autocast*; parameters stay fp32 (the master weights). bf16 is chosen where the chip
+multiplies it natively, fp16 on older CUDA cards (it needs a loss scaler), fp32 otherwise. On a CPU without the
+instructions bf16 is emulated and several times slower than fp32.
 
 Footgun: a seed fixes the random numbers, not the order of additions. Bit-equality holds on one machine with one
 thread count; across machines expect the last digits to differ.

@@ -1,9 +1,9 @@
 """Text in, packed token batches out, with a position that can be saved.
 
-Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation (the language
-topics and every docstring of the standard library); *code* is the standard library's source with docstrings and
-comments removed. Two domains give a real shift to adapt to. Your own text comes in by path (`.txt`, `.md`, `.py`,
-`.jsonl` with a "text" field, or a folder of them: inputs.files_of) or as `hf:<dataset>` where `datasets` is installed.
+Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation: the language
+topics and every docstring of the standard library. *code* is the standard library's source with docstrings and comments
+removed. Two domains give a real shift to adapt to. Your own text comes in by path: `.txt`, `.md`, `.py`, `.jsonl` with
+a "text" field, or a folder of them (inputs.files_of). Where `datasets` is installed, `hf:<dataset>` works too.
 
 Splits are by document, decided by the hash of its text, so the same document can never stand in two of them.
 A training row is `length` tokens cut from all documents laid end to end, each closed by the end-of-text token.

@@ -3,12 +3,12 @@
     loss  = sum over micro-batches and processes of the summed losses / sum of the supervised tokens
     step  = autocast forward, scaled backward, add up gradients over processes, unscale, clip, guard, update
 
-Parameters stay fp32 and autocast lowers the products. Dividing by the *total* of supervised tokens makes 1 x 8,
-2 x 4 and 8 x 1 rows the same step; a mean per micro-batch does not. Gradients are added over processes once per step,
-after the last micro-batch, so there is no `no_sync` to get wrong (and no overlap with backward: the price).
+Parameters stay fp32 and autocast lowers the products. Dividing by the *total* of supervised tokens makes 1 x 8, 2 x 4
+and 8 x 1 rows the same step; a mean per micro-batch does not. Gradients are added over processes once per step, after
+the last micro-batch. So there is no `no_sync` to get wrong, but no overlap with backward either.
 
-`steps()` is a generator that yields a record per step: iterate to watch, `async for` over `live()` in a notebook cell
-with controls, or call `fit()` for the list. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
+`steps()` is a generator that yields a record per step. Iterate to watch. In a notebook cell with controls use `async
+for` over `live()`. For the list alone call `fit()`. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
 SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
 Footgun: the loss of every step is read back to the host: a synchronisation per step, and one per micro-batch for the

@@ -15,15 +15,16 @@ written, is this with beta / rank.) Prompts that are not supervised pay too, bec
 through attention; padding does not.
 
 Each adapter computes the KL per token in its own forward pass, on the very input of its projection. The loss reads it
-with `collect` and drops the padding. So the mask need not travel into the model, nothing runs twice, and the second
-forward pass of non-reentrant checkpointing, which happens when nobody collects, cannot be counted.
+with `collect` and drops the padding. So the mask need not travel into the model, and nothing runs twice. Non-reentrant
+checkpointing runs its second forward pass when nobody collects, so that pass cannot be counted.
 
 The variances v_k, what they say about relevance, and pruning are in ard_ranks.py; what surrounds a run in ard_run.py.
 "bounded" log-variances stay in (low, high) by a tanh and begin at `start`; "raw" ones are l = G x, as first written,
 whose first variance is 1, half of the signal's.
 
-Footgun: everything here is fp32 on purpose. An adapter cast to bf16 with its model loses small updates (notebook 03)
-and e^l with them; autocast is switched off inside the adapter for the same reason, and `ard_run.preflight` looks.
+Footgun: everything here is fp32 on purpose. An adapter cast to bf16 with its model loses small updates (notebook 03),
+and e^l loses digits. Autocast is switched off inside the adapter for the same reason. `ard_run.preflight` checks the
+dtype.
 """
 
 import math

@@ -1,10 +1,11 @@
 """Around a run of ARD-LoRA: checks before it, what to watch during it, and files after it.
 
-Before: `preflight` ends with the reason if anything but the adapters trains, if they are not fp32, if tokenizer and
-model disagree about special tokens, if padding is supervised or unmasked, or if a tensor gets no gradient. During:
-log-variances per layer, and the gradient norm of every loss term, by `autograd.grad`, which leaves `.grad` alone (a
-probe that zeroes gradients in the loop also deletes those of the micro-batches before it). After: the full state as one
-safetensors file, and the mean adapter as an ordinary PEFT folder, which is what the model computes in evaluation.
+Before: `preflight` ends with the reason if anything but the adapters trains or they are not fp32. It also ends if
+tokenizer and model disagree about special tokens, if padding is supervised or unmasked, or if a tensor gets no
+gradient. During: log-variances per layer, and the gradient norm of every loss term, by `autograd.grad`, which leaves
+`.grad` alone (a probe that zeroes gradients in the loop also deletes those of the micro-batches before it). After: the
+full state as one safetensors file, and the mean adapter as an ordinary PEFT folder, which is what the model computes in
+evaluation.
 
 Footgun: PEFT's LoRA has no noise and no priors. An exported adapter gives the same logits, but nobody can draw from it
 or go on training it as ARD-LoRA; for that there is `save`.

@@ -11,13 +11,13 @@ Per layer, on x~ = LN(x), with l = 0 ... L - 1 and D channels:
 The layer is that of the ASNN-Goose write-up, in the manner of RWKV. A token costs the same wherever it stands, and
 generation carries 2 D numbers per layer and sequence instead of a KV cache.
 
-Training needs all S_t at once. The write-up divides k v by d^t + 1e-8 and multiplies back after a cumulative sum: exact
-on paper, and gone as soon as d^t is below 1e-8 (at d = 0.38 from position 17 on, the whole state by 60). `scan` doubles
-instead: S += d^1 shift(S, 1), then d^2 shift(S, 2), d^4 shift(S, 4): log2 T passes, no negative power, right at every
-decay. Its backward pass is the same scan from the other end, so only S is kept.
+Training needs all S_t at once. The write-up divides k v by d^t + 1e-8 and multiplies back after a cumulative sum. That
+is exact on paper. As soon as d^t is below 1e-8 it is wrong: at d = 0.38 from position 17 on, and by 60 the whole state
+is lost. `scan` doubles instead: S += d^1 shift(S, 1), then d^2 shift(S, 2), d^4 shift(S, 4): log2 T passes, no negative
+power, right at every decay. Its backward pass is the same scan from the other end, so only S is kept.
 
-Footgun: only the product of the two amplitudes enters, so they always move together; and theta is relative to the
-token's own channels, so the firing rate hardly depends on the scale of W, which then gets its gradient from the
+Footgun: only the product of the two amplitudes enters, so they always move together. And theta is relative to the
+token's own channels, so the firing rate hardly depends on the scale of W. W then gets its gradient from the
 straight-through estimator alone. Watch the rate and the dead channels: `spiking`.
 """
 

@@ -1,20 +1,20 @@
 """Who sets the weights of several losses: a schedule, or a small network trained along with the model.
 
-Both are modules to attach to the model (`model.mixer = ...`, after the model's own optimizer was made), so that
-their state is in every checkpoint. The router's parameters get an optimizer of their own, are clipped with the rest
-and step once per optimizer step, on the gradient summed over micro-batches and processes. The write-up's router stood
+Both are modules to attach to the model (`model.mixer = ...`, after the model's own optimizer was made), so that their
+state is in every checkpoint. The router's parameters get an optimizer of their own and are clipped with the rest. They
+step once per optimizer step, on the gradient summed over micro-batches and processes. The write-up's router stood
 outside the model: never clipped, not saved, and stepped after each of 32 micro-batches on the noise of one.
 
 `Router` is LDC-MTL (arXiv:2502.08585) as the write-up simplified it: over the weights w, too, it minimises
 
     sum(w_i l_i) + penalty (max w_i l_i - min w_i l_i),     w = softmax(router(l)), l without gradient,
 
-so it is paid for giving the weight to whatever is small already. For l1 > l2 the slope in w1 below balance is
-(1 - penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at
-w1 = 0 (notebook 10 measures it). Dividing each loss by its first value holds until the losses have fallen
-differently, by its running mean while they fall slowly. What does not collapse is `learns="spread"`: the weights
-see the spread alone, the model the weighted sum alone, the two levels of the paper kept apart. At its balance w_i is in
-proportion to 1 / l_i. So a small loss still takes most of the weight unless losses are normalised as well.
+so it is paid for giving the weight to whatever is small already. For l1 > l2 the slope in w1 below balance is (1 -
+penalty) l1 - (1 + penalty) l2: beyond l1 / l2 = (1 + penalty) / (1 - penalty), 1.22 at the usual 0.1, it ends at w1 = 0
+(notebook 10 measures it). Dividing each loss by its first value holds until the losses have fallen differently, by its
+running mean while they fall slowly. `learns="spread"` does not collapse. There the weights see the spread alone and the
+model the weighted sum alone, as the two levels of the paper do. At its balance w_i is in proportion to 1 / l_i. So a
+small loss still takes most of the weight unless losses are normalised as well.
 
 Footguns: the weights add up to 1, so switching the router on replaces (1, 0.5) by a smaller total. It reads the losses
 of its micro-batch, so with it the cut into micro-batches matters a little. Without normalising, its gradient takes

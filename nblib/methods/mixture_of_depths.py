@@ -6,16 +6,16 @@ In training the `capacity` share of each row with the highest scores r is taken,
 router thinks. The score is a factor of the output, so that r has a gradient. It is a sigmoid, because a softmax over
 the chosen has mean 1 / k: it shrinks the layer k-fold in training and not in use.
 
-Which tokens are highest in a row cannot be known before the row ends. So a second small network, on the same input but
-with its gradient stopped, learns to say whether a token will be among them; its cross-entropy is the term 'depth' of
-`loss`. In evaluation a token is worked on if it says so: from its past alone, so no later token changes an earlier
+Which tokens are highest in a row cannot be known before the row ends. So a second small network learns to say whether a
+token will be among them. It reads the same input with its gradient stopped, and its cross-entropy is the term 'depth'
+of `loss`. In evaluation a token is worked on if it says so: from its past alone, so no later token changes an earlier
 output. With `causal=True` training decides the same way as inference. The two are then one function, and capacity holds
 only as well as the network has learnt it.
 
 The chosen tokens keep their positions and attend to each other: skipped tokens leave no key and no value here.
 
-Footgun: add the residual to a base that already is the residual, and skipped tokens double at every layer
-(`skipped="doubled"` shows it; a write-up's first version did that, and its loss did not fall).
+Footgun: add the residual to a base that already is the residual, and skipped tokens double at every layer. A write-up's
+first version did that, and its loss did not fall; `skipped="doubled"` shows it.
 """
 
 import math

@@ -5,13 +5,13 @@
 
 f counts and has no gradient; P has one, and is pushed down where f is large. Balance is 1 where either is uniform, E
 when one expert takes all with certainty, and E / k when always the same k do (with probability 1 / k each). It is taken
-per layer, then averaged over layers. transformers' `load_balancing_loss_func` differs twice: its f sums to k, so its
-uniform is k, and it averages f and P over all layers before it multiplies, so layers that collapse onto different
+per layer, then averaged over layers. transformers' `load_balancing_loss_func` differs twice. Its f sums to k, so its
+uniform is k. And it averages f and P over all layers before it multiplies, so layers that collapse onto different
 experts cancel.
 
-Both are terms of their own beside the language loss, so `train.evaluate` and perplexity do not contain them.
-A term is summed over tokens, so each is weight x value x the tokens of this micro-batch; dividing by the tokens of the
-step then weighs micro-batches by their tokens, and nothing is multiplied by their number.
+Both are terms of their own beside the language loss, so `train.evaluate` and perplexity do not contain them. A term is
+summed over tokens, so each is weight x value x the tokens of this micro-batch. Dividing by the tokens of the step then
+weighs micro-batches by their tokens. Their number multiplies nothing.
 
 Router logits are collected by hooks during one forward pass, so activation checkpointing, which runs the routers again
 in backward, does not count twice.

@@ -9,8 +9,8 @@ The first three share one forward pass. Every term is a sum over the supervised 
 up to the large batch. Only what has a weight is computed.
 
 Without T^2 the gradient of `logits` falls as 1 / T^2 where T is large, so a new T would also be a new rate (Hinton et
-al., arXiv:1503.02531); with it the limit is that of fitting the logits themselves. The head is applied to a chunk of
-rows at a time (nblib/losses.py). The teacher's logits exist for the same chunk, or come from a cache.
+al., arXiv:1503.02531). With T^2 a large T means fitting the logits themselves. The head is applied to a chunk of rows
+at a time (nblib/losses.py). The teacher's logits exist for the same chunk, or come from a cache.
 
 The teacher is frozen, in evaluation mode, asked without a graph and without a KV cache, and no part of the student:
 `check_teacher` names the rule that is broken. `no_grad` and not `inference_mode`: autograd cannot save what was made in
@@ -155,8 +155,8 @@ class Objective:
         self._seen[name] = self._seen.get(name, 0) + now.double()
 
     def seen(self) -> dict[str, float]:
-        """Since this was last asked, over the supervised tokens it was computed on: the mean of every loss without its
-        weight, as `weight_...` what it was multiplied by, and `temperature`. Of this process, and in no checkpoint."""
+        """The mean of every loss without its weight, over the supervised tokens since the last call. As `weight_...`
+        what it was multiplied by, and `temperature`. Of this process, and in no checkpoint."""
         sums, self._seen = {name: entry.tolist() for name, entry in self._seen.items()}, {}
         means = {name: loss / max(1.0, tokens) for name, (loss, _, tokens) in sums.items()}
         weights = {name: weighted / loss for name, (loss, weighted, _) in sums.items() if loss and name in NAMES}
@@ -276,8 +276,8 @@ def _backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor]:
 
 
 def check_mask_id(tokenizer, mask_id: int) -> list[int]:
-    """The special ids of a tokenizer, `mask_id` being one of them, or an error: masking with an ordinary token teaches
-    the model that this word stands for any other. The write-up masked with id 0, which in Qwen3 is "!"."""
+    """The special ids of a tokenizer; an error if `mask_id` is none of them. Masking with an ordinary token teaches the
+    model that this word stands for any other. The write-up masked with id 0, which in Qwen3 is "!"."""
     special = set(tokenizer.all_special_ids) | {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
     if mask_id not in special:
         inside = isinstance(mask_id, int) and 0 <= mask_id < len(tokenizer)

@@ -2,15 +2,16 @@
 
 A teacher that never changes gives the same answer to the same row in every epoch and every experiment, so one forward
 pass will do. All logits would be 0.1 to 0.3 MB a token for real vocabularies. Stored are the k largest as fp16 with
-their indices (uint16 where they fit), the *tail bucket*, which is the log-sum-exp of the others, a few tokens drawn
-from it, and once for all tokens the teacher's mean probabilities. nblib/methods/divergences.py computes a loss of that.
+their indices (uint16 where they fit). Beside them stand the *tail bucket*, which is the log-sum-exp of the others, and
+a few tokens drawn from it. The teacher's mean probabilities are stored once for all tokens.
+nblib/methods/divergences.py computes a loss of that.
 
 The tail depends on the temperature, and k values do not determine how. It is stored at a few; at infinite temperature
 it is log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact. A row is found
 by the hash of its token ids, in any order, batch size and masking of labels.
 
-The folder holds shards of rows and `manifest.json`, which names teacher, tokenizer, data, k, temperatures and precision
-by value or hash, and every shard with its SHA-256; all of it is checked on opening. A shard enters the manifest when it
+The folder holds shards of rows and `manifest.json`. That names teacher, tokenizer, data, k, temperatures and precision
+by value or hash, and every shard with its SHA-256. All of it is checked on opening. A shard enters the manifest when it
 is whole and on disk. So the folder holds a true prefix of the work at any instant, and a maker that was killed goes on
 after the last shard. What is opened is mapped, not read: it costs no memory until its rows are asked for.
 
