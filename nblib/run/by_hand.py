@@ -36,7 +36,7 @@ from nblib import files, paths
 from nblib.run import jobs, parameters, runs, show
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-ENDS, LARGEST = 100_000, 20_000_000  # characters: of a text at each end, of what a cell put out
+ENDS, LARGEST = 100_000, 20_000_000  # characters: at each end of a long text, of all that a cell put out
 PAUSE = 10  # seconds between two writings of the notebook while nothing special happens
 HEARD = {"stream", "display_data", "update_display_data", "execute_result", "error", "clear_output"}
 AMBER = "background: #fff3cd; color: #5c4400; padding: .3em .6em"
@@ -91,66 +91,48 @@ def _last_step(folder: Path) -> int | None:
     return int(max(steps, key=lambda path: path.stat().st_mtime).name[5:]) if steps else None
 
 
-class Text:
-    """What a cell printed; of a long text the beginning and the end."""
-
-    def __init__(self) -> None:
-        self.head, self.tail, self.size, self.left_out = "", [], 0, 0
-
-    def add(self, text: str) -> None:
-        room = ENDS - len(self.head)
-        self.head += text[:room]
-        self.tail.append(text[room:])
-        self.size += len(text[room:])
-        if self.size > 2 * ENDS:
-            rest = "".join(self.tail)
-            self.left_out += len(rest) - ENDS
-            self.tail, self.size = [rest[-ENDS:]], ENDS
-
-    def __str__(self) -> str:
-        gap = f"\n... {self.left_out:,} characters are left out ...\n" if self.left_out else ""
-        text = f"{self.head}{gap}{''.join(self.tail)}"
-        return re.sub(r"[^\n]*\r(?=[^\n])", "", text) if "\r" in text else text  # of a progress bar the last state
-
-
 class Cell:
-    """One execution of a cell: its source, and its outputs as messages."""
+    """One execution of a cell: its source, its outputs, how long it took and whether it failed."""
 
-    def __init__(self, source: str, count: int | None) -> None:
-        self.source, self.count, self.outputs, self.size, self.left_out = source, count, [], 0, 0
+    def __init__(self, source: str, count: int | None, outputs: list[dict[str, Any]] | None = None) -> None:
+        self.source, self.count, self.outputs, self.size = source, count, outputs or [], 0
         self.seconds, self.failed, self.to_clear = 0.0, False, False
 
     def hear(self, kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
-        """Add what a message brings; the output, if it is one that a later message may replace."""
+        """Add what a message brings; the output, where a later message may replace its content."""
         if kind == "clear_output" or self.to_clear:
             self.to_clear = kind == "clear_output" and bool(content.get("wait"))
             if not self.to_clear:
-                self.outputs, self.size, self.left_out = [], 0, 0
-        if kind == "clear_output":
+                self.outputs, self.size = [], 0
+        last = self.outputs[-1] if self.outputs else {}
+        if kind == "clear_output" or self.size > LARGEST:
             return None
         if kind == "stream":
-            last = self.outputs[-1] if self.outputs else {}
-            if last.get("name") == content["name"]:
-                return last["text"].add(content["text"])
-            content = content | {"text": Text()}
-        self.size += 200 + sum(len(str(body)) for body in content.get("data", {}).values())
-        if self.size > LARGEST:
-            self.left_out += 1
-            return None
+            same = last.get("name") == content["name"]
+            text = (last["text"] if same else "") + content["text"]
+            if len(text) > 4 * ENDS:
+                text = f"{text[:ENDS]}\n... the middle of this text is left out ...\n{text[-ENDS:]}"
+            if same:
+                last["text"] = text
+                return None
+            content = content | {"text": text}
+        self.size += 200 + len(last.get("text", "")) + sum(len(str(body)) for body in content.get("data", {}).values())
         output = {"output_type": kind} | {name: body for name, body in content.items() if name != "transient"}
+        if self.size > LARGEST:
+            output = {"output_type": "stream", "name": "stderr", "text": "more outputs of this cell are left out\n"}
         self.outputs.append(output)
         return output
 
     def stored(self) -> list[dict[str, Any]]:
-        """The outputs as a notebook has them."""
+        """The outputs as a notebook has them: no widgets, and of a progress bar in text the last state."""
         outputs = [dict(output) for output in self.outputs]
         for output in outputs:
-            if isinstance(output.get("text"), Text):
-                output["text"] = str(output["text"])
-            if WIDGET in output.get("data", {}):  # an empty box for whoever reads it later
+            if "data" in output:
                 output["data"] = {mime: body for mime, body in output["data"].items() if mime != WIDGET}
-        note = f"{self.left_out:,} more outputs are left out: a run keeps {LARGEST // 10**6} MB of a cell\n"
-        return outputs + [{"output_type": "stream", "name": "stderr", "text": note}] * bool(self.left_out)
+            elif "text" in output:
+                lines = "".join(output["text"]).split("\n")
+                output["text"] = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+        return outputs
 
 
 class Page:
