@@ -288,6 +288,7 @@ class Page:
         if self.depth or self.ignored:
             return
         self.current.seconds, self.current.failed = time.monotonic() - self.began, result is None or not result.success
+        self._show()
         with contextlib.suppress(OSError):  # a full disk fails the cell that writes to it
             if (state := self._state()) != self.told:
                 self.told = state
@@ -298,7 +299,6 @@ class Page:
             elif self.due is None:
                 wait = max(1.0, PAUSE - (time.monotonic() - self.saved))
                 self.due = asyncio.get_running_loop().call_later(wait, self._save_between_cells)
-        self._show()
 
     def _state(self) -> dict[str, Any]:
         """How the run stands now."""
