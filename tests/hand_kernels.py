@@ -1,4 +1,4 @@
-"""A kernel as JupyterLab starts it, and a person who runs all cells of a notebook: `with kernel() as k: k.run_all(path)`.
+"""A kernel as JupyterLab starts it, and a person who runs all cells: `with kernel() as page: page.run_all("00_a")`.
 
 The kernel believes that a person sits there (JPY_SESSION_NAME), and each request carries the id of its cell, which
 jupyter_client alone would not send.

@@ -52,7 +52,8 @@ class Hand:
     def steps(self) -> int:
         """Logged in the newest run."""
         file = self.runs()[-1] / "metrics.jsonl" if self.runs() else self.asked
-        return max([json.loads(line).get("step", 0) for line in file.read_text().splitlines()], default=0)
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return max([json.loads(line).get("step", 0) for line in lines if line.endswith("\n")], default=0)
 
     def wait(self, fact, seconds: float = 60) -> None:
         """Also for pages on which a cell failed."""
