@@ -144,7 +144,7 @@ class Page:
         self.cells, self.requests, self.displays, self.lock = {}, {}, {}, threading.RLock()
         self.ending, self.told, self.edited, self.closed = {}, {"status": "running"}, {}, threading.Event()
         self.depth, self.ignored, self.finishing = 1, False, False
-        self.saved, self.due, self.shown, self.pid = time.monotonic(), None, "", os.getpid()
+        self.saved, self.dirty, self.shown, self.pid = time.monotonic(), False, "", os.getpid()
         request = self.shell.kernel.get_parent()
         self.header, self.set_up = request["header"], self._key(request)
         self.times = _times(notebook)
@@ -155,29 +155,28 @@ class Page:
             session = self.shell.kernel.session
             SEND.append(session.send)
             session.send = _send
-        self.line = display(show.Page(_line("")), display_id=True)
+        self.line = display(show.Page(_line(str(self))), display_id=True)
         if remark:
             display(show.Page(_line(remark)))
         self.button = _offer(run) if goes_on else None
         self.hooks = {"pre_run_cell": self._before, "post_run_cell": self._after}
         for event, hook in self.hooks.items():
             self.shell.events.register(event, hook)
-        atexit.register(self._save)
+        atexit.register(self._save_when_idle)
         threading.Thread(target=self._tick, daemon=True).start()
 
     def close(self, *, left: bool) -> None:
         """Another run begins in this kernel; `left` unless it goes on with this one."""
         for event, hook in self.hooks.items():
             self.shell.events.unregister(event, hook)
-        atexit.unregister(self._save)
+        atexit.unregister(self._save_when_idle)
         self.closed.set()
         PAGES.clear()
-        if self.due is not None:
+        if self.dirty:
             self._save()
         if left and not self.ending:
-            runs.note(
-                self.run.dir, {"left": True} | ({"status": "stopped"} if self.told["status"] == "running" else {})
-            )
+            status = "stopped" if self.told["status"] == "running" else self.told["status"]
+            runs.note(self.run.dir, {"left": True, "status": status})
         if left:
             runs.let_go(self.run.dir)
 
@@ -269,14 +268,14 @@ class Page:
     def _compare(self) -> None:
         """Say in this cell which parameters are not those that the set-up cell read."""
         was, edited = self.run.parameters, {}
-        for name in self.known.keys() & self.namespace.keys():
-            value = getattr(self.namespace[name], "reference", self.namespace[name])
-            if not isinstance(value, (bool, int, float, str, list)) or value != was[name]:
+        for name in [n for n in self.known if n in self.namespace and self.known[n].allowed != "secret"]:
+            value = self.namespace[name]
+            if not isinstance(value, (bool, int, float, str, list)):  # the name is used for something else
+                value = parameters.clip(str(value))
+            if value != was[name]:
                 edited[name] = {"was": was[name], "is": value}
         if edited:
-            changes = [
-                f"{name} is {show.cell(v['is'])} now and was {show.cell(v['was'])}" for name, v in edited.items()
-            ]
+            changes = (f"{n} is {show.cell(v['is'])} now and was {show.cell(v['was'])}" for n, v in edited.items())
             advice = "when the set-up cell ran; run the set-up cell again, or this run's records are wrong"
             display(show.Page(_line(f"{', '.join(changes)} {advice}", AMBER)))
         if any(self.edited.get(name) != change for name, change in edited.items()):
@@ -292,13 +291,13 @@ class Page:
         with contextlib.suppress(OSError):  # a full disk fails the cell that writes to it
             if (state := self._state()) != self.told:
                 self.told = state
-                runs.note(self.run.dir, state)
+                runs.note(self.run.dir, state | {"seconds": self.ending.get("seconds", self._seconds())})
+            self.dirty = True
             if self.current.failed or self.finishing or time.monotonic() - self.saved > PAUSE:
                 sys.stdout.flush(), sys.stderr.flush()
                 self._save()
-            elif self.due is None:
-                wait = max(1.0, PAUSE - (time.monotonic() - self.saved))
-                self.due = asyncio.get_running_loop().call_later(wait, self._save_between_cells)
+            else:
+                asyncio.get_running_loop().call_later(PAUSE, self._save_when_idle)
 
     def _state(self) -> dict[str, Any]:
         """How the run stands now."""
@@ -311,26 +310,21 @@ class Page:
 
     # ------------------------------------------------------------------ the notebook
 
-    def _save_between_cells(self) -> None:
-        if self.depth:  # the end of this cell will see to it
-            self.due = None
-        else:
-            with contextlib.suppress(OSError):
+    def _save_when_idle(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.dirty and not self.depth and os.getpid() == self.pid:
                 self._save()
 
     def _save(self) -> None:
-        """Write notebook.ipynb, and seal it where the run is done."""
-        if os.getpid() != self.pid:
-            return
-        if self.due is not None:
-            self.due.cancel()
-        self.saved, self.due, self.finishing = time.monotonic(), None, False
+        """Write notebook.ipynb, and seal it where the run has ended."""
+        self.saved, self.dirty, self.finishing = time.monotonic(), False, False
         with self.lock:
             self._read()
-            cells = [self._executed(cell) if cell["cell_type"] == "code" else cell for cell in self.document["cells"]]
+            document = self.document
+            cells = [self._executed(cell) if cell["cell_type"] == "code" else cell for cell in document["cells"]]
             added = [key for key, cell in self.cells.items() if key not in self.codes and not cell.failed]  # or a slip
             cells += [self._executed({"cell_type": "code", "id": key, "metadata": {}}) for key in added]
-        text = json.dumps(self.document | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
+        text = json.dumps(document | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
         files.write(self.run.dir / "notebook.ipynb", text)
         if self.ending:
             self.ending["sealed"] |= runs.seal(self.run.dir, ["notebook.ipynb"])
@@ -384,7 +378,8 @@ def _send(*args: Any, **options: Any) -> Any:
     """The kernel's own sending, and then our hearing."""
     message = SEND[0](*args, **options)
     if PAGES and message is not None:
-        PAGES[0].hear(message)
+        with contextlib.suppress(LookupError, TypeError, AttributeError):  # some library sends in its own way
+            PAGES[0].hear(message)
     return message
 
 

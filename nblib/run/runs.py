@@ -219,7 +219,9 @@ def _folder_by_hand(notebook: str, continued: Path | None, facts: dict[str, Any]
 
 def notice() -> str:
     """What was stopped half-way in the run of this process, in one sentence; empty when nothing was."""
-    return _sentence(record(_HERE[0].dir)) if _HERE else ""
+    with contextlib.suppress(files.Unreadable):
+        return _sentence(record(_HERE[0].dir)) if _HERE else ""
+    return ""
 
 
 def _stopped(facts: Mapping[str, Any]) -> dict[str, Any]:
