@@ -19,6 +19,7 @@ import asyncio
 import atexit
 import contextlib
 import html
+import itertools
 import json
 import os
 import re
@@ -62,8 +63,12 @@ def take(notebook: str, known: Mapping, values: Mapping[str, Any]) -> tuple[Path
 
 def _unfinished(notebook: str, job: jobs.Job) -> tuple[Path | None, str]:
     """The newest run by hand if it can go on; it is held then. And a line that says so, or why not."""
-    folder, facts = next(_by_hand(notebook), (None, {}))
-    if folder is None or facts.get("status") == "done" or facts.get("left") or (step := _last_step(folder)) is None:
+    folder, facts = None, {"left": True}
+    for path in sorted((paths.outputs() / notebook).glob("*/run.json")):
+        with contextlib.suppress(files.Unreadable):
+            if (known := runs.record(path.parent)).get("by") == "hand":
+                folder, facts = path.parent, known
+    if facts.get("status") == "done" or facts.get("left") or (step := _last_step(folder)) is None:
         return None, ""
     ours, ended = [page for page in PAGES if page.run.dir == folder], runs.status(folder)
     if not runs.hold(folder):
@@ -75,14 +80,6 @@ def _unfinished(notebook: str, job: jobs.Job) -> tuple[Path | None, str]:
         return None, f"run {folder.name} is unfinished and is not continued, because it differs: {why}"
     ended = ended.replace("stopped, ", "stopped at step ").replace("running", "its cells were run again")
     return folder, f"continues run {folder.name} from step {step} ({ended})"
-
-
-def _by_hand(notebook: str) -> Any:
-    """The notebook's runs by hand and their records, newest first."""
-    for path in sorted((paths.outputs() / notebook).glob("*/run.json"), reverse=True):
-        with contextlib.suppress(files.Unreadable):
-            if (facts := runs.record(path.parent)).get("by") == "hand":
-                yield path.parent, facts
 
 
 def _last_step(folder: Path) -> int | None:
@@ -203,8 +200,6 @@ class Page:
                 if name and output:
                     self.displays.setdefault(name, []).append(output)
 
-    # ------------------------------------------------------------------ which cell
-
     def _read(self) -> dict[str, str]:
         """The code cells of the file as it is now: their sources by id."""
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # just being saved: as it was before
@@ -227,20 +222,17 @@ class Page:
 
     def _number(self, key: str) -> int | None:
         """The cell's place among the code cells of the file, from 1."""
-        codes = list(self._read())
-        return codes.index(key) + 1 if key in codes else None
+        return next((n for n, each in enumerate(self._read(), start=1) if each == key), None)
 
     def _above(self) -> None:
         """The cells above the set-up cell: that they ran is known by their source, for the parameters by its names."""
         ran = list(enumerate(self.shell.user_ns.get("In", [])))[:0:-1]  # the latest first
         names = re.compile(rf"^{next(iter(self.known), ' ')}\s*:", re.M)
-        for key, source in self._read().items():
-            if key == self.set_up:
-                break
+        for key, source in itertools.takewhile(lambda pair: pair[0] != self.set_up, self._read().items()):
             fits = names.search if names.search(source) else (lambda text, like=source: text.strip() == like.strip())
-            if number := next((number for number, text in ran if fits(text)), None):
-                cell = self.cells[key] = Cell(dict(ran)[number], number)
-                cell.outputs = next(c.get("outputs", []) for c in self.document["cells"] if c["id"] == key)
+            for number, text in [pair for pair in ran if fits(pair[1])][:1]:
+                outputs = next(cell.get("outputs", []) for cell in self.document["cells"] if cell["id"] == key)
+                self.cells[key] = Cell(text, number, outputs)
 
     def _enter(self, request: dict[str, Any]) -> None:
         """What answers this request from now on belongs to this cell."""
@@ -249,8 +241,6 @@ class Page:
             self.cells.pop(self.key, None)  # an added cell stands where it ran last
             self.current = Cell(request["content"]["code"], self.shell.execution_count - 1)
             self.cells[self.key] = self.requests[request["header"]["msg_id"]] = self.current
-
-    # ------------------------------------------------------------------ before and after each cell
 
     def _before(self, info: Any) -> None:
         self.depth += 1
@@ -301,14 +291,11 @@ class Page:
 
     def _state(self) -> dict[str, Any]:
         """How the run stands now."""
-        failed = [key for key, cell in self.cells.items() if cell.failed and key in self._read()]
-        failed = [self.key] if self.current.failed else failed if self.ending else []
-        number = self._number(failed[0]) if failed else None
-        if failed:
+        failed = [key for key, cell in self.cells.items() if self.ending and cell.failed and key in self._read()]
+        if self.current.failed or failed:
+            number = self._number(self.key if self.current.failed else failed[0])
             return {"status": "failed", "failed_in": f"cell {number}" if number else "a new cell"}
         return {"status": self.ending.get("status", "running"), "failed_in": None}
-
-    # ------------------------------------------------------------------ the notebook
 
     def _save_when_idle(self) -> None:
         with contextlib.suppress(OSError):
@@ -337,8 +324,6 @@ class Page:
         took = {"papermill": {"duration": round(ran.seconds, 3)}}  # where the runner's notebooks have it
         known = {"source": ran.source, "outputs": ran.stored(), "execution_count": ran.count}
         return cell | known | {"metadata": cell["metadata"] | took}
-
-    # ------------------------------------------------------------------ the line in the set-up cell
 
     def _tick(self) -> None:
         while not self.closed.wait(1):

@@ -219,7 +219,7 @@ def test_the_headline_names_results_that_are_there(workbook, monkeypatch):
     run.finish()
     assert runs.record(run.dir)["headline"] == ["loss", "lost"]
     run.headline("losss")
-    for by in ("hand", "the runner"):
+    for _ in ("by hand", "under the runner"):
         with pytest.raises(ValueError, match="run.headline: unknown result 'losss'; did you mean 'loss'"):
             run.finish()
         monkeypatch.setenv("NBLIB_RUN_DIR", str(run.dir))
