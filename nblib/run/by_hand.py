@@ -238,7 +238,10 @@ class Page:
         """What answers this request from now on belongs to this cell."""
         self.key, self.began = self._key(request), time.monotonic()
         with self.lock:
-            self.cells.pop(self.key, None)  # an added cell stands where it ran last
+            old = self.cells.pop(self.key, None)  # nothing of it is kept; an added cell stands where it ran last
+            self.requests = {asked: cell for asked, cell in self.requests.items() if cell is not old}
+            of_old = {id(output) for output in old.outputs} if old else set()
+            self.displays = {n: [o for o in each if id(o) not in of_old] for n, each in self.displays.items()}
             self.current = Cell(request["content"]["code"], self.shell.execution_count - 1)
             self.cells[self.key] = self.requests[request["header"]["msg_id"]] = self.current
 
