@@ -32,6 +32,7 @@ from typing import Any
 
 from IPython import get_ipython
 from IPython.display import display
+from jupyter_client.jsonutil import json_default  # a picture's bytes as base64, as on their way to the page
 
 from nblib import files, paths
 from nblib.run import jobs, parameters, runs, show
@@ -113,7 +114,7 @@ class Cell:
                 last["text"] = text
                 return None
             content = content | {"text": text}
-        self.size += 200 + len(last.get("text", "")) + sum(len(str(body)) for body in content.get("data", {}).values())
+        self.size += 200 + len(last.get("text", "")) + sum(map(_size, content.get("data", {}).values()))
         output = {"output_type": kind} | {name: body for name, body in content.items() if name != "transient"}
         if self.size > LARGEST:
             output = {"output_type": "stream", "name": "stderr", "text": "more outputs of this cell are left out\n"}
@@ -314,8 +315,10 @@ class Page:
             cells = [self._executed(cell) if cell["cell_type"] == "code" else cell for cell in document["cells"]]
             added = [key for key, cell in self.cells.items() if key not in self.codes and not cell.failed]  # or a slip
             cells += [self._executed({"cell_type": "code", "id": key, "metadata": {}}) for key in added]
-        text = json.dumps(document | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True) + "\n"
-        files.write(self.run.dir / "notebook.ipynb", text)
+        text = json.dumps(
+            document | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True, default=json_default
+        )
+        files.write(self.run.dir / "notebook.ipynb", f"{text}\n")
         if self.ending:
             self.ending["sealed"] |= runs.seal(self.run.dir, ["notebook.ipynb"])
             runs.note(self.run.dir, {"sealed": self.ending["sealed"]})
@@ -397,6 +400,10 @@ def _offer(run: runs.Run) -> Any:
 
     button.on_click(pressed)
     return handle
+
+
+def _size(body: Any) -> int:
+    return len(body if isinstance(body, (str, bytes)) else str(body))
 
 
 def _line(text: str, style: str = "") -> dict[str, str]:

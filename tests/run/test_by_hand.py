@@ -82,13 +82,21 @@ def test_killed_in_the_middle_of_a_training_run_all_gives_the_straight_run(workb
 @pytest.mark.kernel
 @pytest.mark.slow
 def test_how_cells_end_is_how_the_run_stands(workbook):
-    path = write("00_a", SET_UP, "print('x' * 7)\n1 + 1", "1 / 0", "import time\ntime.sleep(60)", "run.finish()")
+    path = write(
+        "00_a",
+        SET_UP,
+        "print('x' * 7)\nshow.bars({'a': 1}, x='x', summary='a')",
+        "1 / 0",
+        "import time\ntime.sleep(60)",
+        "run.finish()",
+    )
     with kernel() as page:
         assert page.run_all("00_a") == ["ok", "ok", "ok", "error"]
         (folder,) = folders("00_a")
         assert runs.status(folder) == "failed in cell 4" and not runs.is_done(folder)
         cells = notebook(folder)
         assert [o["output_type"] for o in cells["code-2"].outputs] == ["stream", "execute_result"]
+        assert cells["code-2"].outputs[1].data["image/png"].startswith("iVBOR")
         assert cells["code-3"].outputs[0].ename == "ZeroDivisionError" and cells["code-4"].execution_count is None
         assert cells["code-0"].execution_count == 1 and cells["title"].cell_type == "markdown"
         assert page.run("1", "code-3") == "ok" and runs.status(folder) == "running"
