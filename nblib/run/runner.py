@@ -140,13 +140,14 @@ def done(job: Job) -> Path | None:
 
 
 def _records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
-    """The notebook's runs, newest first: folder, record, and what is wrong with the record."""
+    """The runner's runs of the notebook, newest first: folder, record, and what is wrong with the record."""
     for path in sorted((paths.outputs() / notebook).glob("*/run.json"), reverse=True):
         try:
             facts, wrong = runs.record(path.parent), None
         except files.Unreadable as error:
             facts, wrong = {}, str(error)
-        yield path.parent, facts, wrong
+        if facts.get("by") != "hand":  # its code was that of a page, which may have been edited
+            yield path.parent, facts, wrong
 
 
 def _newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | None:

@@ -14,6 +14,9 @@ all cells "completed" after a dead kernel. Whoever executes a run holds a lock o
 status of 'running' without a lock means that the run was killed. `run.json` carries a hash of itself, and once the run
 is done the hashes of what came out. `record`, `problem` and `is_done` notice a byte that changed since.
 
+A run whose training was stopped is not done, also when all its cells ran: `status` says "stopped, 44 of 600". Where a
+person sits at the kernel, by_hand.py keeps the notebook of the run and continues the run that was left unfinished.
+
 Footgun: a run that resumes appends to `metrics.jsonl`, so steps after its last checkpoint appear twice; the later
 line counts. `Run.history` reads them so.
 """
@@ -28,6 +31,7 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -46,6 +50,7 @@ class Run:
     parameters: dict[str, Any]
     writes: bool = True  # only rank 0 of a multi-process run does
     events: Any = field(default=None, repr=False)  # TensorBoard's writer, once there is something to write
+    page: Any = field(default=None, repr=False)  # what is recorded of a person's kernel (by_hand.py)
 
     @property
     def checkpoints(self) -> Path:
@@ -101,18 +106,72 @@ class Run:
                     fig.savefig(partial, format="png", dpi=160)
         return fig
 
+    def stopped(self, title: str, step: int, of: int, reason: str) -> None:
+        """Note that a training was stopped: the run is not done until the training reached its end."""
+        if self.writes:
+            known = _stopped(record(self.dir))
+            note(self.dir, {"stopped": known | {title: {"step": step, "of": of, "by": reason}}})
+
+    def resumed(self, title: str) -> None:
+        """Note that the training of this title, stopped before, reached its end."""
+        if self.writes and title in (known := _stopped(record(self.dir))):
+            note(self.dir, {"stopped": {name: where for name, where in known.items() if name != title}})
+
+    def headline(self, *names: str) -> None:
+        """Name the one to three results that the notebook's title promises; `finish` refuses one that is not there."""
+        if self.writes:
+            note(self.dir, {"headline": list(names)})
+
     def finish(self) -> None:
-        """Mark a run made by hand as done; under the runner it is the runner who says so."""
+        """Mark a run made by hand as done, or as stopped; under the runner it is the runner who says so."""
         if self.events is not None:
             self.events.close()
-        if self.writes and RUN_DIR not in os.environ:
-            sealed = seal(self.dir, [name for name in SEALED if name != "notebook.ipynb"])  # it is not ours
-            note(self.dir, {"status": "done", "finished": time.time(), "sealed": sealed})
+        if not self.writes:
+            return
+        facts, results = record(self.dir), files.read_json(self.dir / "result.json")
+        if unknown := [name for name in facts.get("headline") or () if name not in results]:
+            raise declarations.ParameterError(f"run.headline: {declarations.unknown('result', unknown[0], results)}")
+        if RUN_DIR in os.environ:
+            return
+        ending = {"status": "done", "finished": time.time(), "sentence": None, "failed_in": None}
+        ending["seconds"] = round(time.time() - facts.get("started", time.time()), 2)
+        if sentence := _sentence(facts):
+            sentence = f"{sentence}. Run all cells again: the run goes on from there."
+            ending |= {"status": "stopped", "sentence": sentence}
+            print(sentence)
+        ending["sealed"] = seal(
+            self.dir, [name for name in SEALED if name != "notebook.ipynb"]
+        )  # comes after this cell
+        note(self.dir, ending if self.page is None else self.page.ended(ending))
+
+
+_HELD: dict[Path, int] = {}  # the locks on runs by hand, held as long as this process lives
+_HERE: list[Run] = []  # the run of this process
+
+
+def _let_go_all() -> None:
+    while _HELD:
+        os.close(_HELD.popitem()[1])
+
+
+os.register_at_fork(after_in_child=_let_go_all)  # what outlives the kernel does not keep its run running
+
+
+def hold(folder: Path) -> bool:
+    """Take the lock on a run's folder for this process; False where another one has it."""
+    if folder not in _HELD and (lock := files.claim(folder)) is not None:
+        _HELD[folder] = lock
+    return folder in _HELD
+
+
+def let_go(folder: Path) -> None:
+    if folder in _HELD:
+        os.close(_HELD.pop(folder))
 
 
 def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     """Check the parameters found in `namespace` (a cell passes globals()), put what secrets stand for in there, and
-    open the run's folder."""
+    open the run's folder. At a person's kernel that may be the folder of the unfinished run that this one continues."""
     from nblib import runtime  # imports torch, which the runner and `nblib list` do not need
 
     known = declarations.declared(paths.notebooks() / f"{notebook}.ipynb")
@@ -121,21 +180,60 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     given |= {k: v.reference for k, v in given.items() if isinstance(v, declarations.Secret)}  # the cell runs again
     values = {name: parameter.default for name, parameter in known.items()}
     values |= declarations.check(known, given, notebook)
-    writes = runtime.rank() == 0
+    writes, by_hand, continued, remark, facts = runtime.rank() == 0, None, None, "", {}
     if RUN_DIR not in os.environ and runtime.world() > 1:
         raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
+    if RUN_DIR not in os.environ and writes and runtime.interactive():
+        # by its name: it does nothing in a run of the runner, so its code is in no such run's key
+        by_hand = import_module("nblib.run.by_hand")
+        continued, remark, facts = by_hand.take(notebook, known, values)
     if secret := declarations.secrets(known, values):
         namespace.update(secret)  # here and nowhere else: all that is stored is what they are called
-    folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
+    folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else _folder_by_hand(notebook, continued, facts, writes)
     run = Run(folder, values, writes)
     if writes:
         _drop_torn_line(files.make_folder(folder) / "metrics.jsonl")
         files.write(folder / "parameters.yaml", declarations.dump_yaml(values))
         files.write(folder / "environment.json", files.to_json(runtime.environment(), indent=1))
-        if RUN_DIR not in os.environ:
-            facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
-            note(folder, facts)
+    if by_hand:
+        run.page = by_hand.Page(run, notebook, known, namespace, remark, continued is not None)
+    _HERE[:] = [run]
     return run
+
+
+def _folder_by_hand(notebook: str, continued: Path | None, facts: dict[str, Any], writes: bool) -> Path:
+    """The folder of a run by hand, held by this process and with its first record in it."""
+    facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()} | facts
+    if continued is None:
+        home = files.make_folder(paths.outputs() / notebook)
+        while (alone := files.claim(home)) is None:  # the runner makes folders there, and sweeps empty ones
+            time.sleep(0.02)
+    folder = continued or new_folder(notebook)
+    if writes:
+        hold(folder)
+        note(folder, facts)
+    if continued is None:
+        os.close(alone)
+    return folder
+
+
+def notice() -> str:
+    """What was stopped half-way in the run of this process, in one sentence; empty when nothing was."""
+    with contextlib.suppress(files.Unreadable):
+        return _sentence(record(_HERE[0].dir)) if _HERE else ""
+    return ""
+
+
+def _stopped(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainings that were stopped, and at which step; a record may hold anything."""
+    trainings = facts.get("stopped")
+    pairs = trainings.items() if isinstance(trainings, dict) else ()
+    return {title: at for title, at in pairs if isinstance(at, dict) and {"step", "of"} <= at.keys()}
+
+
+def _sentence(facts: Mapping[str, Any]) -> str:
+    parts = [f"{title} was stopped at step {at['step']} of {at['of']}" for title, at in _stopped(facts).items()]
+    return ", ".join(parts)
 
 
 def new_folder(notebook: str) -> Path:
@@ -151,13 +249,13 @@ def record(folder: Path) -> dict[str, Any]:
 
 
 def note(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Add facts to run.json."""
+    """Add facts to run.json; one that is None goes away."""
     try:
         known = record(folder)
     except files.Unreadable as error:
         files.set_aside(folder / "run.json", str(error))
         known = {}
-    facts = json.loads(files.to_json(known | dict(facts)))
+    facts = json.loads(files.to_json({k: v for k, v in (known | dict(facts)).items() if v is not None}))
     files.write(folder / "run.json", files.to_json(facts | {"sha256": _hash(facts)}, indent=1) + "\n")
 
 
@@ -175,10 +273,15 @@ def seal(folder: Path, names: Sequence[str] = SEALED) -> dict[str, str]:
 
 
 def is_done(folder: Path) -> bool:
-    """Its record says so, its notebook shows it, and neither that nor the result changed since."""
+    """Its record says so, no training of it was stopped, its notebook shows it, and neither that nor the result changed
+    since."""
     try:
         facts = record(folder)
-        if facts.get("status") != "done" or _changed(folder, facts, ("notebook.ipynb", "result.json")):
+        if (
+            facts.get("status") != "done"
+            or facts.get("stopped")
+            or _changed(folder, facts, ("notebook.ipynb", "result.json"))
+        ):
             return False
         notebook = folder / "notebook.ipynb"
         return notebook.is_file() and unfinished_cell(declarations.cells(notebook)) is None
@@ -222,18 +325,21 @@ def unfinished_cell(cells: list[dict]) -> int | None:
 
 
 def status(folder: Path) -> str:
-    """done, failed, stopped, running, killed or unreadable."""
+    """One word: done, failed, stopped, running, killed, unreadable or unknown. After it may stand where it ended:
+    "stopped, 44 of 600", "failed in cell 12"."""
     try:
         facts = record(folder)
-        if facts.get("status") != "running" or facts.get("by") == "hand":
-            return str(facts.get("status", "unknown"))
-        lock = files.claim(folder)
+        word = str(facts.get("status", "unknown"))
+        if word == "running":
+            if (lock := files.claim(folder)) is None:
+                return "running"
+            os.close(lock)
+            word = "killed"
     except (files.Unreadable, OSError):
         return "unreadable"
-    if lock is None:
-        return "running"
-    os.close(lock)
-    return "killed"
+    if word in ("done", "stopped", "killed") and (at := next(iter(_stopped(facts).values()), None)):
+        return f"stopped, {at['step']} of {at['of']}"
+    return f"failed in {facts['failed_in']}" if word == "failed" and facts.get("failed_in") else word
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

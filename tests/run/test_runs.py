@@ -184,3 +184,54 @@ def test_a_run_by_hand_is_sealed_too(workbook):
     assert runs.problem(run.dir) is None
     files.write(run.dir / "result.json", "{}")
     assert runs.problem(run.dir) == "result.json changed since the run ended"
+
+
+def test_a_stopped_training_makes_a_stopped_run(workbook):
+    write("00_a", "1")
+    run = runs.begin("00_a", {})
+    assert runs.notice() == "" and runs.status(run.dir) == "running"
+    run.stopped("main", 44, 600, "Stop"), run.stopped("other", 2, 3, "SIGINT")
+    assert runs.notice() == "main was stopped at step 44 of 600, other was stopped at step 2 of 3"
+    run.resumed("other"), run.resumed("never stopped")
+    assert runs.record(run.dir)["stopped"] == {"main": {"step": 44, "of": 600, "by": "Stop"}}
+    run.finish()
+    assert runs.status(run.dir) == "stopped, 44 of 600" and runs.record(run.dir)["status"] == "stopped"
+    assert runs.record(run.dir)["sentence"].startswith("main was stopped at step 44 of 600. Run all")
+    run.resumed("main"), run.finish()
+    assert runs.status(run.dir) == "done" and "sentence" not in runs.record(run.dir) and runs.notice() == ""
+
+
+@pytest.mark.kernel
+def test_no_run_with_a_stopped_training_is_done_whoever_says_so(finished):
+    assert runs.is_done(finished)
+    runs.note(finished, {"stopped": {"main": {"step": 44, "of": 600, "by": "Stop"}}})
+    assert runs.status(finished) == "stopped, 44 of 600" and not runs.is_done(finished)
+    for odd in ([1], "x", {"main": 3}, {"main": {}}):
+        runs.note(finished, {"stopped": odd})
+        assert runs.status(finished) == "done"
+
+
+def test_the_headline_names_results_that_are_there(workbook, monkeypatch):
+    write("00_a", "1")
+    run = runs.begin("00_a", {})
+    run.result(loss=1.0, lost=None)
+    run.headline("loss", "lost")
+    run.finish()
+    assert runs.record(run.dir)["headline"] == ["loss", "lost"]
+    run.headline("losss")
+    for _ in ("by hand", "under the runner"):
+        with pytest.raises(ValueError, match="run.headline: unknown result 'losss'; did you mean 'loss'"):
+            run.finish()
+        monkeypatch.setenv("NBLIB_RUN_DIR", str(run.dir))
+
+
+def test_a_run_by_hand_of_old_without_a_lock_was_killed(tmp_path):
+    runs.note(tmp_path, {"status": "running", "by": "hand"})
+    assert runs.status(tmp_path) == "killed"
+    assert runs.hold(tmp_path) and runs.hold(tmp_path) and runs.status(tmp_path) == "running"
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(runs._HELD))
+    assert os.waitpid(pid, 0)[1] == 0, "a fork keeps locks"
+    runs.let_go(tmp_path)
+    assert runs.status(tmp_path) == "killed"
