@@ -40,6 +40,9 @@ PROGRESS = "progress.txt"  # the lines that a long cell writes about its progres
 SEALED = ("result.json", "notebook.ipynb", "parameters.yaml", "metrics.jsonl", "environment.json", "base.json")
 
 
+_stops: dict[str, dict] = {}  # title -> step, of, by: the trainings of this process's run that were stopped
+
+
 @dataclass
 class Run:
     dir: Path
@@ -101,6 +104,17 @@ class Run:
                     fig.savefig(partial, format="png", dpi=160)
         return fig
 
+    def stopped(self, title: str, step: int, of: int, reason: str) -> None:
+        """Note that a training of this run ended early."""
+        _stops[title] = {"step": step, "of": of, "by": reason}
+        if self.writes:
+            note(self.dir, {"stopped": _stops})
+
+    def resumed(self, title: str) -> None:
+        """The training that was stopped has reached its end after all."""
+        if _stops.pop(title, None) and self.writes:
+            note(self.dir, {"stopped": _stops})
+
     def finish(self) -> None:
         """Mark a run made by hand as done; under the runner it is the runner who says so."""
         if self.events is not None:
@@ -129,6 +143,9 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else new_folder(notebook)
     run = Run(folder, values, writes)
     if writes:
+        _stops.clear()
+        with contextlib.suppress(files.Unreadable):
+            _stops.update(record(folder).get("stopped", {}))
         _drop_torn_line(files.make_folder(folder) / "metrics.jsonl")
         files.write(folder / "parameters.yaml", declarations.dump_yaml(values))
         files.write(folder / "environment.json", files.to_json(runtime.environment(), indent=1))
@@ -136,6 +153,11 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
             facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
             note(folder, facts)
     return run
+
+
+def notice() -> str:
+    """Which trainings of this process's run were stopped, as a sentence; empty when none was."""
+    return "; ".join(f"{title} was stopped at step {at['step']} of {at['of']}" for title, at in _stops.items())
 
 
 def new_folder(notebook: str) -> Path:
