@@ -80,12 +80,11 @@ def curves(
     x: str,
     y: str,
     summary: str,
-    title: str = "",
-    log: bool = False,
+    title="",
+    log=False,
     looks: dict[str, dict] | None = None,
 ) -> Picture:
-    """Lines of (x, y) points by name, with labelled axes; the names stand beside the axes, off the lines. `looks` are
-    options of matplotlib for a line."""
+    """Lines of (x, y) points by name, with labelled axes; the names stand beside them. `looks` are matplotlib's."""
     figure = Figure(figsize=(6.4, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for name, points in series.items():

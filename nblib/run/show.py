@@ -29,14 +29,8 @@ from nblib.run.runs import PROGRESS, RUN_DIR, Run
 __all__ = ["DPI", "NO_WRAP", "Page", "Picture", "Progress", "Table", "Training", "bars", "cell", "curves", "displayed"]
 __all__ += ["predict", "source"]
 
-GREY, LOOKS = (
-    {"color": "#999999", "marker": None},
-    {  # of the curves of a training
-        "each step": {"color": "#b9cbee", "linewidth": 0.8, "marker": None},
-        "training": {"color": "#4878cf", "marker": None},
-        "validation": {"color": "#d9622b", "marker": "o", "markersize": 4, "linestyle": ""},
-    },
-)
+LOOKS = {"each step": {"color": "#b9cbee", "linewidth": 0.8}, "training": {"color": "#4878cf"}}
+LOOKS["validation"] = {"color": "#d9622b", "marker": "o", "markersize": 4, "linestyle": ""}
 AMBER = "background-color:#ffc34d; color:#222; padding:6px 12px; margin:4px 0"
 
 
@@ -56,9 +50,7 @@ class Progress:
         if self.handle is None or self.ended or time.monotonic() - self.drawn > 0.25:
             self.drawn = time.monotonic()
             self._draw()
-        if RUN_DIR in os.environ and (
-            self.ended or time.monotonic() - self.reported > 5
-        ):  # the runner passes these lines on
+        if RUN_DIR in os.environ and (self.ended or time.monotonic() - self.reported > 5):  # for the runner to print
             self.reported = time.monotonic()
             with (Path(os.environ[RUN_DIR]) / PROGRESS).open("a", encoding="utf-8") as lines:
                 lines.write(f"{self}\n")
@@ -111,7 +103,7 @@ class Progress:
     def _curves(self) -> dict[str, Any]:
         lines = {**self.rival, "each step": self.losses, "training": self.smooth, "validation": self.looks}
         series = {name: points for name, points in lines.items() if points}
-        looks = dict.fromkeys(self.rival, GREY) | LOOKS
+        looks = {name: {"marker": None} | LOOKS.get(name, {"color": "#999999"}) for name in series}
         return {"series": series, "x": "step", "y": "loss (nats per token)", "looks": looks}
 
 
@@ -156,16 +148,14 @@ class Training(Progress):
 
     @property
     def stopped(self) -> bool:
-        """By a person or a signal, before its last step."""
         return "stopped" in self.record and self.record["step"] < self.record["of"]
 
     @property
     def label(self) -> str:
-        """Its title, and how far it came where it did not reach its end."""
         return self.named(self.title)
 
     def named(self, name: str) -> str:
-        """Another name for it, in a table that has names of its own."""
+        """A name for it, and how far it came where it did not reach its end."""
         r = self.record
         return f"{name}, {r['step']} of {r['of']} steps" if r and r["step"] < r["of"] else name
 
@@ -175,10 +165,9 @@ class Training(Progress):
             return
         self._take_earlier({})
         self.closed = True
-        r = self.record
         if self.run and self.stopped:
-            self.run.stopped(self.title, r["step"], r["of"], r["stopped"])
-        elif self.run and r and r["step"] == r["of"]:
+            self.run.stopped(self.title, self.record["step"], self.record["of"], self.record["stopped"])
+        elif self.run and self.record and self.label == self.title:
             self.run.resumed(self.title)
         super()._draw()
 
@@ -193,10 +182,9 @@ class Training(Progress):
 
     def _take_earlier(self, record: dict) -> None:
         """The records of before a resume, which the loop restores before its first step."""
-        if not self.record:
-            for earlier in self.records:
-                if earlier is not record:
-                    self._take(earlier)
+        for earlier in self.records if not self.record else ():
+            if earlier is not record:
+                self._take(earlier)
 
     def _refuse_another(self) -> None:
         if self.closed:
@@ -227,11 +215,8 @@ class Training(Progress):
         def pressed(_) -> None:
             self.stop, button.disabled = True, True
 
-        def moved(change) -> None:
-            self.lr_scale = change["new"]
-
         button.on_click(pressed)
-        slider.observe(moved, "value")
+        slider.observe(lambda change: setattr(self, "lr_scale", change["new"]), "value")
         self._say_busy = _answer(slider)
         self._page = HTML(self._live())
         return VBox([self._page, HBox([slider, button])])
@@ -295,7 +280,7 @@ class source:
 def _answer(widget) -> Callable[[], None]:
     """Tell the page that each message of a widget was handled. While a cell runs ipykernel 7.4 does not, and the page
     holds back every change of a slider after the first until it hears so. The page takes that for an idle kernel, so
-    it is told at once that the cell still runs; what is returned tells it again."""
+    it is told at once that the cell still runs; what this returns tells it again."""
     from IPython import get_ipython
 
     kernel = get_ipython().kernel
