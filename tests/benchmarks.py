@@ -189,9 +189,9 @@ for number in range(2 * ROUNDS + 2):
     options = dict(total=STEPS, machine=machine)
     if name == "drawn":
         training = show.Training("tiny")
-        assert training._page is not None, "no widgets: this kernel takes itself for headless"
         options |= dict(controls=training, records=training.records)
         await training.follow(train.steps(model, data, optimizer, **options))
+        assert training._page is not None, "no widgets: this kernel takes itself for headless"
         record, first = training.record, training.records[4]
     else:
         records = [record async for record in train.live(train.steps(model, data, optimizer, **options))]

@@ -118,12 +118,11 @@ class Training(Progress):
         self.run, self.rival = run, {name: _points(line) for name, line in by_name.items()}
         self.records: list[dict] = []  # for the loop to fill, with those of before a resume
         self.stop, self.closed, self._lr_scale, self._page = False, False, 1.0, None
-        if runtime.interactive():
-            self.handle = displayed(self._widgets())
 
     async def follow(self, steps: Iterator[dict]) -> None:
         """Take every step and draw it. However that ends, the output is closed."""
         try:
+            self._open()
             async for record in train.live(steps):
                 self(record)
         finally:
@@ -132,6 +131,7 @@ class Training(Progress):
 
     def __call__(self, record: dict) -> None:
         self._refuse_another()
+        self._open()
         self._take_earlier(record)
         if not (self.records and self.records[-1] is record):
             self.records.append(record)
@@ -170,6 +170,10 @@ class Training(Progress):
         elif self.run and self.record and self.label == self.title:
             self.run.resumed(self.title)
         super()._draw()
+
+    def _open(self) -> None:
+        if self.handle is None and runtime.interactive():  # not before: what fails above the training leaves no button
+            self.handle = displayed(self._widgets())
 
     def _draw(self) -> None:
         if self.ended:

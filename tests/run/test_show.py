@@ -201,6 +201,25 @@ def test_headless_it_has_no_widget_and_shows_what_progress_shows(run, capsys, mo
     assert outputs[show.Training] == outputs[show.Progress] and len(outputs[show.Training]) == 2  # first and last
 
 
+def test_a_person_sees_one_output_that_is_made_when_the_training_begins(run, capsys, monkeypatch):
+    shown, left = [], type("handle", (), {"update": lambda self, thing: shown.append(thing)})()
+    monkeypatch.setattr(show.runtime, "interactive", lambda: True)
+    monkeypatch.setattr(show, "displayed", lambda thing, handle=None: shown.append((thing, handle)) or left)
+    monkeypatch.setattr(show, "_answer", lambda slider: lambda: None)
+    training = show.Training("corrected", run)
+    assert shown == []  # what fails before the first step leaves no button
+    for step in (1, 2, 3):
+        training({"step": step, "of": 3, "loss": 1.0})
+        training.drawn = 0.0
+    (widgets, before), (picture, handle) = shown
+    page, (slider, button) = widgets.children[0], widgets.children[1].children
+    assert before is None and picture is training and handle is left  # the picture takes the place of the widgets
+    assert button.description == "Stop" and "corrected: step 2 of 3" in page.value and "<svg" in page.value
+    slider.value = 0.1
+    button.click()
+    assert (training._lr_scale, training.stop, button.disabled) == (0.1, True, True)
+
+
 def test_no_title_and_no_rival_puts_html_into_the_page(run, capsys):
     evil = "<img src=x onerror=alert(1)>"
     training = show.Training(evil, run, rival={f"{evil}<script>": [(1, 1.0), (2, 2.0)]})
