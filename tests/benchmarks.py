@@ -1,6 +1,6 @@
 """Throughput and memory of the loop against the HF Trainer and a bare torch loop, and of the chunked loss.
 
-    make bench            every section          python tests/benchmarks.py loop vocabulary loss data
+    make bench            every section          python tests/benchmarks.py loop vocabulary loss data drawing
 
 The same model, batches, AdamW, clip and precision for all three; each measurement is a process of its own, and the
 contenders take turns, so that a machine whose speed drifts treats them alike. What counts is the ratio within a
@@ -8,6 +8,7 @@ round; its median and its range over the rounds are printed and written to outpu
 """
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -172,11 +173,60 @@ def data_pipeline() -> dict:
     return {"seconds per batch of 16 x 256": spread([(time.perf_counter() - started) / 500])}
 
 
+# In a kernel where a person sits: the same steps with and without a live curve, in turns, seconds of each.
+DRAWING = """
+import json
+from nblib import models, runtime, text, train
+from nblib.run import show
+
+runtime.seed_all(0)
+machine, times = runtime.pick("cpu", "fp32"), {"drawn": [], "silent": []}
+model = models.tiny(4096, hidden=64, layers=2, heads=2)
+stream = __import__("torch").randint(4096, (100_000,))
+for number in range(2 * ROUNDS + 2):
+    name = ("drawn", "silent", "silent", "drawn")[number % 4]
+    data, optimizer = text.Batches(stream, rows=4, length=64), train.adamw(model, lr=1e-3)
+    options = dict(total=STEPS, machine=machine)
+    if name == "drawn":
+        training = show.Training("tiny")
+        options |= dict(controls=training, records=training.records)
+        await training.follow(train.steps(model, data, optimizer, **options))
+        assert training._page is not None, "no widgets: this kernel takes itself for headless"
+        record, first = training.record, training.records[4]
+    else:
+        records = [record async for record in train.live(train.steps(model, data, optimizer, **options))]
+        record, first = records[-1], records[4]
+    times[name] += [record["seconds"] - first["seconds"]] if number > 1 else []  # the first two warm up
+print(json.dumps(times))
+"""
+
+
+def drawing(count: int = 20, steps: int = 400) -> dict:
+    """What a live curve costs a tiny training, as the ratio of neighbours in time: at most 1.02."""
+    from jupyter_client.manager import start_new_kernel
+
+    env = {name: value for name, value in os.environ.items() if name not in ("NBLIB_HEADLESS", "NBLIB_RUN_DIR")}
+    manager, client = start_new_kernel(env=env | {"JPY_SESSION_NAME": "a person"})
+    outputs: list[str] = []
+    try:
+        code = DRAWING.replace("ROUNDS", str(count)).replace("STEPS", str(steps))
+        client.execute_interactive(
+            code, output_hook=lambda m: outputs.append(m["content"].get("text", "")), timeout=600
+        )
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    times = json.loads(outputs[-1])
+    ratios = [drawn / silent for drawn, silent in zip(times["drawn"], times["silent"])]
+    return {"drawn / silent: seconds": spread(ratios), "silent seconds": spread(times["silent"])}
+
+
 SECTIONS = {
     "loop": lambda: rounds(TINY, 5),
     "vocabulary": lambda: rounds(REAL, 3),
     "loss": losses_compared,
     "data": data_pipeline,
+    "drawing": drawing,
 }
 
 

@@ -29,10 +29,10 @@ POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'non
  object-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:">"""
 # What is left of a notebook's HTML: what its text and our own tables, pictures and lines of progress are made of.
 TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4
- h5 h6 hr i img kbd li mark ol p polyline pre progress s samp small span strong sub summary sup svg table tbody td tfoot
- th thead tr u ul var""".split()
-ATTRIBUTES = """align alt aria-label class colspan fill height id max open points role rowspan start stroke stroke-width
- style title value width""".split()
+ h5 h6 hr i img kbd li mark ol p path polyline pre progress s samp small span strong sub summary sup svg table tbody td
+ text tfoot th thead tr u ul var""".split()
+ATTRIBUTES = """align alt aria-label class colspan d fill font-size height id max open points role rowspan start stroke
+ stroke-linecap stroke-width style text-anchor title transform value width x y""".split()
 LEADS = {
     "a": r"(https?:|mailto:|#).*|[^:&]*",
     "img": r"data:image/.*|(?![/\\]{2})[^:&]*",

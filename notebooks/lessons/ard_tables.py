@@ -52,7 +52,7 @@ def priors(model: nn.Module) -> dict[str, float]:
     return {"smallest": float(v.min()), "median": float(v.median()), "largest": float(v.max())}
 
 
-def training(history: list[dict], mean: Tensor, signal: Tensor, name: str) -> show.Picture:
+def training(history: list[dict], mean: Tensor, signal: Tensor, name: str, label: str) -> show.Picture:
     """The two terms of the loss, and for each held-out token the means (tokens, r) of two ranks of one adapter."""
     first, last = signal.argsort(descending=True)[[0, -1]].tolist()
     figure = Figure(figsize=(9.2, 2.7), layout="constrained")
@@ -75,7 +75,7 @@ def training(history: list[dict], mean: Tensor, signal: Tensor, name: str) -> sh
         "to it. Right: one dot per held-out token in the adapter with the strongest signal; a rank that tells nothing "
         "about the token has all its means in one place."
     )
-    return show.Picture(figure, words, title="Training ARD-LoRA")
+    return show.Picture(figure, words, title=f"Training {label}")
 
 
 def pruning(
@@ -98,10 +98,12 @@ def pruning(
     return show.Picture(figure, words, title="What pruning costs, and what small adapters reach")
 
 
-def budgets(rival: dict[tuple[str, int], float], pruned: dict[int, float], total: int, whole: float) -> list[dict]:
-    """A row per adapter and number of ranks; `pruned` and `whole` are the losses of ARD-LoRA."""
-    rows = [(name, left, loss) for (name, left), loss in rival.items()]
-    rows += [("ARD, whole", total, whole)] + [("ARD, pruned", left, loss) for left, loss in pruned.items()]
+def budgets(
+    rival: dict[tuple[str, int], float], pruned: dict[int, float], total: int, whole: float, name: str
+) -> list[dict]:
+    """A row per adapter and number of ranks; `pruned` and `whole` are the losses of ARD-LoRA, which `name` names."""
+    rows = [(rival_name, left, loss) for (rival_name, left), loss in rival.items()]
+    rows += [(f"{name}, whole", total, whole)] + [(f"{name}, pruned", left, loss) for left, loss in pruned.items()]
     return [dict(zip(("adapter", "ranks", "held-out loss"), row)) for row in sorted(rows, key=lambda row: row[2])]
 
 

@@ -4,7 +4,7 @@
     energy         how much of each layer's rounding error a correction of some rank can hold
     differences    gradients of the same model computed in several ways
     phase_diagram  the weight that a router leaves to the first of two losses
-    gap            every model's loss as a share of what rounding cost
+    gap            every model's loss as a share of what rounding cost; control_name says what one of them may claim
     training       validation losses between the levels of the float and the ternary model
     on_disk        what a saved model is made of
 
@@ -94,24 +94,31 @@ def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties:
     return show.Picture(figure, words, title="When a learned weighting gives up on one of two losses")
 
 
+def control_name(training: show.Training, control: show.Training) -> str:
+    """What the control is called: "same steps" only if it took as many as the training."""
+    ours, its = (each.record.get("step", 0) for each in (training, control))
+    return "float, same steps" if ours == its else f"float, {its} steps and not {ours}"
+
+
 def gap(losses: dict[str, float], history: dict[str, list[dict]], *, rounded: float, full: float) -> list[dict]:
     """A row per model: its loss, its share of the gap, and the steps that it was trained for, if it was."""
-    trained = {"corrected, trained": "corrected", "float, same steps": "control"}
     rows = []
     for name, loss in losses.items():
-        steps = len(history.get(trained.get(name), ()))
+        steps = len(history.get(name, ()))
         share = lrc.recovered(loss, rounded=rounded, full=full)
         rows.append({"model": name, "held-out loss": loss, "share of the gap": share, "steps": steps})
     return rows
 
 
-def training(first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float]) -> show.Picture:
+def training(
+    first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float], labels: dict[str, str]
+) -> show.Picture:
     """Validation losses over the steps, and as dotted lines the losses between which they run, on the same rows."""
     figure = Figure(figsize=(6.8, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for name, records in history.items():
         points = [(0, first[name])] + [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
-        axes.plot(*zip(*points), marker="o", label=name)
+        axes.plot(*zip(*points), marker="o", label=labels[name])
     for (name, level), colour in zip(levels.items(), ("black", "tab:red")):
         axes.axhline(level, color=colour, linestyle=":", label=name)
     axes.set(xlabel="optimizer step", ylabel="validation loss (nats per token)")
@@ -121,7 +128,8 @@ def training(first: dict[str, float], history: dict[str, list[dict]], levels: di
     shares = [lrc.recovered(loss, rounded=high, full=low) for loss in (first["corrected"], _last(history, first))]
     words = (
         f"Dotted: {full} (black) and {rounded} (red); between them lies the gap, here on the validation rows. The "
-        f"corrected model closes {shares[0]:.0%} of it before training and {shares[1]:.0%} after it."
+        f"corrected model closes {shares[0]:.0%} of it before training and {shares[1]:.0%} after "
+        f"{labels['corrected'].partition(', ')[2] or 'it'}."
     )
     return show.Picture(figure, words, title="Training the correction, beside its control")
 

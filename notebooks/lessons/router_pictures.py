@@ -35,7 +35,7 @@ def known(experts: int, top_k: int, tokens: int = 512) -> dict[str, tuple[Routin
     }
 
 
-def training(history: list[dict], named: dict[str, str]) -> show.Picture:
+def training(history: list[dict], named: dict[str, str], title: str) -> show.Picture:
     """The language losses on the left, the routers' health on the right; `named` has the curves' labels."""
     figure = Figure(figsize=(8.2, 2.8), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -54,7 +54,7 @@ def training(history: list[dict], named: dict[str, str]) -> show.Picture:
         "At the end, beside the language loss: " + ", ".join(terms) + "." if terms else "Trained without other terms."
     )
     words += " Right: green is the load of the emptiest expert over the fair share, violet how even the load is."
-    return show.Picture(figure, words, title="A training: the language loss and the load of the experts")
+    return show.Picture(figure, words, title=f"{title}: the language loss and the load of the experts")
 
 
 def by_kind(observed: list[moe.Routed], rows: Tensor, kind_of: Tensor) -> show.Picture:

@@ -6,6 +6,7 @@ import torch
 from lessons import lrc_tables
 from nblib import models
 from nblib.methods import lrc, ternary
+from nblib.run import show
 
 
 @pytest.fixture
@@ -44,18 +45,29 @@ def test_the_phase_diagram_compares_the_published_router_with_the_line():
 
 
 def test_the_gap_counts_the_steps_that_were_made():
-    history = {"corrected": [{}] * 3, "control": [{}]}
-    losses = {"ternary": 5.0, "corrected, trained": 4.25, "float, same steps": 4.0}
+    history = {"corrected": [{}] * 3, "float, same steps": [{}]}
+    losses = {"ternary": 5.0, "corrected": 4.25, "float, same steps": 4.0}
     rows = lrc_tables.gap(losses, history, rounded=5.0, full=4.0)
     assert [row["share of the gap"] for row in rows] == [0, 0.75, 1]
     assert [row["steps"] for row in rows] == [0, 3, 1]
 
 
+def test_the_control_claims_the_same_steps_only_where_it_took_them(capsys):
+    ours, control = show.Training("corrected"), show.Training("control")
+    for step in (1, 2):
+        ours({"step": step, "of": 2, "loss": 1.0})
+    control({"step": 1, "of": 2, "loss": 1.0, "stopped": "Stop"})
+    assert lrc_tables.control_name(ours, ours) == "float, same steps"
+    assert lrc_tables.control_name(ours, control) == "float, 1 steps and not 2"
+
+
 @pytest.mark.parametrize("records, share", [([{"step": 4, "eval_loss": 4.25}], "75%"), ([], "50%")])
 def test_the_training_says_the_first_and_the_last_share(records, share):
     first, history = {"corrected": 4.5}, {"corrected": records}
-    picture = lrc_tables.training(first, history, {"float": 4.0, "ternary": 5.0})
-    assert f"50% of it before training and {share} after it" in picture.summary
+    for label, after in (("corrected", "it"), ("corrected, 4 of 9 steps", "4 of 9 steps")):
+        picture = lrc_tables.training(first, history, {"float": 4.0, "ternary": 5.0}, {"corrected": label})
+        assert f"50% of it before training and {share} after {after}." in picture.summary
+        assert picture.figure.axes[0].lines[0].get_label() == label
 
 
 @pytest.mark.parametrize("bits, size", [(0, 4), (8, 1)])

@@ -20,11 +20,12 @@ def test_the_balance_of_the_known(experts, top_k):
 def test_a_training_has_its_curves_and_its_terms():
     history = [dict(step=n, ce=3.0 - n, ahead1=2.0, balance=0.1, z=0.2) for n in (1, 2)]
     history[-1] |= dict(eval_loss=1.0, eval_smallest=0.5, eval_entropy=0.9)
-    picture = router_pictures.training(history, {"ce": "next token", "ahead1": "1 ahead"})
+    picture = router_pictures.training(history, {"ce": "next token", "ahead1": "1 ahead"}, "A training, 2 of 9 steps")
     left, right = picture.figure.axes
     assert len(left.lines) == 2 and len(right.lines) == 3
     assert "balance 0.1000, z 0.2000." in picture.summary and "depth" not in picture.summary
-    bare = router_pictures.training([dict(step=1, ce=1.0), dict(step=2, ce=1.0)], {"ce": "next token"})
+    assert picture.figure.get_suptitle().startswith("A training, 2 of 9 steps: ")
+    bare = router_pictures.training([dict(step=1, ce=1.0), dict(step=2, ce=1.0)], {"ce": "next token"}, "A training")
     assert "without other terms" in bare.summary
 
 

@@ -1,9 +1,13 @@
-"""What a cell shows carries its summary as text, and the controls wait for nobody when nobody is there."""
+"""Progress says what the records hold; a training has controls of its own, and ends in a picture however it ends."""
+
+import asyncio
+import json
 
 import pytest
-from matplotlib.figure import Figure
+from conftest import FP32
 
-from nblib.run import show
+from nblib import text, train
+from nblib.run import runs, show
 
 
 def mime(thing) -> dict:
@@ -11,38 +15,23 @@ def mime(thing) -> dict:
     return bundle[0] if isinstance(bundle, tuple) else bundle
 
 
-@pytest.mark.parametrize(
-    "value, text",
-    [
-        (None, "none"), ([], "none"), (True, "True"), ("word", "word"), (3, "3"), (65536, "65,536"),
-        (65536.4, "65,536"), (0.123456, "0.1235"), (1e-7, "1e-07"), (1e12, "1e+12"),
-    ],
-)  # fmt: skip
-def test_four_digits_that_count(value, text):
-    assert show.cell(value) == text
-
-
-def test_a_table_as_text_and_as_page():
-    table = show.Table([{"name": "a<b", "loss": 1.0}, {"name": "longer", "note": None}], caption="Two & more")
-    assert str(table).splitlines() == [
-        "Two & more",
-        "name    loss  note",
-        "------------------",
-        "a<b     1",
-        "longer        none",
-    ]
-    page = mime(table)["text/html"]
-    assert mime(table)["text/plain"] == str(table) and "a&lt;b" in page and "Two &amp; more" in page
-    assert "<td>1</td>" in page and "<td style='text-align:left'>longer</td>" in page  # words left, numbers right
-    assert str(show.Table([])) == "\n"
-
-
 def test_progress_says_what_the_record_holds(capsys):
     progress = show.Progress("title")
     assert str(progress) == "title: not started"
     progress({"step": 1, "of": 3, "loss": 2.5})
-    progress({"step": 3, "of": 3, "loss": 2.0, "lr": 1e-3, "tokens_per_s": 1234.5, "eta_s": 3661, "memory_gib": 1.25})
-    whole = "title: step 3 of 3, loss 2.0000, rate 1.0e-03, 1,234 tokens/s, 1:01:01 left, 1.2 GiB"
+    progress(
+        {
+            "step": 3,
+            "of": 3,
+            "loss": 2.0,
+            "lr": 1e-3,
+            "grad_norm": 0.5,
+            "tokens_per_s": 1234.5,
+            "eta_s": 3661,
+            "memory_gib": 1.25,
+        }
+    )
+    whole = "title: step 3 of 3, loss 2.0000, rate 1.0e-03, gradient norm 0.5, 1,234 tokens/s, 1:01:01 left, 1.2 GiB"
     assert str(progress) == whole and capsys.readouterr().out.splitlines()[-1] == whole
     progress({"step": 3, "of": 9, "loss": float("nan")})  # nan has no place on the line
     assert str(progress).endswith("loss nan") and len(progress.losses) == 2
@@ -53,34 +42,13 @@ def test_what_stays_of_a_training_is_a_picture_that_an_untrusted_notebook_shows(
     for step, loss in enumerate((2.0, 5.0, 3.0), start=1):
         progress({"step": step, "of": 4, "loss": loss})
     live = mime(progress)
-    assert "<svg" in live["text/html"] and "loss 2.00 to 3.00, steps 1 to 3" in live["text/html"]  # first and last
+    assert "<svg" in live["text/html"] and "<progress" in live["text/html"]
     progress({"step": 4, "of": 4, "loss": 1.0})
     stored = mime(progress)
     assert set(stored) == {"text/plain", "image/png"} and stored["text/plain"] == str(progress)
+    assert progress.picture().figure.get_suptitle() == "title: loss 2.00 to 1.00, steps 1 to 4"  # first and last
     progress({"step": 3, "of": 9, "loss": 2.0, "stopped": "Stop"})
     assert "image/png" in mime(progress) and str(progress).endswith("stopped by Stop")
-
-
-def test_a_picture_has_its_summary_as_text_as_alternative_and_under_the_axes():
-    points = [(1, 2.0), (2, 1.0)]
-    for picture in (
-        show.curves({"a": points, "b": points}, x="step", y="loss", summary="falls", log=True),
-        show.bars({"a": 1.0, "b": 2.0}, x="MiB", summary="falls"),
-        show.Picture(Figure(), "falls"),
-    ):
-        data, metadata = picture._repr_mimebundle_()
-        assert data["text/plain"] == "falls" and data["image/png"].startswith(b"\x89PNG")
-        width, height = (int.from_bytes(data["image/png"][at : at + 4]) for at in (16, 20))
-        shown = metadata["image/png"]
-        assert shown["alt"] == "falls" == picture.figure.get_supxlabel()
-        assert width == pytest.approx(shown["width"] * show.DPI / 96, abs=2)
-        assert height == pytest.approx(shown["height"] * show.DPI / 96, abs=2)
-
-
-def test_a_long_sentence_is_wrapped_and_gets_room_below_the_axes():
-    short, long = (show.bars({"a": 1.0}, x="MiB", summary=words) for words in ("falls", "it falls " * 40))
-    assert long.figure.get_supxlabel().count("\n") >= 3
-    assert long.figure.get_size_inches()[1] > short.figure.get_size_inches()[1] + 0.4
 
 
 def test_a_prediction_says_what_was_chosen_and_headless_what_it_is():
@@ -97,7 +65,167 @@ def test_source_is_what_the_file_says():
     assert shown["text/plain"].startswith("def cell(value) -> str:") and "<span" in shown["text/html"]
 
 
-def test_headless_controls_have_their_defaults_and_no_widget():
-    controls = show.Controls()
-    assert (controls.stop, controls.lr_scale, controls.handle) == (False, 1.0, None)
-    controls.close()
+@pytest.fixture
+def run(tmp_path):
+    """A run in its folder, as a notebook has it; no stop of it is left in this process."""
+    run = runs.Run(tmp_path, {})
+    yield run
+    for title in ("corrected", "control"):
+        run.resumed(title)
+
+
+def follow(training: show.Training, tiny, batches, *, total: int = 6, stop_at: int = 0, folder=None) -> None:
+    """Train, and press Stop in the middle of a step."""
+
+    def loss(model, batch):
+        training.stop |= len(training.records) + 1 == stop_at
+        return train.losses.causal_lm(model, batch)
+
+    options = dict(controls=training, records=training.records, machine=FP32, checkpoints=folder, loss=loss)
+    options |= dict(evaluate=lambda: {"loss": 5.0}, eval_every=2)
+    asyncio.run(training.follow(train.steps(tiny, batches, train.adamw(tiny, lr=1e-3), total=total, **options)))
+
+
+def stops(run) -> dict:
+    path = run.dir / "run.json"
+    return json.loads(path.read_text()).get("stopped", {}) if path.exists() else {}
+
+
+def test_a_training_ends_in_a_picture_with_its_name_its_validation_and_its_rival(run, tiny, batches, capsys):
+    rival = {"other": [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 9.0, "eval_loss": 4.0}], "points": [(1, 3.0)]}
+    training = show.Training("corrected", run, rival=rival | {"empty": []})
+    follow(training, tiny, batches)
+    axes = training.picture().figure.axes[0]
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert set(lines) == {"other", "points", "each step", "training", "validation"}
+    assert lines["validation"] == [[2, 5.0], [4, 5.0], [6, 5.0]]
+    assert lines["each step"] == [[r["step"], r["loss"]] for r in training.records] and len(training.records) == 6
+    assert lines["other"] == [[2, 4.0]]  # validation, where there is some: the same rows for both
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "loss (nats per token)")
+    assert training.picture().figure.get_suptitle().startswith("corrected: loss ")
+    data = mime(training)
+    assert set(data) == {"text/plain", "image/png"} and data["text/plain"].startswith("corrected: step 6 of 6, loss ")
+    assert training.label == "corrected" and not training.stopped and runs.notice() == ""
+    assert "validation" in training._live() and "points" in training._live()
+
+
+def test_a_stop_is_in_the_output_in_the_label_in_the_run_and_in_captions(run, tiny, batches, capsys):
+    training = show.Training("corrected", run)
+    follow(training, tiny, batches, stop_at=4)
+    assert training.stopped and training.label == "corrected, 4 of 6 steps" and training.closed
+    assert training.named("A training") == "A training, 4 of 6 steps"
+    words = (
+        "Stopped at step 4 of 6. The numbers below come from a half-trained model. Run this cell again to go on from"
+    )
+    data = mime(training)
+    assert data["text/plain"].startswith(f"{words} step 4.\ncorrected: step 4 of 6")
+    assert f">{words} step 4.</div><img src=" in data["text/html"] and "background-color" in data["text/html"]
+    assert training.picture(training.label).figure.get_suptitle().startswith("corrected, 4 of 6 steps: loss")
+    assert stops(run) == {"corrected": {"step": 4, "of": 6, "by": "Stop"}}
+    assert show.Table([], caption="Losses").caption == "Losses (corrected was stopped at step 4 of 6)"
+
+
+def test_a_stop_at_the_first_step_has_its_words_and_no_picture(run, tiny, batches, capsys):
+    training = show.Training("corrected", run)
+    follow(training, tiny, batches, stop_at=1)
+    assert "Stopped at step 1 of 6." in mime(training)["text/html"] and "image/png" not in mime(training)
+
+
+def test_a_stop_at_the_last_step_is_none(run, tiny, batches, capsys):
+    training = show.Training("corrected", run)
+    follow(training, tiny, batches, stop_at=6)
+    assert not training.stopped and training.label == "corrected" and stops(run) == {}
+
+
+def test_run_again_it_goes_on_and_is_a_whole_training(run, tiny, batches, stream, tmp_path, capsys):
+    state, rows = {k: v.clone() for k, v in tiny.state_dict().items()}, dict(rows=4, length=32)
+    losses, folder = {}, tmp_path / "checkpoints"
+    for name, stop_at in (("straight", 0), ("stopped", 3), ("stopped", 0)):
+        tiny.load_state_dict(state)
+        training = show.Training("corrected", run)
+        follow(training, tiny, text.Batches(stream, **rows), stop_at=stop_at, folder=folder / name)
+        losses[name] = training.losses
+    assert losses["stopped"] == losses["straight"] and len(losses["stopped"]) == 6  # the curve of all steps
+    assert [r["step"] for r in training.records] == [1, 2, 3, 4, 5, 6] and len(training.looks) == 3
+    assert training.label == "corrected" and runs.notice() == "" and stops(run) == {}
+    again = show.Training("corrected", run)  # and once more there is nothing left to do
+    follow(again, tiny, text.Batches(stream, **rows), folder=folder / "stopped")
+    assert again.losses == training.losses and again.closed and "step 6 of 6" in mime(again)["text/plain"]
+
+
+def test_a_training_that_fails_is_closed_and_says_how_far_it_came(run, capsys):
+    """And the loop lets go of what it holds: it is closed too."""
+    left = []
+
+    def failing():
+        try:
+            yield {"step": 1, "of": 9, "loss": 2.0}
+            yield {"step": 2, "of": 9, "loss": 1.0}
+            raise OSError("disk full")
+        finally:
+            left.append("loop")
+
+    training = show.Training("corrected", run)
+    with pytest.raises(OSError, match="disk full"):
+        asyncio.run(training.follow(failing()))
+    assert training.closed and left == ["loop"] and training.label == "corrected, 2 of 9 steps"
+    assert "image/png" in mime(training) and "Stopped" not in mime(training)["text/plain"] and stops(run) == {}
+
+
+def test_a_training_that_was_used_is_refused_by_the_next(run, tiny, batches, capsys):
+    training = show.Training("corrected", run)
+    follow(training, tiny, batches, stop_at=2)
+    sentence = r"show.Training\('corrected'\) has ended at step 2 of 6: make a new one for each training\.$"
+    with pytest.raises(RuntimeError, match=sentence):
+        train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=6, controls=training, machine=FP32)
+    with pytest.raises(RuntimeError, match=sentence):
+        training({"step": 1, "of": 6, "loss": 2.0})
+
+
+def test_the_loop_asks_it_for_the_rate(run, tiny, batches, capsys):
+    training = show.Training("corrected")
+    training.lr_scale = 0.1
+    follow(training, tiny, batches, total=2)
+    assert [r["lr"] for r in training.records] == pytest.approx([1e-4, 1e-4])
+
+
+def test_headless_it_has_no_widget_and_shows_what_progress_shows(run, capsys, monkeypatch):
+    monkeypatch.setattr(show.Training, "_widgets", lambda self: pytest.fail("a widget"))
+    outputs = {}
+    for kind in (show.Progress, show.Training):
+        shown = kind("title")
+        assert capsys.readouterr().out == ""
+        for step in range(1, 100):
+            shown({"step": step, "of": 99, "loss": 1.0})
+        outputs[kind] = capsys.readouterr().out.splitlines()
+    assert outputs[show.Training] == outputs[show.Progress] and len(outputs[show.Training]) == 2  # first and last
+
+
+def test_a_person_sees_one_output_that_is_made_when_the_training_begins(run, capsys, monkeypatch):
+    shown, left = [], type("handle", (), {"update": lambda self, thing: shown.append(thing)})()
+    monkeypatch.setattr(show.runtime, "interactive", lambda: True)
+    monkeypatch.setattr(show, "displayed", lambda thing, handle=None: shown.append((thing, handle)) or left)
+    monkeypatch.setattr(show, "_answer", lambda slider: lambda: None)
+    training = show.Training("corrected", run)
+    assert shown == []  # what fails before the first step leaves no button
+    for step in (1, 2, 3):
+        training({"step": step, "of": 3, "loss": 1.0})
+        training.drawn = 0.0
+    (widgets, before), (picture, handle) = shown
+    page, (slider, button) = widgets.children[0], widgets.children[1].children
+    assert before is None and picture is training and handle is left  # the picture takes the place of the widgets
+    assert button.description == "Stop" and "corrected: step 2 of 3" in page.value and "<svg" in page.value
+    slider.value = 0.1
+    button.click()
+    assert (training._lr_scale, training.stop, button.disabled) == (0.1, True, True)
+
+
+def test_no_title_and_no_rival_puts_html_into_the_page(run, capsys):
+    evil = "<img src=x onerror=alert(1)>"
+    training = show.Training(evil, run, rival={f"{evil}<script>": [(1, 1.0), (2, 2.0)]})
+    for step, more in ((1, {}), (2, {}), (3, {"stopped": "<b>"})):
+        assert evil not in training._live() and "<script>" not in training._live()
+        training({"step": step, "of": 9, "loss": 1.0} | more)
+    page = mime(training)["text/html"]
+    assert evil not in page and "<script>" not in page and "<b>" not in page
+    run.resumed(evil)
