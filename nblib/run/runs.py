@@ -81,9 +81,8 @@ class Run:
 
             self.events = SummaryWriter(str(files.make_folder(self.dir / "events")))
         run = f"{record['run']}/" if "run" in record else ""
-        for name, value in record.items():
-            if isinstance(value, (int, float)) and name not in ("step", "of"):
-                self.events.add_scalar(run + name, value, record["step"])
+        for name, value in scalars(record).items():
+            self.events.add_scalar(run + name, value, record["step"])
         self.events.flush()
 
     def result(self, **facts: Any) -> None:
@@ -136,6 +135,14 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
             facts = {"notebook": notebook, "status": "running", "by": "hand", "started": time.time()}
             note(folder, facts)
     return run
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record by name, also those that JSON spells as words; the step that they are of is none."""
+    words = ("nan", "inf", "-inf")
+    numbers = {name: float(v) if isinstance(v, str) and v in words else v for name, v in record.items()}
+    numbers = {name: v for name, v in numbers.items() if isinstance(v, (int, float)) and type(v) is not bool}
+    return {name: v for name, v in numbers.items() if name not in ("step", "of")}
 
 
 def new_folder(notebook: str) -> Path:
