@@ -1,4 +1,5 @@
-"""The command line: `nblib list`, `run`, `sweep`, `report`, `refresh`, `estimate`, `doctor`.
+"""The command line. Of notebooks: `nblib list`, `run`, `sweep`, `refresh`. Of runs: `report`, `compare`, `note`, `rm`,
+`export`. And `estimate` and `doctor`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -115,8 +116,11 @@ def _list(options: argparse.Namespace) -> int:
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
     from nblib import paths
-    from nblib.run import jobs, parameters, runs
+    from nblib.run import jobs, manage, parameters, runs
 
+    if options.runs is not None:
+        print(manage.listing(jobs.resolve(options.runs) if options.runs else ""))
+        return 0
     for name in jobs.names():
         folders = sorted(path.parent for path in (paths.outputs() / name).glob("*/run.json"))
         state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
@@ -149,12 +153,16 @@ def _run(options: argparse.Namespace) -> int:
         profile_optional=options.all,
     )
     at_once = int(not options.all) if options.jobs is None else options.jobs
+    if options.dry_run:
+        print(runner.preview(planned, jobs_at_once=at_once or None, force=options.force))
+        return 0
     outcomes = runner.run(
         planned,
         jobs_at_once=at_once or None,
         force=options.force,
         keep_going=options.keep_going,
         timeout=options.timeout,
+        detail=options.detail,
     )
     options.ran = True
     print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
@@ -168,7 +176,8 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.list:
         print(sweep.listing(planned))
         return 0
-    outcomes = runner.run(planned.jobs, force=options.force, keep_going=True, timeout=options.timeout)
+    how = {"force": options.force, "timeout": options.timeout, "detail": options.detail}
+    outcomes = runner.run(planned.jobs, keep_going=True, **how)
     options.ran = True
     rows = sweep.rows(planned, outcomes)
     print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
@@ -181,6 +190,55 @@ def _report(options: argparse.Namespace) -> int:
     from nblib.run import report
 
     print(report.write())
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from nblib.run import compare, manage, report
+
+    folders = list(dict.fromkeys(map(manage.find, options.runs)))
+    if not 2 <= len(folders) <= 26:
+        raise ParameterError(f"compare takes 2 to 26 runs that differ, and {len(folders)} was given.")
+    print(compare.text(folders, everything=options.all), flush=True)
+    print(f"\nreport: {report.write()}")
+    return 0
+
+
+def _note(options: argparse.Namespace) -> int:
+    from nblib.run import manage
+
+    print(manage.note(manage.find(options.run), text=options.text, tags=options.tag, untag=options.untag))
+    return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from nblib.run import manage
+
+    folders = list(dict.fromkeys(map(manage.find, options.runs)))
+    print("\n".join(map(manage.size, folders)), flush=True)
+    if not options.yes and not (sys.stdin and sys.stdin.isatty()):
+        raise ParameterError("rm asks before it deletes, and there is no terminal to answer: give --yes.")
+    if not options.yes and input("Delete? [y/N] ").strip().lower() not in ("y", "yes"):
+        print("nothing was deleted")
+        return 0
+    for folder in folders:
+        manage.remove(folder)
+        options.ran = True
+        print(f"deleted {folder.parent.name}/{folder.name}", flush=True)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from nblib.run import manage, track
+
+    folder = manage.find(options.run)
+    show = {"tensorboard": f"--logdir '{folder}'", "trackio": f"show --project {folder.parent.name}"}[options.to]
+    try:
+        steps = track.export(folder, options.to, follow=options.follow)
+    except KeyboardInterrupt:
+        return 130
+    print("\n".join(f"{name or folder.name}: {count} steps" for name, count in steps.items()) or "it has no metrics")
+    print(f"look at them with: {options.to} {show}")
     return 0
 
 
@@ -228,6 +286,7 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("list", help="the notebooks, their profiles and their last runs")
     command.set_defaults(command=_list)
     command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
+    command.add_argument("--runs", nargs="?", const="", metavar="NOTEBOOK", help="all runs, or those of one notebook")
 
     command = commands.add_parser("run", help="execute notebooks headlessly; skips what is done, resumes what is not")
     command.set_defaults(command=_run)
@@ -245,6 +304,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
+    _add_detail(command)
 
     command = commands.add_parser(
         "sweep",
@@ -268,9 +329,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--force", action="store_true", help="run again, in fresh folders, what is done already")
     command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    _add_detail(command)
 
     command = commands.add_parser("report", help="write outputs/index.html and print its path")
     command.set_defaults(command=_report)
+
+    named = {"metavar": "RUN", "help": "folder, short id, path, or notebook: 10 is its newest run, 10~1 the one before"}
+    command = commands.add_parser("compare", help="what differs between runs: parameters, versions, results, metrics")
+    command.set_defaults(command=_compare)
+    command.add_argument("runs", nargs="+", **named)
+    command.add_argument("--all", action="store_true", help="also what is equal")
+
+    command = commands.add_parser("note", help="add a note or tags to a run, or show what is there")
+    command.set_defaults(command=_note)
+    command.add_argument("run", **named)
+    command.add_argument("text", nargs="?", help="up to 2,000 characters")
+    command.add_argument("--tag", action="append", default=[], metavar="T", help="letters, digits and . _ -, up to 40")
+    command.add_argument("--untag", action="append", default=[], metavar="T", help="take this tag away")
+
+    command = commands.add_parser("rm", help="delete runs, after a question")
+    command.set_defaults(command=_rm)
+    command.add_argument("runs", nargs="+", **named)
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
+    command = commands.add_parser("export", help="the metrics of a run for TensorBoard or Trackio")
+    command.set_defaults(command=_export)
+    command.add_argument("run", **named)
+    command.add_argument("--to", required=True, choices=("tensorboard", "trackio"))
+    command.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
 
     command = commands.add_parser("refresh", help="execute notebooks on their defaults and store the outputs in them")
     command.set_defaults(command=_refresh)
@@ -306,6 +392,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
     return parser
+
+
+def _add_detail(command: argparse.ArgumentParser) -> None:
+    detail = command.add_mutually_exclusive_group()
+    for option, value, what in (
+        ("--quiet", "little", "leave out the notebooks' tables"),
+        ("--verbose", "all", "a line for every cell, not only for slow ones"),
+    ):
+        detail.add_argument(option, dest="detail", action="store_const", const=value, default="some", help=what)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ class Pace:
         self.running[number] = time.monotonic()
 
     def ends(self, number: int, seconds: float | None) -> None:
-        """What a run that finished took is what the next ones of its notebook will take, where nothing else is known."""
+        """What a finished run took is what the next ones of its notebook will take, where nothing else is known."""
         self.running.pop(number)
         self.ended += 1
         if seconds is not None:
@@ -34,11 +34,11 @@ class Pace:
     def left(self) -> float:
         """Seconds until the last one ends; inf where nobody knows, or where one that runs takes longer than before."""
         now = time.monotonic()
-        busy = [self.expected[number] - (now - since) for number, since in self.running.items()]
+        busy = [self.expected[number] - (now - since) for number, since in list(self.running.items())]
         if any(seconds < 0 for seconds in busy):
             return math.inf
         busy += [0.0] * (self.slots - len(busy))
-        for number in self.waiting:
+        for number in list(self.waiting):
             first = busy.index(min(busy))
             busy[first] += self.expected[number]
         return max(busy)

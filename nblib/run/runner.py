@@ -9,6 +9,9 @@ fresh folder. If it was killed, stopped or failed, forced or not, it is continue
 checkpoints are. If it is running, we wait for its end. A run whose result changed since, or whose base model is not the
 stored one any more, does not count.
 
+What reaches the terminal: what cells print, the notebook's headings, its tables and the sentences of its pictures, a
+line for each cell that takes longer than execute.SLOW, and with several jobs how far they are (pace.py).
+
 Footgun: without `keep_going` a failure stops jobs from starting; those that run beside it are left to finish.
 """
 
@@ -35,8 +38,10 @@ from nblib.run import jobs as planning
 from nblib.run import parameters, runs
 from nblib.run.execute import GRACE, sweep, unforeseen
 from nblib.run.jobs import Job, cells, gpus
+from nblib.run.pace import Pace, clock
 
 NEEDS_GIB = 3  # of memory, set aside for each notebook: a cautious share, no measured peak
+LONGEST = 40  # lines of one table on the terminal
 BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what decides which base model a notebook loads
 
 
@@ -55,9 +60,10 @@ def run(
     force: bool = False,
     keep_going: bool = False,
     timeout: int | None = None,
+    detail: str = "some",
 ) -> list[Outcome]:
     """Execute the jobs, `capacity()` at once where that is None. After a failure those not yet started stay unstarted,
-    unless `keep_going`."""
+    unless `keep_going`. `detail` is little (no tables), some, or all (a line for every cell)."""
     jobs_at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
     for job in jobs:  # a place that cannot be written to is refused before anything starts
         probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
@@ -66,6 +72,10 @@ def run(
     _remove_leftovers({job.notebook for job in jobs})
     waiting, outcomes = _longest_first(jobs) if jobs_at_once > 1 else list(range(len(jobs))), {}  # by position
     turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), set()
+    pace = _pace(jobs, waiting, jobs_at_once, force)
+
+    def so_far() -> str:
+        return f"; {pace}" if len(jobs) > 1 else ""
 
     def work(slot: int) -> None:
         share = _share(slot, jobs_at_once)
@@ -74,14 +84,20 @@ def run(
                 if halt.is_set() or not waiting:
                     return
                 number = waiting.pop(0)
+                pace.starts(number)
             job = jobs[number]
             try:
-                outcome = _one(job, share, force, timeout, live, stopping)
+                outcome = _one(job, share, force, timeout, live, stopping, detail=detail, so_far=so_far)
             except Exception as error:  # nothing that one run does ends the others
                 status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
                 sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
                 outcome = Outcome(job.notebook, status, 0.0, None, sentence)
             outcomes[number] = outcome
+            pace.ends(number, outcome.seconds if outcome.status == "done" else None)
+            ended = f"{outcome.status} after {clock(outcome.seconds)}"
+            if outcome.status == "skipped":
+                ended = f"done already in {paths.short(outcome.folder)}; --force runs it again"
+            _say(f"[{job.notebook}] {ended}{so_far()}")
             if outcome.sentence:
                 _say(f"nblib: {outcome.sentence}", sys.stderr)
             if outcome.status in ("failed", "unwritten") and not keep_going:
@@ -112,12 +128,43 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     """The table a batch ends with."""
     rows = [["notebook", "status", "seconds", "results"]]
     for notebook, status, seconds, folder, _ in outcomes:
-        try:
-            results = key_results(files.read_json(folder / "result.json")) if folder else ""
-        except files.Unreadable as error:
-            results = str(error)
-        rows.append([notebook, status, f"{seconds:.1f}", results])
+        rows.append([notebook, status, f"{seconds:.1f}", headline(folder) if folder else ""])
     return runs.columns(rows)
+
+
+def headline(folder: Path) -> str:
+    """The results that the run itself names as those that count, else the first few; what is wrong with the file."""
+    try:
+        result = files.read_json(folder / "result.json")
+        with contextlib.suppress(files.Unreadable, TypeError):  # a record may hold anything
+            result = {
+                name: result[name] for name in runs.record(folder).get("headline", ()) if name in result
+            } or result
+        return key_results(result)
+    except files.Unreadable as error:
+        return str(error)
+
+
+def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = False) -> str:
+    """What `run` would do with each job and why, as text; nothing is started or written."""
+    lines = []
+    for job in jobs:
+        folder = _newest(job)
+        state = runs.status(folder) if folder else ""
+        if folder is None or (state.startswith("done") and force):
+            why = "forced" if folder else _why(job)
+            what = "runs" + (f" again: {why}" if why else "")
+        elif state.startswith("done"):
+            what = f"is skipped: done in {paths.short(folder)}"
+        else:
+            what = f"{'waits for' if state.startswith('running') else 'continues in'} {paths.short(folder)} ({state})"
+        profile = re.search(r" --profile (\S+)", job.resume)
+        known = parameters.declared(job.path)
+        differ = [parameters.assignment(name, v) for name, v in job.values.items() if v != known[name].default]
+        given = [f"profile {profile[1]}"] * bool(profile) + (differ or ["defaults"])
+        lines += [f"{job.notebook} {what}", f"    {parameters.clip(', '.join(given), 400)}"]
+    at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
+    return "\n".join([*lines, f"{_pace(jobs, range(len(jobs)), at_once, force)}; nothing was started"])
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
@@ -220,23 +267,20 @@ def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Pat
         if not (folder / "run.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    _say(f"[{job.notebook}] {'resumes' if attempts > 1 else 'runs'} in {paths.short(folder)}")
     return folder
 
 
 def _why(job: Job) -> str:
     """What changed since the newest finished run with the job's parameters; empty when there is none."""
-    now = job.inputs
-    asked = {part: value for part, value in now.items() if part.startswith("parameter ")}
     for _, facts, _ in _records(job.notebook):
-        before = facts.get("inputs")
-        if (
-            facts.get("status") == "done"
-            and isinstance(before, dict)
-            and all(before.get(p, v) == v for p, v in asked.items())
-        ):
-            return planning.why(before, now)
+        if facts.get("status") == "done" and _same_parameters(job, facts):
+            return planning.why(facts["inputs"], job.inputs)
     return ""
+
+
+def _same_parameters(job: Job, facts: dict[str, Any]) -> bool:
+    asked, before = {p: v for p, v in job.inputs.items() if p.startswith("parameter ")}, facts.get("inputs")
+    return isinstance(before, dict) and all(before.get(part, value) == value for part, value in asked.items())
 
 
 def _alive(pid: int) -> bool:
@@ -250,7 +294,17 @@ def _alive(pid: int) -> bool:
         return True
 
 
-def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any) -> Outcome:
+def _one(
+    job: Job,
+    share: dict[str, str],
+    force: bool,
+    timeout: int | None,
+    live: set,
+    stopping: Any,
+    *,
+    detail: str,
+    so_far: Callable[[], str],
+) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
     if job.label:
         _say(f"[{job.notebook}] {job.label}")
@@ -258,8 +312,9 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
     if folder is None:
         return Outcome(job.notebook, "stopped", 0.0, None)
     if lock is None:
-        _say(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again")
         return Outcome(job.notebook, "skipped", 0.0, folder)
+    resumes = runs.record(folder).get("attempts", 1) > 1
+    _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{so_far()}")
     words, theirs = os.pipe()
     with open(words, "rb") as words:
         try:
@@ -279,7 +334,8 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
-            record = _relay(process.stdout, words, job.notebook, prefix=bool(share))
+            options = {"prefix": f"[{job.notebook}] " if share else "", "detail": detail, "so_far": so_far}
+            record = _relay(process.stdout, words, job.notebook, **options)
             process.wait()
         live.remove(process)
     if record is None:
@@ -307,17 +363,34 @@ def _start(*module: str, share: dict[str, str], live: set, stopping: threading.E
     return process
 
 
-def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str, Any] | None:
+def _relay(
+    stdout: Any, words: Any, notebook: str, *, prefix: str, detail: str, so_far: Callable[[], str]
+) -> dict[str, Any] | None:
     """Print what comes until the process ends, which alone holds `words`; its outcome, or None when it ended without.
     Something that the notebook started may hold `stdout` for longer, and is not waited for."""
-    record, rest, told = None, "", b""
+    record, rest, told, last = None, "", b"", ""
     decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
 
     def pass_on(text: str) -> None:
         nonlocal rest
         *lines, rest = (rest + text).split("\n")
         for line in lines:
-            _say(f"[{notebook}] {line}" if prefix else line)
+            _say(prefix + line)
+
+    def tell(said: dict[str, Any]) -> None:
+        """A line of its own; of a picture that says what the progress said, only one of them."""
+        nonlocal last
+        if "cell" in said and said["slow"] == (detail == "all"):
+            return _in_place(f"[{notebook}] {said['cell']}{so_far()}")
+        text = said.get("progress") or said.get("shown") or f"{said['cell']}{so_far()}"
+        if text == last or ("shown" in said and detail == "little"):
+            return None
+        pass_on("\n" if rest else "")
+        last, lines = text, text.split("\n")
+        if "shown" in said:
+            more = [f"... and {len(lines) - LONGEST} lines more"] if len(lines) > LONGEST else []
+            return _say("\n".join(f"{prefix}    {line}" for line in [*lines[:LONGEST], *more]))
+        return _say(f"[{notebook}] {text}")
 
     with selectors.DefaultSelector() as pipes:
         pipes.register(stdout, selectors.EVENT_READ)
@@ -335,9 +408,8 @@ def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str,
                 *lines, told = (told + heard).split(b"\n")
                 for said in map(json.loads, lines):
                     pass_on(said.get("text", ""))
-                    if "progress" in said:
-                        pass_on("\n" if rest else "")
-                        _say(f"[{notebook}] {said['progress']}")
+                    if said.keys() & {"cell", "progress", "shown"}:
+                        tell(said)
                     record = said.get("outcome", record)
     pass_on("\n" if rest else "")
     return record
@@ -347,9 +419,18 @@ def _say(text: str, file: TextIO | None = None) -> None:
     """Print a line, whatever it holds, and whether or not anybody can still read it."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
+    clear = "\r\x1b[K" if getattr(file, "isatty", bool)() else ""  # the line that `_in_place` wrote
     with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk: the work goes on
-        file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        file.write(clear + text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         file.flush()
+
+
+def _in_place(text: str) -> None:
+    """On a terminal a line that the next one takes the place of; nothing elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout.isatty():
+            sys.stdout.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
+            sys.stdout.flush()
 
 
 _say_once = functools.cache(_say)
@@ -400,21 +481,39 @@ def _make_bases(jobs: Sequence[Job], live: set, stopping: threading.Event) -> No
         live.remove(process)
 
 
+def _expected(jobs: Sequence[Job]) -> list[float]:
+    """The seconds that the newest finished run of each job's notebook took, one with the job's parameters if there is
+    one; inf where nobody knows."""
+    records = {
+        notebook: [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done" and _took(facts)]
+        for notebook in {job.notebook for job in jobs}
+    }
+    first = [sorted(records[job.notebook], key=lambda facts: not _same_parameters(job, facts))[:1] for job in jobs]
+    return [_took(*facts) if facts else math.inf for facts in first]
+
+
+def _took(facts: dict[str, Any]) -> float:
+    return facts["seconds"] if isinstance(facts.get("seconds"), (int, float)) else 0.0
+
+
 def _longest_first(jobs: Sequence[Job]) -> list[int]:
-    """Positions of the jobs by what the newest finished run of the notebook took; before them those not known."""
+    """Positions of the jobs by what they are expected to take; before them those not known."""
+    expected = _expected(jobs)
+    return sorted(range(len(jobs)), key=lambda number: -expected[number])
 
-    def seconds(notebook: str) -> float:
-        took = (facts.get("seconds") for _, facts, _ in _records(notebook) if facts.get("status") == "done")
-        return next((each for each in took if isinstance(each, (int, float))), math.inf)
 
-    known = {notebook: seconds(notebook) for notebook in {job.notebook for job in jobs}}
-    return sorted(range(len(jobs)), key=lambda number: -known[jobs[number].notebook])
+def _pace(jobs: Sequence[Job], order: Sequence[int], jobs_at_once: int, force: bool) -> Pace:
+    """What is done already will take no time."""
+    seconds = _expected(jobs) if len(jobs) > 1 else [math.inf] * len(jobs)
+    expected = [0.0 if len(jobs) > 1 and not force and done(job) else s for job, s in zip(jobs, seconds)]
+    return Pace([job.notebook for job in jobs], expected, order, jobs_at_once)
 
 
 def _remove_leftovers(notebooks: Collection[str]) -> None:
     """What processes that were killed left in the folders of these notebooks, and refreshes anywhere."""
     outputs = paths.outputs()
     sweep(outputs, "refresh-*")
+    files.remove_partials(outputs)  # of runs that were being deleted
     for home in (outputs / notebook for notebook in notebooks):
         for place in (home, *home.glob("*/"), *home.glob("*/figures/")):
             files.remove_partials(place)
