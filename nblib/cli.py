@@ -93,15 +93,15 @@ def _internal(error: Exception) -> int:
     return _say(f"internal error ({what}); please report it with {file}", code=70)
 
 
-def _import(module: str, folder: str) -> ModuleType:
-    """A package that is installed beside nblib and that nblib itself does not need."""
+def _import(module: str, how: str) -> ModuleType:
+    """A package that nblib itself does not need, or how to get it."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name not in (package, module):  # it is there and lacks something itself
             raise
-        raise ParameterError(f"{package} is not installed; run `make env` (or: pip install {folder})") from None
+        raise ParameterError(f"{package} is not installed; {how}") from None
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
@@ -112,7 +112,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _list(options: argparse.Namespace) -> int:
     if options.pitfalls:
-        for p in _import("lessons.pitfalls", "-e .").catalogue():
+        for p in _import("lessons.pitfalls", "run `make env` (or: pip install -e .)").catalogue():
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
     from nblib import paths
@@ -232,13 +232,11 @@ def _export(options: argparse.Namespace) -> int:
     from nblib.run import manage, track
 
     folder = manage.find(options.run)
+    _import(options.to, f"pip install {options.to} (or: pip install -e '.[track]')")
     show = {"tensorboard": f"--logdir '{folder}'", "trackio": f"show --project {folder.parent.name}"}[options.to]
-    try:
-        steps = track.export(folder, options.to, follow=options.follow)
-    except KeyboardInterrupt:
-        return 130
-    print("\n".join(f"{name or folder.name}: {count} steps" for name, count in steps.items()) or "it has no metrics")
-    print(f"look at them with: {options.to} {show}")
+    print(f"look at it with: {options.to} {show}", flush=True)
+    steps = track.export(folder, options.to, follow=options.follow)
+    print("\n".join(f"{name or folder.name}: {count} steps" for name, count in steps.items()) or "It has no metrics.")
     return 0
 
 
@@ -273,7 +271,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    script = _import("train_doctor.script", "./doctor")
+    script = _import("train_doctor.script", "run `make env` (or: pip install ./doctor)")
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
     except script.BadInput as error:
@@ -288,7 +286,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
     command.add_argument("--runs", nargs="?", const="", metavar="NOTEBOOK", help="all runs, or those of one notebook")
 
-    command = commands.add_parser("run", help="execute notebooks headlessly; skips what is done, resumes what is not")
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    both.add_argument(
+        "--quiet", dest="detail", action="store_const", const="little", help="without the tables of cells"
+    )
+    both.add_argument("--verbose", dest="detail", action="store_const", const="all", help="a line for every cell")
+    both.set_defaults(detail="some")
+    command = commands.add_parser(
+        "run", parents=[both], help="execute notebooks headlessly; skips what is done, resumes what is not"
+    )
     command.set_defaults(command=_run)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
@@ -303,12 +310,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
-    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
     command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
-    _add_detail(command)
 
     command = commands.add_parser(
         "sweep",
+        parents=[both],
         help="run one notebook over a grid of parameters and end with a table",
         description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
         "resume what is not, go on after a failure, and end with a table of the results, which is also written as "
@@ -328,8 +334,6 @@ def _parser() -> argparse.ArgumentParser:
         "--show", type=_names, default=[], metavar="a,b", help="results in the table (default: the first few numbers)"
     )
     command.add_argument("--force", action="store_true", help="run again, in fresh folders, what is done already")
-    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
-    _add_detail(command)
 
     command = commands.add_parser("report", help="write outputs/index.html and print its path")
     command.set_defaults(command=_report)
@@ -392,15 +396,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
     return parser
-
-
-def _add_detail(command: argparse.ArgumentParser) -> None:
-    detail = command.add_mutually_exclusive_group()
-    for option, value, what in (
-        ("--quiet", "little", "leave out the notebooks' tables"),
-        ("--verbose", "all", "a line for every cell, not only for slow ones"),
-    ):
-        detail.add_argument(option, dest="detail", action="store_const", const=value, default="some", help=what)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,48 +1,41 @@
 """Two or more runs side by side as text: what they were given, what they ran on, and what came out.
 
 Rows in which all runs agree are counted and left out, unless all are asked for. Differences are taken from the first
-run. Of each metric the last value counts, by the name of its training, beside how far that training came: a run that
-was stopped at step 44 of 600 has other last values than one that ended.
+run. Of each metric the last value counts, by the name of its training, beside how far that training came.
 
 Footgun: a difference between two runs is no effect. Two seeds of one setting differ as well; compare them first.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nblib import files
-from nblib.run import parameters, runs
+from nblib.run import manage, parameters, runs
 
 Facts = dict[str, Any]
 
 
 def text(folders: Sequence[Path], *, everything: bool = False) -> str:
-    """The comparison, with a letter for each run."""
+    """The comparison, with a letter for each run. A file that cannot be read is a sentence at the end."""
     letters = [chr(ord("A") + number) for number in range(len(folders))]
-    problems: list[str] = []
-
-    def read(part: Callable[[Path], Facts]) -> list[Facts]:
-        """That part of each run; a file that cannot be read is a sentence, and its run an empty column."""
-        parts = []
-        for letter, folder in zip(letters, folders):
-            try:
-                parts.append(part(folder))
-            except (files.Unreadable, parameters.ParameterError, RecursionError) as error:
-                parts.append({})
-                problems.append(f"{letter}: {error}")
-        return parts
-
-    which = [[letter, f"{each.parent.name}/{each.name}", _ending(each)] for letter, each in zip(letters, folders)]
-    sections = [runs.columns(which)]
+    sections = [runs.columns([[letter, *manage.row(folder)] for letter, folder in zip(letters, folders)])]
+    problems = []
     for title, part, numeric in (
         ("Parameters", lambda folder: parameters.load_yaml(folder / "parameters.yaml"), False),
         ("Versions, hardware and commit", lambda folder: _flat(files.read_json(folder / "environment.json")), False),
         ("Results", lambda folder: _flat(files.read_json(folder / "result.json")), True),
         ("Metrics, the last value of each", last_values, True),
     ):
-        sections.append(_section(title, letters, read(part), numeric, everything))
+        columns: list[Facts] = []
+        for folder in folders:
+            columns.append({})
+            try:
+                columns[-1] = part(folder)
+            except (files.Unreadable, parameters.ParameterError, RecursionError) as error:
+                problems.append(parameters.clip(str(error), 400))
+        sections.append(_section(title, letters, columns, numeric, everything))
     return "\n\n".join([*sections, *problems])
 
 
@@ -57,36 +50,17 @@ def last_values(folder: Path) -> Facts:
     return values
 
 
-def _ending(folder: Path) -> str:
-    """How the run ended, and which of its trainings were stopped on the way."""
-    try:
-        facts = runs.record(folder)
-    except files.Unreadable as error:
-        return str(error)
-    stopped = facts.get("stopped")
-    phrases = [
-        f"{name} was stopped at step {at.get('step')} of {at.get('of')}"
-        for name, at in (stopped.items() if isinstance(stopped, dict) else ())
-        if isinstance(at, dict)
-    ]
-    seconds = [f"{facts['seconds']:.1f} s"] if isinstance(facts.get("seconds"), (int, float)) else []
-    return parameters.clip("; ".join([", ".join([runs.status(folder), *seconds]), *phrases]), 999)
-
-
 def _section(title: str, letters: Sequence[str], columns: Sequence[Facts], numeric: bool, everything: bool) -> str:
     names = list(dict.fromkeys(name for column in columns for name in column))
     differ = [name for name in names if any(column.get(name) != columns[0].get(name) for column in columns)]
-    rows = []
+    rows = [["", *letters, *(f"{letter} - A" for letter in letters[1:] if numeric)]]
     for name in names if everything else differ:
         values = [column.get(name) for column in columns]
-        differences = [_difference(values[0], value) for value in values[1:]] if numeric else []
+        differences = [_difference(values[0], value) for value in values[1:] if numeric]
         rows.append([parameters.clip(name), *map(_spelled, values), *differences])
     equal = len(names) - len(differ)
-    head = f"{title}: {len(differ)} differ, {equal} equal{'' if everything or not equal else ' (--all shows them)'}"
-    if not rows:
-        return head
-    top = ["", *letters, *([f"{letter} - A" for letter in letters[1:]] if numeric else [])]
-    return f"{head}\n{runs.columns([top, *rows])}"
+    head = f"{title}: {len(differ)} different, {equal} equal{' (--all shows them)' if equal and not everything else ''}"
+    return "\n".join([head, *([runs.columns(rows)] if len(rows) > 1 else [])])
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Facts:
@@ -105,5 +79,4 @@ def _difference(first: Any, other: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """On one line; floats with six digits that count."""
     return "" if value is None else parameters.clip(f"{value:.6g}" if isinstance(value, float) else str(value), 60)

@@ -38,46 +38,42 @@ def folders() -> list[Path]:
 def find(name: str) -> Path:
     """The folder of the run that is called so; ParameterError with the nearest names."""
     known = folders()
-    if "/" in name:
-        places = [paths.outputs() / name]
-        with contextlib.suppress(OSError, ValueError):  # no working folder, no text that can be a path
-            above, last = os.path.split(name.rstrip("/"))
-            places.append(Path(os.path.realpath(above), last))
-        if (place := next((place for place in places if place in known), None)) is None:
-            raise ParameterError(f"{clip(name)} is no run in {paths.short(paths.outputs())}.")
-        return place
     stem, _, back = name.partition("~")
     homes = sorted({place.parent.name for place in known})
     of = [home for home in homes if home == stem] or [home for home in homes if stem and home.startswith(f"{stem}_")]
     if len(of) == 1 and re.fullmatch(r"[0-9]{0,6}", back):
-        newest = [place for place in known if place.parent.name == of[0]]
-        if int(back or 0) >= len(newest):
-            raise ParameterError(f"{name}: the oldest of the runs of {of[0]} is {of[0]}~{len(newest) - 1}.")
-        return newest[int(back or 0)]
-    hits = [p for p in known if p.name == name] or [p for p in known if len(name) > 3 and name in p.name]
+        hits = [place for place in known if place.parent.name == of[0]][int(back or 0) :][:1]
+    else:
+        hits = [place for place in known if name in (place.name, f"{place.parent.name}/{place.name}")]
+        with contextlib.suppress(OSError, ValueError):  # there is no such path, or it cannot be one
+            path = os.lstat(name.rstrip("/") if "/" in name else "")
+            hits = hits or [place for place in known if os.path.samestat(path, place.lstat())]
+        hits = hits or [place for place in known if len(name) > 3 and name in place.name]
     if len(hits) == 1:
         return hits[0]
-    if several := of if len(of) > 1 else [place.name for place in hits]:
+    if several := [place.name for place in hits] or (of if len(of) > 1 else []):
         raise ParameterError(f"'{name}' may be {len(several)} things: {', '.join(several[:5])}.")
     names = [*homes, *(part for place in known for part in (place.name, place.name.rpartition("-")[2]))]
-    near = difflib.get_close_matches(name[:99], names, n=3, cutoff=0.5) or [place.name for place in known[:3]]
+    near = difflib.get_close_matches(name[-99:], names, n=3, cutoff=0.5) or [place.name for place in known[:3]]
     hint = f"the nearest are {', '.join(near)}" if near else "there are no runs yet"
     raise ParameterError(f"Unknown run '{clip(name)}'; {hint}. `nblib list --runs` shows all.")
 
 
 def listing(notebook: str = "") -> str:
-    """All runs, or those of one notebook: status, time, tags and the results that count."""
-    rows = [["run", "status", "started", "time", "tags", "results"]]
-    for place in folders():
-        if notebook in ("", place.parent.name):
-            facts: dict[str, Any] = {}
-            with contextlib.suppress(files.Unreadable):
-                facts = runs.record(place)
-            took = f"{facts['seconds']:.1f} s" if isinstance(facts.get("seconds"), (int, float)) else ""
-            tags = ", ".join(_listed(facts, "tags", str))
-            run = f"{place.parent.name}/{place.name}"
-            rows.append([run, runs.status(place), _when(facts.get("started")), took, tags, runner.headline(place)])
-    return runs.columns([[clip(text) for text in row] for row in rows])
+    """All runs, or those of one notebook, with tags and the results that count."""
+    rows = [[*row(place), runner.headline(place)] for place in folders() if notebook in ("", place.parent.name)]
+    head = ["run", "status", "started", "time", "tags", "results"]
+    return runs.columns([head, *([clip(text) for text in each] for each in rows)])
+
+
+def row(folder: Path) -> list[str]:
+    """The run's name, how it ended, when it started, how long it took, its tags."""
+    facts: dict[str, Any] = {}
+    with contextlib.suppress(files.Unreadable):
+        facts = runs.record(folder)
+    took = f"{facts['seconds']:.1f} s" if isinstance(facts.get("seconds"), (int, float)) else ""
+    tags = ", ".join(_listed(facts, "tags", str))
+    return [f"{folder.parent.name}/{folder.name}", runs.status(folder), _when(facts.get("started")), took, tags]
 
 
 def note(folder: Path, *, text: str | None = None, tags: Sequence[str] = (), untag: Sequence[str] = ()) -> str:

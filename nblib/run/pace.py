@@ -45,8 +45,11 @@ class Pace:
 
     def __str__(self) -> str:
         left = self.left()
-        rest = "time left unknown" if left == math.inf else f"about {clock(left)} left"
-        return f"{self.ended} of {len(self.names)} {self.what}, {clock(time.monotonic() - self.began)}, {rest}"
+        rest = f"about {clock(left)} left" if left < math.inf else "time left unknown"
+        ends = [] if self.ended == len(self.names) else [rest]
+        return ", ".join(
+            [f"{self.ended} of {len(self.names)} {self.what}", clock(time.monotonic() - self.began), *ends]
+        )
 
 
 def clock(seconds: float) -> str:

@@ -150,21 +150,18 @@ def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = 
     lines = []
     for job in jobs:
         folder = _newest(job)
-        state = runs.status(folder) if folder else ""
-        if folder is None or (state.startswith("done") and force):
+        state = runs.status(folder) if folder else "done"
+        if state.startswith("done") and (folder is None or force):
             why = "forced" if folder else _why(job)
-            what = "runs" + (f" again: {why}" if why else "")
-        elif state.startswith("done"):
-            what = f"is skipped: done in {paths.short(folder)}"
+            what = f"runs again: {why}" if why else "runs"
         else:
-            what = f"{'waits for' if state.startswith('running') else 'continues in'} {paths.short(folder)} ({state})"
-        profile = re.search(r" --profile (\S+)", job.resume)
-        known = parameters.declared(job.path)
+            does = {"done": "is skipped, done in", "running": "waits for"}.get(state, f"({state}) continues in")
+            what = f"{does} {paths.short(folder)}"
+        known, profile = parameters.declared(job.path), re.findall(r" --(profile \S+)", job.resume)
         differ = [parameters.assignment(name, v) for name, v in job.values.items() if v != known[name].default]
-        given = [f"profile {profile[1]}"] * bool(profile) + (differ or ["defaults"])
-        lines += [f"{job.notebook} {what}", f"    {parameters.clip(', '.join(given), 400)}"]
-    at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
-    return "\n".join([*lines, f"{_pace(jobs, range(len(jobs)), at_once, force)}; nothing was started"])
+        lines += [f"{job.notebook} {what}", f"    {parameters.clip(', '.join([*profile, *differ]) or 'defaults', 400)}"]
+    order = range(len(jobs))
+    return "\n".join([*lines, f"{_pace(jobs, order, min(jobs_at_once or capacity(), len(jobs)), force)}; nothing ran"])
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:

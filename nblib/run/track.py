@@ -8,7 +8,6 @@ Footgun: Trackio sends to a server where its own environment variables (TRACKIO_
 """
 
 import contextlib
-import importlib
 import io
 import shutil
 import time
@@ -19,15 +18,15 @@ from urllib.parse import quote
 
 from nblib import files
 from nblib.run import runs
-from nblib.run.parameters import ParameterError
 
 Rows = dict[int, dict[str, Any]]  # records by step, in order
-Write = Callable[[str, Rows, int, bool], None]  # of a training, from a step on; True where it replaces steps
+Write = Callable[[str, Rows, int, bool], None]  # of a training, from a step on; True where that replaces steps
 
 
 def export(folder: Path, to: str, *, follow: bool = False, every: float = 1.0) -> dict[str, int]:
     """Write all series, with `follow` until the run ends; how many steps each has."""
-    write, known = _module(to, {"tensorboard": _tensorboard, "trackio": _trackio}[to])(folder), {}
+    write: Write = {"tensorboard": _tensorboard, "trackio": _trackio}[to](folder)
+    known: dict[str, Rows] = {}
     while True:
         running = follow and runs.status(folder).startswith("running")
         # a line may be half written, and is whole the next time
@@ -51,16 +50,6 @@ def series(folder: Path) -> dict[str, Rows]:
     return {name: dict(sorted(rows.items())) for name, rows in trainings.items()}
 
 
-def _module(name: str, writer: Callable[[Path], Write]) -> Callable[[Path], Write]:
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ParameterError(f"{name} is not installed: pip install {name} (or: pip install -e '.[track]').") from None
-    return writer
-
-
 def _tensorboard(folder: Path) -> Write:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -68,7 +57,7 @@ def _tensorboard(folder: Path) -> Write:
     shutil.rmtree(place, ignore_errors=True)
 
     def write(name: str, rows: Rows, since: int, again: bool) -> None:
-        if again or name not in writers:  # with purge_step TensorBoard forgets the steps from there on
+        if again or name not in writers:  # told a purge_step, TensorBoard forgets the steps from there on
             below = place / f"series {quote(name, safe=' ')}"
             writers[name] = SummaryWriter(str(below), purge_step=since if again else None)
         for step, record in rows.items():
@@ -83,20 +72,18 @@ def _trackio(folder: Path) -> Write:
     import trackio
 
     project, begun = folder.parent.name, set()
+    quiet = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
 
     def write(name: str, rows: Rows, since: int, again: bool) -> None:
         called = f"{folder.name} {name}".rstrip()
         with contextlib.redirect_stdout(io.StringIO()):  # it says where its dashboard is, each time
             if again or name not in begun:
-                with contextlib.suppress(ValueError):  # there is no such project yet
-                    for each in trackio.Api().runs(project):
-                        each.delete() if each.name == called else None
+                begun.add(name)
                 since = min(rows)
-            begun.add(name)
-            quiet = {"embed": False, "auto_log_cpu": False, "auto_log_gpu": False}
+                with contextlib.suppress(ValueError):  # there is no such project yet
+                    [each.delete() for each in trackio.Api().runs(project) if each.name == called]
             run = trackio.init(project=project, name=called, resume="allow", **quiet)
-            for step, record in rows.items():
-                run.log(runs.scalars(record), step=step) if step >= since else None
+            [run.log(runs.scalars(record), step=step) for step, record in rows.items() if step >= since]
             run.finish()
 
     return write
