@@ -12,24 +12,21 @@ from collections.abc import Sequence
 
 
 class Pace:
-    def __init__(self, names: Sequence[str], expected: Sequence[float], order: Sequence[int], slots: int):
-        """Notebook and expected seconds of each job, inf where nobody knows, and the order in which they start."""
-        self.names, self.expected, self.waiting, self.slots = names, list(expected), list(order), slots
-        self.running: dict[int, float] = {}
-        self.began, self.ended = time.monotonic(), 0
-        self.what = "notebooks" if len(set(names)) == len(names) else "runs"
+    def __init__(self, names: Sequence[str], expected: Sequence[float], waiting: list[int], slots: int):
+        """Notebook and expected seconds of each job, inf where nobody knows; `waiting` is what is still to start."""
+        self.names, self.expected, self.waiting, self.slots = names, list(expected), waiting, slots
+        self.began, self.running, self.ended = time.monotonic(), dict[int, float](), 0
 
     def starts(self, number: int) -> None:
-        self.waiting.remove(number)
         self.running[number] = time.monotonic()
 
     def ends(self, number: int, seconds: float | None) -> None:
-        """What a finished run took is what the next ones of its notebook will take, where nothing else is known."""
+        """What a run that was done took is the guess for the others of its notebook, where nothing else is known."""
         self.running.pop(number)
         self.ended += 1
         if seconds is not None:
             pairs = zip(self.names, self.expected)
-            self.expected = [seconds if name == self.names[number] and s == math.inf else s for name, s in pairs]
+            self.expected = [seconds if s == math.inf and name == self.names[number] else s for name, s in pairs]
 
     def left(self) -> float:
         """Seconds until the last one ends; inf where nobody knows, or where one that runs takes longer than before."""
@@ -39,17 +36,16 @@ class Pace:
             return math.inf
         busy += [0.0] * (self.slots - len(busy))
         for number in list(self.waiting):
-            first = busy.index(min(busy))
-            busy[first] += self.expected[number]
+            busy[busy.index(min(busy))] += self.expected[number]
         return max(busy)
 
     def __str__(self) -> str:
+        """For the end of a line; empty where there is only one job."""
+        what = "notebooks" if len(set(self.names)) == len(self.names) else "runs"
         left = self.left()
-        rest = f"about {clock(left)} left" if left < math.inf else "time left unknown"
-        ends = [] if self.ended == len(self.names) else [rest]
-        return ", ".join(
-            [f"{self.ended} of {len(self.names)} {self.what}", clock(time.monotonic() - self.began), *ends]
-        )
+        rest = f", about {clock(left)} left" if left < math.inf else ", time left unknown"
+        so_far = f"{self.ended} of {len(self.names)} {what}, {clock(time.monotonic() - self.began)}"
+        return f"; {so_far}{rest if self.ended < len(self.names) else ''}" if len(self.names) > 1 else ""
 
 
 def clock(seconds: float) -> str:

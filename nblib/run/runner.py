@@ -70,12 +70,10 @@ def run(
         files.write(probe, "")
         probe.unlink()
     _remove_leftovers({job.notebook for job in jobs})
-    waiting, outcomes = _longest_first(jobs) if jobs_at_once > 1 else list(range(len(jobs))), {}  # by position
+    expected, outcomes = _expected(jobs, force), {}
+    waiting = sorted(range(len(jobs)), key=lambda number: -expected[number] if jobs_at_once > 1 else 0)  # positions
     turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), set()
-    pace = _pace(jobs, waiting, jobs_at_once, force)
-
-    def so_far() -> str:
-        return f"; {pace}" if len(jobs) > 1 else ""
+    pace = Pace([job.notebook for job in jobs], expected, waiting, jobs_at_once)
 
     def work(slot: int) -> None:
         share = _share(slot, jobs_at_once)
@@ -87,17 +85,17 @@ def run(
                 pace.starts(number)
             job = jobs[number]
             try:
-                outcome = _one(job, share, force, timeout, live, stopping, detail=detail, so_far=so_far)
+                outcome = _one(job, share, force, timeout, live, stopping, detail, pace)
             except Exception as error:  # nothing that one run does ends the others
                 status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
                 sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
                 outcome = Outcome(job.notebook, status, 0.0, None, sentence)
             outcomes[number] = outcome
             pace.ends(number, outcome.seconds if outcome.status == "done" else None)
-            ended = f"{outcome.status} after {clock(outcome.seconds)}"
+            ended = f"{outcome.status}, {clock(outcome.seconds)}"
             if outcome.status == "skipped":
                 ended = f"done already in {paths.short(outcome.folder)}; --force runs it again"
-            _say(f"[{job.notebook}] {ended}{so_far()}")
+            _say(f"[{job.notebook}] {ended}{pace}")
             if outcome.sentence:
                 _say(f"nblib: {outcome.sentence}", sys.stderr)
             if outcome.status in ("failed", "unwritten") and not keep_going:
@@ -135,12 +133,10 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 def headline(folder: Path) -> str:
     """The results that the run itself names as those that count, else the first few; what is wrong with the file."""
     try:
-        result = files.read_json(folder / "result.json")
+        result, names = files.read_json(folder / "result.json"), ()
         with contextlib.suppress(files.Unreadable, TypeError):  # a record may hold anything
-            result = {
-                name: result[name] for name in runs.record(folder).get("headline", ()) if name in result
-            } or result
-        return key_results(result)
+            names = [name for name in runs.record(folder).get("headline", ()) if name in result]
+        return key_results({name: result[name] for name in names or result})
     except files.Unreadable as error:
         return str(error)
 
@@ -160,8 +156,9 @@ def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = 
         known, profile = parameters.declared(job.path), re.findall(r" --(profile \S+)", job.resume)
         differ = [parameters.assignment(name, v) for name, v in job.values.items() if v != known[name].default]
         lines += [f"{job.notebook} {what}", f"    {parameters.clip(', '.join([*profile, *differ]) or 'defaults', 400)}"]
-    order = range(len(jobs))
-    return "\n".join([*lines, f"{_pace(jobs, order, min(jobs_at_once or capacity(), len(jobs)), force)}; nothing ran"])
+    at_once = min(jobs_at_once or capacity(), len(jobs))
+    pace = Pace([job.notebook for job in jobs], _expected(jobs, force), list(range(len(jobs))), at_once)
+    return "\n".join([*lines, f"nothing was started{pace}"])
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
@@ -292,15 +289,7 @@ def _alive(pid: int) -> bool:
 
 
 def _one(
-    job: Job,
-    share: dict[str, str],
-    force: bool,
-    timeout: int | None,
-    live: set,
-    stopping: Any,
-    *,
-    detail: str,
-    so_far: Callable[[], str],
+    job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any, detail: str, pace: Pace
 ) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
     if job.label:
@@ -310,11 +299,11 @@ def _one(
         return Outcome(job.notebook, "stopped", 0.0, None)
     if lock is None:
         return Outcome(job.notebook, "skipped", 0.0, folder)
-    resumes = runs.record(folder).get("attempts", 1) > 1
-    _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{so_far()}")
     words, theirs = os.pipe()
     with open(words, "rb") as words:
         try:
+            resumes = runs.record(folder).get("attempts", 1) > 1
+            _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{pace}")
             process = _start(
                 "nblib.run.execute",
                 share=share,
@@ -331,8 +320,8 @@ def _one(
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
-            options = {"prefix": f"[{job.notebook}] " if share else "", "detail": detail, "so_far": so_far}
-            record = _relay(process.stdout, words, job.notebook, **options)
+            prefix = f"[{job.notebook}] " if share else ""
+            record = _relay(process.stdout, words, job.notebook, prefix=prefix, detail=detail, pace=pace)
             process.wait()
         live.remove(process)
     if record is None:
@@ -360,9 +349,7 @@ def _start(*module: str, share: dict[str, str], live: set, stopping: threading.E
     return process
 
 
-def _relay(
-    stdout: Any, words: Any, notebook: str, *, prefix: str, detail: str, so_far: Callable[[], str]
-) -> dict[str, Any] | None:
+def _relay(stdout: Any, words: Any, notebook: str, *, prefix: str, detail: str, pace: Pace) -> dict[str, Any] | None:
     """Print what comes until the process ends, which alone holds `words`; its outcome, or None when it ended without.
     Something that the notebook started may hold `stdout` for longer, and is not waited for."""
     record, rest, told, last = None, "", b"", ""
@@ -375,19 +362,18 @@ def _relay(
             _say(prefix + line)
 
     def tell(said: dict[str, Any]) -> None:
-        """A line of its own; of a picture that says what the progress said, only one of them."""
+        """A line of its own; where a picture says what the progress said, one of them."""
         nonlocal last
-        if "cell" in said and said["slow"] == (detail == "all"):
-            return _in_place(f"[{notebook}] {said['cell']}{so_far()}")
-        text = said.get("progress") or said.get("shown") or f"{said['cell']}{so_far()}"
-        if text == last or ("shown" in said and detail == "little"):
-            return None
-        pass_on("\n" if rest else "")
-        last, lines = text, text.split("\n")
-        if "shown" in said:
-            more = [f"... and {len(lines) - LONGEST} lines more"] if len(lines) > LONGEST else []
-            return _say("\n".join(f"{prefix}    {line}" for line in [*lines[:LONGEST], *more]))
-        return _say(f"[{notebook}] {text}")
+        cell = f"{said['cell']}{pace}" if "cell" in said else ""
+        if cell and said["slow"] == (detail == "all"):
+            return _say(f"[{notebook}] {cell}", end="")
+        text = cell or said.get("progress") or (said.get("shown") if detail != "little" else "")
+        if text and text != last:
+            pass_on("\n" if rest else "")
+            last, lines = text, text.split("\n")
+            if "shown" in said and len(lines) > LONGEST:
+                lines[LONGEST:] = [f"... and {len(lines) - LONGEST} lines more"]
+            _say("\n".join(f"{prefix}    {line}" for line in lines) if "shown" in said else f"[{notebook}] {text}")
 
     with selectors.DefaultSelector() as pipes:
         pipes.register(stdout, selectors.EVENT_READ)
@@ -405,29 +391,22 @@ def _relay(
                 *lines, told = (told + heard).split(b"\n")
                 for said in map(json.loads, lines):
                     pass_on(said.get("text", ""))
-                    if said.keys() & {"cell", "progress", "shown"}:
-                        tell(said)
+                    tell(said)
                     record = said.get("outcome", record)
     pass_on("\n" if rest else "")
     return record
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
-    """Print a line, whatever it holds, and whether or not anybody can still read it."""
+def _say(text: str, file: TextIO | None = None, *, end: str = "\n") -> None:
+    """Print a line, whatever it holds, and whether or not anybody can still read it. Without an `end` the next line
+    takes its place on a terminal, and it is nothing elsewhere."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
-    clear = "\r\x1b[K" if getattr(file, "isatty", bool)() else ""  # the line that `_in_place` wrote
     with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk: the work goes on
-        file.write(clear + text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        terminal = file.isatty()
+        text = text if end else text[: shutil.get_terminal_size().columns - 1] * terminal
+        file.write("\r\x1b[K" * terminal + text.encode(encoding, "backslashreplace").decode(encoding) + end)
         file.flush()
-
-
-def _in_place(text: str) -> None:
-    """On a terminal a line that the next one takes the place of; nothing elsewhere."""
-    with contextlib.suppress(OSError, ValueError):
-        if sys.stdout.isatty():
-            sys.stdout.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
-            sys.stdout.flush()
 
 
 _say_once = functools.cache(_say)
@@ -478,32 +457,22 @@ def _make_bases(jobs: Sequence[Job], live: set, stopping: threading.Event) -> No
         live.remove(process)
 
 
-def _expected(jobs: Sequence[Job]) -> list[float]:
-    """The seconds that the newest finished run of each job's notebook took, one with the job's parameters if there is
-    one; inf where nobody knows."""
-    records = {
-        notebook: [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done" and _took(facts)]
-        for notebook in {job.notebook for job in jobs}
-    }
-    first = [sorted(records[job.notebook], key=lambda facts: not _same_parameters(job, facts))[:1] for job in jobs]
-    return [_took(*facts) if facts else math.inf for facts in first]
+def _expected(jobs: Sequence[Job], force: bool) -> list[float]:
+    """Seconds that each job will take: none where it is done, inf where nobody knows, else those of the notebook's
+    newest finished run, with the same parameters if there is such a one."""
 
+    @functools.cache
+    def finished(notebook: str) -> list[dict[str, Any]]:
+        records = [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done"]
+        return [facts for facts in records if isinstance(facts.get("seconds"), (int, float))]
 
-def _took(facts: dict[str, Any]) -> float:
-    return facts["seconds"] if isinstance(facts.get("seconds"), (int, float)) else 0.0
+    def seconds(job: Job) -> float:
+        if not force and done(job):
+            return 0.0
+        likely = sorted(finished(job.notebook), key=lambda facts: not _same_parameters(job, facts))
+        return likely[0]["seconds"] if likely else math.inf
 
-
-def _longest_first(jobs: Sequence[Job]) -> list[int]:
-    """Positions of the jobs by what they are expected to take; before them those not known."""
-    expected = _expected(jobs)
-    return sorted(range(len(jobs)), key=lambda number: -expected[number])
-
-
-def _pace(jobs: Sequence[Job], order: Sequence[int], jobs_at_once: int, force: bool) -> Pace:
-    """What is done already will take no time."""
-    seconds = _expected(jobs) if len(jobs) > 1 else [math.inf] * len(jobs)
-    expected = [0.0 if len(jobs) > 1 and not force and done(job) else s for job, s in zip(jobs, seconds)]
-    return Pace([job.notebook for job in jobs], expected, order, jobs_at_once)
+    return list(map(seconds, jobs))
 
 
 def _remove_leftovers(notebooks: Collection[str]) -> None:

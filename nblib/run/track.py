@@ -82,8 +82,8 @@ def _trackio(folder: Path) -> Write:
                 since = min(rows)
                 with contextlib.suppress(ValueError):  # there is no such project yet
                     [each.delete() for each in trackio.Api().runs(project) if each.name == called]
-            run = trackio.init(project=project, name=called, resume="allow", **quiet)
-            [run.log(runs.scalars(record), step=step) for step, record in rows.items() if step >= since]
-            run.finish()
+            trackio.init(project=project, name=called, resume="allow", **quiet)
+            [trackio.log(runs.scalars(record), step=step) for step, record in rows.items() if step >= since]
+            trackio.finish()
 
     return write

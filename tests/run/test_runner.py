@@ -1,6 +1,7 @@
 """Notebooks really executed: every ending has its sentence, nothing done is repeated, nothing begun is lost."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -460,9 +461,9 @@ def test_a_run_that_is_made_again_says_why(workbook, monkeypatch):
     assert runner._why(Planned()) == "2.12 to 2.13"
 
 
-def test_the_longest_start_first(workbook):
+def test_how_long_each_will_take(workbook):
     planned = [jobs.plan([write(f"0{n}_x", "1").stem])[0] for n in range(4)]
-    assert runner._longest_first(planned) == [0, 1, 2, 3]
+    assert runner._expected(planned, False) == [math.inf] * 4
     for job, name, facts in [
         (planned[0], "1", {"seconds": 5.0}),
         (planned[1], "1", {"seconds": 900.0}),
@@ -471,7 +472,10 @@ def test_the_longest_start_first(workbook):
         (planned[3], "1", {"seconds": 6.0, "key": "of other parameters"}),
     ]:
         _made(workbook, job, name, **facts)
-    assert runner._longest_first(planned) == [2, 1, 3, 0]  # how long 2 takes nobody knows
+    assert runner._expected(planned, True) == [5.0, 70.0, math.inf, 6.0]  # how long 2 takes nobody knows
+    assert runner._expected(planned, False) == [0.0, 70.0, math.inf, 6.0], "what is done takes no time"
+    _made(workbook, planned[1], "0", seconds=33.0, inputs=planned[1].inputs)  # older, with the very parameters
+    assert runner._expected(planned, True)[1] == 33.0
 
 
 @pytest.mark.kernel
@@ -552,6 +556,9 @@ def test_a_closed_pipe_and_an_odd_encoding_stop_no_work(monkeypatch):
     class Gone:
         encoding = "ascii"
         lines = []
+
+        def isatty(self):
+            return False
 
         def write(self, text):
             self.lines.append(text)
