@@ -61,9 +61,9 @@ def find(name: str) -> Path:
 
 def listing(notebook: str = "") -> str:
     """All runs, or those of one notebook, with tags and the results that count."""
-    rows = [[*row(place), runner.headline(place)] for place in folders() if notebook in ("", place.parent.name)]
+    places = [place for place in folders() if notebook in ("", place.parent.name)]
     head = ["run", "status", "started", "time", "tags", "results"]
-    return runs.columns([head, *([clip(text) for text in each] for each in rows)])
+    return runs.columns([head, *([*row(place), clip(runner.headline(place))] for place in places)])
 
 
 def row(folder: Path) -> list[str]:
@@ -71,9 +71,10 @@ def row(folder: Path) -> list[str]:
     facts: dict[str, Any] = {}
     with contextlib.suppress(files.Unreadable):
         facts = runs.record(folder)
-    took = f"{facts['seconds']:.1f} s" if isinstance(facts.get("seconds"), (int, float)) else ""
-    tags = ", ".join(_listed(facts, "tags", str))
-    return [f"{folder.parent.name}/{folder.name}", runs.status(folder), _when(facts.get("started")), took, tags]
+    seconds, tags = runner.took(facts), ", ".join(_listed(facts, "tags", str))
+    time = "" if seconds is None else f"{seconds:.1f} s"
+    name = f"{folder.parent.name}/{folder.name}"
+    return [clip(text) for text in (name, runs.status(folder), _when(facts.get("started")), time, tags)]
 
 
 def note(folder: Path, *, text: str | None = None, tags: Sequence[str] = (), untag: Sequence[str] = ()) -> str:

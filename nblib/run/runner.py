@@ -141,6 +141,11 @@ def headline(folder: Path) -> str:
         return str(error)
 
 
+def took(facts: dict[str, Any]) -> float | None:
+    seconds = facts.get("seconds")
+    return seconds if isinstance(seconds, (int, float)) and 0 <= seconds < 1e9 else None
+
+
 def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = False) -> str:
     """What `run` would do with each job and why, as text; nothing is started or written."""
     lines = []
@@ -464,7 +469,7 @@ def _expected(jobs: Sequence[Job], force: bool) -> list[float]:
     @functools.cache
     def finished(notebook: str) -> list[dict[str, Any]]:
         records = [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done"]
-        return [facts for facts in records if isinstance(facts.get("seconds"), (int, float))]
+        return [facts for facts in records if took(facts) is not None]
 
     def seconds(job: Job) -> float:
         if not force and done(job):

@@ -62,7 +62,8 @@ class Run:
         """What was logged, or what was logged with this name as `run`, since the run began and over every resume: one
         record for each step, and each record without a step."""
         path, records = self.dir / "metrics.jsonl", {}
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
+        whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""  # a line may be half written
+        for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 entry = json.loads(line)
                 step = entry.get("step")

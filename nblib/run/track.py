@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nblib import files
 from nblib.run import runs
 
 Rows = dict[int, dict[str, Any]]  # records by step, in order
@@ -29,13 +28,11 @@ def export(folder: Path, to: str, *, follow: bool = False, every: float = 1.0) -
     known: dict[str, Rows] = {}
     while True:
         running = follow and runs.status(folder).startswith("running")
-        # a line may be half written, and is whole the next time
-        with contextlib.suppress(files.Unreadable) if running else contextlib.nullcontext():
-            for name, rows in series(folder).items():
-                before = known.get(name, {})
-                if new := [step for step, record in rows.items() if record != before.get(step)]:
-                    write(name, rows, min(new), bool(before) and min(new) <= max(before))
-                known[name] = rows
+        for name, rows in series(folder).items():
+            before = known.get(name, {})
+            if new := [step for step, record in rows.items() if record != before.get(step)]:
+                write(name, rows, min(new), bool(before) and min(new) <= max(before))
+            known[name] = rows
         if not running:
             return {name: len(rows) for name, rows in known.items()}
         time.sleep(every)
