@@ -198,7 +198,7 @@ def _compare(options: argparse.Namespace) -> int:
 
     folders = list(dict.fromkeys(map(manage.find, options.runs)))
     if not 2 <= len(folders) <= 26:
-        raise ParameterError(f"compare takes 2 to 26 runs that differ, and {len(folders)} was given.")
+        raise ParameterError(f"compare takes 2 to 26 different runs, not {len(folders)}.")
     print(compare.text(folders, everything=options.all), flush=True)
     print(f"\nreport: {report.write()}")
     return 0
@@ -218,9 +218,11 @@ def _rm(options: argparse.Namespace) -> int:
     print("\n".join(map(manage.size, folders)), flush=True)
     if not options.yes and not (sys.stdin and sys.stdin.isatty()):
         raise ParameterError("rm asks before it deletes, and there is no terminal to answer: give --yes.")
-    if not options.yes and input("Delete? [y/N] ").strip().lower() not in ("y", "yes"):
-        print("nothing was deleted")
-        return 0
+    if not options.yes:
+        print("Delete? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing was deleted")
+            return 0
     for folder in folders:
         manage.remove(folder)
         options.ran = True

@@ -119,7 +119,7 @@ COMMANDS = [
     (["export", "10", "--to", "excel"], "invalid choice: 'excel'"),
     (["export", "10"], "required: --to"),
     (["list", "--runs", "99"], "Unknown notebook '99'"),
-    (["run", "00", "--quiet", "--verbose", "--dry-run", "x"], "Unknown notebook 'x'"),
+    (["run", "x", "--dry-run"], "Unknown notebook 'x'"),
     (["list", "--pitfall=1"], "ignored explicit argument"),
     (["doctor", "no-such-file.py"], "no-such-file.py"),
     (["doctor", "a-folder"], "a-folder"),
