@@ -48,7 +48,7 @@ def find(name: str) -> Path:
         with contextlib.suppress(OSError, ValueError):  # there is no such path, or it cannot be one
             path = os.lstat(name.rstrip("/") if "/" in name else "")
             hits = hits or [place for place in known if os.path.samestat(path, place.lstat())]
-        hits = hits or [place for place in known if len(name) > 3 and name in place.name]
+        hits = hits or [place for place in known if len(name) > 2 and name in place.name]
     if len(hits) == 1:
         return hits[0]
     if several := [place.name for place in hits] or (of if len(of) > 1 else []):
