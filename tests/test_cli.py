@@ -272,6 +272,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(workbook, monkeypat
     assert out.endswith("nothing was started; 0 of 2 notebooks, 0:00, time left unknown\n")
 
 
+@pytest.mark.slow
 @pytest.mark.kernel
 def test_a_dry_run_of_runs_that_are_done_stopped_or_out_of_date(workbook, monkeypatch, capsys):
     monkeypatch.chdir(workbook)
@@ -301,7 +302,6 @@ PIPED = [
     "report",
     "sweep 00 --list",
     "note aaa",
-    "--help",
 ]
 
 

@@ -57,6 +57,7 @@ display(HTML('<p>no table</p>'), {'no': 'table'})
 show.curves({'loss': [(1, 2), (2, 1)]}, x='step', y='loss', summary='The loss falls.')"""
 
 
+@pytest.mark.slow
 @pytest.mark.kernel
 def test_headings_tables_and_sentences_reach_the_console_in_order(workbook, capfd):
     path = write("00_a", SHOWS, "import time; time.sleep(2.6)", "show.Table([{'n': n} for n in range(100)])", "1")

@@ -198,6 +198,7 @@ def test_two_at_once_run_side_by_side_on_their_share(workbook, monkeypatch, caps
 TABLE = "from nblib.run import show\nshow.Table([{'n': f'row {n}'} for n in range(30)])"
 
 
+@pytest.mark.slow
 @pytest.mark.kernel
 def test_a_batch_says_how_far_it_is_and_keeps_a_table_together(workbook, monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
