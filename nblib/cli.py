@@ -15,10 +15,10 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from nblib.files import Unreadable, Unwritable
 from nblib.run.parameters import ParameterError, clip
@@ -283,22 +283,23 @@ def _doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("list", help="the notebooks, their profiles and their last runs")
-    command.set_defaults(command=_list)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, **options)
+        added.set_defaults(command=command)
+        return added
+
+    command = add("list", _list, help="the notebooks, their profiles and their last runs")
     command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
     command.add_argument("--runs", nargs="?", const="", metavar="NOTEBOOK", help="all runs, or those of one notebook")
 
     both = argparse.ArgumentParser(add_help=False)
     both.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
-    both.add_argument(
-        "--quiet", dest="detail", action="store_const", const="little", help="without the tables of cells"
-    )
+    both.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
+    both.add_argument("--quiet", dest="detail", action="store_const", const="little", help="no tables of the cells")
     both.add_argument("--verbose", dest="detail", action="store_const", const="all", help="a line for every cell")
     both.set_defaults(detail="some")
-    command = commands.add_parser(
-        "run", parents=[both], help="execute notebooks headlessly; skips what is done, resumes what is not"
-    )
-    command.set_defaults(command=_run)
+    command = add("run", _run, parents=[both], help="execute notebooks; skips what is done, resumes what is not")
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
     command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
@@ -310,12 +311,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)",
     )
-    command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
 
-    command = commands.add_parser(
+    command = add(
         "sweep",
+        _sweep,
         parents=[both],
         help="run one notebook over a grid of parameters and end with a table",
         description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
@@ -324,52 +325,39 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A sweep file is flat YAML: `name: value` sets, `name: [a, b]` varies; see parameters/README.md. "
         "Exit code 1: a run failed.",
     )
-    command.set_defaults(command=_sweep)
     command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.sweep.yaml")
     command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the sweep file")
-    command.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it at this value"
-    )
+    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
     command.add_argument("--list", action="store_true", help="print the combinations and end")
-    command.add_argument(
-        "--show", type=_names, default=[], metavar="a,b", help="results in the table (default: the first few numbers)"
-    )
-    command.add_argument("--force", action="store_true", help="run again, in fresh folders, what is done already")
+    command.add_argument("--show", type=_names, default=[], metavar="a,b", help="results in the table (default: a few)")
 
-    command = commands.add_parser("report", help="write outputs/index.html and print its path")
-    command.set_defaults(command=_report)
+    add("report", _report, help="write outputs/index.html and print its path")
 
     named = {"metavar": "RUN", "help": "folder, short id, path, or notebook: 10 is its newest run, 10~1 the one before"}
-    command = commands.add_parser("compare", help="what differs between runs: parameters, versions, results, metrics")
-    command.set_defaults(command=_compare)
+    command = add("compare", _compare, help="what differs between runs: parameters, versions, results, metrics")
     command.add_argument("runs", nargs="+", **named)
     command.add_argument("--all", action="store_true", help="also what is equal")
 
-    command = commands.add_parser("note", help="add a note or tags to a run, or show what is there")
-    command.set_defaults(command=_note)
+    command = add("note", _note, help="add a note or tags to a run, or show what is there")
     command.add_argument("run", **named)
     command.add_argument("text", nargs="?", help="up to 2,000 characters")
     command.add_argument("--tag", action="append", default=[], metavar="T", help="letters, digits and . _ -, up to 40")
     command.add_argument("--untag", action="append", default=[], metavar="T", help="take this tag away")
 
-    command = commands.add_parser("rm", help="delete runs, after a question")
-    command.set_defaults(command=_rm)
+    command = add("rm", _rm, help="delete runs, after a question")
     command.add_argument("runs", nargs="+", **named)
     command.add_argument("--yes", action="store_true", help="do not ask")
 
-    command = commands.add_parser("export", help="the metrics of a run for TensorBoard or Trackio")
-    command.set_defaults(command=_export)
+    command = add("export", _export, help="the metrics of a run for TensorBoard or Trackio")
     command.add_argument("run", **named)
     command.add_argument("--to", required=True, choices=("tensorboard", "trackio"))
     command.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
 
-    command = commands.add_parser("refresh", help="execute notebooks on their defaults and store the outputs in them")
-    command.set_defaults(command=_refresh)
+    command = add("refresh", _refresh, help="execute notebooks on their defaults and store the outputs in them")
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="all of them when none is named")
 
-    command = commands.add_parser("estimate", help="bytes of a training step by kind, without running it")
-    command.set_defaults(command=_estimate)
+    command = add("estimate", _estimate, help="bytes of a training step by kind, without running it")
     command.add_argument("--model", default="tiny", metavar="NAME", help="hub name or folder (default: our tiny Qwen3)")
     command.add_argument("--rows", type=_positive, default=16, metavar="N", help="rows per micro-batch (default 16)")
     command.add_argument("--length", type=_positive, default=256, metavar="N", help="tokens per row (default 256)")
@@ -382,17 +370,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
     command.add_argument("--logits", default="chunked", help="chunked, or full for the plain loss")
 
-    command = commands.add_parser(
+    command = add(
         "doctor",
+        _doctor,
         help="run a training script and name what is wrong with its loop",
         epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
         "or the script raised; 2: it could not be run.",
     )
-    command.set_defaults(command=_doctor)
     command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
-    command.add_argument(
-        "--steps", type=_positive, default=10, metavar="N", help="training steps to watch (default 10)"
-    )
+    command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
     command.add_argument(
         "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
     )
