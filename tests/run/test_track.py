@@ -32,6 +32,9 @@ def test_the_series_of_a_run(run):
     series = track.series(run.dir)
     assert {name: list(rows) for name, rows in series.items()} == {"../a b": [1, 2, 3, 4], "": [7]}
     assert [runs.scalars(record)["loss"] for record in series["../a b"].values()] == [4.0, 3.0, 2.0, 1.0]
+    with (run.dir / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 8, "lo')  # as a kill leaves it
+    assert track.series(run.dir) == series
 
 
 def test_one_mapping_of_a_record_to_numbers():
