@@ -1,4 +1,5 @@
-"""The command line: `nblib list`, `run`, `sweep`, `report`, `refresh`, `estimate`, `doctor`.
+"""The command line. Of notebooks: `nblib list`, `run`, `sweep`, `refresh`. Of runs: `report`, `compare`, `note`, `rm`,
+`export`. And `estimate` and `doctor`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -14,10 +15,10 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from nblib.files import Unreadable, Unwritable
 from nblib.run.parameters import ParameterError, clip
@@ -92,15 +93,15 @@ def _internal(error: Exception) -> int:
     return _say(f"internal error ({what}); please report it with {file}", code=70)
 
 
-def _import(module: str, folder: str) -> ModuleType:
-    """A package that is installed beside nblib and that nblib itself does not need."""
+def _import(module: str, how: str) -> ModuleType:
+    """A package that nblib itself does not need, or how to get it."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name not in (package, module):  # it is there and lacks something itself
             raise
-        raise ParameterError(f"{package} is not installed; run `make env` (or: pip install {folder})") from None
+        raise ParameterError(f"{package} is not installed; {how}") from None
 
 
 def _split(given: list[str]) -> tuple[list[str], list[str]]:
@@ -111,12 +112,15 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _list(options: argparse.Namespace) -> int:
     if options.pitfalls:
-        for p in _import("lessons.pitfalls", "-e .").catalogue():
+        for p in _import("lessons.pitfalls", "run `make env` (or: pip install -e .)").catalogue():
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
     from nblib import paths
-    from nblib.run import jobs, parameters, runs
+    from nblib.run import jobs, manage, parameters, runs
 
+    if options.runs is not None:
+        print(manage.listing(jobs.resolve(options.runs) if options.runs else ""))
+        return 0
     for name in jobs.names():
         folders = sorted(path.parent for path in (paths.outputs() / name).glob("*/run.json"))
         state = f"{runs.status(folders[-1])} {folders[-1].name[:15]}" if folders else "never run"
@@ -149,12 +153,16 @@ def _run(options: argparse.Namespace) -> int:
         profile_optional=options.all,
     )
     at_once = int(not options.all) if options.jobs is None else options.jobs
+    if options.dry_run:
+        print(runner.preview(planned, jobs_at_once=at_once or None, force=options.force))
+        return 0
     outcomes = runner.run(
         planned,
         jobs_at_once=at_once or None,
         force=options.force,
         keep_going=options.keep_going,
         timeout=options.timeout,
+        detail=options.detail,
     )
     options.ran = True
     print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
@@ -168,7 +176,8 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.list:
         print(sweep.listing(planned))
         return 0
-    outcomes = runner.run(planned.jobs, force=options.force, keep_going=True, timeout=options.timeout)
+    how = {"force": options.force, "timeout": options.timeout, "detail": options.detail}
+    outcomes = runner.run(planned.jobs, keep_going=True, **how)
     options.ran = True
     rows = sweep.rows(planned, outcomes)
     print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
@@ -181,6 +190,55 @@ def _report(options: argparse.Namespace) -> int:
     from nblib.run import report
 
     print(report.write())
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from nblib.run import compare, manage, report
+
+    folders = list(dict.fromkeys(map(manage.find, options.runs)))
+    if not 2 <= len(folders) <= 26:
+        raise ParameterError(f"compare takes 2 to 26 different runs, not {len(folders)}.")
+    print(compare.text(folders, everything=options.all), flush=True)
+    print(f"\nreport: {report.write()}")
+    return 0
+
+
+def _note(options: argparse.Namespace) -> int:
+    from nblib.run import manage
+
+    print(manage.note(manage.find(options.run), text=options.text, tags=options.tag, untag=options.untag))
+    return 0
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from nblib.run import manage
+
+    folders = list(dict.fromkeys(map(manage.find, options.runs)))
+    print("\n".join(map(manage.size, folders)), flush=True)
+    if not options.yes and not (sys.stdin and sys.stdin.isatty()):
+        raise ParameterError("rm asks before it deletes, and there is no terminal to answer: give --yes.")
+    if not options.yes:
+        print("Delete? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            print("nothing was deleted")
+            return 0
+    for folder in folders:
+        manage.remove(folder)
+        options.ran = True
+        print(f"deleted {folder.parent.name}/{folder.name}", flush=True)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from nblib.run import manage, track
+
+    folder = manage.find(options.run)
+    _import(options.to, f"pip install {options.to} (or: pip install -e '.[track]')")
+    show = {"tensorboard": f"--logdir '{folder}'", "trackio": f"show --project {folder.parent.name}"}[options.to]
+    print(f"look at it with: {options.to} {show}", flush=True)
+    steps = track.export(folder, options.to, follow=options.follow)
+    print("\n".join(f"{name or folder.name}: {count} steps" for name, count in steps.items()) or "It has no metrics.")
     return 0
 
 
@@ -215,7 +273,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    script = _import("train_doctor.script", "./doctor")
+    script = _import("train_doctor.script", "run `make env` (or: pip install ./doctor)")
     try:
         return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
     except script.BadInput as error:
@@ -225,12 +283,23 @@ def _doctor(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    command = commands.add_parser("list", help="the notebooks, their profiles and their last runs")
-    command.set_defaults(command=_list)
-    command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
 
-    command = commands.add_parser("run", help="execute notebooks headlessly; skips what is done, resumes what is not")
-    command.set_defaults(command=_run)
+    def add(name: str, command: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, **options)
+        added.set_defaults(command=command)
+        return added
+
+    command = add("list", _list, help="the notebooks, their profiles and their last runs")
+    command.add_argument("--pitfalls", action="store_true", help="the catalogue of pitfalls, by symptom")
+    command.add_argument("--runs", nargs="?", const="", metavar="NOTEBOOK", help="all runs, or those of one notebook")
+
+    both = argparse.ArgumentParser(add_help=False)
+    both.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    both.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
+    both.add_argument("--quiet", dest="detail", action="store_const", const="little", help="no tables of the cells")
+    both.add_argument("--verbose", dest="detail", action="store_const", const="all", help="a line for every cell")
+    both.set_defaults(detail="some")
+    command = add("run", _run, parents=[both], help="execute notebooks; skips what is done, resumes what is not")
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
     command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
@@ -242,12 +311,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)",
     )
-    command.add_argument("--force", action="store_true", help="run again, in a fresh folder, what is done already")
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
-    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
 
-    command = commands.add_parser(
+    command = add(
         "sweep",
+        _sweep,
+        parents=[both],
         help="run one notebook over a grid of parameters and end with a table",
         description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
         "resume what is not, go on after a failure, and end with a table of the results, which is also written as "
@@ -255,29 +325,39 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A sweep file is flat YAML: `name: value` sets, `name: [a, b]` varies; see parameters/README.md. "
         "Exit code 1: a run failed.",
     )
-    command.set_defaults(command=_sweep)
     command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.sweep.yaml")
     command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the sweep file")
-    command.add_argument(
-        "-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it at this value"
-    )
+    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
     command.add_argument("--list", action="store_true", help="print the combinations and end")
-    command.add_argument(
-        "--show", type=_names, default=[], metavar="a,b", help="results in the table (default: the first few numbers)"
-    )
-    command.add_argument("--force", action="store_true", help="run again, in fresh folders, what is done already")
-    command.add_argument("--timeout", type=_positive, metavar="S", help="seconds a single cell may take")
+    command.add_argument("--show", type=_names, default=[], metavar="a,b", help="results in the table (default: a few)")
 
-    command = commands.add_parser("report", help="write outputs/index.html and print its path")
-    command.set_defaults(command=_report)
+    add("report", _report, help="write outputs/index.html and print its path")
 
-    command = commands.add_parser("refresh", help="execute notebooks on their defaults and store the outputs in them")
-    command.set_defaults(command=_refresh)
+    named = {"metavar": "RUN", "help": "folder, short id, path, or notebook: 10 is its newest run, 10~1 the one before"}
+    command = add("compare", _compare, help="what differs between runs: parameters, versions, results, metrics")
+    command.add_argument("runs", nargs="+", **named)
+    command.add_argument("--all", action="store_true", help="also what is equal")
+
+    command = add("note", _note, help="add a note or tags to a run, or show what is there")
+    command.add_argument("run", **named)
+    command.add_argument("text", nargs="?", help="up to 2,000 characters")
+    command.add_argument("--tag", action="append", default=[], metavar="T", help="letters, digits and . _ -, up to 40")
+    command.add_argument("--untag", action="append", default=[], metavar="T", help="take this tag away")
+
+    command = add("rm", _rm, help="delete runs, after a question")
+    command.add_argument("runs", nargs="+", **named)
+    command.add_argument("--yes", action="store_true", help="do not ask")
+
+    command = add("export", _export, help="the metrics of a run for TensorBoard or Trackio")
+    command.add_argument("run", **named)
+    command.add_argument("--to", required=True, choices=("tensorboard", "trackio"))
+    command.add_argument("--follow", action="store_true", help="go on until the run ends, or Ctrl-C")
+
+    command = add("refresh", _refresh, help="execute notebooks on their defaults and store the outputs in them")
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="all of them when none is named")
 
-    command = commands.add_parser("estimate", help="bytes of a training step by kind, without running it")
-    command.set_defaults(command=_estimate)
+    command = add("estimate", _estimate, help="bytes of a training step by kind, without running it")
     command.add_argument("--model", default="tiny", metavar="NAME", help="hub name or folder (default: our tiny Qwen3)")
     command.add_argument("--rows", type=_positive, default=16, metavar="N", help="rows per micro-batch (default 16)")
     command.add_argument("--length", type=_positive, default=256, metavar="N", help="tokens per row (default 256)")
@@ -290,17 +370,15 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
     command.add_argument("--logits", default="chunked", help="chunked, or full for the plain loss")
 
-    command = commands.add_parser(
+    command = add(
         "doctor",
+        _doctor,
         help="run a training script and name what is wrong with its loop",
         epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
         "or the script raised; 2: it could not be run.",
     )
-    command.set_defaults(command=_doctor)
     command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
-    command.add_argument(
-        "--steps", type=_positive, default=10, metavar="N", help="training steps to watch (default 10)"
-    )
+    command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
     command.add_argument(
         "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
     )

@@ -1,6 +1,9 @@
 """Bad input of any kind: one sentence each, exit code 2, no traceback, nothing written and nothing lost."""
 
 import errno
+import os
+import pty
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -61,6 +64,13 @@ def workbook(tmp_path, monkeypatch):
         ("run 00 --jobz 2", "unrecognized arguments: --jobz 2"),
         ("rum", "invalid choice: 'rum'"),
         ("refresh 99", "Unknown notebook '99'"),
+        ("run 00 --dry-run -p stepps=3", "did you mean 'steps'"),
+        ("run 00 --quiet --verbose", "not allowed with argument"),
+        ("list --runs 99", "Unknown notebook '99'"),
+        ("compare 00 10", "Unknown run '00'; there are no runs yet"),
+        ("note 00 words", "Unknown run '00'; there are no runs yet"),
+        ("rm 00 --yes", "Unknown run '00'; there are no runs yet"),
+        ("export 00 --to tensorboard", "Unknown run '00'; there are no runs yet"),
         ("estimate --model ./none", "model './none': no such folder"),
         ("estimate --model nobody/nothing", "model 'nobody/nothing': no folder with a model's config"),
         ("estimate --rows 0", "'0' is not a whole number from 1"),
@@ -188,6 +198,127 @@ def test_list_is_light_and_the_whole_command_works(workbook):
     assert (code, err) == (0, "") and out.rstrip().endswith(str(workbook / "outputs" / "index.html"))
     assert "00_setup  done" in out and "10_lrc    done" in out
     assert (workbook / "outputs" / "index.html").exists()
+
+
+@pytest.fixture
+def two_runs(workbook, monkeypatch):
+    """Two run folders of 00_setup, as records alone."""
+    monkeypatch.chdir(workbook)
+    places = [
+        files.make_folder(workbook / "outputs" / "00_setup" / name) for name in ("20260101-1-aaa", "20260102-1-bbb")
+    ]
+    for number, place in enumerate(places):
+        runs.note(place, {"status": "done", "seconds": 5.0})
+        files.merge(place / "result.json", {"loss": number})
+        files.write(place / "parameters.yaml", f"steps: {number}\n")
+    return places
+
+
+def test_compare_prints_the_text_and_the_page(workbook, two_runs, capsys):
+    code, out = _main(["compare", "00", "00~1"], capsys, out=True)
+    assert (
+        code == 0 and "A  00_setup/20260102-1-bbb" in out and out.endswith(f"report: {workbook}/outputs/index.html\n")
+    )
+    assert ["loss", "1", "0", "-1"] in [line.split() for line in out.splitlines()] and "steps" in out
+    assert (workbook / "outputs" / "index.html").exists()
+    assert _main(["compare", "00", "00_setup"], capsys) == (2, "nblib: compare takes 2 to 26 different runs, not 1.\n")
+    assert _main(["compare", "00", "00_stup"], capsys)[0] == 2
+
+
+def test_note_and_the_list_of_runs(two_runs, capsys):
+    code, out = _main(["note", "aaa", "too high", "--tag", "a", "--tag", "b", "--untag", "a"], capsys, out=True)
+    assert code == 2, "a tag that is not there cannot be taken away"
+    code, out = _main("note aaa too-high --tag a --tag b".split(), capsys, out=True)
+    assert code == 0 and "tags: a, b\n" in out and out.endswith("too-high\n")
+    assert "tags: b\n" in _main("note aaa --untag a".split(), capsys, out=True)[1]
+    code, out = _main(["list", "--runs", "00"], capsys, out=True)
+    assert code == 0 and out.splitlines()[2].split() == "00_setup/20260101-1-aaa done 5.0 s b loss 0".split()
+    assert len(_main(["list", "--runs", "10"], capsys, out=True)[1].splitlines()) == 1
+
+
+def test_rm_without_a_terminal_asks_for_yes(workbook, two_runs):
+    code, out, err = nblib("rm", "00")
+    assert (code, err) == (2, "nblib: rm asks before it deletes, and there is no terminal to answer: give --yes.\n")
+    assert "outputs/00_setup/20260102-1-bbb: done, 0.0 MiB" in out and two_runs[1].exists()
+    code, out, err = nblib("rm", "00", "bbb", "--yes")
+    assert (code, err) == (0, "") and out.count("deleted 00_setup/20260102-1-bbb") == 1
+    assert [place.exists() for place in two_runs] == [True, False] and nblib("rm", "bbb", "--yes")[0] == 2
+
+
+@pytest.mark.parametrize("answer, goes", [(b"y\n", True), (b"n\n", False), (b"\n", False), (b"\x04", False)])
+def test_rm_on_a_terminal_asks(two_runs, answer, goes):
+    master, terminal = pty.openpty()
+    command = [sys.executable, "-m", "nblib.cli", "rm", "aaa", "bbb"]
+    process = subprocess.Popen(command, stdin=terminal, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    os.write(master, answer)
+    out, _ = process.communicate(timeout=30)
+    os.close(master), os.close(terminal)
+    assert process.returncode == 0 and "Delete? [y/N]" in out and "Traceback" not in out
+    assert [place.exists() for place in two_runs] == [not goes] * 2 and ("nothing was deleted" in out) != goes
+
+
+@pytest.mark.parametrize("to", ["tensorboard", "trackio"])
+def test_export_without_its_package_is_one_sentence(two_runs, monkeypatch, capsys, to):
+    _hide(monkeypatch, to)
+    said = f"nblib: {to} is not installed; pip install {to} (or: pip install -e '.[track]')\n"
+    assert _main(["export", "00", "--to", to], capsys) == (2, said)
+
+
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(workbook, monkeypatch, capsys):
+    monkeypatch.chdir(workbook)
+    code, out = _main(["run", "--all", "--dry-run", "--profile", "gpu"], capsys, out=True)
+    assert code == 0 and not (workbook / "outputs").exists()
+    assert "00_setup runs\n    profile gpu, steps=9\n10_lrc runs\n    defaults\n" in out
+    assert out.endswith("nothing was started; 0 of 2 notebooks, 0:00, time left unknown\n")
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_dry_run_of_runs_that_are_done_stopped_or_out_of_date(workbook, monkeypatch, capsys):
+    monkeypatch.chdir(workbook)
+    assert _main(["run", "--all"], capsys)[0] == 0
+    setup, lrc = (next((workbook / "outputs" / name).iterdir()) for name in ("00_setup", "10_lrc"))
+    runs.note(setup, {"seconds": 90.0})
+    runs.note(lrc, {"status": "stopped"})
+    before = small_notebooks.files(workbook)
+    out = _main(["run", "--all", "--dry-run"], capsys, out=True)[1]
+    assert f"00_setup is skipped, done in outputs/00_setup/{setup.name}\n" in out
+    assert f"10_lrc (stopped) continues in outputs/10_lrc/{lrc.name}\n" in out and "time left unknown" in out
+    runs.note(lrc, {"status": "done"})
+    assert out != (out := _main(["run", "--all", "--dry-run", "--force"], capsys, out=True)[1])
+    assert out.count("runs again: forced") == 2 and "about 1:3" in out
+    write("00_setup", "2")
+    before |= {k: v for k, v in small_notebooks.files(workbook).items() if k.endswith(("run.json", "00_setup.ipynb"))}
+    out = _main(["run", "--all", "--dry-run", "--jobs", "1"], capsys, out=True)[1]
+    assert "00_setup runs again: notebook 00_setup\n" in out and "about 1:30 left" in out
+    assert small_notebooks.files(workbook) == before, "something was written"
+
+
+PIPED = [
+    "list",
+    "list --runs",
+    "run --all --dry-run",
+    "compare aaa bbb",
+    "report",
+    "sweep 00 --list",
+    "note aaa",
+]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("command", PIPED)
+def test_a_pipe_that_nobody_reads_any_more_ends_quietly(workbook, two_runs, command):
+    """`| head` that has left, and `| head -n 1` that leaves while we print."""
+    (workbook / "parameters" / "00_setup.sweep.yaml").write_text("steps: [1, 2]\n")
+    reader, pipe = os.pipe()
+    os.close(reader)
+    whole = [sys.executable, "-m", "nblib.cli", *command.split()]
+    ended = subprocess.run(whole, stdout=pipe, stderr=subprocess.PIPE)
+    os.close(pipe)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+    piped = f"{shlex.join(whole)} | head -n 1; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["/bin/bash", "-c", piped], capture_output=True, text=True)
+    assert ended.stderr == "" and ended.stdout.splitlines()[-1] in ("0", "141")
 
 
 def _main(arguments, capsys, out=False):

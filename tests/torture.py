@@ -199,12 +199,12 @@ class World:
 
     def _command(self) -> list[str]:
         if self.target in ("sweep", "refresh"):
-            return [*NBLIB, self.target, "tiny"]
+            return [*NBLIB, self.target, *["--verbose"] * (self.target == "sweep"), "tiny"]  # a line for every cell
         if not (notebook := self.folder / "notebooks" / f"{self.target}.ipynb").exists():
             return [sys.executable, str(self.source / JOBS), self.target, str(self.folder / "outputs" / "job")]
         words = SHORT.get(self.target, ("", ()))[0].split()
         words += ["precision=fp32"] if "precision: str" in notebook.read_text() else []
-        return [*NBLIB, "run", self.target, *(part for word in words for part in ("-p", word))]
+        return [*NBLIB, "run", "--verbose", self.target, *(part for word in words for part in ("-p", word))]
 
     def notebooks(self) -> dict[str, str]:
         return {str(path.relative_to(self.folder)): _fact(path) for path in (self.folder / "notebooks").glob("*.ipynb")}
@@ -304,7 +304,7 @@ class Attempt:
             self.lines.append(line := raw.decode("utf-8", "replace").rstrip())
             if combination := re.search(r"\] (\d+ of \d+): ", line):  # of a sweep
                 label = f"{combination[1]}, "
-            if cell := re.search(r"(?:^|\] )(cell \d+/\d+)$", line):
+            if cell := re.search(r"(?:^|\] )(cell \d+/\d+)(?:;.*)?$", line):
                 self.stages.append((label + cell[1], time.monotonic() - self.began))
 
     def look(self) -> None:

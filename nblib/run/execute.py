@@ -1,8 +1,8 @@
 """One notebook, one kernel, one process: execute it with papermill and report in one sentence how it ended.
 
-The runner starts `python -m nblib.run.execute` and sends it a job as one line of JSON on stdin. What cells print, how
-far they are and how it ended goes back as lines of JSON through a pipe that only this process holds. Stdin stays
-open: when it ends, the runner is gone, and this process stops like on Ctrl-C.
+The runner starts `python -m nblib.run.execute` and sends it a job as one line of JSON on stdin. What cells print, their
+tables, how far they are and how it ended goes back as lines of JSON through a pipe that only this process holds. Stdin
+stays open: when it ends, the runner is gone, and this process stops like on Ctrl-C.
 
 Stopping means: interrupt the kernel as the button in JupyterLab would, so that a training cell can write its
 checkpoint and end; start no further cell; kill the kernel after GRACE seconds, or at once when asked a second time.
@@ -22,6 +22,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -36,6 +37,7 @@ from nblib import files, paths
 from nblib.run import parameters, runs
 
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
+SLOW = 2  # seconds after which the runner is told once more which cell it is
 # What the kernel runs first. No fork and no program that it starts is to hold the lock on the run's folder. And half a
 # character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message.
 FIRST = """
@@ -100,6 +102,7 @@ class Notebook:
 
     def __init__(self, path: Path) -> None:
         self.path, self.text, self.saved = path, "", time.monotonic()
+        self.seconds: dict[str, float] = {}  # of each cell that ended, by its id
 
     def write(self, text: str, _: str) -> None:
         self.text = text
@@ -130,7 +133,7 @@ def main() -> None:
         status, problem = "failed", unforeseen(error, folder)
     try:
         notebook.save()
-        record = _record(job, status, problem, began)
+        record = _record(job, status, problem, began) | {"cells": notebook.seconds}
         runs.note(folder, record | ({"sealed": runs.seal(folder)} if status == "done" else {}))
     except OSError as error:
         unwritten = str(error).rstrip(".")
@@ -208,7 +211,7 @@ def execute(job: dict[str, Any], stop: Stop, words: Words, notebook: Notebook) -
 class _Position:
     """Which code cell is executing, counted as Jupyter counts: In [1], In [2], ..."""
 
-    number, source = 0, ""
+    number, source, began, timer = 0, "", 0.0, threading.Timer(0, print)
 
     def __str__(self) -> str:
         if not self.number:
@@ -230,11 +233,24 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
     total = sum(c["cell_type"] == "code" and bool(c["source"].strip()) for c in parameters.cells(Path(job["path"])))
     total += bool(job["values"])  # papermill injects them as a cell
 
+    def reached(cell: Any, cell_index: int) -> None:
+        for heading in re.findall(r"^## .+", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else ():
+            words.tell(progress=heading)
+
     def starts(cell: Any, cell_index: int) -> None:
         if stop.asked:
             raise Stopped
-        at.number, at.source = at.number + 1, cell.source
-        words.tell(progress=f"cell {at.number}/{total}")
+        at.number, at.source, at.began = at.number + 1, cell.source, time.monotonic()
+        where = f"cell {at.number}/{total}"
+        words.tell(cell=where, slow=False)
+        at.timer = threading.Timer(SLOW, words.tell, kwargs={"cell": where, "slow": True})
+        at.timer.start()
+
+    def ended(cell: Any, cell_index: int, execute_reply: Any) -> None:
+        at.timer.cancel()
+        notebook.seconds[cell.get("id", str(cell_index))] = round(time.monotonic() - at.began, 3)
+        for text in filter(None, map(_shown, cell.outputs)):
+            words.tell(shown=text)
 
     try:
         execute_notebook(
@@ -254,7 +270,9 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
             coalesce_streams=True,  # else every refresh of a text progress bar is an output for ever
             record_timing=False,
             iopub_timeout=60,  # the default of 4 s fails good cells on a busy machine
+            on_cell_start=reached,
             on_cell_execute=starts,
+            on_cell_executed=ended,
         )
     except Stopped:
         return "stopped"
@@ -270,7 +288,17 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
         return f"the kernel did not start ({parameters.clip(str(error), 200)})"
     except OSError as error:
         return f"{at}: {error.strerror or error} ({error.filename})"
+    finally:
+        at.timer.cancel()
     return None
+
+
+def _shown(output: Any) -> str:
+    """The text of a table, or the sentence of a picture; nothing of what else a cell shows."""
+    data = output.get("data", {})
+    text = str(data.get("text/plain", ""))
+    is_picture = "image/png" in data and not text.startswith("<")  # as "<Figure size 640x480>" does
+    return text if "<table" in str(data.get("text/html", "")) or is_picture else ""
 
 
 def _death(process: Any) -> str:

@@ -42,7 +42,7 @@ def refresh(names: Sequence[str]) -> list[runner.Outcome]:
             files.write(copied.path, source)
         os.environ |= {"NBLIB_OUTPUTS": str(folder), "NBLIB_BASE": str(paths.store())}
         try:
-            outcomes = runner.run(copies, jobs_at_once=None, force=True, keep_going=True)
+            outcomes = runner.run(copies, jobs_at_once=None, force=True, keep_going=True, detail="all")
         finally:
             os.environ.clear()
             os.environ |= before

@@ -9,6 +9,9 @@ fresh folder. If it was killed, stopped or failed, forced or not, it is continue
 checkpoints are. If it is running, we wait for its end. A run whose result changed since, or whose base model is not the
 stored one any more, does not count.
 
+What reaches the terminal: what cells print, the notebook's headings, its tables and the sentences of its pictures, a
+line for each cell that takes longer than execute.SLOW, and with several jobs how far they are (pace.py).
+
 Footgun: without `keep_going` a failure stops jobs from starting; those that run beside it are left to finish.
 """
 
@@ -35,8 +38,10 @@ from nblib.run import jobs as planning
 from nblib.run import parameters, runs
 from nblib.run.execute import GRACE, sweep, unforeseen
 from nblib.run.jobs import Job, cells, gpus
+from nblib.run.pace import Pace, clock
 
 NEEDS_GIB = 3  # of memory, set aside for each notebook: a cautious share, no measured peak
+LONGEST = 40  # lines of one table on the terminal
 BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what decides which base model a notebook loads
 
 
@@ -55,17 +60,20 @@ def run(
     force: bool = False,
     keep_going: bool = False,
     timeout: int | None = None,
+    detail: str = "some",
 ) -> list[Outcome]:
     """Execute the jobs, `capacity()` at once where that is None. After a failure those not yet started stay unstarted,
-    unless `keep_going`."""
+    unless `keep_going`. `detail` is little (no tables), some, or all (a line for every cell)."""
     jobs_at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
     for job in jobs:  # a place that cannot be written to is refused before anything starts
         probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
         files.write(probe, "")
         probe.unlink()
     _remove_leftovers({job.notebook for job in jobs})
-    waiting, outcomes = _longest_first(jobs) if jobs_at_once > 1 else list(range(len(jobs))), {}  # by position
+    expected, outcomes = _expected(jobs, force), {}
+    waiting = sorted(range(len(jobs)), key=lambda number: -expected[number] if jobs_at_once > 1 else 0)  # positions
     turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), set()
+    pace = Pace([job.notebook for job in jobs], expected, waiting, jobs_at_once)
 
     def work(slot: int) -> None:
         share = _share(slot, jobs_at_once)
@@ -74,14 +82,20 @@ def run(
                 if halt.is_set() or not waiting:
                     return
                 number = waiting.pop(0)
+                pace.starts(number)
             job = jobs[number]
             try:
-                outcome = _one(job, share, force, timeout, live, stopping)
+                outcome = _one(job, share, force, timeout, live, stopping, detail, pace)
             except Exception as error:  # nothing that one run does ends the others
                 status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
                 sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
                 outcome = Outcome(job.notebook, status, 0.0, None, sentence)
             outcomes[number] = outcome
+            pace.ends(number, outcome.seconds if outcome.status == "done" else None)
+            ended = f"{outcome.status}, {clock(outcome.seconds)}"
+            if outcome.status == "skipped":
+                ended = f"done already in {paths.short(outcome.folder)}; --force runs it again"
+            _say(f"[{job.notebook}] {ended}{pace}")
             if outcome.sentence:
                 _say(f"nblib: {outcome.sentence}", sys.stderr)
             if outcome.status in ("failed", "unwritten") and not keep_going:
@@ -112,12 +126,44 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     """The table a batch ends with."""
     rows = [["notebook", "status", "seconds", "results"]]
     for notebook, status, seconds, folder, _ in outcomes:
-        try:
-            results = key_results(files.read_json(folder / "result.json")) if folder else ""
-        except files.Unreadable as error:
-            results = str(error)
-        rows.append([notebook, status, f"{seconds:.1f}", results])
+        rows.append([notebook, status, f"{seconds:.1f}", headline(folder) if folder else ""])
     return runs.columns(rows)
+
+
+def headline(folder: Path) -> str:
+    """The results that the run itself names as those that count, else the first few; what is wrong with the file."""
+    try:
+        result, names = files.read_json(folder / "result.json"), ()
+        with contextlib.suppress(files.Unreadable, TypeError):  # a record may hold anything
+            names = [name for name in runs.record(folder).get("headline", ()) if name in result]
+        return key_results({name: result[name] for name in names or result})
+    except files.Unreadable as error:
+        return str(error)
+
+
+def took(facts: dict[str, Any]) -> float | None:
+    seconds = facts.get("seconds")
+    return seconds if isinstance(seconds, (int, float)) and 0 <= seconds < 1e9 else None
+
+
+def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = False) -> str:
+    """What `run` would do with each job and why, as text; nothing is started or written."""
+    lines = []
+    for job in jobs:
+        folder = _newest(job)
+        state = runs.status(folder) if folder else "done"
+        if state.startswith("done") and (folder is None or force):
+            why = "forced" if folder else _why(job)
+            what = f"runs again: {why}" if why else "runs"
+        else:
+            does = {"done": "is skipped, done in", "running": "waits for"}.get(state, f"({state}) continues in")
+            what = f"{does} {paths.short(folder)}"
+        known, profile = parameters.declared(job.path), re.findall(r" --(profile \S+)", job.resume)
+        differ = [parameters.assignment(name, v) for name, v in job.values.items() if v != known[name].default]
+        lines += [f"{job.notebook} {what}", f"    {parameters.clip(', '.join([*profile, *differ]) or 'defaults', 400)}"]
+    at_once = min(jobs_at_once or capacity(), len(jobs))
+    pace = Pace([job.notebook for job in jobs], _expected(jobs, force), list(range(len(jobs))), at_once)
+    return "\n".join([*lines, f"nothing was started{pace}"])
 
 
 def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
@@ -221,23 +267,20 @@ def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Pat
         if not (folder / "run.json").exists():
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    _say(f"[{job.notebook}] {'resumes' if attempts > 1 else 'runs'} in {paths.short(folder)}")
     return folder
 
 
 def _why(job: Job) -> str:
     """What changed since the newest finished run with the job's parameters; empty when there is none."""
-    now = job.inputs
-    asked = {part: value for part, value in now.items() if part.startswith("parameter ")}
     for _, facts, _ in _records(job.notebook):
-        before = facts.get("inputs")
-        if (
-            facts.get("status") == "done"
-            and isinstance(before, dict)
-            and all(before.get(p, v) == v for p, v in asked.items())
-        ):
-            return planning.why(before, now)
+        if facts.get("status") == "done" and _same_parameters(job, facts):
+            return planning.why(facts["inputs"], job.inputs)
     return ""
+
+
+def _same_parameters(job: Job, facts: dict[str, Any]) -> bool:
+    asked, before = {p: v for p, v in job.inputs.items() if p.startswith("parameter ")}, facts.get("inputs")
+    return isinstance(before, dict) and all(before.get(part, value) == value for part, value in asked.items())
 
 
 def _alive(pid: int) -> bool:
@@ -251,7 +294,9 @@ def _alive(pid: int) -> bool:
         return True
 
 
-def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any) -> Outcome:
+def _one(
+    job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any, detail: str, pace: Pace
+) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
     if job.label:
         _say(f"[{job.notebook}] {job.label}")
@@ -259,11 +304,12 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
     if folder is None:
         return Outcome(job.notebook, "stopped", 0.0, None)
     if lock is None:
-        _say(f"[{job.notebook}] done already in {paths.short(folder)}; --force runs it again")
         return Outcome(job.notebook, "skipped", 0.0, folder)
     words, theirs = os.pipe()
     with open(words, "rb") as words:
         try:
+            resumes = runs.record(folder).get("attempts", 1) > 1
+            _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{pace}")
             process = _start(
                 "nblib.run.execute",
                 share=share,
@@ -280,7 +326,8 @@ def _one(job: Job, share: dict[str, str], force: bool, timeout: int | None, live
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
-            record = _relay(process.stdout, words, job.notebook, prefix=bool(share))
+            prefix = f"[{job.notebook}] " if share else ""
+            record = _relay(process.stdout, words, job.notebook, prefix=prefix, detail=detail, pace=pace)
             process.wait()
         live.remove(process)
     if record is None:
@@ -308,17 +355,31 @@ def _start(*module: str, share: dict[str, str], live: set, stopping: threading.E
     return process
 
 
-def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str, Any] | None:
+def _relay(stdout: Any, words: Any, notebook: str, *, prefix: str, detail: str, pace: Pace) -> dict[str, Any] | None:
     """Print what comes until the process ends, which alone holds `words`; its outcome, or None when it ended without.
     Something that the notebook started may hold `stdout` for longer, and is not waited for."""
-    record, rest, told = None, "", b""
+    record, rest, told, last = None, "", b"", ""
     decode = codecs.getincrementaldecoder("utf-8")("backslashreplace").decode
 
     def pass_on(text: str) -> None:
         nonlocal rest
         *lines, rest = (rest + text).split("\n")
         for line in lines:
-            _say(f"[{notebook}] {line}" if prefix else line)
+            _say(prefix + line)
+
+    def tell(said: dict[str, Any]) -> None:
+        """A line of its own; where a picture says what the progress said, one of them."""
+        nonlocal last
+        cell = f"{said['cell']}{pace}" if "cell" in said else ""
+        if cell and said["slow"] == (detail == "all"):
+            return _say(f"[{notebook}] {cell}", end="")
+        text = cell or said.get("progress") or (said.get("shown") if detail != "little" else "")
+        if text and text != last:
+            pass_on("\n" if rest else "")
+            last, lines = text, text.split("\n")
+            if "shown" in said and len(lines) > LONGEST:
+                lines[LONGEST:] = [f"... and {len(lines) - LONGEST} lines more"]
+            _say("\n".join(f"{prefix}    {line}" for line in lines) if "shown" in said else f"[{notebook}] {text}")
 
     with selectors.DefaultSelector() as pipes:
         pipes.register(stdout, selectors.EVENT_READ)
@@ -336,20 +397,21 @@ def _relay(stdout: Any, words: Any, notebook: str, *, prefix: bool) -> dict[str,
                 *lines, told = (told + heard).split(b"\n")
                 for said in map(json.loads, lines):
                     pass_on(said.get("text", ""))
-                    if "progress" in said:
-                        pass_on("\n" if rest else "")
-                        _say(f"[{notebook}] {said['progress']}")
+                    tell(said)
                     record = said.get("outcome", record)
     pass_on("\n" if rest else "")
     return record
 
 
-def _say(text: str, file: TextIO | None = None) -> None:
-    """Print a line, whatever it holds, and whether or not anybody can still read it."""
+def _say(text: str, file: TextIO | None = None, *, end: str = "\n") -> None:
+    """Print a line, whatever it holds, and whether or not anybody can still read it. Without an `end` the next line
+    takes its place on a terminal, and it is nothing elsewhere."""
     file = file or sys.stdout
     encoding = getattr(file, "encoding", None) or "utf-8"
     with contextlib.suppress(OSError, ValueError):  # a closed pipe, a full disk: the work goes on
-        file.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        terminal = file.isatty()
+        text = text if end else text[: shutil.get_terminal_size().columns - 1] * terminal
+        file.write("\r\x1b[K" * terminal + text.encode(encoding, "backslashreplace").decode(encoding) + end)
         file.flush()
 
 
@@ -401,21 +463,29 @@ def _make_bases(jobs: Sequence[Job], live: set, stopping: threading.Event) -> No
         live.remove(process)
 
 
-def _longest_first(jobs: Sequence[Job]) -> list[int]:
-    """Positions of the jobs by what the newest finished run of the notebook took; before them those not known."""
+def _expected(jobs: Sequence[Job], force: bool) -> list[float]:
+    """Seconds that each job will take: none where it is done, inf where nobody knows, else those of the notebook's
+    newest finished run, with the same parameters if there is such a one."""
 
-    def seconds(notebook: str) -> float:
-        took = (facts.get("seconds") for _, facts, _ in _records(notebook) if facts.get("status") == "done")
-        return next((each for each in took if isinstance(each, (int, float))), math.inf)
+    @functools.cache
+    def finished(notebook: str) -> list[dict[str, Any]]:
+        records = [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done"]
+        return [facts for facts in records if took(facts) is not None]
 
-    known = {notebook: seconds(notebook) for notebook in {job.notebook for job in jobs}}
-    return sorted(range(len(jobs)), key=lambda number: -known[jobs[number].notebook])
+    def seconds(job: Job) -> float:
+        if not force and done(job):
+            return 0.0
+        likely = sorted(finished(job.notebook), key=lambda facts: not _same_parameters(job, facts))
+        return likely[0]["seconds"] if likely else math.inf
+
+    return list(map(seconds, jobs))
 
 
 def _remove_leftovers(notebooks: Collection[str]) -> None:
     """What processes that were killed left in the folders of these notebooks, and refreshes anywhere."""
     outputs = paths.outputs()
     sweep(outputs, "refresh-*")
+    files.remove_partials(outputs)  # of runs that were being deleted
     for home in (outputs / notebook for notebook in notebooks):
         for place in (home, *home.glob("*/"), *home.glob("*/figures/")):
             files.remove_partials(place)

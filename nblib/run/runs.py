@@ -67,7 +67,8 @@ class Run:
         """What was logged, or what was logged with this name as `run`, since the run began and over every resume: one
         record for each step, and each record without a step."""
         path, records = self.dir / "metrics.jsonl", {}
-        for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], start=1):
+        whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""  # a line may be half written
+        for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 entry = json.loads(line)
                 step = entry.get("step")
@@ -86,9 +87,8 @@ class Run:
 
             self.events = SummaryWriter(str(files.make_folder(self.dir / "events")))
         run = f"{record['run']}/" if "run" in record else ""
-        for name, value in record.items():
-            if isinstance(value, (int, float)) and name not in ("step", "of"):
-                self.events.add_scalar(run + name, value, record["step"])
+        for name, value in scalars(record).items():
+            self.events.add_scalar(run + name, value, record["step"])
         self.events.flush()
 
     def result(self, **facts: Any) -> None:
@@ -234,6 +234,14 @@ def _stopped(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _sentence(facts: Mapping[str, Any]) -> str:
     parts = [f"{title} was stopped at step {at['step']} of {at['of']}" for title, at in _stopped(facts).items()]
     return ", ".join(parts)
+
+
+def scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record by name, also those that JSON spells as words; the step that they are of is none."""
+    words = ("nan", "inf", "-inf")
+    numbers = {name: float(v) if isinstance(v, str) and v in words else v for name, v in record.items()}
+    numbers = {name: v for name, v in numbers.items() if isinstance(v, (int, float)) and type(v) is not bool}
+    return {name: v for name, v in numbers.items() if name not in ("step", "of")}
 
 
 def new_folder(notebook: str) -> Path:

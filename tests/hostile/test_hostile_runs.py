@@ -162,6 +162,10 @@ def _judged(workbook: Path, capsys, *, unreadable: bool | None, file: str) -> st
     done(attack(capsys, "list"), "10_lrc  About 10_lrc & <more>\n    profiles: none;")
     done(attack(capsys, "sweep", "10", "--list"), RUN)
     done(attack(capsys, "sweep", "00", "--list"), "steps")
+    done(attack(capsys, "list", "--runs"), f"10_lrc/{RUN}")
+    done(attack(capsys, "run", "--all", "--dry-run"), "10_lrc is skipped")
+    if (workbook / "outputs" / "00_setup" / RUN / "run.json").exists():  # a circle of links is no run
+        done(attack(capsys, "compare", f"00_setup/{RUN}", "10"), f"10_lrc/{RUN}")
     done(attack(capsys, "report"), "index.html")
     page = (workbook / "outputs" / "index.html").read_text()
     assert "<script" not in page and "<td>10_lrc" not in page

@@ -45,8 +45,50 @@ def test_progress_that_updates_in_place_still_reaches_the_console(workbook, capf
     )
     assert run_one("00_long").status == "done"
     said = capfd.readouterr().out
-    assert "[00_long] long: step 40 of 40, loss 1.0000" in said
+    assert said.count("long: step 40 of 40, loss 1.0000\n") == 1, "once, by the progress or by the picture that stays"
     assert said.index("[00_long] long: step 1 of 40") < said.index("after")  # while the cell was running
+
+
+SHOWS = """from nblib.run import show
+from IPython.display import HTML, display
+show.displayed(show.Table([{'name': 'a', 'loss': 1.5}], caption='Two words'))
+print('printed')
+display(HTML('<p>no table</p>'), {'no': 'table'})
+show.curves({'loss': [(1, 2), (2, 1)]}, x='step', y='loss', summary='The loss falls.')"""
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_headings_tables_and_sentences_reach_the_console_in_order(workbook, capfd):
+    path = write("00_a", SHOWS, "import time; time.sleep(2.6)", "show.Table([{'n': n} for n in range(100)])", "1")
+    document = json.loads(path.read_text())
+    text = {"cell_type": "markdown", "id": "words", "metadata": {}, "source": "# No\n## The table\nwords\n### no"}
+    document["cells"].insert(2, text)
+    path.write_text(json.dumps(document))
+    assert run_one("00_a").status == "done"
+    lines = capfd.readouterr().out.splitlines()
+    at = lines.index("[00_a] ## The table")
+    expected = ["printed", "    Two words", "    name  loss", "    ----------", "    a     1.5", "    The loss falls."]
+    assert [line for line in lines[at + 1 :] if "] cell 2" not in line][:6] == expected
+    assert "[00_a] cell 3/5" in lines and "[00_a] cell 5/5" not in lines, "only a slow cell has a line"
+    last = lines.index("    37")
+    assert lines[last + 1] == "    ... and 62 lines more" and "    38" not in lines
+    assert "No" not in "".join(lines) and "no table" not in "".join(lines) and "### no" not in lines
+
+    run_one("00_a", force=True, detail="little")
+    lines = capfd.readouterr().out.splitlines()
+    assert "printed" in lines and not any(line.startswith("    ") for line in lines)
+    run_one("00_a", force=True, detail="all")
+    lines = capfd.readouterr().out.splitlines()
+    assert [line for line in lines if "] cell" in line] == [f"[00_a] cell {n}/5" for n in (1, 2, 3, 4, 5)]
+
+
+@pytest.mark.kernel
+def test_the_record_holds_the_seconds_of_each_cell(workbook):
+    write("00_a", "import time; time.sleep(0.7)", "1 / 0", "never")
+    cells = runs.record(run_one("00_a").folder)["cells"]
+    assert list(cells) == ["code-0", "code-1", "code-2"], "each that ran, the failed one too"
+    assert 0.7 <= cells["code-1"] < 5 and cells["code-2"] < 2
 
 
 @pytest.mark.parametrize(

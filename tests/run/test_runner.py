@@ -1,6 +1,8 @@
 """Notebooks really executed: every ending has its sentence, nothing done is repeated, nothing begun is lost."""
 
+import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -191,6 +193,48 @@ def test_two_at_once_run_side_by_side_on_their_share(workbook, monkeypatch, caps
     assert sorted(span[0] for span in spans) == ["00_a", "01_b"]
     assert {span[1] for span in spans} == {str(max(1, len(os.sched_getaffinity(0)) // 2))}
     assert max(float(span[2]) for span in spans) < min(float(span[3]) for span in spans)
+
+
+TABLE = "from nblib.run import show\nshow.Table([{'n': f'row {n}'} for n in range(30)])"
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_batch_says_how_far_it_is_and_keeps_a_table_together(workbook, monkeypatch, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("00_a", "01_b", "02_c"):
+        write(name, TABLE, "1")
+    runner.run(jobs.plan(["00"]))
+    out = capsys.readouterr().out
+    assert "of 1" not in out and "[00_a] runs in" in out and re.search(r"^\[00_a\] done, 0:\d\d$", out, re.M)
+    runner.run(jobs.plan(["00", "01", "02"]), jobs_at_once=2)
+    out = capsys.readouterr().out
+    assert re.search(
+        r"^\[00_a\] done already in \S+; --force runs it again; \d of 3 notebooks, 0:\d\d, time", out, re.M
+    )
+    assert re.search(r"^\[01_b\] runs in \S+; \d of 3 notebooks, 0:\d\d, time left unknown$", out, re.M)
+    assert re.search(r"^\[\d\d_.\] done, 0:\d\d; 3 of 3 notebooks, \d:\d\d$", out, re.M)
+    lines = out.splitlines()
+    for name in ("01_b", "02_c"):
+        first = lines.index(f"[{name}]     row 0")
+        assert lines[first : first + 30] == [f"[{name}]     row {n}" for n in range(30)]
+    runner.run(jobs.plan(["00", "01", "02"]), force=True)
+    assert re.search(r"; 1 of 3 notebooks, 0:\d\d, about 0:\d\d left$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.kernel
+def test_on_a_terminal_the_cell_is_shown_in_place(workbook, monkeypatch):
+    write("00_a", "print('x' * 3)", "1")
+    master, terminal = os.openpty()
+    process = subprocess.Popen([sys.executable, "-m", "nblib.cli", "run", "00"], stdout=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
+        while part := os.read(master, 2**16):
+            shown += part
+    os.close(master)
+    assert process.wait() == 0 and b"\r\x1b[K[00_a] cell 3/3" in shown and b"cell 3/3\r\n" not in shown
+    assert b"\r\x1b[Kxxx\r\n" in shown, "the line in place goes before anything is printed"
 
 
 @pytest.mark.parametrize(
@@ -460,9 +504,9 @@ def test_a_run_that_is_made_again_says_why(workbook, monkeypatch):
     assert runner._why(Planned()) == "2.12 to 2.13"
 
 
-def test_the_longest_start_first(workbook):
+def test_how_long_each_will_take(workbook):
     planned = [jobs.plan([write(f"0{n}_x", "1").stem])[0] for n in range(4)]
-    assert runner._longest_first(planned) == [0, 1, 2, 3]
+    assert runner._expected(planned, False) == [math.inf] * 4
     for job, name, facts in [
         (planned[0], "1", {"seconds": 5.0}),
         (planned[1], "1", {"seconds": 900.0}),
@@ -471,7 +515,10 @@ def test_the_longest_start_first(workbook):
         (planned[3], "1", {"seconds": 6.0, "key": "of other parameters"}),
     ]:
         _made(workbook, job, name, **facts)
-    assert runner._longest_first(planned) == [2, 1, 3, 0]  # how long 2 takes nobody knows
+    assert runner._expected(planned, True) == [5.0, 70.0, math.inf, 6.0]  # how long 2 takes nobody knows
+    assert runner._expected(planned, False) == [0.0, 70.0, math.inf, 6.0], "what is done takes no time"
+    _made(workbook, planned[1], "0", seconds=33.0, inputs=planned[1].inputs)  # older, with the very parameters
+    assert runner._expected(planned, True)[1] == 33.0
 
 
 @pytest.mark.kernel
@@ -552,6 +599,9 @@ def test_a_closed_pipe_and_an_odd_encoding_stop_no_work(monkeypatch):
     class Gone:
         encoding = "ascii"
         lines = []
+
+        def isatty(self):
+            return False
 
         def write(self, text):
             self.lines.append(text)
