@@ -23,30 +23,11 @@ TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl
  th thead tr u ul var""".split()
 ATTRIBUTES = """align alt aria-label class colspan fill height id max open points role rowspan start stroke stroke-width
  style title value width""".split()
-LEADS = {
-    "a": r"(https?:|mailto:|#).*|[^:&]*",
-    "img": r"data:image/.*|(?![/\\]{2})[^:&]*",
-}  # pictures come by no network
+LEADS = {"a": r"(https?:|mailto:|#).*|[^:&]*", "img": r"data:image/.*|(?![/\\]{2})[^:&]*"}  # no picture by a network
 LOOKS = set("border border-collapse margin margin-left max-width overflow-x padding".split())  # and what bleach allows
 MOST_TAGS = 20_000  # in one output
 HIDDEN = re.compile(r"<(style|script)\b[^<]*</\1\s*>", re.IGNORECASE)  # its words are no text to show
-
-STYLE = """
-:root { color-scheme: light dark; --line: light-dark(#ddd, #444); --soft: light-dark(#f5f5f3, #26262a); }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem;
-  background: light-dark(#fff, #18181b); color: light-dark(#222, #ddd); }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-a { color: light-dark(#0b57a4, #8ab8f0); } table { border-collapse: collapse; margin: .5rem 0; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-details { background: var(--soft); border-radius: 6px; padding: .5rem 1rem; margin: .6rem 0; }
-summary { cursor: pointer; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-.done { color: light-dark(#17702f, #6cc784); } .failed, .killed { color: light-dark(#b3261e, #f28b82); }
-.stopped, .running { color: light-dark(#8a5a00, #e0b050); } .muted { color: light-dark(#666, #999); }
-.input_area, .output_subarea > pre { background: var(--soft); border-radius: 4px; padding: .1rem .7rem; }
-.prompt { font: 12px ui-monospace, monospace; color: light-dark(#777, #999); }
-.anchor-link { display: none; } .ansi-red-fg { color: light-dark(#b3261e, #f28b82); } .ansi-bold { font-weight: 600; }
-"""
+STYLE = Path(__file__).with_name("pages.css").read_text(encoding="utf-8")
 
 
 def convert(folder: Path) -> str | None:

@@ -7,7 +7,7 @@ sweeps. Nothing is kept between reports, so deleting a run folder removes the ru
 
 Nothing that a run says can act on the page. It is text in the HTML, and in the JSON no character of it can end a
 script. The policy lets one script run, the one with the hash of comparison.js. A damaged file costs the row of its run:
-of metrics.jsonl `MOST_READ` bytes are read, and the page stays below `MOST_PAGE` bytes by leaving out old curves.
+no file above `MOST_READ` bytes is read, and the page stays below `MOST_PAGE` bytes by leaving out old curves.
 
 Footgun: curves are thinned to `MOST_POINTS` points each. What a run logged in full is in its metrics.jsonl alone.
 """
@@ -34,7 +34,8 @@ from nblib.run.pages import text
 SCRIPT, STYLE = (Path(__file__).with_name(f"comparison.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
 HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = pages.POLICY.replace("script-src 'none'", f"script-src 'sha256-{HASH}'; connect-src 'none'")
-MOST_PAGE, MOST_READ, MOST_SWEEPS = 20_000_000, 32_000_000, 5_000_000  # bytes: index.html, a metrics.jsonl, all sweeps
+MOST_PAGE, MOST_READ, MOST_SWEEPS = 20_000_000, 64_000_000, 5_000_000  # bytes: index.html, a metrics.jsonl, all sweeps
+AXES = ("step", "tokens", "seconds")
 MOST_POINTS, MOST_SERIES, MOST_FACTS, FEW = 500, 200, 300, 6  # of a curve; of a run, two times; numbers nobody chose
 
 
@@ -50,53 +51,21 @@ def write() -> Path:
         pairs = [(folder, _summary(folder, outputs, defaults)) for folder in folders[name]]
         newest, anchor = pairs[0][1], quote(os.fsencode(name)) + "/"  # no id of this page's own parts holds a slash
         link = f"<a href='#{anchor}'>{text(name)}</a><br><span class='muted'>{text(title)}</span>"
-        rows.append([link, _ending(newest, "<br>"), _chips(newest) + _banner(newest)])
+        rows.append([link, _ending(newest, "<br>"), _chips(newest)])
         body.append(f"<h2 id='{anchor}'>{text(name)}</h2>")
         body += [_run(folder, facts, is_open=facts is newest) for folder, facts in pairs]
         every += pairs
-    sweeps, items = _sweeps(outputs)
-    top = (
-        _table(rows, ["notebook", "newest run", "results"])
-        if rows
-        else "<p>No runs yet: <code>nblib run --all</code>.</p>"
-    )
-    body = ["<h1>Runs</h1><div class='cards'>", top, "</div><section id='compare'></section>", *body]
-    body += ["<h2>Sweeps</h2><ul>", *items, "</ul>"] if items else []
+    nothing = "<p>No runs yet: <code>nblib run --all</code>.</p>"
+    top = _table(rows, ["notebook", "newest run", "results"]) if rows else nothing
+    body = [f"<h1>Runs</h1><div class='cards'>{top}</div><section id='compare'></section>", *body]
     body.append(f"<p class='muted'>{text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
+    sweeps = _sweeps(outputs)
     room = MOST_PAGE - sum(len(part.encode("utf-8", "replace")) for part in (*body, sweeps, SCRIPT, pages.STYLE, STYLE))
     data = f'{{"sweeps":{sweeps},{_runs(every, room)}}}'
     body.append(f"<script type='application/json'>{data}</script><script>{SCRIPT}</script>")
     page = outputs / "index.html"
     files.write(page, pages.page("Runs", "\n".join(body), STYLE, POLICY))
     return page
-
-
-def _summary(folder: Path, outputs: Path, defaults: dict[str, Any] | None) -> dict[str, Any]:
-    """What the page says of a run, under names of ours, as short texts and numbers: its files may hold anything."""
-    record, results, state = _facts(folder / "run.json"), _facts(folder / "result.json"), runs.status(folder)
-    values, pairs = _values(folder / "parameters.yaml"), _pairs(results)
-    promised = [name for each in _list(record, "headline") for name, _ in pairs if f"{name}.".startswith(f"{each}.")]
-    numbers = [name for name, value in pairs if _is_number(value)] or [name for name, _ in pairs]
-    changed = [n for n, v in values.items() if defaults is None or n not in defaults or defaults[n] != v]
-    notes = [note for note in _list(record, "notes") if isinstance(note, dict)]
-    return {
-        "notebook": parameters.clip(folder.parent.name),
-        "folder": parameters.clip(folder.name),
-        "address": quote(os.fsencode(folder.relative_to(outputs))),
-        "status": parameters.clip(state),
-        "kind": re.match("[a-z]*", state)[0],
-        "started": _clock(record.get("started")),
-        "seconds": record["seconds"] if _is_number(record.get("seconds")) else None,
-        "command": parameters.clip(str(record.get("command", ""))),
-        "stopped": _stopped(record.get("stopped")),
-        "parameters": _pairs(values),
-        "changed": [parameters.clip(name) for name in changed],
-        "results": pairs,
-        "headline": promised or numbers[:FEW],
-        "environment": _pairs(_facts(folder / "environment.json")),
-        "tags": [parameters.clip(str(tag)) for tag in _list(record, "tags")],
-        "notes": [[_clock(note.get("time")), parameters.clip(str(note.get("text", "")), 1000)] for note in notes],
-    }
 
 
 def _notebook(name: str) -> tuple[str, dict[str, Any] | None]:
@@ -108,6 +77,35 @@ def _notebook(name: str) -> tuple[str, dict[str, Any] | None]:
     return title, None
 
 
+def _summary(folder: Path, outputs: Path, defaults: dict[str, Any] | None) -> dict[str, Any]:
+    """What the page says of a run, under names of ours, as short texts and numbers: its files may hold anything."""
+    record, pairs = _facts(folder / "run.json"), _pairs(_facts(folder / "result.json"))
+    values: dict[str, Any] = {}
+    with contextlib.suppress(parameters.ParameterError):
+        values = parameters.load_yaml(folder / "parameters.yaml")
+    words = folder.parent.name, folder.name, runs.status(folder), _get(record, "command", str)
+    facts = dict(zip(("notebook", "folder", "status", "command"), map(parameters.clip, words)))
+    facts |= {"kind": re.match("[a-z]*", facts["status"])[0], "started": _clock(record.get("started"))}
+    facts["seconds"] = record["seconds"] if _is_number(record.get("seconds")) else None
+    facts["address"] = quote(os.fsencode(folder.relative_to(outputs)))
+    environment = _pairs(_facts(folder / "environment.json"))
+    facts |= {"parameters": _pairs(values), "results": pairs, "environment": environment}
+    changed = [n for n, v in values.items() if defaults is None or n not in defaults or defaults[n] != v]
+    promised = [n for each in _get(record, "headline", list)[:20] for n, _ in pairs if f"{n}.".startswith(f"{each}.")]
+    numbers = [n for n, value in pairs if _is_number(value)] or [n for n, _ in pairs]
+    facts |= {"changed": list(map(parameters.clip, changed)), "headline": promised or numbers[:FEW]}
+    facts |= {
+        "promised": bool(promised),
+        "tags": [parameters.clip(_flat(tag)) for tag in _get(record, "tags", list)[:20]],
+    }
+    notes = _get(record, "notes", list)[-20:]
+    facts["notes"] = [[_clock(_get(note, "time")), parameters.clip(_get(note, "text", str), 1000)] for note in notes]
+    ends = [(_plain(name), _get(at, "step"), _get(at, "of")) for name, at in _get(record, "stopped", dict).items()]
+    cut = ", ".join(f"at step {_plain(step)} of {_plain(of)} ({name})" for name, step, of in ends)
+    facts["stopped"] = f"Stopped {cut}: these numbers come from a half-trained model." if cut else ""
+    return facts
+
+
 def _facts(file: Path) -> dict[str, Any]:
     """What the file says, nothing where it is damaged: `runs.problem` says so."""
     try:
@@ -116,25 +114,19 @@ def _facts(file: Path) -> dict[str, Any]:
         return {}
 
 
-def _values(file: Path) -> dict[str, Any]:
-    try:
-        return parameters.load_yaml(file)
-    except parameters.ParameterError:
-        return {}
-
-
-def _list(record: dict[str, Any], name: str) -> list:
-    return record[name][:20] if isinstance(record.get(name), list) else []
+def _get(facts: Any, name: str, kind: type = object) -> Any:
+    """A fact if it is of its kind, else an empty one."""
+    value = facts.get(name) if isinstance(facts, dict) else None
+    return value if isinstance(value, kind) else kind()
 
 
 def _pairs(facts: dict[str, Any], lead: str = "", depth: int = 3) -> list[list]:
     """Names and values; what stands inside another fact is called `outer.inner`."""
     pairs: list[list] = []
     for name, value in itertools.islice(facts.items(), MOST_FACTS):
-        inner = isinstance(value, dict) and value and depth
-        pairs += (
-            _pairs(value, f"{lead}{name}.", depth - 1) if inner else [[parameters.clip(f"{lead}{name}"), _plain(value)]]
-        )
+        is_outer = isinstance(value, dict) and value and depth
+        flat = [[parameters.clip(f"{lead}{name}"), _plain(value)]]
+        pairs += _pairs(value, f"{lead}{name}.", depth - 1) if is_outer else flat
     return pairs[:MOST_FACTS]
 
 
@@ -150,119 +142,78 @@ def _is_number(value: Any) -> bool:
 def _clock(value: Any) -> str:
     with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(value)))
-    return parameters.clip(value) if isinstance(value, str) else ""
+    return parameters.clip(value, 30) if isinstance(value, str) else ""
 
 
-def _stopped(value: Any) -> str:
-    """The sentence about the trainings that were stopped."""
-    entries = [(name, at) for name, at in value.items() if isinstance(at, dict)] if isinstance(value, dict) else []
-    at = ", ".join(
-        f"at step {_plain(at.get('step'))} of {_plain(at.get('of'))} ({_plain(name)})" for name, at in entries
-    )
-    return f"Stopped {at}: these numbers come from a half-trained model." if at else ""
-
-
-def _sweeps(outputs: Path) -> tuple[str, list[str]]:
-    """Every sweep's table as JSON, and as an item of a list with links to its files."""
-    data, items, room = [], [], MOST_SWEEPS
+def _sweeps(outputs: Path) -> str:
+    """The tables of sweeps as JSON, newest first, as many as there is room for."""
+    lines, room = [], MOST_SWEEPS
     for file in sorted(outputs.glob("*/sweep-*.json"), key=lambda file: file.name, reverse=True):
-        facts = _facts(file)
-        rows = (
-            [row for row in facts.get("rows") or [] if isinstance(row, dict)]
-            if isinstance(facts.get("rows"), list)
-            else []
-        )
-        varied = facts["varied"] if isinstance(facts.get("varied"), dict) else {}
-        sweep = {"notebook": parameters.clip(file.parent.name), "name": parameters.clip(file.stem)}
-        sweep["varied"] = [parameters.clip(name) for name in varied]
-        sweep["rows"] = [
-            [_pairs(row[part]) if isinstance(row.get(part), dict) else [] for part in ("parameters", "results")]
-            for row in rows[:1000]
+        facts, address = _facts(file), quote(os.fsencode(file.relative_to(outputs)))
+        rows = [
+            [_pairs(_get(row, part, dict)) for part in ("parameters", "results")] for row in _get(facts, "rows", list)
         ]
-        line = _json(sweep)
-        if is_shown := rows and len(line) <= room:
-            room -= len(line)
-            data.append(line)
-        stem = quote(os.fsencode(file.relative_to(outputs).with_suffix("")))
-        links = [
-            f"<a href='{stem}.{kind}'>{kind}</a>" for kind in ("json", "csv") if file.with_suffix(f".{kind}").exists()
-        ]
-        about = f"{len(rows)} runs, varied: {', '.join(sweep['varied'])}" if rows else "not readable"
-        items.append(
-            f"<li>{text(sweep['notebook'])}, {text(sweep['name'])}: {text(about)} {' '.join(links)}{'' if is_shown else ' (not drawn here)'}</li>"
-        )
-    return f"[{','.join(data)}]", items
+        sweep = {"notebook": parameters.clip(file.parent.name), "name": parameters.clip(file.stem), "address": address}
+        line = _json(sweep | {"varied": [_plain(name) for name in _get(facts, "varied", dict)], "rows": rows})
+        line = line if len(line) <= room else _json(sweep | {"varied": [], "rows": []})
+        lines, room = [*lines, line], room - len(line)
+    return f"[{','.join(lines)}]"
 
 
 def _runs(pairs: list[tuple[Path, dict[str, Any]]], room: int) -> str:
     """The runs as JSON, newest first, with the curves of as many as there is room for."""
     pairs = sorted(pairs, key=lambda pair: pair[0].name, reverse=True)
-    lines, cut, left_out = [_json(facts) for _, facts in pairs], 0, 0
+    lines, left_out = [_json(facts) for _, facts in pairs], 0
     room -= sum(map(len, lines))
-    for index, (folder, _) in enumerate(pairs):
-        curves, is_cut = _curves(folder / "metrics.jsonl") if room > 0 else ([], False)
-        drawn = _json(curves)
-        if len(drawn) > room:  # nor are older ones drawn, so that the newest are a whole
-            room, drawn, left_out = 0, "[]", left_out + (folder / "metrics.jsonl").is_file()
-        room, cut = room - len(drawn), cut + is_cut
-        lines[index] = f'{lines[index][:-1]},"curves":{drawn}}}'
+    for index, file in enumerate(folder / "metrics.jsonl" for folder, _ in pairs):
+        is_read = room > 0 and file.is_file() and file.stat().st_size <= MOST_READ
+        curves = _json(_curves(file) if is_read else [])
+        if len(curves) > room:
+            room, is_read, curves = 0, False, "[]"  # nor are older ones drawn
+        room, left_out = room - len(curves), left_out + (file.is_file() and not is_read)
+        lines[index] = f'{lines[index][:-1]},"curves":{curves}}}'
     notices = [f"Curves are thinned to at most {MOST_POINTS} points each; the lowest and the highest ones stay."]
-    notices += [f"The curves of the {left_out} oldest runs are left out: the page would be too large."] * (left_out > 0)
-    notices += [f"Of {cut} runs only the first {MOST_READ:,} bytes of metrics.jsonl are drawn."] * (cut > 0)
+    why = f"the page would be larger than {MOST_PAGE:,} bytes, or metrics.jsonl is larger than {MOST_READ:,}"
+    notices += [f"The curves of {left_out} runs are left out: {why}."] * (left_out > 0)
     return f'"notices":{_json(notices)},"runs":[{",".join(lines)}]'
 
 
-def _curves(file: Path) -> tuple[list[list], bool]:
-    """Each training's metrics as [step, tokens, seconds, value], in the order of the steps; whether the file is cut."""
+def _curves(file: Path) -> list[list]:
+    """Each training's metrics as [step, tokens, seconds, value], in the order of the steps."""
     trainings: dict[str, dict[float, dict]] = {}
-    try:
-        if not file.is_file():  # a pipe would never end
-            return [], False
-        with file.open("rb") as lines:
-            content, is_cut = lines.read(MOST_READ), bool(lines.read(1))
-    except OSError:
-        return [], False
-    for line in content.splitlines():
+    for line in file.read_bytes().splitlines():
         with contextlib.suppress(ValueError, RecursionError):  # a torn line
-            record = json.loads(line)
-            if isinstance(record, dict) and _is_number(record.get("step")):  # after a resume the later line counts
-                trainings.setdefault(parameters.clip(str(record.get("run", ""))), {})[record["step"]] = record
-    curves, series = [], MOST_SERIES
-    for name, records in trainings.items():
-        ordered = [records[step] for step in sorted(records)]
-        metrics = dict.fromkeys(metric for record in ordered for metric in record)
-        metrics = {parameters.clip(metric): _points(ordered, metric) for metric in itertools.islice(metrics, series)}
-        curves.append([name, [[metric, _thin(points)] for metric, points in metrics.items() if points]])
-        series -= len(metrics)
-    return curves, is_cut
-
-
-def _points(records: list[dict], metric: str) -> list[list]:
-    if metric in ("step", "of", "run", "tokens", "seconds", "eta_s"):
-        return []
-    where = [
-        [record[x] if _is_number(record.get(x)) else None for x in ("step", "tokens", "seconds")] for record in records
-    ]
-    values = [record.get(metric) for record in records]
-    return [
-        [*x, float(f"{float(y):.6g}") if _is_number(y) else str(y)]
-        for x, y in zip(where, values)
-        if _is_number(y) or str(y) in ("nan", "inf", "-inf")
-    ]
+            if _is_number(step := _get(record := json.loads(line), "step")):  # after a resume the later line counts
+                trainings.setdefault(str(_plain(record.get("run", ""))), {})[step] = record
+    curves, room = [], MOST_SERIES
+    for training, by_step in trainings.items():
+        records = [by_step[step] for step in sorted(by_step)]
+        axes = [[x if _is_number(x := record.get(axis)) else None for axis in AXES] for record in records]
+        names = dict.fromkeys(
+            name for record in records for name in record if name not in (*AXES, "of", "run", "eta_s")
+        )
+        series = []
+        for name in itertools.islice(names, room):
+            values = [record.get(name) for record in records]
+            points = [
+                [*x, _plain(float(f"{float(y):.6g}"))]
+                for x, y in zip(axes, values)
+                if _is_number(y) or str(y) in ("nan", "inf", "-inf")
+            ]
+            series += [[parameters.clip(name), _thin(points)]] if points else []
+        curves, room = [*curves, [training, series]], room - len(series)
+    return curves
 
 
 def _thin(points: list[list]) -> list[list]:
     """The first, the last, and of each bucket between them the lowest, the highest and the first that is no number."""
     if len(points) <= MOST_POINTS:
         return points
-    buckets, chosen = (MOST_POINTS - 2) // 3, {0, len(points) - 1}
-    for n in range(buckets):
-        bucket = range(len(points) * n // buckets, len(points) * (n + 1) // buckets)
-        numbers = [i for i in bucket if _is_number(points[i][3])]
-        chosen |= (
-            {min(numbers, key=lambda i: points[i][3]), max(numbers, key=lambda i: points[i][3])} if numbers else set()
-        )
-        chosen |= set([i for i in bucket if not _is_number(points[i][3])][:1])
+    size, chosen = -(-len(points) // ((MOST_POINTS - 2) // 3)), {0, len(points) - 1}
+    for start in range(0, len(points), size):
+        bucket = range(start, min(start + size, len(points)))
+        numbers = sorted((i for i in bucket if _is_number(points[i][3])), key=lambda i: points[i][3])
+        chosen.update(numbers[:1], numbers[-1:], [i for i in bucket if not _is_number(points[i][3])][:1])
     return [points[i] for i in sorted(chosen)]
 
 
@@ -280,20 +231,16 @@ def _ending(facts: dict[str, Any], between: str = ", ") -> str:
 
 
 def _chips(facts: dict[str, Any]) -> str:
-    """The results that the notebook's title promises, each a piece of its own; tags."""
+    """The results that the notebook's title promises, each a piece of its own; tags; whether it was stopped."""
     results = dict(facts["results"])
-    pieces = [f"<span class='fact'>{text(name)} {text(_flat(results[name]))}</span>" for name in facts["headline"]]
-    pieces += [f"<span class='tag'>{text(tag)}</span>" for tag in facts["tags"]]
-    return f"<span class='facts'>{''.join(pieces)}</span>"
-
-
-def _banner(facts: dict[str, Any]) -> str:
-    return f"<p class='banner'>{text(facts['stopped'])}</p>" if facts["stopped"] else ""
+    pieces = [("fact", f"{name} {_flat(results[name])}") for name in facts["headline"]]
+    pieces += [("tag", tag) for tag in facts["tags"]] + [("banner", facts["stopped"])] * bool(facts["stopped"])
+    return " ".join(f"<span class='{kind}'>{text(piece)}</span>" for kind, piece in pieces)
 
 
 def _run(folder: Path, facts: dict[str, Any], *, is_open: bool) -> str:
     address = facts["address"]
-    parts = [f"<summary>{_ending(facts)} {_chips(facts)}</summary>{_banner(facts)}"]
+    parts = [f"<summary>{_ending(facts)} {_chips(facts)}</summary>"]
     sentences = [_facts(folder / "run.json").get("sentence"), runs.problem(folder), pages.convert(folder)]
     sentences += [": ".join(filter(None, note)) for note in facts["notes"]]
     parts += [f"<p>{text(sentence)}</p>" for sentence in sentences if sentence]
