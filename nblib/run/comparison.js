@@ -30,8 +30,8 @@
   const svg = (tag, attributes, ...children) => make(document.createElementNS(SVG, tag), attributes, children);
   const unique = (values) => [...new Set(values)];
   const isNumber = (value) => typeof value === "number";
-  const infinite = new Map([["inf", Infinity], ["-inf", -Infinity]]);
-  const numberOf = (value) => (isNumber(value) ? value : infinite.get(value));
+  const INFINITE = new Map([["inf", Infinity], ["-inf", -Infinity]]);
+  const numberOf = (value) => (isNumber(value) ? value : INFINITE.get(value));
 
   function show(value) {
     if (value === undefined || value === null) return "";
@@ -73,22 +73,21 @@
   // One column for each parameter and result while all rows are of one notebook, else one for all of them together.
   function columnsOf(rows) {
     const notebooks = unique(rows.map((run) => run.notebook));
-    const columns = [
-      { name: "notebook", value: (run) => run.notebook }, { name: "status", value: (run) => run.status },
-      { name: "started", value: (run) => run.started }, { name: "seconds", value: (run) => run.seconds },
-    ];
+    const columns = [];
+    const add = (name, what, value) =>
+      columns.push({ name: columns.some((column) => column.name === name) ? `${name} (${what})` : name, what, value });
+    for (const name of ["notebook", "status", "started", "seconds"]) add(name, name, (run) => run[name]);
     if (notebooks.length === 1) {
-      for (const name of varied.get(notebooks[0])) columns.push({ name, value: (run) => run.parameters.get(name) });
       const promising = rows.some((run) => run.promised) ? rows.filter((run) => run.promised) : rows;
-      for (const name of unique(promising.flatMap((run) => run.headline))) {
-        const taken = columns.some((column) => column.name === name);
-        columns.push({ name: taken ? `${name} (result)` : name, value: (run) => run.results.get(name) });
-      }
+      for (const name of varied.get(notebooks[0])) add(name, "parameter", (run) => run.parameters.get(name));
+      const results = unique(promising.flatMap((run) => run.headline));
+      for (const name of results) add(name, "result", (run) => run.results.get(name));
     } else {
-      columns.push({ name: "parameters", value: (run) => factsOf(run.parameters, varied.get(run.notebook)) });
-      columns.push({ name: "results", value: (run) => factsOf(run.results, run.headline) });
+      add("parameters", "words", (run) => factsOf(run.parameters, varied.get(run.notebook)));
+      add("results", "words", (run) => factsOf(run.results, run.headline));
     }
-    columns.push({ name: "tags", value: (run) => run.tags.join(", ") }, { name: "notes", value: notesOf });
+    add("tags", "of the run", (run) => run.tags.join(", "));
+    add("notes", "of the run", notesOf);
     return columns;
   }
 
@@ -101,16 +100,11 @@
     if (sign === ":" && name === "status") return run.status.toLowerCase().startsWith(wanted.toLowerCase());
     if (sign === ":" && name === "tag") return run.tags.includes(wanted);
     if (sign === ":" && name === "notebook") return run.notebook.includes(wanted);
-    if (sign && sign !== ":") {
-      const values = [run.parameters.get(name), run.results.get(name), name === "seconds" ? run.seconds : undefined];
-      const is = (value) => {
-        const [one, other] = [numberOf(value), Number(wanted)];
-        if (sign === "=" && show(value) === wanted) return true;
-        return (sign.endsWith("=") && one === other) || (sign[0] === "<" && one < other) || (sign[0] === ">" && one > other);
-      };
-      if (values.some((value) => value !== undefined && value !== null && is(value))) return true;
-    }
-    return textOf.get(run).includes(term.toLowerCase());
+    const is = (value, one = numberOf(value), other = Number(wanted)) =>
+      (sign === "=" && show(value) === wanted) || (sign?.includes("=") && one === other) ||
+      (sign?.startsWith("<") && one < other) || (sign?.startsWith(">") && one > other);
+    const values = [run.parameters.get(name), run.results.get(name), name === "seconds" ? run.seconds : undefined];
+    return values.some((value) => is(value)) || textOf.get(run).includes(term.toLowerCase());
   }
 
   // Numbers by value, then words, then what is missing, whichever way the column is sorted.
@@ -124,8 +118,8 @@
   const ticked = new Set();
   let sorted = { name: "started", down: true };
   let shown = { rows: [], columns: [] };
-  const help = "words, lr=0.01, loss<4, status:done, tag:night";
-  const filter = html("input", { type: "search", placeholder: help, input: drawTable, spellcheck: "false" });
+  const filter = html("input", { type: "search", input: drawTable, spellcheck: "false",
+    placeholder: "words, lr=0.01, loss<4, status:done, tag:night" });
   const notebook = choice(drawTable);
   const count = html("span", { class: "muted", role: "status" });
   const table = html("table", { "aria-label": "runs" });
@@ -147,9 +141,8 @@
 
   function drawTable() {
     const terms = (filter.value.match(/(?:"[^"]*"?|[^\s"])+/g) ?? []).map((term) => term.replaceAll('"', ""));
-    const rows = runs.filter(
-      (run) => (notebook.value === ALL || run.notebook === notebook.value) && terms.every((term) => holds(run, term)),
-    );
+    const isOf = (run) => notebook.value === ALL || run.notebook === notebook.value;
+    const rows = runs.filter((run) => isOf(run) && terms.every((term) => holds(run, term)));
     const columns = columnsOf(rows);
     const by = columns.find((column) => column.name === sorted.name) ?? columns[2];
     rows.sort((one, other) => compare(by.value(one), by.value(other), sorted.down));
@@ -175,12 +168,12 @@
   function rowOf(run, columns) {
     const box = tick(() => (ticked[box.checked ? "add" : "delete"](run), drawTicked()), ticked.has(run));
     box.setAttribute("aria-label", `tick ${run.name}`);
-    const cells = columns.map(({ name, value }) => {
-      const text = name === "seconds" && isNumber(run.seconds) ? run.seconds.toFixed(1) : show(value(run));
+    const cells = columns.map(({ what, value }) => {
+      const text = what === "seconds" && isNumber(run.seconds) ? run.seconds.toFixed(1) : show(value(run));
       const link = () => html("a", { href: `#${run.address}` }, text || run.folder);
-      if (name === "started") return html("td", { class: "date" }, link());
+      if (what === "started") return html("td", { class: "date" }, link());
       const looks = numberOf(value(run)) !== undefined ? "number" : text.length > 30 ? "words" : "";
-      return html("td", { class: name === "status" ? run.kind : looks }, text);
+      return html("td", { class: what === "status" ? run.kind : looks }, text);
     });
     return html("tr", {}, html("td", {}, box), ...cells);
   }
@@ -212,7 +205,8 @@
     if (log && high / low >= 10) {
       const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
       const powers = Array.from({ length: last - first + 1 }, (_, k) => 10 ** (first + k));
-      const ticks = powers.length > 4 ? powers : powers.flatMap((power) => [power, 2 * power, 5 * power]);
+      const some = powers.filter((_, k) => k % Math.ceil(powers.length / 10) === 0);
+      const ticks = some.length > 4 ? some : some.flatMap((power) => [power, 2 * power, 5 * power]);
       return ticks.filter((value) => value >= low * 0.999 && value <= high * 1.001);
     }
     const rough = (high - low) / 5;
@@ -257,7 +251,7 @@
     for (const value of words ? words.keys() : ticksOf(rangeX, logX)) {
       const place = { class: "x", x: atX(value), y: floor + 16, "text-anchor": "middle", "data-value": value };
       picture.append(svg("line", { class: "grid", x1: atX(value), x2: atX(value), y1: top, y2: floor }));
-      picture.append(svg("text", place, words ? words[value] : brief(value)));
+      picture.append(svg("text", place, words ? words[value].slice(0, 14) : brief(value)));
     }
     for (const value of ticksOf(rangeY, logY)) {
       const place = { class: "y", x: left - 6, y: atY(value) + 4, "text-anchor": "end", "data-value": value };
@@ -411,14 +405,15 @@
     const numbers = rows.flatMap((row) => [...row.results]).filter(([, value]) => isNumber(value));
     result.offer(unique(numbers.map(([name]) => name)), runs.find((run) => run.notebook === of)?.headline[0]);
     parameter.offer(names, names.find((name) => name !== "seed"));
-    const values = unique(rows.map((row) => row.parameters.get(parameter.value)));
+    const usable = rows.filter((row) => row.parameters.has(parameter.value));
+    const values = unique(usable.map((row) => row.parameters.get(parameter.value)));
     const words = values.every(isNumber) ? null : unique(values.map(show));
     const [low, high] = words ? [0, 0] : rangeOf(values);
     logSweepX.disabled = !(low > 0);
     if (isNew) logSweepX.checked = low > 0 && high / low >= 50;
     const others = names.filter((name) => name !== parameter.value && name !== "seed");
     const groups = new Map(); // one line for each combination of the other parameters, over all seeds
-    for (const row of rows) {
+    for (const row of usable) {
       const [given, y] = [row.parameters.get(parameter.value), row.results.get(result.value)];
       if (!isNumber(y) || (logSweepY.checked && y <= 0)) continue;
       const key = factsOf(row.parameters, others) || result.value;
