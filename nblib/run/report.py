@@ -60,7 +60,10 @@ def write() -> Path:
     body = [f"<h1>Runs</h1><div class='cards'>{top}</div><section id='compare'></section>", *body]
     body.append(f"<p class='muted'>{text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
     sweeps = _sweeps(outputs)
-    room = MOST_PAGE - sum(len(part.encode("utf-8", "replace")) for part in (*body, sweeps, SCRIPT, pages.STYLE, STYLE))
+    parts = (*body, sweeps, SCRIPT, pages.STYLE, STYLE)
+    room = (
+        MOST_PAGE - 5000 - sum(len(part.encode("utf-8", "replace")) for part in parts)
+    )  # 5000: what stands around them
     data = f'{{"sweeps":{sweeps},{_runs(every, room)}}}'
     body.append(f"<script type='application/json'>{data}</script><script>{SCRIPT}</script>")
     page = outputs / "index.html"
@@ -164,7 +167,7 @@ def _runs(pairs: list[tuple[Path, dict[str, Any]]], room: int) -> str:
     """The runs as JSON, newest first, with the curves of as many as there is room for."""
     pairs = sorted(pairs, key=lambda pair: pair[0].name, reverse=True)
     lines, left_out = [_json(facts) for _, facts in pairs], 0
-    room -= sum(map(len, lines))
+    room -= sum(len(line) + 20 for line in lines)
     for index, file in enumerate(folder / "metrics.jsonl" for folder, _ in pairs):
         is_read = room > 0 and file.is_file() and file.stat().st_size <= MOST_READ
         curves = _json(_curves(file) if is_read else [])
