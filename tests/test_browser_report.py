@@ -114,7 +114,7 @@ def column(page, name: str) -> list[str]:
 
 
 def tick(page, *rates: str) -> None:
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     for rate in rates:
         page.locator("table[aria-label=runs] tbody tr").nth(column(page, "lr").index(rate)).get_by_role(
             "checkbox"
@@ -155,7 +155,7 @@ def near(points: list, expected: list) -> bool:
 
 def test_sorting_is_by_value_and_by_keyboard(opened):
     page = opened()
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     assert column(page, "started") == sorted(column(page, "started"), reverse=True), "not newest first"
     page.get_by_role("button", name="seconds").click()
     assert column(page, "seconds") == ["9.0", "20.0", "100.0"]
@@ -187,7 +187,7 @@ FILTERS = {
 
 def test_filter(opened):
     page = opened()
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     for words, rates in FILTERS.items():
         page.get_by_label("Filter").fill(words)
         assert len(table(page)) == 1 + len(rates), words
@@ -200,7 +200,7 @@ def test_parameters_that_vary_and_promised_results_have_columns(opened):
     head = table(page)[0]
     assert head == ["notebook", "status", "started", "seconds", "parameters", "results", "tags", "notes"]
     assert "lr 0.1, precision fp32" in column(page, "parameters") and "score 0.5" in column(page, "results")
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     assert table(page)[0][4:] == ["lr", "precision", "final_loss", "tags", "notes"]
     assert column(page, "status") == ["stopped, 50 of 600", "done", "done"] and "night, long" in column(page, "tags")
     assert page.locator("td.stopped").count() == 1 and any("rate too large" in text for text in column(page, "notes"))
@@ -208,7 +208,7 @@ def test_parameters_that_vary_and_promised_results_have_columns(opened):
 
 def test_the_csv_is_the_table(opened):
     page = opened()
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     page.get_by_label("Filter").fill("final_loss<3")
     with page.expect_download() as download:
         page.get_by_role("button", name="Download as CSV").click()
@@ -231,15 +231,15 @@ def test_curves_stand_where_they_were_logged(opened):
         losses = LOSSES[float(rate)][training]
         assert near(points, [(10 * k, loss) for k, loss in enumerate(losses, start=1)]), name
         assert ("stopped, 50 of 600" in name) == (rate == "0.001")
-    page.get_by_label("Training").select_option("control")
-    page.get_by_label("Against").select_option("tokens")
+    page.get_by_role("combobox", name="Training").select_option("control")
+    page.get_by_role("combobox", name="Against").select_option("tokens")
     (points,) = drawn(page).values()
     assert near(points, [(2000 * k, loss) for k, loss in enumerate(LOSSES[0.01]["control"], start=1)])
-    page.get_by_label("Against").select_option("seconds")
+    page.get_by_role("combobox", name="Against").select_option("seconds")
     (points,) = drawn(page).values()
     assert [x for x, _ in points] == pytest.approx([1.5, 3, 4.5, 6, 7.5], rel=1e-2)
     assert "seconds of training" in page.locator("#curves svg").first.text_content()
-    page.get_by_label("Metric").select_option("lr")
+    page.get_by_role("combobox", name="Metric").select_option("lr")
     (points,) = drawn(page).values()
     assert [y for _, y in points] == pytest.approx([0.01] * 5)
 
@@ -259,7 +259,7 @@ def test_log_scale_and_a_value_that_is_no_number(opened):
 def test_smoothing_is_a_mean_of_what_came_before(opened):
     page = opened()
     tick(page, "0.01")
-    page.get_by_label("Training").select_option("student")
+    page.get_by_role("combobox", name="Training").select_option("student")
     page.get_by_label("Smoothing").fill("0.5")
     mean = total = 0.0
     expected = []
@@ -313,7 +313,7 @@ def test_a_sweep_has_its_seeds_as_points_and_their_mean_as_a_line(opened):
     (line,) = drawn(page, "#sweep", log_x=True).values()
     assert near(line, [(1, 11), (10, 2), (100, 1.1)])
     assert "Runs without a number here: 1." in page.locator("#sweep").inner_text()
-    page.get_by_label("Parameter").select_option("seed")
+    page.get_by_role("combobox", name="Parameter").select_option("seed")
     lines = drawn(page, "#sweep", kind="circle")
     assert set(lines) == {"steps 1", "steps 10", "steps 100"} and near(lines["steps 1"], [(0, 10), (2, 12)])
 
@@ -347,7 +347,7 @@ def test_a_phone_scrolls_the_page_in_one_direction(opened, scheme):
 
 def test_a_link_of_the_table_opens_its_run(opened):
     page = opened()
-    page.get_by_label("Notebook").select_option("10_small")
+    page.get_by_role("combobox", name="Notebook").select_option("10_small")
     closed = page.locator("details[id*='000001']")
     assert closed.get_attribute("open") is None
     page.locator("td.date a").last.click()

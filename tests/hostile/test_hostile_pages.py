@@ -301,14 +301,14 @@ def test_what_runs_say_is_text_on_the_comparison_page(workbook):
                 }
             document.querySelectorAll('#compare input[type=checkbox]').forEach(each => each.click());
             document.querySelectorAll('th button').forEach(each => each.click());
-            document.querySelectorAll('#compare a, summary').forEach(each => each.click());
+            document.querySelectorAll('#compare td a, summary').forEach(each => each.click());
         }"""
         page.evaluate(everything)
         for attempt in ATTEMPTS:
             page.get_by_label("Filter").fill(f"{attempt} {attempt}={attempt}".replace("\ud800", ""))
         page.get_by_label("Filter").fill("")
         page.get_by_label("Notebook").select_option("10_all")
-        page.get_by_label("tick all shown runs").uncheck()
+        page.get_by_role("button", name="Untick all").click()
         for box in page.locator("table[aria-label=runs] tbody input").all()[:2]:
             box.check()
         assert "second minus first" in page.locator("#difference").inner_text()
