@@ -55,7 +55,6 @@
   const tick = (redraw, checked = false) => html("input", { type: "checkbox", change: redraw, checked });
 
   // ---- the table
-
   // Parameters that differ between the runs of a notebook, or from its defaults.
   const varied = new Map();
   for (const notebook of unique(runs.map((run) => run.notebook))) {
@@ -121,8 +120,7 @@
   const filter = html("input", { type: "search", input: drawTable, spellcheck: "false",
     placeholder: "words, lr=0.01, loss<4, status:done, tag:night" });
   const notebook = choice(drawTable);
-  const count = html("span", { class: "muted", role: "status" });
-  const table = html("table", { "aria-label": "runs" });
+  const [count, table] = [html("span", { class: "muted", role: "status" }), html("table", { "aria-label": "runs" })];
   const ALL = "all notebooks";
   const csv = html("button", { type: "button", click: download }, "Download as CSV");
   const none = html("button", { type: "button", click: () => tickAll(runs, false) }, "Untick all");
@@ -193,7 +191,6 @@
   }
 
   // ---- a chart: lines and points over two axes
-
   function brief(value) {
     const size = Math.abs(value);
     const [unit, sign] = [[1e9, "G"], [1e6, "M"], [1e3, "k"]].find(([unit]) => size >= Math.max(unit, 1e4)) ?? [1, ""];
@@ -234,10 +231,10 @@
       const key = svg("svg", { class: `c${one.colour}`, width: 22, height: 10, "aria-hidden": "true" }, swatch);
       return { one, value, item: html("li", {}, key, one.name, value) };
     });
-    const list = html("ul", { class: "legend" }, ...legend.map((each) => each.item));
+    const list = html("ul", { class: "legend" }, ...legend.map(({ item }) => item));
     if (!points.length) return box.replaceChildren(html("p", { class: "muted" }, "Nothing to draw here."), list);
-    const [wide, high, left, right, top] = [Math.max(300, Math.min(box.clientWidth, 1150)), 340, 66, 14, 12];
-    const floor = high - 46;
+    const [high, floor, left, right, top] = [340, 294, 66, 14, 12];
+    const wide = Math.max(300, Math.min(box.clientWidth, 1150));
     const [rangeX, rangeY] = [rangeOf(points.map((p) => p[0]), logX), rangeOf(points.map((p) => p[1]), logY)];
     const share = (value, [from, to], log) =>
       log ? Math.log(value / from) / Math.log(to / from) : (value - from) / (to - from);
@@ -266,12 +263,10 @@
     );
     for (const one of series) {
       const stroke = { fill: "none", stroke: "currentColor", "stroke-width": 1.6, "stroke-dasharray": one.dash };
-      picture.append(
-        svg("g", { class: `c${one.colour}`, "data-name": one.name },
-          svg("path", { ...stroke, class: "faint", d: pathOf(one.faint), opacity: 0.3 }),
-          svg("path", { ...stroke, class: "line", d: pathOf(one.line) }),
-          ...one.dots.map(([px, py]) => svg("circle", { cx: atX(px), cy: atY(py), r: 3, fill: "currentColor" }))),
-      );
+      picture.append(svg("g", { class: `c${one.colour}`, "data-name": one.name },
+        svg("path", { ...stroke, class: "faint", d: pathOf(one.faint), opacity: 0.3 }),
+        svg("path", { ...stroke, class: "line", d: pathOf(one.line) }),
+        ...one.dots.map(([px, py]) => svg("circle", { cx: atX(px), cy: atY(py), r: 3, fill: "currentColor" }))));
     }
     const guide = svg("line", { class: "guide", y1: top, y2: floor, visibility: "hidden" });
     let position = left;
@@ -296,16 +291,13 @@
   }
 
   // ---- curves of the ticked runs
-
   const UNITS = new Map([["tokens_per_s", "tokens per second"], ["memory_gib", "GiB"], ["lr", "learning rate"],
     ["loss", "per token, all terms"], ["eval_loss", "nats per token"], ["ce", "nats per token"]]);
   const AXES = new Map([["step", "step"], ["tokens", "tokens trained on"], ["seconds", "seconds of training"]]);
   const EVERY = "every training";
   const [metric, training, axis] = [choice(drawCurves), choice(drawCurves), choice(drawCurves)];
-  const logCurves = tick(drawCurves);
   const smooth = html("input", { type: "range", min: 0, max: 0.95, step: 0.05, value: 0, input: drawCurves });
-  const smoothness = html("output");
-  const curvesBox = html("div", { id: "curves" });
+  const [logCurves, smoothness, curvesBox] = [tick(drawCurves), html("output"), html("div", { id: "curves" })];
   axis.offer([...AXES.keys()], "step");
 
   // The mean of what came before, in which each point counts `weight` times as much as the next one.
@@ -321,9 +313,8 @@
   function drawCurves() {
     const chosen = runs.filter((run) => ticked.has(run));
     training.offer([EVERY, ...unique(chosen.flatMap((run) => [...run.curves.keys()]))], EVERY);
-    const isMeant = ({ name }) => training.value === EVERY || training.value === name;
     const curvesOf = (run) => [...run.curves].map(([name, metrics]) => ({ run, name, metrics }));
-    const all = chosen.flatMap(curvesOf).filter(isMeant);
+    const all = chosen.flatMap(curvesOf).filter(({ name }) => [EVERY, name].includes(training.value));
     metric.offer(unique(all.flatMap(({ metrics }) => [...metrics.keys()])), "loss");
     const weight = Number(smooth.value);
     smoothness.textContent = smooth.value;
@@ -332,8 +323,8 @@
       return curvesBox.replaceChildren(html("p", { class: "muted" }, why));
     }
     const column = [...AXES.keys()].indexOf(axis.value);
-    const differing = unique(chosen.flatMap((run) => varied.get(run.notebook))).filter(
-      (name) => unique(chosen.map((run) => show(run.parameters.get(name)))).length > 1);
+    const differs = (name) => unique(chosen.map((run) => show(run.parameters.get(name)))).length > 1;
+    const differing = unique(chosen.flatMap((run) => varied.get(run.notebook))).filter(differs);
     const series = all.filter(({ metrics }) => metrics.has(metric.value)).map(({ run, name, metrics }, k) => {
       const points = metrics.get(metric.value).filter((p) => p[column] !== null).sort((p, q) => p[column] - q[column]);
       const numbers = points.filter((point) => isNumber(point[3]));
@@ -353,9 +344,7 @@
   }
 
   // ---- what differs between two runs
-
-  const equal = tick(drawDifference);
-  const equalLabel = html("span");
+  const [equal, equalLabel] = [tick(drawDifference), html("span")];
   const differenceBox = html("div", { id: "difference", class: "scroll" });
 
   function drawDifference() {
@@ -389,15 +378,13 @@
   }
 
   // ---- sweeps: a result against a parameter
-
   const rowOfSweep = ([parameters, results]) => ({ parameters: new Map(parameters), results: new Map(results) });
   const sweeps = new Map(data.sweeps.map((one) => [`${one.notebook}, ${one.name}: ${one.varied.join(", ")}`,
     { ...one, rows: one.rows.map(rowOfSweep) }]));
   const sweep = choice(() => drawSweep(true));
   const [result, parameter] = [choice(() => drawSweep()), choice(() => drawSweep(true))];
   const [logSweepX, logSweepY] = [tick(() => drawSweep()), tick(() => drawSweep())];
-  const sweepBox = html("div", { id: "sweep" });
-  const sweepLink = html("a", {}, "table as JSON");
+  const [sweepBox, sweepLink] = [html("div", { id: "sweep" }), html("a", {}, "table as JSON")];
 
   function drawSweep(isNew = false) {
     const { rows, varied: names, notebook: of, address } = sweeps.get(sweep.value);
@@ -427,35 +414,27 @@
       const mean = line.length < dots.length ? ` (points: ${dots.length}, line: their mean)` : "";
       return { name: name + mean, colour: k % 8, dash: dashOf(k), line, faint: [], dots };
     });
-    const logX = logSweepX.checked && low > 0;
-    chart(sweepBox, { series, x: parameter.value, y: result.value, logX, logY: logSweepY.checked, words });
+    const scales = { logX: logSweepX.checked && low > 0, logY: logSweepY.checked, words };
+    chart(sweepBox, { series, x: parameter.value, y: result.value, ...scales });
     const missing = rows.length - [...groups.values()].flat().length;
     if (missing) sweepBox.append(html("p", { class: "muted" }, `Runs without a number here: ${missing}.`));
   }
 
   // ---- the page
-
   function openRun() {
     const details = document.getElementById(location.hash.slice(1));
     if (details?.tagName === "DETAILS") details.open = true;
   }
 
   const tools = (...controls) => html("div", { class: "tools" }, ...controls);
-  const smoothing = html("span", {}, smooth, " ", smoothness);
   const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "table of runs" };
-  place.append(
-    html("h2", {}, "Compare"),
+  place.append(html("h2", {}, "Compare"),
     tools(labelled("Filter", filter, "wide"), labelled("Notebook", notebook), csv, none, count),
-    html("div", region, table),
-    html("h3", {}, "Curves"),
+    html("div", region, table), html("h3", {}, "Curves"),
     tools(labelled("Metric", metric), labelled("Training", training), labelled("Against", axis),
-      labelled("log scale", logCurves, "inline"), labelled("Smoothing", smoothing)),
-    curvesBox,
-    html("p", { class: "muted" }, data.notices.join(" ")),
-    html("h3", {}, "Difference of two runs"),
-    tools(labelled(equalLabel, equal, "inline")),
-    differenceBox,
-  );
+      labelled("log scale", logCurves, "inline"), labelled("Smoothing", html("span", {}, smooth, " ", smoothness))),
+    curvesBox, html("p", { class: "muted" }, data.notices.join(" ")), html("h3", {}, "Difference of two runs"),
+    tools(labelled(equalLabel, equal, "inline")), differenceBox);
   notebook.offer([ALL, ...varied.keys()], ALL);
   tickAll([], true);
   if (sweeps.size) {

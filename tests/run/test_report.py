@@ -53,17 +53,6 @@ def test_a_run_with_its_links_its_results_and_no_foreign_markup(workbook):
     assert "<td>lr</td>" not in page.read_text(), "a parameter with its default value is shown as changed"
 
 
-def test_a_page_is_converted_again_only_when_its_notebook_changed(workbook):
-    folder = a_run()
-    report.write()
-    stamp = (folder / "notebook.html").stat().st_mtime_ns
-    report.write()
-    assert (folder / "notebook.html").stat().st_mtime_ns == stamp, "converted again although nothing changed"
-    (folder / "notebook.ipynb").touch()
-    report.write()
-    assert (folder / "notebook.html").stat().st_mtime_ns > stamp
-
-
 def test_a_deleted_run_is_gone_and_an_unreadable_notebook_spoils_nothing(workbook):
     gone, left = a_run("00_gone"), a_run("01_left")
     (left / "notebook.ipynb").write_text("{")
