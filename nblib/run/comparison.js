@@ -170,8 +170,8 @@
       const text = what === "seconds" && isNumber(run.seconds) ? run.seconds.toFixed(1) : show(value(run));
       const link = () => html("a", { href: `#${run.address}` }, text || run.folder);
       if (what === "started") return html("td", { class: "date" }, link());
-      const looks = numberOf(value(run)) !== undefined ? "number" : text.length > 30 ? "words" : "";
-      return html("td", { class: what === "status" ? run.kind : looks }, text);
+      const looks = numberOf(value(run)) !== undefined ? "number" : text.length > 30 ? "words" : "short";
+      return html("td", { class: what === "status" ? `${looks} ${run.kind}` : looks }, text);
     });
     return html("tr", {}, html("td", {}, box), ...cells);
   }
