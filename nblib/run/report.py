@@ -1,62 +1,42 @@
 """outputs/index.html: every run on one page that needs no network, newest first, built from the run folders alone.
 
 Each run shows how it ended, which parameters differ from the defaults, its key results, its figures and what it ran
-on, and links to its notebook as a page. Pages are converted only when the notebook is newer. Nothing is kept between
-reports, so deleting a run folder removes the run.
+on, and links to its notebook as a page. All of that is HTML. The same facts stand in the page once more as JSON, with
+the metrics, for comparison.js: the table that sorts and filters, curves of several runs, what differs between two, and
+sweeps. Nothing is kept between reports, so deleting a run folder removes the run.
 
-Nothing that a notebook shows can act on a page. Of its HTML only what is looked at is kept (`_clean`), and the page's
-policy lets no script run, no form send and nothing be fetched. A damaged file is a sentence in the row of its run.
+Nothing that a run says can act on the page. It is text in the HTML, and in the JSON no character of it can end a
+script. The policy lets one script run, the one with the hash of comparison.js. A damaged file costs the row of its run:
+no file above `MOST_READ` bytes is read, and the page stays below `MOST_PAGE` bytes by leaving out old curves.
 
-Footgun: formulas in the notebooks' text stay LaTeX source on these pages; rendering them would need MathJax from the
-network.
+Footgun: curves are thinned to `MOST_POINTS` points each. What a run logged in full is in its metrics.jsonl alone.
 """
 
+import base64
 import contextlib
-import html
+import hashlib
+import itertools
+import json
+import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from nblib import files, paths
-from nblib.run import parameters, runs
-from nblib.run.runner import key_results
+from nblib.run import pages, parameters, runs
+from nblib.run.pages import text
 
-POLICY = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'none';
- object-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src 'self' file: data:">"""
-# What is left of a notebook's HTML: what its text and our own tables, pictures and lines of progress are made of.
-TAGS = """a abbr b blockquote br caption code col colgroup dd del details div dl dt em figcaption figure h1 h2 h3 h4
- h5 h6 hr i img kbd li mark ol p path polyline pre progress s samp small span strong sub summary sup svg table tbody td
- text tfoot th thead tr u ul var""".split()
-ATTRIBUTES = """align alt aria-label class colspan d fill font-size height id max open points role rowspan start stroke
- stroke-linecap stroke-width style text-anchor title transform value width x y""".split()
-LEADS = {
-    "a": r"(https?:|mailto:|#).*|[^:&]*",
-    "img": r"data:image/.*|(?![/\\]{2})[^:&]*",
-}  # pictures come by no network
-LOOKS = set("border border-collapse margin margin-left max-width overflow-x padding".split())  # and what bleach allows
-MOST_TAGS = 20_000  # in one output
-HIDDEN = re.compile(r"<(style|script)\b[^<]*</\1\s*>", re.IGNORECASE)  # its words are no text to show
-
-STYLE = """
-:root { color-scheme: light dark; --line: light-dark(#ddd, #444); --soft: light-dark(#f5f5f3, #26262a); }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem;
-  background: light-dark(#fff, #18181b); color: light-dark(#222, #ddd); }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid var(--line); }
-a { color: light-dark(#0b57a4, #8ab8f0); } table { border-collapse: collapse; margin: .5rem 0; }
-th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-pre, code { font: 13px/1.45 ui-monospace, monospace; } pre { white-space: pre-wrap; overflow-wrap: anywhere; }
-details { background: var(--soft); border-radius: 6px; padding: .5rem 1rem; margin: .6rem 0; }
-summary { cursor: pointer; } img { max-width: 100%; height: auto; background: #fff; border-radius: 4px; }
-.done { color: light-dark(#17702f, #6cc784); } .failed, .killed { color: light-dark(#b3261e, #f28b82); }
-.stopped, .running { color: light-dark(#8a5a00, #e0b050); } .muted { color: light-dark(#666, #999); }
-.input_area, .output_subarea > pre { background: var(--soft); border-radius: 4px; padding: .1rem .7rem; }
-.prompt { font: 12px ui-monospace, monospace; color: light-dark(#777, #999); }
-.anchor-link { display: none; } .ansi-red-fg { color: light-dark(#b3261e, #f28b82); } .ansi-bold { font-weight: 600; }
-"""
+SCRIPT, STYLE = (Path(__file__).with_name(f"comparison.{kind}").read_text(encoding="utf-8") for kind in ("js", "css"))
+HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+POLICY = pages.POLICY.replace("script-src 'none'", f"script-src 'sha256-{HASH}'; connect-src 'none'")
+MOST_PAGE, MOST_READ, MOST_SWEEPS = 20_000_000, 64_000_000, 5_000_000  # bytes: index.html, a metrics.jsonl, all sweeps
+AXES = ("step", "tokens", "seconds")
+MOST_POINTS, MOST_SERIES, MOST_FACTS, FEW = 500, 200, 300, 6  # of a curve; of a run, two times; numbers nobody chose
 
 
 def write() -> Path:
@@ -65,129 +45,237 @@ def write() -> Path:
     folders: dict[str, list[Path]] = {}
     for record in sorted(outputs.glob("*/*/run.json"), reverse=True):
         folders.setdefault(record.parent.parent.name, []).append(record.parent)
-    notebooks = sorted(folders)
-    head = ["notebook", "newest run", "status", "time", "results"]
-    rows = [[f"<a href='#{_text(name)}'>{_text(name)}</a>", *_newest(folders[name][0])] for name in notebooks]
-    body = ["<h1>Runs</h1>", _table(rows, head) if rows else "<p>No runs yet: <code>nblib run --all</code>.</p>"]
-    for name in notebooks:
-        body.append(f"<h2 id='{_text(name)}'>{_text(name)}</h2>")
-        body += [_run(folder, outputs, is_open=folder == folders[name][0]) for folder in folders[name]]
-    body.append(f"<p class='muted'>{_text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
+    rows, body, every = [], [], []
+    for name in sorted(folders):
+        title, defaults = _notebook(name)
+        pairs = [(folder, _summary(folder, outputs, defaults)) for folder in folders[name]]
+        newest, anchor = pairs[0][1], quote(os.fsencode(name)) + "/"  # no id of this page's own parts holds a slash
+        link = f"<a href='#{anchor}'>{text(name)}</a><br><span class='muted'>{text(title)}</span>"
+        rows.append([link, _ending(newest, "<br>"), _chips(newest)])
+        body.append(f"<h2 id='{anchor}'>{text(name)}</h2>")
+        body += [_run(folder, facts, is_open=facts is newest) for folder, facts in pairs]
+        every += pairs
+    nothing = "<p>No runs yet: <code>nblib run --all</code>.</p>"
+    top = _table(rows, ["notebook", "newest run", "results"]) if rows else nothing
+    body = [f"<h1>Runs</h1><div class='cards'>{top}</div><section id='compare'></section>", *body]
+    body.append(f"<p class='muted'>{text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
+    sweeps = _sweeps(outputs)
+    parts = (*body, sweeps, SCRIPT, pages.STYLE, STYLE)
+    room = (
+        MOST_PAGE - 5000 - sum(len(part.encode("utf-8", "replace")) for part in parts)
+    )  # 5000: what stands around them
+    data = f'{{"sweeps":{sweeps},{_runs(every, room)}}}'
+    body.append(f"<script type='application/json'>{data}</script><script>{SCRIPT}</script>")
     page = outputs / "index.html"
-    files.write(page, _page("Runs", "\n".join(body)))
+    files.write(page, pages.page("Runs", "\n".join(body), STYLE, POLICY))
     return page
 
 
-def _newest(folder: Path) -> list[str]:
-    return [*_ending(folder), _text(key_results(_facts(folder / "result.json"), limit=6))]
+def _notebook(name: str) -> tuple[str, dict[str, Any] | None]:
+    """The notebook's title, and the defaults of the parameters that it now declares; None where it cannot be read."""
+    title, path = "", paths.notebooks() / f"{name}.ipynb"
+    with contextlib.suppress(parameters.ParameterError):
+        title = parameters.title(path)
+        return title, {name: parameter.default for name, parameter in parameters.declared(path).items()}
+    return title, None
+
+
+def _summary(folder: Path, outputs: Path, defaults: dict[str, Any] | None) -> dict[str, Any]:
+    """What the page says of a run, under names of ours, as short texts and numbers: its files may hold anything."""
+    record, pairs = _facts(folder / "run.json"), _pairs(_facts(folder / "result.json"))
+    values: dict[str, Any] = {}
+    with contextlib.suppress(parameters.ParameterError):
+        values = parameters.load_yaml(folder / "parameters.yaml")
+    words = folder.parent.name, folder.name, runs.status(folder), _get(record, "command", str)
+    facts = dict(zip(("notebook", "folder", "status", "command"), map(parameters.clip, words)))
+    facts |= {"kind": re.match("[a-z]*", facts["status"])[0], "started": _clock(record.get("started"))}
+    facts["seconds"] = record["seconds"] if _is_number(record.get("seconds")) else None
+    facts["address"] = quote(os.fsencode(folder.relative_to(outputs)))
+    environment = _pairs(_facts(folder / "environment.json"))
+    facts |= {"parameters": _pairs(values), "results": pairs, "environment": environment}
+    changed = [n for n, v in values.items() if defaults is None or n not in defaults or defaults[n] != v]
+    promised = [n for each in _get(record, "headline", list)[:20] for n, _ in pairs if f"{n}.".startswith(f"{each}.")]
+    numbers = [n for n, value in pairs if _is_number(value)] or [n for n, _ in pairs]
+    facts |= {"changed": list(map(parameters.clip, changed)), "headline": promised or numbers[:FEW]}
+    facts |= {
+        "promised": bool(promised),
+        "tags": [parameters.clip(_flat(tag)) for tag in _get(record, "tags", list)[:20]],
+    }
+    notes = _get(record, "notes", list)[-20:]
+    facts["notes"] = [[_clock(_get(note, "time")), parameters.clip(_get(note, "text", str), 1000)] for note in notes]
+    ends = [(_plain(name), _get(at, "step"), _get(at, "of")) for name, at in _get(record, "stopped", dict).items()]
+    cut = ", ".join(f"at step {_plain(step)} of {_plain(of)} ({name})" for name, step, of in ends)
+    facts["stopped"] = f"Stopped {cut}: these numbers come from a half-trained model." if cut else ""
+    return facts
 
 
 def _facts(file: Path) -> dict[str, Any]:
     """What the file says, nothing where it is damaged: `runs.problem` says so."""
     try:
-        return files.read_json(file)
-    except files.Unreadable:
+        return files.read_json(file) if not file.is_file() or file.stat().st_size <= MOST_READ else {}
+    except (files.Unreadable, OSError):
         return {}
 
 
-def _ending(folder: Path) -> list[str]:
-    """When the run started, how it ended, how long it took; a record may hold anything."""
-    record, state = _facts(folder / "run.json"), _text(runs.status(folder))
-    started = seconds = ""
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError, OSError):
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(record["started"])))
-    with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-        seconds = f"{float(record['seconds']):.1f} s"
-    return [started, f"<b class='{state}'>{state}</b>", seconds]
+def _get(facts: Any, name: str, kind: type = object) -> Any:
+    """A fact if it is of its kind, else an empty one."""
+    value = facts.get(name) if isinstance(facts, dict) else None
+    return value if isinstance(value, kind) else kind()
 
 
-def _run(folder: Path, outputs: Path, *, is_open: bool) -> str:
-    address, (started, state, seconds) = quote(os.fsencode(folder.relative_to(outputs))), _ending(folder)
-    parts = [f"<summary>{state} {started}, {seconds}</summary>"]
-    sentences = [_facts(folder / "run.json").get("sentence"), runs.problem(folder), _convert(folder)]
-    parts += [f"<p>{_text(sentence)}</p>" for sentence in sentences if sentence]
+def _pairs(facts: dict[str, Any], lead: str = "", depth: int = 3) -> list[list]:
+    """Names and values; what stands inside another fact is called `outer.inner`."""
+    pairs: list[list] = []
+    for name, value in itertools.islice(facts.items(), MOST_FACTS):
+        is_outer = isinstance(value, dict) and value and depth
+        flat = [[parameters.clip(f"{lead}{name}"), _plain(value)]]
+        pairs += _pairs(value, f"{lead}{name}.", depth - 1) if is_outer else flat
+    return pairs[:MOST_FACTS]
+
+
+def _plain(value: Any) -> int | float | str:
+    return value if _is_number(value) else parameters.clip(_flat(value))
+
+
+def _is_number(value: Any) -> bool:
+    """One that JavaScript can hold."""
+    return (type(value) is int and abs(value) < 2**53) or (type(value) is float and math.isfinite(value))
+
+
+def _clock(value: Any) -> str:
+    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(value)))
+    return parameters.clip(value, 30) if isinstance(value, str) else ""
+
+
+def _sweeps(outputs: Path) -> str:
+    """The tables of sweeps as JSON, newest first, as many as there is room for."""
+    lines, room = [], MOST_SWEEPS
+    for file in sorted(outputs.glob("*/sweep-*.json"), key=lambda file: file.name, reverse=True):
+        facts, address = _facts(file), quote(os.fsencode(file.relative_to(outputs)))
+        rows = [
+            [_pairs(_get(row, part, dict)) for part in ("parameters", "results")] for row in _get(facts, "rows", list)
+        ]
+        sweep = {"notebook": parameters.clip(file.parent.name), "name": parameters.clip(file.stem), "address": address}
+        line = _json(sweep | {"varied": [_plain(name) for name in _get(facts, "varied", dict)], "rows": rows})
+        line = line if len(line) <= room else _json(sweep | {"varied": [], "rows": []})
+        lines, room = [*lines, line], room - len(line)
+    return f"[{','.join(lines)}]"
+
+
+def _runs(pairs: list[tuple[Path, dict[str, Any]]], room: int) -> str:
+    """The runs as JSON, newest first, with the curves of as many as there is room for."""
+    pairs = sorted(pairs, key=lambda pair: pair[0].name, reverse=True)
+    lines, left_out = [_json(facts) for _, facts in pairs], 0
+    room -= sum(len(line) + 20 for line in lines)
+    for index, file in enumerate(folder / "metrics.jsonl" for folder, _ in pairs):
+        is_read = room > 0 and file.is_file() and file.stat().st_size <= MOST_READ
+        curves = _json(_curves(file) if is_read else [])
+        if len(curves) > room:
+            room, is_read, curves = 0, False, "[]"  # nor are older ones drawn
+        room, left_out = room - len(curves), left_out + (file.is_file() and not is_read)
+        lines[index] = f'{lines[index][:-1]},"curves":{curves}}}'
+    notices = [f"Curves are thinned to at most {MOST_POINTS} points each; the lowest and the highest ones stay."]
+    why = f"the page would be larger than {MOST_PAGE:,} bytes, or metrics.jsonl is larger than {MOST_READ:,}"
+    notices += [f"The curves of {left_out} runs are left out: {why}."] * (left_out > 0)
+    return f'"notices":{_json(notices)},"runs":[{",".join(lines)}]'
+
+
+def _curves(file: Path) -> list[list]:
+    """Each training's metrics as [step, tokens, seconds, value], in the order of the steps."""
+    trainings: dict[str, dict[float, dict]] = {}
+    for line in file.read_bytes().splitlines():
+        with contextlib.suppress(ValueError, RecursionError):  # a torn line
+            if _is_number(step := _get(record := json.loads(line), "step")):  # after a resume the later line counts
+                trainings.setdefault(str(_plain(record.get("run", ""))), {})[step] = record
+    curves, room = [], MOST_SERIES
+    for training, by_step in trainings.items():
+        records = [by_step[step] for step in sorted(by_step)]
+        axes = [[x if _is_number(x := record.get(axis)) else None for axis in AXES] for record in records]
+        names = dict.fromkeys(
+            name for record in records for name in record if name not in (*AXES, "of", "run", "eta_s")
+        )
+        series = []
+        for name in itertools.islice(names, room):
+            values = [record.get(name) for record in records]
+            points = [
+                [*x, _plain(float(f"{float(y):.6g}"))]
+                for x, y in zip(axes, values)
+                if _is_number(y) or str(y) in ("nan", "inf", "-inf")
+            ]
+            series += [[parameters.clip(name), _thin(points)]] if points else []
+        curves, room = [*curves, [training, series]], room - len(series)
+    return curves
+
+
+def _thin(points: list[list]) -> list[list]:
+    """The first, the last, and of each bucket between them the lowest, the highest and the first that is no number."""
+    if len(points) <= MOST_POINTS:
+        return points
+    size, chosen = -(-len(points) // ((MOST_POINTS - 2) // 3)), {0, len(points) - 1}
+    for start in range(0, len(points), size):
+        bucket = range(start, min(start + size, len(points)))
+        numbers = sorted((i for i in bucket if _is_number(points[i][3])), key=lambda i: points[i][3])
+        chosen.update(numbers[:1], numbers[-1:], [i for i in bucket if not _is_number(points[i][3])][:1])
+    return [points[i] for i in sorted(chosen)]
+
+
+def _json(value: Any) -> str:
+    """JSON of ASCII alone, in which no character can end the script element that it stands in."""
+    line = json.dumps(value, allow_nan=False, separators=(",", ":"))  # U+2028 is escaped like all that is not ASCII
+    return line.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _ending(facts: dict[str, Any], between: str = ", ") -> str:
+    """How the run ended, when it started, how long it took."""
+    state = f"<b class='{facts['kind']}'>{text(facts['status'])}</b>"
+    seconds = "" if facts["seconds"] is None else f"{facts['seconds']:.1f} s"
+    return between.join(filter(None, [state, text(facts["started"]), seconds]))
+
+
+def _chips(facts: dict[str, Any]) -> str:
+    """The results that the notebook's title promises, each a piece of its own; tags; whether it was stopped."""
+    results = dict(facts["results"])
+    pieces = [("fact", f"{name} {_flat(results[name])}") for name in facts["headline"]]
+    pieces += [("tag", tag) for tag in facts["tags"]] + [("banner", facts["stopped"])] * bool(facts["stopped"])
+    return " ".join(f"<span class='{kind}'>{text(piece)}</span>" for kind, piece in pieces)
+
+
+def _run(folder: Path, facts: dict[str, Any], *, is_open: bool) -> str:
+    address = facts["address"]
+    parts = [f"<summary>{_ending(facts)} {_chips(facts)}</summary>"]
+    sentences = [_facts(folder / "run.json").get("sentence"), runs.problem(folder), pages.convert(folder)]
+    sentences += [": ".join(filter(None, note)) for note in facts["notes"]]
+    parts += [f"<p>{text(sentence)}</p>" for sentence in sentences if sentence]
     links = [("notebook.html", "notebook as a page"), ("notebook.ipynb", "notebook")]
     links += [("metrics.jsonl", "metrics"), ("parameters.yaml", "parameters")]
-    links = [f"<a href='{address}/{name}'>{text}</a>" for name, text in links if (folder / name).exists()]
-    parts.append(f"<p>{' · '.join(links)} <span class='muted'>{_text(folder.name)}</span></p>")
-    parts.append(_listed("Results", _facts(folder / "result.json")))
-    parts.append(_listed("Parameters that differ from the defaults", _changed(folder)))
+    links = [f"<a href='{address}/{name}'>{label}</a>" for name, label in links if (folder / name).exists()]
+    parts.append(f"<p>{' · '.join(links)} <span class='muted'>{text(folder.name)}</span></p>")
+    parts.append(_listed("Results", _facts(folder / "result.json").items()))
+    changed = [pair for pair in facts["parameters"] if pair[0] in facts["changed"]]
+    parts.append(_listed("Parameters that differ from the defaults", changed))
     for figure in sorted((folder / "figures").glob("*.png")):
-        source = f"{address}/figures/{quote(os.fsencode(figure.name))}"
-        parts.append(f"<img src='{source}' alt='{_text(figure.stem)}' loading='lazy'>")
-    environment = _listed("", _facts(folder / "environment.json"))
+        source, caption = f"{address}/figures/{quote(os.fsencode(figure.name))}", text(_caption(figure) or figure.stem)
+        image = f"<img src='{source}' alt='{caption}' loading='lazy'>"
+        parts.append(f"<figure>{image}<figcaption>{caption}</figcaption></figure>")
+    environment = _listed("", _facts(folder / "environment.json").items())
     parts.append(f"<details><summary>Environment</summary>{environment}</details>" if environment else "")
-    return f"<details{' open' if is_open else ''}>{''.join(parts)}</details>"
+    return f"<details id='{address}'{' open' if is_open else ''}>{''.join(parts)}</details>"
 
 
-def _changed(folder: Path) -> dict[str, Any]:
-    """The run's parameters that are not what the notebook now declares; all of them when that cannot be read."""
-    try:
-        values = parameters.load_yaml(folder / "parameters.yaml")
-    except parameters.ParameterError:
-        return {}
-    try:
-        known = parameters.declared(paths.notebooks() / f"{folder.parent.name}.ipynb")
-    except parameters.ParameterError:
-        return values
-    return {name: value for name, value in values.items() if name not in known or known[name].default != value}
+def _caption(picture: Path) -> str:
+    """The sentence that `show.Picture` wrote into the PNG."""
+    from PIL import Image
+
+    if picture.is_file():  # a pipe would never end
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):  # whatever PIL makes of damage
+            with Image.open(picture, formats=["PNG"]) as opened:
+                return str(opened.info.get("Description", ""))
+    return ""
 
 
-def _convert(folder: Path) -> str | None:
-    """Bring notebook.html up to date where there is a notebook; what kept it from that, in one sentence."""
-    source, page = folder / "notebook.ipynb", folder / "notebook.html"
-    try:
-        if not source.exists() or (page.stat().st_mtime >= source.stat().st_mtime and POLICY in page.read_text()):
-            return None
-    except (OSError, ValueError):  # no page yet
-        pass
-    try:
-        parameters.cells(source)  # a file that is none, or too large
-        files.write(page, _page(folder.parent.name, *_body(source)))
-    except files.Unwritable:
-        raise
-    except Exception as error:  # of any type: whatever the libraries make of a damaged notebook
-        page.unlink(missing_ok=True)
-        return f"unreadable: {paths.short(source)}: {parameters.clip(str(error))}"
-    return None
-
-
-def _body(source: Path) -> tuple[str, str]:
-    """The notebook as HTML, and the colours of its code."""
-    import nbformat
-    from bleach.css_sanitizer import ALLOWED_CSS_PROPERTIES, CSSSanitizer
-    from bleach.sanitizer import Cleaner
-    from nbconvert import HTMLExporter
-    from pygments.formatters import HtmlFormatter
-
-    notebook = nbformat.read(source, as_version=4)
-    notebook.metadata.pop("widgets", None)  # their script would come from the network
-    protocols, looks = ("http", "https", "mailto", "data"), CSSSanitizer(ALLOWED_CSS_PROPERTIES | LOOKS)
-    clean = Cleaner(TAGS, _is_harmless, protocols, strip=True, css_sanitizer=looks).clean
-    # the 'basic' template is the notebook's body alone: no script, no font, no style from elsewhere
-    exporter = HTMLExporter(template_name="basic", sanitize_html=True)
-    # its own filter drops all colours and the heads of tables
-    exporter.register_filter("clean_html", lambda part: clean(_bounded(str(part))))
-    body = clean(exporter.from_notebook_node(notebook)[0])  # once more as a whole: its templates quote not everything
-    light, dark = (HtmlFormatter(style=name).get_style_defs(".highlight") for name in ("default", "github-dark"))
-    return body, f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n.highlight {{ background: none }}"
-
-
-def _bounded(part: str) -> str:
-    """Without the words of styles and scripts, and with no more tags than a parser can nest in seconds."""
-    if (tags := part.count("<")) > MOST_TAGS:
-        return f"<p>({tags:,} tags: too many for this page; they are in notebook.ipynb)</p>"
-    return HIDDEN.sub("", part)
-
-
-def _is_harmless(tag: str, name: str, value: str) -> bool:
-    if (tag, name) in (("a", "href"), ("img", "src")):
-        return re.fullmatch(LEADS[tag], value, re.DOTALL) is not None
-    return name in ATTRIBUTES
-
-
-def _listed(title: str, facts: dict[str, Any]) -> str:
-    rows = [[_text(name), f"<code>{_text(_flat(value))}</code>"] for name, value in facts.items()]
+def _listed(title: str, facts: Iterable[tuple[str, Any]]) -> str:
+    rows = [[text(name), f"<code>{text(_flat(value))}</code>"] for name, value in facts]
     return (f"<p class='muted'>{title}</p>" if title else "") + _table(rows) if rows else ""
 
 
@@ -205,13 +293,3 @@ def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:
     top = "<tr>" + "".join(f"<th>{name}</th>" for name in head) + "</tr>" if head else ""
     lines = ["<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows]
     return f"<table>{top}{''.join(lines)}</table>"
-
-
-def _page(title: str, body: str, style: str = "") -> str:
-    top = "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-    return f"{top}{POLICY}<title>{_text(title)}</title><style>{STYLE}{style}</style><body>{body}</body></html>"
-
-
-def _text(value: Any) -> str:
-    text = str(value).encode("utf-8", "replace").decode()  # half a pair of surrogates has no place in a page
-    return html.escape(text, quote=True)
