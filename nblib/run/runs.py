@@ -101,6 +101,10 @@ class Run:
                     fig.savefig(partial, format="png", dpi=160)
         return fig
 
+    def headline(self, *names: str) -> None:
+        """Name the one to three results that the notebook's title promises."""
+        note(self.dir, {"headline": list(names)})
+
     def finish(self) -> None:
         """Mark a run made by hand as done; under the runner it is the runner who says so."""
         if self.events is not None:
