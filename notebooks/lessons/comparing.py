@@ -28,6 +28,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from lessons import seeds
 from nblib import files, paths
@@ -44,6 +45,7 @@ COSTS = {  # what result.json may say of a run, and its name on an axis
     "seconds": "seconds of training",
 }
 COLOURS = [f"tab:{name}" for name in ("blue", "orange", "green", "red", "purple", "brown", "pink", "olive", "cyan")]
+MARKERS = "osD^vP*X"
 Points = list[tuple[float, float]]
 BESIDE = "beside the one before"
 
@@ -311,6 +313,19 @@ def flips(one: Mapping[str, Mapping[int, float]], other: Mapping[str, Mapping[in
     return pairs
 
 
+def moves(losses: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str]:
+    """A sentence for each pair that two axes tell apart and order the other way round, and for each method that leads
+    on one axis and is out on another. Empty where the order does not hang on the axis."""
+    sentences = []
+    for one, other in itertools.combinations(losses, 2):
+        for a, b in flips(losses[one], losses[other]):
+            sentences.append(f"{a} and {b} change places between {one} and {other}")
+    for one, other in itertools.permutations(losses, 2):
+        if (first := leader(ranking(losses[one]))) in losses[one] and first not in losses[other]:
+            sentences.append(f"{first} leads at {one} and is out at {other}")
+    return sentences
+
+
 def places(orders: Mapping[str, Sequence[Mapping[str, Any]]], methods: Sequence[str]) -> list[dict[str, str]]:
     """A row per method with its place on each axis; `=` where it cannot be told from the one before it."""
     rows = []
@@ -374,92 +389,106 @@ def overview(trained: Sequence[Trained]) -> list[dict[str, Any]]:
     return rows
 
 
-def colours(trained: Iterable[Trained]) -> dict[str, str]:
-    """One colour per method, the same in every figure."""
-    return dict(zip(dict.fromkeys(t.label for t in trained), itertools.cycle(COLOURS)))
+def looks(trained: Iterable[Trained]) -> dict[str, tuple[str, str]]:
+    """A colour and a marker per method, the same in every figure."""
+    labels = dict.fromkeys(t.label for t in trained)
+    return dict(zip(labels, zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS))))
 
 
-def _legend(figure: Figure, axes: Any) -> None:
-    handles = dict(pair[::-1] for each in axes for pair in zip(*each.get_legend_handles_labels()))
-    figure.legend(handles.values(), handles, frameon=False, loc="outside right upper", fontsize=9)
+def _panels(trained: Sequence[Trained], columns: int, height: float) -> tuple[Figure, Any, list[list[Trained]]]:
+    """A row of axes per group, new weights above the base model: their losses are too far apart for one scale."""
+    groups = [group for new in (True, False) if (group := [t for t in trained if t.new is new])]
+    figure = Figure(figsize=(9.6, height * len(groups) + 0.4), layout="constrained")
+    panels = figure.subplots(len(groups), columns, sharex="col", sharey="row", squeeze=False)
+    for axes in panels.flat:
+        axes.grid(alpha=0.3)
+    for row, group in zip(panels, groups):
+        row[0].set_ylabel("from new weights" if group[0].new else "from the base model")
+    return figure, panels, groups
+
+
+def _legend(figure: Figure, panels: Any, trained: Sequence[Trained]) -> None:
+    drawn = {label: handle for axes in panels.flat for handle, label in zip(*axes.get_legend_handles_labels())}
+    labels = [label for label in looks(trained) if label in drawn]
+    figure.legend([drawn[label] for label in labels], labels, frameon=False, loc="outside right upper", fontsize=9)
+
+
+def _scales(groups: list) -> str:
+    return " Above: new weights; below: the base model, on a scale of its own." if len(groups) > 1 else ""
 
 
 def curves(trained: Sequence[Trained]) -> show.Picture:
-    """Held-out loss over steps, tokens and seconds, a line per run; new weights above, the base model's below."""
-    groups = [g for new in (True, False) if (g := [t for t in trained if t.new is new])]
-    figure = Figure(figsize=(9.4, 2.1 * len(groups) + 0.4), layout="constrained")
-    panels, colour = (
-        figure.subplots(len(groups), len(AXES), sharex="col", sharey="row", squeeze=False),
-        colours(trained),
-    )
+    """Held-out loss over steps, tokens and seconds, a line per run."""
+    figure, panels, groups = _panels(trained, len(AXES), 2.1)
+    look = looks(trained)
     for row, group in zip(panels, groups):
         for axes, axis in zip(row, AXES):
             for t in group:
                 style = "-" if t.whole else ":"
-                axes.plot(*zip(*t.curves[axis]), style, color=colour[t.label], label=t.label, linewidth=1.1, alpha=0.8)
-            axes.grid(alpha=0.3)
-        row[0].set_ylabel("from new weights" if group[0].new else "from the base model")
+                colour, _ = look[t.label]
+                axes.plot(*zip(*t.curves[axis]), style, color=colour, label=t.label, linewidth=1.1, alpha=0.8)
+        row[-1].axvline(budget(group, "seconds"), color="black", linestyle="--", linewidth=0.8)
     for axes, name in zip(panels[-1], AXES.values()):
         axes.set_xlabel(name)
-    for row, group in zip(panels, groups):
-        row[-1].axvline(budget(group, "seconds"), color="black", linestyle="--", linewidth=0.8)
-    _legend(figure, panels.flat)
-    words = "Held-out loss in nats per token; one line per run, one colour per method, one line of it per seed."
-    if len(groups) > 1:
-        words += " Above: new weights. Below: the base model, on a scale of its own."
+    _legend(figure, panels, trained)
+    words = f"Held-out loss in nats per token; a colour per method, a line per seed.{_scales(groups)}"
     words += " Tokens and seconds count what a method needs before its first step. Dashed: the end of the fastest run."
     return show.Picture(figure, words, title="The same runs over three axes")
 
 
 def costs(trained: Sequence[Trained]) -> show.Picture:
-    """Loss at the end against each cost that was noted, with the range of the seeds."""
-    noted = [cost for cost in COSTS if any(cost in t.costs for t in trained)]
-    rows = -(-len(noted) // 3)
-    figure = Figure(figsize=(9.4, 2.3 * rows + 0.3), layout="constrained")
-    panels, colour = figure.subplots(rows, min(3, len(noted)), sharey=True, squeeze=False), colours(trained)
-    for axes, cost in zip(panels.flat, noted):
-        _points(axes, trained, cost, colour)
-    for axes in list(panels.flat)[len(noted) :]:
-        axes.axis("off")
-    for axes in panels[:, 0]:
-        axes.set_ylabel("held-out loss")
-    _legend(figure, panels.flat)
-    words = (
-        "Lower and further left is better. One point per method: the mean over seeds; the bar is their range. Circles "
-        "begin from the base model, squares with new weights."
-    )
+    """Loss at the end against each cost in bytes that was noted, with the range of the seeds."""
+    noted = [cost for cost in COSTS if cost.endswith("bytes") and any(cost in t.costs for t in trained)]
+    figure, panels, groups = _panels(trained, max(1, len(noted)), 1.9)
+    for column, cost in zip(panels.T, noted):
+        _points(column, groups, trained, cost)
+    _legend(figure, panels, trained)
+    words = "Lower and further left is better. A point per method: the mean; the bar is the range of the seeds."
     orders = {tuple(sorted(p, key=lambda method: p[method][0])) for cost in noted for p in [means(trained, cost)]}
-    words += f" {len(noted)} costs put the methods into {len(orders)} orders." if len(noted) > 1 else ""
-    return show.Picture(figure, words, title="The loss at the end, against what it costs")
+    words += f"{_scales(groups)} The {len(noted)} kinds of bytes put the methods into {len(orders)} orders."
+    return show.Picture(
+        figure, words if noted else "No run noted its bytes.", title="The loss at the end, against bytes"
+    )
 
 
-def _points(axes: Any, trained: Sequence[Trained], cost: str, colour: Mapping[str, str]) -> None:
-    losses, new = by_method(trained, lambda t: t.loss), {t.label: t.new for t in trained}
-    for method, (x, loss) in means(trained, cost).items():
-        of = losses[method].values()
-        reach = [[loss - min(of)], [max(of) - loss]]
-        look = dict(color=colour[method], marker="s" if new[method] else "o", markersize=5, capsize=2, linestyle="")
-        axes.errorbar(x, loss, yerr=reach, label=method, **look)
-    log = cost.endswith("bytes")
-    axes.set(xlabel=COSTS[cost], xscale="log" if log else "linear")
-    axes.grid(alpha=0.3)
+def _points(column: Any, groups: list, trained: Sequence[Trained], cost: str) -> None:
+    """The methods in the axes of their group; bytes in MB, on a logarithmic scale."""
+    look, size = looks(trained), 1e6 if cost.endswith("bytes") else 1
+    for axes, group in zip(column, groups):
+        losses = by_method(group, lambda t: t.loss)
+        for n, (method, (x, loss)) in enumerate(means(group, cost).items()):
+            of, (colour, marker) = losses[method].values(), look[method]
+            reach = [[loss - min(of)], [max(of) - loss]]
+            style = dict(color=colour, marker=marker, markersize=8 - n, linestyle="", capsize=2, zorder=3 + n)
+            axes.errorbar(x / size, loss, yerr=reach, label=method, **style)
+    axes = column[-1]
+    axes.set_xlabel(COSTS[cost].replace("bytes", "MB"))
+    if size > 1:
+        axes.set_xscale("log")
+        axes.margins(x=0.1)
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def fronts(trained: Sequence[Trained], chosen: Sequence[str]) -> show.Picture:
-    """The Pareto front of loss against each of a few costs."""
-    figure = Figure(figsize=(9.4, 2.9), layout="constrained")
-    panels, colour = figure.subplots(1, len(chosen), sharey=True, squeeze=False)[0], colours(trained)
+    """The Pareto front of loss against each of a few costs, over all groups."""
+    figure, panels, groups = _panels(trained, len(chosen), 2.0)
     sentences = []
-    for axes, cost in zip(panels, chosen):
-        _points(axes, trained, cost, colour)
-        points = means(trained, cost)
-        edge = sorted(points[name] for name in front(points))
-        axes.step(*zip(*edge), where="post", color="black", linewidth=0.9, zorder=0)
+    for column, cost in zip(panels.T, chosen):
+        _points(column, groups, trained, cost)
+        points, size = means(trained, cost), 1e6 if cost.endswith("bytes") else 1
         on = sorted(front(points), key=lambda name: points[name])
-        sentences.append(f"{COSTS[cost]}: {', '.join(on)}")
-    panels[0].set_ylabel("held-out loss")
-    _legend(figure, panels)
-    words = f"Black: the front. Whatever lies above or right of it is beaten. On it, by {'; by '.join(sentences)}."
+        edge = [(points[name][0] / size, points[name][1]) for name in on]
+        for axes in column:  # one line through both scales
+            low, high = axes.get_ylim()
+            far = (max(x for x, _ in points.values()) / size, edge[-1][1])
+            axes.step(*zip((edge[0][0], 99.0), *edge, far), where="post", color="black", linewidth=0.9, zorder=1)
+            axes.set_ylim(low, high)
+        sentences.append(f"{COSTS[cost].replace('bytes', 'MB')}: {', '.join(on)}")
+    _legend(figure, panels, trained)
+    words = f"Black: the front. What lies above or right of it is beaten.{_scales(groups)} On it, by "
+    words += f"{'; by '.join(sentences)}."
     return show.Picture(figure, words, title="Pareto fronts: what no other method beats")
 
 
@@ -468,13 +497,13 @@ def spread(trained: Sequence[Trained]) -> show.Picture:
     groups = [g for new in (False, True) if (g := [t for t in trained if t.new is new])]
     tables = [by_method(group, lambda t: t.loss) for group in groups]
     figure = Figure(figsize=(9.4, 0.9 + 0.33 * max(map(len, tables))), layout="constrained")
-    panels, colour = figure.subplots(1, len(groups), squeeze=False)[0], colours(trained)
+    panels, look = figure.subplots(1, len(groups), squeeze=False)[0], looks(trained)
     for axes, group, table in zip(panels, groups, tables):
         order = [row["method"] for row in ranking(table)][::-1]
         for method in order:
             of = list(table[method].values())
-            axes.plot([min(of), max(of)], [method, method], color=colour[method], linewidth=1)
-            axes.plot(of, [method] * len(of), "o", color=colour[method], markersize=5)
+            axes.plot([min(of), max(of)], [method, method], color=look[method][0], linewidth=1)
+            axes.plot(of, [method] * len(of), "o", color=look[method][0], markersize=5)
         axes.set(xlabel=f"held-out loss, from {'new weights' if group[0].new else 'the base model'}")
         axes.margins(y=0.25)
         axes.grid(alpha=0.3, axis="x")

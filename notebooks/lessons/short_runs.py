@@ -26,6 +26,7 @@ import json
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -72,7 +73,9 @@ def full(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
 
 def lora(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
     shape = dict(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(copy.deepcopy(setup.model), LoraConfig(**shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft asks transformers by a name that is on its way out
+        model = get_peft_model(copy.deepcopy(setup.model), LoraConfig(**shape))
     optimizer = train.adamw(model, lr=lr, weight_decay=0.0)
     return Contender(model, [optimizer], losses.causal_lm, model.save_pretrained, needs_base=True)
 
