@@ -133,6 +133,9 @@ def load(folders: Iterable[Path]) -> tuple[list[Trained], list[dict[str, str]]]:
             except _Skip as why:
                 left_out.append({"run": name, "training": training or "the only one", "left out because": str(why)})
     comparable = _alike(read, left_out)
+    if not comparable:
+        reasons = "; ".join(f"{row['run']}: {row['left out because']}" for row in left_out[:3]) or "there are none"
+        raise ParameterError(f"runs: none of these runs can be compared. {reasons}")
     return sorted(_trained(comparable), key=lambda t: (t.new, t.method, t.seed)), left_out
 
 
@@ -326,10 +329,10 @@ def moves(losses: Mapping[str, Mapping[str, Mapping[int, float]]]) -> list[str]:
     return sentences
 
 
-def places(orders: Mapping[str, Sequence[Mapping[str, Any]]], methods: Sequence[str]) -> list[dict[str, str]]:
+def places(orders: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, str]]:
     """A row per method with its place on each axis; `=` where it cannot be told from the one before it."""
     rows = []
-    for method in methods:
+    for method in dict.fromkeys(row["method"] for ranked in orders.values() for row in ranked):
         row = {"method": method}
         for axis, ranked in orders.items():
             own = next((r for r in ranked if r["method"] == method), None)
@@ -431,7 +434,7 @@ def curves(trained: Sequence[Trained]) -> show.Picture:
     for axes, name in zip(panels[-1], AXES.values()):
         axes.set_xlabel(name)
     _legend(figure, panels, trained)
-    words = f"Held-out loss in nats per token; a colour per method, a line per seed.{_scales(groups)}"
+    words = f"Loss on the validation rows, nats per token; a colour per method, a line per seed.{_scales(groups)}"
     words += " Tokens and seconds count what a method needs before its first step. Dashed: the end of the fastest run."
     return show.Picture(figure, words, title="The same runs over three axes")
 
@@ -461,12 +464,13 @@ def _points(column: Any, groups: list, trained: Sequence[Trained], cost: str) ->
             reach = [[loss - min(of)], [max(of) - loss]]
             style = dict(color=colour, marker=marker, markersize=8 - n, linestyle="", capsize=2, zorder=3 + n)
             axes.errorbar(x / size, loss, yerr=reach, label=method, **style)
-    axes = column[-1]
+    for axes in column:
+        axes.margins(x=0.15)
     axes.set_xlabel(COSTS[cost].replace("bytes", "MB"))
     if size > 1:
+        x = [x for x, _ in means(trained, cost).values()]
         axes.set_xscale("log")
-        axes.margins(x=0.1)
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(x) > 6 * min(x) else (1, 2, 3, 5, 7)))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
 
