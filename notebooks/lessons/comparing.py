@@ -462,7 +462,7 @@ def _points(column: Any, groups: list, trained: Sequence[Trained], cost: str) ->
         for n, (method, (x, loss)) in enumerate(means(group, cost).items()):
             of, (colour, marker) = losses[method].values(), look[method]
             reach = [[loss - min(of)], [max(of) - loss]]
-            style = dict(color=colour, marker=marker, markersize=8 - n, linestyle="", capsize=2, zorder=3 + n)
+            style = dict(color=colour, marker=marker, markersize=max(4, 8 - n), linestyle="", capsize=2, zorder=3 + n)
             axes.errorbar(x / size, loss, yerr=reach, label=method, **style)
     for axes in column:
         axes.margins(x=0.15)
