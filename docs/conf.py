@@ -46,6 +46,12 @@ notebooks/1*
 ```
 ```{toctree}
 :hidden:
+:caption: Comparison
+:glob:
+notebooks/2*
+```
+```{toctree}
+:hidden:
 :caption: Reference
 docs/claims
 docs/glossary

@@ -14,7 +14,7 @@ from nblib.run import jobs
 from nblib.run.parameters import ParameterError
 
 SOURCES = ("nblib", "notebooks", "doctor/train_doctor", "parameters")
-METHODS = {path.stem for path in paths.notebooks().glob("1*.ipynb")}
+METHODS = {path.stem for path in paths.notebooks().glob("[12]*.ipynb")}
 FIRST = {
     "00_setup",
     "01_freeze_and_adapters",
@@ -112,11 +112,16 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/training_rules.py", {"15_spiking_student"}, None),
         ("notebooks/lessons/pitfalls/four_bit.py", {"01_freeze_and_adapters", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/lrc.py", {"10_lrc", "05_doctor"}, None),
-        ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS, None),
+        ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS - {"20_compare"}, None),
         ("doctor/train_doctor/causes.py", {"05_doctor"} | METHODS, None),
         ("notebooks/lessons/jamba.py", {"12_moe_muon", "14_sparse_depth"}, None),
         ("notebooks/lessons/skipping.py", {"14_sparse_depth"}, None),
-        ("nblib/methods/lrc.py", {"10_lrc"}, {"00_setup", "02_compile_and_checkpointing", "12_moe_muon", "base"}),
+        ("notebooks/lessons/short_runs.py", {"20_compare"}, None),
+        (
+            "nblib/methods/lrc.py",
+            {"10_lrc", "20_compare"},
+            {"00_setup", "02_compile_and_checkpointing", "12_moe_muon", "base"},
+        ),
         ("nblib/base.py", {"00_setup", "01_freeze_and_adapters", "base"} | METHODS, None),
         ("notebooks/lessons/exercises.py", set(), None),
         ("notebooks/lessons/demo.py", set(), None),

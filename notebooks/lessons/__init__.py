@@ -18,6 +18,7 @@
     teacher_agreement             a student beside its teacher: 13 and 15
     seeds, progress_line          two trainings at several seeds; a line for one of many: 13 and 15
     training_rules, spiking_health  rules and thresholds of a write-up: 15
+    short_runs, comparing         six methods on the same rows; any runs over tokens, seconds and bytes: 20
 
 Importing it is light: torch comes with the module that needs it.
 

@@ -208,6 +208,11 @@ def _near(answers: float | Sequence[float], *expected: float) -> bool:
     )
 
 
+def _kept(answer: Callable, *points: tuple) -> list[tuple]:
+    """What is left of these points, as a list of tuples."""
+    return [tuple(point) for point in answer(list(points))]
+
+
 EXERCISES = {
     "00.schedule": [  # (step, total, warmup) -> factor
         ("The first step should already move the weights: what is the factor at step 0?", lambda f: f(0, 100, 10) > 0),
@@ -555,5 +560,57 @@ EXERCISES = {
             lambda f: f(torch.tensor([[0.5, 0.1], [500.0, 100.0]]), 1.0).tolist() == [[1.0, 0.0]] * 2,
         ),
         ("Backward it acts as its input: every input has a gradient of one.", lambda f: _passes_on(f)),
+    ],
+    "20.front": [  # points, as tuples of two or more numbers, smaller is better -> those that nobody beats
+        (
+            "Of points that are better in one number and worse in the other, all stay: try (1, 3), (2, 2) and (3, 1).",
+            lambda f: _kept(f, (1, 3), (2, 2), (3, 1)) == [(1, 3), (2, 2), (3, 1)],
+        ),
+        (
+            "Whoever is worse in both is beaten: try (1, 1) and (2, 2).",
+            lambda f: _kept(f, (1, 1), (2, 2)) == [(1, 1)],
+        ),
+        (
+            "Equal in one number and better in the other is enough: try (1, 2) and (1, 3), then (2, 1) and (3, 1).",
+            lambda f: _kept(f, (1, 3), (1, 2)) == [(1, 2)] and _kept(f, (3, 1), (2, 1)) == [(2, 1)],
+        ),
+        (
+            "Two equal points do not beat each other: both stay.",
+            lambda f: _kept(f, (1, 1), (1, 1)) == [(1, 1), (1, 1)],
+        ),
+        (
+            "Any count of numbers: (2, 2, 1) is beaten in two of them by (1, 1, 2), and still stays.",
+            lambda f: _kept(f, (1, 1, 2), (2, 2, 1), (2, 2, 2)) == [(1, 1, 2), (2, 2, 1)],
+        ),
+        (
+            "Keep the order in which the points were given.",
+            lambda f: _kept(f, (3, 1), (1, 3), (2, 2)) == [(3, 1), (1, 3), (2, 2)],
+        ),
+    ],
+    "20.leader": [  # ({name: [(cost, loss), ...]}, budget) -> the name with the lowest loss there, or None
+        (
+            "At a budget where both were judged, the lower loss leads.",
+            lambda f: f({"a": [(0, 9.0), (1, 5.0)], "b": [(0, 9.0), (1, 4.0)]}, 1) == "b",
+        ),
+        (
+            "Between two points take the straight line: at 1, halfway from 9 to 1 is 5.",
+            lambda f: (
+                f({"a": [(0, 9.0), (2, 1.0)], "b": [(0, 9.0), (1, 4.0)]}, 1) == "b"
+                and f({"a": [(0, 9.0), (2, 1.0)], "b": [(0, 9.0), (1, 6.0)]}, 1) == "a"
+            ),
+        ),
+        (
+            "What comes later does not count: at the budget 1 a loss that is reached at 2 is not there yet.",
+            lambda f: f({"a": [(0, 5.0), (1, 4.0)], "b": [(0, 9.0), (1, 8.0), (2, 0.5)]}, 1) == "a",
+        ),
+        (
+            "A curve that ends before the budget takes no part, however low it is.",
+            lambda f: f({"a": [(0, 5.0), (1, 0.5)], "b": [(0, 9.0), (2, 8.0)]}, 1.5) == "b",
+        ),
+        (
+            "Nor does one that begins after it: what was spent before the first step is spent.",
+            lambda f: f({"a": [(2, 1.0), (3, 0.5)], "b": [(0, 9.0), (4, 8.0)]}, 1) == "b",
+        ),
+        ("Where nobody gets to the budget the answer is None.", lambda f: f({"a": [(0, 5.0), (1, 4.0)]}, 9) is None),
     ],
 }

@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 import torch
 
-from lessons import bf16_adamw, check
+from lessons import bf16_adamw, check, comparing
 from lessons.exercises import EXERCISES
 from lessons.pitfalls import distillation, gradient_flow
 from nblib import train, wiring
@@ -112,6 +112,18 @@ def _spiked(x, alpha, theta=None):
     return (x > theta).float() - (x < -theta).float() + (x - x.detach())
 
 
+def _unbeaten(points):
+    def beats(q, p):
+        return q != p and all(a <= b for a, b in zip(q, p))
+
+    return [p for p in points if not any(beats(q, p) for q in points)]
+
+
+def _lowest(losses):
+    known = {name: loss for name, loss in losses.items() if loss is not None}
+    return min(known, key=known.get, default=None)
+
+
 RIGHT = {
     "00.schedule": lambda step, total, warmup: train.cosine(total, warmup=warmup)(step),
     "00.bits_per_byte": lambda loss, tokens, size: loss * tokens / math.log(2) / size,
@@ -139,6 +151,8 @@ RIGHT = {
     "14.ahead": _all_heads,
     "15.recurrence": lambda x, d: goose.scan(x[None], d)[0],
     "15.spike": _spiked,
+    "20.front": _unbeaten,
+    "20.leader": lambda curves, budget: _lowest({n: comparing.at(points, budget) for n, points in curves.items()}),
 }
 WRONG = {
     "00.schedule": [
@@ -321,6 +335,27 @@ WRONG = {
         lambda x, alpha: _spiked(x, alpha).clamp_min(0),  # never negative
         lambda x, alpha: _spiked(x, 1.0),
         lambda x, alpha: x * _spiked(x, alpha).detach().abs(),  # the gradient of those that spike alone
+    ],
+    "20.front": [
+        lambda points: points,
+        lambda points: [min(points, key=sum)],  # one winner
+        lambda points: sorted(_unbeaten(points)),  # in another order
+        lambda points: [points[n] for n in comparing.front(dict(enumerate(points)))],  # looks at two numbers alone
+        lambda points: list(dict.fromkeys(_unbeaten(points))),  # equal ones once
+        lambda points: [p for p in points if not any(all(a < b for a, b in zip(q, p)) for q in points)],  # in all
+        lambda points: [p for p in points if not any(any(a < b for a, b in zip(q, p)) for q in points)],  # in any
+        lambda points: [p for p in points if not any(all(a <= b for a, b in zip(q, p)) for q in points)],  # by itself
+    ],
+    "20.leader": [
+        lambda curves, budget: min(curves, key=lambda n: curves[n][-1][1]),  # at the end
+        lambda curves, budget: min(curves, key=lambda n: min(loss for _, loss in curves[n])),
+        lambda curves, budget: _lowest(
+            {n: comparing.at([(-9, c[0][1]), *c], budget) for n, c in curves.items()}
+        ),  # early
+        lambda curves, budget: _lowest({n: comparing.at([*c, (99, c[-1][1])], budget) for n, c in curves.items()}),
+        lambda curves, budget: _lowest({n: dict(c).get(budget) for n, c in curves.items()}),  # no line between points
+        lambda curves, budget: min(curves, key=lambda n: comparing.at(curves[n], budget) or 99),  # never None
+        lambda curves, budget: _lowest({n: -(comparing.at(c, budget) or -99) for n, c in curves.items()}),
     ],
 }
 
