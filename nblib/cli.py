@@ -243,9 +243,9 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _refresh(options: argparse.Namespace) -> int:
-    from nblib.run import jobs, refresh, runner
+    from nblib.run import jobs, runner
 
-    outcomes = refresh.refresh(options.notebooks or jobs.names())
+    outcomes = _import("lessons.refresh", "-e .").refresh(options.notebooks or jobs.names())
     options.ran = True
     print(f"\n{runner.summary(outcomes)}")
     return runner.exit_code(outcomes)

@@ -352,11 +352,11 @@ class Page:
         if self.depth:
             now = self.times.get(self.key, 0) - self._running()
             left = max(0, now) + sum(self.times.get(key, 0) for key in codes[number or len(codes) :])
-            return f"{at}, {_clock(seconds)}" + (f", about {_clock(left)} left" if self.times else "")
+            return f"{at}, {runs.clock(seconds)}" + (f", about {runs.clock(left)} left" if self.times else "")
         if self.current.failed:
-            return f"failed in {at}, after {_clock(seconds)}"
+            return f"failed in {at}, after {runs.clock(seconds)}"
         ran = sum(key in self.cells for key in codes)
-        return f"{'' if ran == len(codes) else f'{ran} of '}{len(codes)} cells in {_clock(seconds)}"
+        return f"{'' if ran == len(codes) else f'{ran} of '}{len(codes)} cells in {runs.clock(seconds)}"
 
     def _seconds(self) -> float:
         return round(sum(cell.seconds for cell in list(self.cells.values())) + self._running(), 2)
@@ -408,8 +408,3 @@ def _size(body: Any) -> int:
 
 def _line(text: str, style: str = "") -> dict[str, str]:
     return {"text/plain": text, "text/html": f"<div style='{style}'>{html.escape(text)}</div>"}
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes}:{seconds:02d}"

@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Sequence
 
+from nblib.run.runs import clock
+
 
 class Pace:
     def __init__(self, names: Sequence[str], expected: Sequence[float], waiting: list[int], slots: int):
@@ -46,8 +48,3 @@ class Pace:
         rest = f", about {clock(left)} left" if left < math.inf else ", time left unknown"
         so_far = f"{self.ended} of {len(self.names)} {what}, {clock(time.monotonic() - self.began)}"
         return f"; {so_far}{rest if self.ended < len(self.names) else ''}" if len(self.names) > 1 else ""
-
-
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"

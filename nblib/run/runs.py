@@ -356,6 +356,11 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows)
 
 
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
+
+
 def _drop_torn_line(path: Path) -> None:
     """A kill may have cut the last line short; keep the whole ones."""
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):

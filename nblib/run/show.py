@@ -24,7 +24,7 @@ from typing import Any
 
 from nblib import runtime, train
 from nblib.run.pictures import DPI, Page, Picture, Plain, Points, Table, bars, cell, curves, displayed, live_curves
-from nblib.run.runs import PROGRESS, RUN_DIR, Run
+from nblib.run.runs import PROGRESS, RUN_DIR, Run, clock
 
 __all__ = ["DPI", "NO_WRAP", "Page", "Picture", "Progress", "Table", "Training", "bars", "cell", "curves", "displayed"]
 __all__ += ["predict", "source"]
@@ -81,7 +81,7 @@ class Progress:
         if "grad_norm" in r:
             parts.append(f"gradient norm {r['grad_norm']:.2g}")
         if "tokens_per_s" in r:
-            parts += [f"{r['tokens_per_s']:,.0f} tokens/s", f"{_clock(r['eta_s'])} left"]
+            parts += [f"{r['tokens_per_s']:,.0f} tokens/s", f"{clock(r['eta_s'])} left"]
         if "memory_gib" in r:
             parts.append(f"{r['memory_gib']:.1f} GiB")
         return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
@@ -300,8 +300,3 @@ def _answer(widget) -> Callable[[], None]:
 
     widget.comm.on_msg(heard)
     return status
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"

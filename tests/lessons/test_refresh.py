@@ -7,8 +7,9 @@ import pytest
 import small_notebooks
 from small_notebooks import write
 
+from lessons import refresh
 from nblib import files, paths
-from nblib.run import refresh, runner
+from nblib.run import runner
 
 
 @pytest.fixture
