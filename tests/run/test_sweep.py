@@ -153,6 +153,8 @@ def test_real_runs_the_table_its_files_and_nothing_twice(workbook, capsys):
     assert code == 1 and "cell 5 (`if (rank, sizes)" in err and "ZeroDivisionError" in err
     assert "nblib run 10_lrc -p rank=2 -p steps=7 -p 'sizes=[3]'" in err
     said = [line for line in out.splitlines() if line.startswith("[10_lrc]") and "cell" not in line]
+    ended = [said.pop(n) for n in reversed(range(len(said))) if re.match(r"\[10_lrc\] (done|failed), ", said[n])][::-1]
+    assert [line.split(";")[1].split(",")[0] for line in ended] == [f" {n} of 4 runs" for n in (2, 3, 4)]
     marks = ["1 of 4: rank 2, sizes [1, 2]", "done already", "2 of 4: rank 2, sizes [3]", "runs in"]
     marks += ["3 of 4: rank 4, sizes [1, 2]", "runs in", "4 of 4: rank 4, sizes [3]", "runs in"]
     assert len(said) == len(marks) and all(mark in line for mark, line in zip(marks, said))
