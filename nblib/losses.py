@@ -106,10 +106,22 @@ def supervised(labels: Tensor) -> int | Tensor:
 
 def shifted_rows(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Position t predicts label t + 1; ignored rows are dropped before the head sees them. (n, D), (n,)."""
+    rows = rows_of(labels)
     hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # (B, T, D) -> (B*(T-1), D)
-    keep = labels != IGNORED
-    # Asking waits for the device on CUDA; it saves the copy, and on masked rows the whole head.
-    return (hidden, labels) if bool(keep.all()) else (hidden[keep], labels[keep])
+    return (hidden, labels) if isinstance(rows, slice) else (hidden[rows], labels[rows])
+
+
+def rows_of(labels: Tensor) -> slice | Tensor:
+    """Which of the B*(T-1) shifted rows are supervised: all of them, as a slice, or their numbers. The loop decides it
+    before the labels travel (feed.py)."""
+    rows = getattr(labels, "rows", None)
+    return rows_to_learn(labels) if rows is None else rows
+
+
+def rows_to_learn(labels: Tensor) -> slice | Tensor:
+    """The same, asked of the labels themselves, which waits for a card if they are there."""
+    keep = (labels[:, 1:] != IGNORED).flatten()
+    return slice(None) if bool(keep.all()) else keep.nonzero().squeeze(1)
 
 
 def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:

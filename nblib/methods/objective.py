@@ -204,10 +204,12 @@ def distillation(
     predicts label t + 1, in the form that `scores` (`divergences.live` or `stored`) understands.
     """
     rows, targets = losses.shifted_rows(hidden, labels)  # (n, D), (n,)
-    keep = labels[:, 1:] != losses.IGNORED
-    answers = [tensor[:, : keep.shape[1]][keep] for tensor in answers]
+    which, T = losses.rows_of(labels), labels.shape[1]
+    answers = [tensor[:, : T - 1].flatten(0, 1)[which] for tensor in answers]
     exact = torch.promote_types(hidden.dtype, torch.float32)
-    weights = torch.ones_like(targets, dtype=exact) if token_weights is None else token_weights[:, 1:][keep].to(exact)
+    weights = torch.ones_like(targets, dtype=exact)
+    if token_weights is not None:
+        weights = token_weights[:, 1:].flatten()[which].to(exact)
     parts, function = {}, divergences.DIVERGENCES[divergence]
     row_loss = divergences.mixed_rows(function, temperature, scores, kd=kd, ce=ce, tally=parts)
     chunk = chunk or max(16, CHUNK_ENTRIES // len(weight))
