@@ -9,11 +9,14 @@ parameters, where small updates round to nothing (notebook 03). So `load` asks f
 leaves lower precision to autocast.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import transformers as tf
 from torch import nn
+from transformers import masking_utils
 
 from nblib import runtime
 
@@ -121,3 +124,18 @@ def count(model: nn.Module) -> dict[str, int]:
         "trainable": sum(p.numel() for p in every if p.requires_grad),
         "outside_embeddings": sum(p.numel() for p in every if id(p) not in tied),
     }
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """Inside, each row is one sequence. In every forward pass without a mask, transformers asks the positions whether
+    several documents were packed into a row. That waits for a card, and positions without values cannot be asked."""
+    original = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if original is None:
+        yield
+        return
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
