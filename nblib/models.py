@@ -139,3 +139,25 @@ def whole_rows() -> Iterator[None]:
         yield
     finally:
         masking_utils.find_packed_sequence_indices = original
+
+
+def _in_autocast(product):
+    """The experts' grouped product in the autocast dtype, as nn.Linear would compute it. torch does not autocast it, so
+    beside fp32 weights transformers casts the inputs up. On a card that is ten times slower and asks for the sizes of
+    the groups, one wait for each product."""
+
+    def grouped_mm(inputs, weight, offs):
+        if weight.is_cuda and torch.is_autocast_enabled("cuda"):
+            low = torch.get_autocast_dtype("cuda")
+            inputs, weight = inputs.to(low), weight.to(low)
+        return product(inputs, weight, offs)
+
+    return grouped_mm
+
+
+try:
+    from transformers.integrations import moe as experts
+
+    experts._grouped_mm = _in_autocast(experts._grouped_mm)
+except (ImportError, AttributeError):  # an older transformers, whose experts are a loop over nn.Linear
+    pass
