@@ -20,11 +20,14 @@ Footgun: the gradients are computed for the weights as they are in the forward p
 once. Calling backward twice on the same loss raises.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from nblib import models
 
 IGNORED = -100
 CHUNK_BYTES = 2**27  # logits of one chunk: large enough to keep the matrix products busy, small next to the model
@@ -106,10 +109,22 @@ def supervised(labels: Tensor) -> int | Tensor:
 
 def shifted_rows(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Position t predicts label t + 1; ignored rows are dropped before the head sees them. (n, D), (n,)."""
+    rows = rows_of(labels)
     hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()  # (B, T, D) -> (B*(T-1), D)
-    keep = labels != IGNORED
-    # Asking waits for the device on CUDA; it saves the copy, and on masked rows the whole head.
-    return (hidden, labels) if bool(keep.all()) else (hidden[keep], labels[keep])
+    return (hidden, labels) if isinstance(rows, slice) else (hidden[rows], labels[rows])
+
+
+def rows_of(labels: Tensor) -> slice | Tensor:
+    """Which of the B*(T-1) shifted rows are supervised: all of them, as a slice, or their numbers. The loop decides it
+    before the labels travel (feed.py)."""
+    rows = getattr(labels, "rows", None)
+    return rows_to_learn(labels) if rows is None else rows
+
+
+def rows_to_learn(labels: Tensor) -> slice | Tensor:
+    """The same, asked of the labels themselves, which waits for a card if they are there."""
+    keep = (labels[:, 1:] != IGNORED).flatten()
+    return slice(None) if bool(keep.all()) else keep.nonzero().squeeze(1)
 
 
 def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:
@@ -134,8 +149,17 @@ def hidden_states(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | Non
     if parts is None:
         return None
     backbone, weight = parts
-    inputs = {k: v for k, v in batch.items() if k != "labels"}
-    return backbone(**inputs, use_cache=False).last_hidden_state, weight
+    return forward(backbone, batch).last_hidden_state, weight
+
+
+def forward(model: nn.Module, batch: Batch, *, but: Collection[str] = ("labels",)):
+    """Run the model, or its backbone, on what the batch holds for it. Nothing here waits for a card: rows are packed
+    only where the batch has positions of its own, and a mask that leaves nothing out (feed.py) is no mask."""
+    inputs = {name: tensor for name, tensor in batch.items() if name not in but}
+    if getattr(inputs.get("attention_mask"), "whole", False):
+        del inputs["attention_mask"]
+    with nullcontext() if "position_ids" in inputs else models.whole_rows():
+        return model(**inputs, use_cache=False)
 
 
 def causal_lm(model: nn.Module, batch: Batch) -> Terms:
@@ -144,6 +168,5 @@ def causal_lm(model: nn.Module, batch: Batch) -> Terms:
     if states is not None:
         hidden, targets = shifted_rows(states[0], batch["labels"])
         return {"ce": chunked_loss(hidden, states[1], targets)}
-    inputs = {k: v for k, v in batch.items() if k != "labels"}
-    logits, targets = shifted_rows(model(**inputs, use_cache=False).logits, batch["labels"])
+    logits, targets = shifted_rows(forward(model, batch).logits, batch["labels"])
     return {"ce": F.cross_entropy(logits.float(), targets, reduction="sum")}

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import masking_utils
 
 from nblib import compiling, losses, models, wiring
 
@@ -207,7 +206,7 @@ def estimate(
     for name, most in MOST.items():
         if isinstance(size := getattr(config, name, 1), bool) or not isinstance(size, int) or not 1 <= size <= most:
             raise ValueError(f"the config's {name} = {size!r}: must be a whole number from 1 to {most:,}")
-    with FakeTensorMode(), torch.random.fork_rng(devices=[]), _rows_are_whole():
+    with FakeTensorMode(), torch.random.fork_rng(devices=[]), models.whole_rows():
         model = _build(config, rank)
         if attach:
             attach(model)
@@ -228,21 +227,6 @@ def estimate(
         "logits": marks["loss"] - marks["hidden"],
         "peak": sum(constant.values()) + account.most,
     }
-
-
-@contextmanager
-def _rows_are_whole() -> Iterator[None]:
-    """Positions without values cannot be read. So transformers would expect several documents in a row and build the
-    mask that keeps them apart. The real step does not."""
-    original = getattr(masking_utils, "find_packed_sequence_indices", None)
-    if original is None:
-        yield
-        return
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    try:
-        yield
-    finally:
-        masking_utils.find_packed_sequence_indices = original
 
 
 def config_of(name: str):

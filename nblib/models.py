@@ -9,11 +9,14 @@ parameters, where small updates round to nothing (notebook 03). So `load` asks f
 leaves lower precision to autocast.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import transformers as tf
 from torch import nn
+from transformers import masking_utils
 
 from nblib import runtime
 
@@ -121,3 +124,40 @@ def count(model: nn.Module) -> dict[str, int]:
         "trainable": sum(p.numel() for p in every if p.requires_grad),
         "outside_embeddings": sum(p.numel() for p in every if id(p) not in tied),
     }
+
+
+@contextmanager
+def whole_rows() -> Iterator[None]:
+    """Inside, each row is one sequence. In every forward pass without a mask, transformers asks the positions whether
+    several documents were packed into a row. That waits for a card, and positions without values cannot be asked."""
+    original = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if original is None:
+        yield
+        return
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = original
+
+
+def _in_autocast(product):
+    """The experts' grouped product in the autocast dtype, as nn.Linear would compute it. torch does not autocast it, so
+    beside fp32 weights transformers casts the inputs up. On a card that is ten times slower and asks for the sizes of
+    the groups, one wait for each product."""
+
+    def grouped_mm(inputs, weight, offs):
+        if weight.is_cuda and torch.is_autocast_enabled("cuda"):
+            low = torch.get_autocast_dtype("cuda")
+            inputs, weight = inputs.to(low), weight.to(low)
+        return product(inputs, weight, offs)
+
+    return grouped_mm
+
+
+try:
+    from transformers.integrations import moe as experts
+
+    experts._grouped_mm = _in_autocast(experts._grouped_mm)
+except (ImportError, AttributeError):  # an older transformers, whose experts are a loop over nn.Linear
+    pass

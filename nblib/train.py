@@ -11,8 +11,9 @@ the last micro-batch. So there is no `no_sync` to get wrong, but no overlap with
 for` over `live()`. For the list alone call `fit()`. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
 SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
-Footgun: the loss of every step is read back to the host: a synchronisation per step, and one per micro-batch for the
-label mask. A guard that looks only every hundredth step lets ninety-nine poisoned updates through.
+Footgun: the numbers of every step are read back before its update, so the host waits for a card once per step. That is
+what keeps a poisoned update out: a guard that looks only every hundredth step lets ninety-nine of them through. What a
+loss would ask of the card is answered before the batch travels (feed.py).
 """
 
 import asyncio
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from nblib import checkpoint, guards, losses, runtime, wiring
+from nblib.feed import Feed
 from nblib.losses import Batch, Loss, Terms
 
 MAX_ROLLBACKS = 3
@@ -69,7 +71,8 @@ def steps(
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     for group in _groups(optimizers):
         group.setdefault("base_lr", group["lr"])
-    everything = dict(batches=batches, scaler=scaler)
+    feed = Feed(batches, accumulate=accumulate, device=machine.device)
+    everything = dict(batches=feed, scaler=scaler)
     progress = {"step": 0, "tokens": 0, "seconds": 0.0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     records = [] if records is None else records
     snapshot, reason, warned, clock = None, None, set(), _Clock()
@@ -95,10 +98,10 @@ def steps(
                 group["lr"] = group["base_lr"] * rate
 
             # ------------------------------------------------------------------ the step
-            micro = [_to(next(batches), machine.device) for _ in range(accumulate)]
+            micro, count = next(feed)
             clock.data_ready()
             generators = runtime.generators()
-            tokens = _all_sum(sum(losses.supervised(b["labels"]) for b in micro))  # over all processes
+            tokens = _all_sum(torch.full((), count, device=machine.device))  # over all processes
             sums: Terms = {}
             for batch in micro:
                 with machine.autocast():
@@ -109,6 +112,7 @@ def steps(
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
             norm = nn.utils.clip_grad_norm_(params, clip if clip else math.inf)
+            feed.fetch_ahead()  # while a card works
             *terms, norm, count = _read([*sums.values(), norm, tokens])  # here the host waits for the device
             if count == 0:
                 raise ValueError(f"step {step}: no label is supervised (all are {losses.IGNORED}), so there is no loss")
@@ -128,7 +132,7 @@ def steps(
 
             record = {"step": step + 1, "of": total, "loss": value, **terms, "lr": _groups(optimizers)[0]["lr"]}
             if fault:
-                _roll_back(snapshot, model, optimizers, batches, scaler, progress, fault)
+                _roll_back(snapshot, model, optimizers, feed, scaler, progress, fault)
                 recent, clipped = _windows(progress)
                 records.append(record | {"event": "rollback", "back_to": progress["step"]})
                 yield records[-1]
@@ -253,10 +257,6 @@ def _groups(optimizers: list[Optimizer]) -> list[dict]:
 def _windows(progress: dict) -> tuple[deque, deque]:
     """The recent losses, and which of the recent steps were clipped."""
     return deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
-
-
-def _to(batch: Batch, device: torch.device) -> Batch:
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def _all_sum(tensor: Tensor) -> Tensor:

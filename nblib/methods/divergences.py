@@ -94,10 +94,13 @@ def live(temperature: Tensor, weight: Tensor) -> Scores:
     return scores
 
 
-def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "drawn") -> Scores:
-    """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of four ways."""
+def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "drawn", at: float | None = None) -> Scores:
+    """Scores made from what a cache holds: all tokens, or k of them and their tail, read in one of four ways. `at` is
+    the temperature again where the host knows it; a learned one is left on its device, whose answer would be a wait."""
     check("forward", tail)
-    weights = cache.tail_weights(float(temperature)) if cache.k and tail != "none" else None
+    if cache.k and tail != "none":
+        known = temperature if at is None and temperature.is_cuda else at or float(temperature)
+        of_knot = [_vector(w, temperature) for w in cache.tail_weights(known)]
 
     def everything(a: Tensor, values: Tensor):
         b = (values.to(a.dtype) / temperature).clamp_min_(NEVER)
@@ -109,7 +112,7 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "draw
             return a.new_full((len(a), 1), NEVER), a.new_zeros((len(a), 1))
         flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
         knots = torch.cat([flat, tails.to(a.dtype)], 1)
-        return tuple(knots @ a.new_tensor(w)[:, None] for w in weights)
+        return tuple(knots @ w.to(a.dtype)[:, None] for w in of_knot)
 
     def drawn(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, tokens: Tensor):
         top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
@@ -147,6 +150,11 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "draw
         return ours, torch.cat([top, whole], 1), lambda: torch.cat([top, slope], 1), dealt
 
     return everything if not cache.k else {"drawn": drawn, "spread": spread}.get(tail, bucket)
+
+
+def _vector(numbers: list[float] | list[Tensor], like: Tensor) -> Tensor:
+    """On the device of `like`, filled there, because a copy from the host waits; (n,), fp64."""
+    return torch.stack([torch.full_like(like, 1.0, dtype=torch.float64) * x for x in numbers])
 
 
 def mixed_rows(

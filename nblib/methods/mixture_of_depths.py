@@ -62,9 +62,11 @@ class DepthLayer(nn.Module):
         if self.seen is not None:
             self.seen.append(Choice(scores, guesses, highest, chosen))
         base = x if self.skipped == "identity" else 2 * x
-        if not chosen.any():
+        # in training the number is known; in evaluation a card is asked for it
+        most = most_of(x.shape[1], self.capacity) if chosen is highest else int(chosen.sum(dim=1).max())
+        if most == 0:
             return base
-        order = earliest_first(chosen)  # (B, n)
+        order = earliest_first(chosen, most)  # (B, n)
         before = _rows(x, order)
         change = self._work(before, order, attention_mask, position_ids, options) - before
         new = before + scores.gather(1, order).sigmoid()[..., None] * change
@@ -118,18 +120,21 @@ def choices(model: nn.Module) -> Iterator[dict[str, list[Choice]]]:
 
 def top(scores: Tensor, capacity: float) -> Tensor:
     """The `capacity` share of each row with the highest scores, at least one, as booleans (B, T)."""
-    most = max(1, math.ceil(capacity * scores.shape[1]))
-    picked = scores.topk(most, dim=1).indices
+    picked = scores.topk(most_of(scores.shape[1], capacity), dim=1).indices
     return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, picked, True)
 
 
-def earliest_first(chosen: Tensor) -> Tensor:
-    """Positions of the chosen tokens in their order, (B, n).
+def most_of(length: int, capacity: float) -> int:
+    return max(1, math.ceil(capacity * length))
+
+
+def earliest_first(chosen: Tensor, most: int) -> Tensor:
+    """Positions of the chosen tokens in their order, (B, n), where no row has more than `most` of them.
 
     Rows with fewer than the most are filled up with tokens that were not chosen. They come after all that were, so
     under a causal mask nobody chosen sees them, and their outputs are thrown away.
     """
-    return torch.sort(~chosen, dim=1, stable=True).indices[:, : int(chosen.sum(dim=1).max())]
+    return torch.sort(~chosen, dim=1, stable=True).indices[:, :most]
 
 
 def _rows(x: Tensor, order: Tensor) -> Tensor:

@@ -146,7 +146,7 @@ def auxiliary(
 
 
 def _unpadded(routed: Routed, mask: Tensor | None) -> Routed:
-    if mask is None or bool(mask.all()):
+    if mask is None or getattr(mask, "whole", None) or bool(mask.all()):  # the loop knows before the mask travels
         return routed
     if mask.numel() != len(routed.logits):
         raise ValueError(

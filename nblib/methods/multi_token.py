@@ -69,7 +69,10 @@ def ahead(hidden: Tensor, weight: Tensor, labels: Tensor, i: int) -> Tensor:
     """Summed cross-entropy of predicting token t + i at t: hidden (B, T, D), weight (V, D), labels (B, T)."""
     if not 1 <= i < labels.shape[1]:
         raise ValueError(f"i = {i}: must be at least 1 and below the length, {labels.shape[1]}")
-    rows, targets = losses.shifted_rows(hidden[:, : labels.shape[1] - (i - 1)], labels[:, i - 1 :])
+    later = labels[:, i - 1 :]
+    if isinstance(getattr(labels, "rows", None), slice):  # all are supervised, so all of these are (feed.py)
+        later.rows = labels.rows
+    rows, targets = losses.shifted_rows(hidden[:, : later.shape[1]], later)
     return losses.chunked_loss(rows, weight, targets)
 
 

@@ -121,15 +121,16 @@ class Objective:
             plain["ce"] = losses.chunked_loss(rows, student.head, targets)
         if "logits" in weights:
             T, tokens = self.temperature, losses.supervised(labels)
-            T = T() if isinstance(T, nn.Module) else torch.tensor(float(T), device=labels.device)
+            T = T() if isinstance(T, nn.Module) else torch.full((), float(T), device=labels.device)
             if isinstance(self.teacher, nn.Module):
                 answers = (teacher.last,)
                 scores = divergences.live(T.detach(), teacher.head.detach().to(teacher.last.dtype))
             else:
                 if teacher_cache.VALUES not in batch:
                     raise ValueError("no answers in the batch: train on teacher_cache.Cached(batches, cache)")
-                answers = tuple(batch[name] for name in teacher_cache.KEYS if name in batch)
-                scores = divergences.stored(T.detach(), self.teacher, tail=self.tail)
+                answers = tuple(map(teacher_cache.widened, (batch[n] for n in teacher_cache.KEYS if n in batch)))
+                at = None if isinstance(self.temperature, nn.Module) else float(self.temperature)
+                scores = divergences.stored(T.detach(), self.teacher, tail=self.tail, at=at)
             options = dict(temperature=T, divergence=self.divergence, chunk=self.chunk)
             options |= dict(kd=weights["logits"], ce=weights.get("ce", 0.0)) if one_pass else {}
             options["token_weights"] = batch.get(TOKEN_WEIGHTS)
@@ -204,10 +205,12 @@ def distillation(
     predicts label t + 1, in the form that `scores` (`divergences.live` or `stored`) understands.
     """
     rows, targets = losses.shifted_rows(hidden, labels)  # (n, D), (n,)
-    keep = labels[:, 1:] != losses.IGNORED
-    answers = [tensor[:, : keep.shape[1]][keep] for tensor in answers]
+    which, T = losses.rows_of(labels), labels.shape[1]
+    answers = [tensor[:, : T - 1].flatten(0, 1)[which] for tensor in answers]
     exact = torch.promote_types(hidden.dtype, torch.float32)
-    weights = torch.ones_like(targets, dtype=exact) if token_weights is None else token_weights[:, 1:][keep].to(exact)
+    weights = torch.ones_like(targets, dtype=exact)
+    if token_weights is not None:
+        weights = token_weights[:, 1:].flatten()[which].to(exact)
     parts, function = {}, divergences.DIVERGENCES[divergence]
     row_loss = divergences.mixed_rows(function, temperature, scores, kd=kd, ce=ce, tally=parts)
     chunk = chunk or max(16, CHUNK_ENTRIES // len(weight))
@@ -253,7 +256,6 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
     uncompiled, without a message."""
     backbone, head = _backbone_and_head(model)
     extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
-    inputs = {name: tensor for name, tensor in batch.items() if name not in extra}
     states: list[Tensor] = []
 
     def add(block: nn.Module, inputs: tuple) -> None:
@@ -261,7 +263,7 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
 
     hooks = [block.register_forward_pre_hook(add) for block in compiling.blocks(backbone)] if layers else []
     try:
-        last = backbone(**inputs, use_cache=False).last_hidden_state
+        last = losses.forward(backbone, batch, but=extra).last_hidden_state
     finally:
         for hook in hooks:
             hook.remove()

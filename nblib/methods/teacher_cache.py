@@ -263,6 +263,11 @@ def _shard(number: int) -> str:
     return f"shard-{number:05d}.safetensors"
 
 
+def widened(answer: Tensor) -> Tensor:
+    """Indices as torch wants them for indexing; values and tails as they are."""
+    return answer if answer.is_floating_point() else answer.to(torch.int64)
+
+
 def _digest(manifest: dict) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
@@ -293,8 +298,9 @@ class Cache:
         """Per predicted token, besides the mean probabilities: 4 V bytes once."""
         return (self.bytes - (self.prior.nbytes if self.k else 0)) / self.tokens
 
-    def __call__(self, ids: Tensor) -> dict[str, Tensor]:
-        """The teacher's answers to rows (B, T): values (B, T - 1, k), indices and tails beside them."""
+    def __call__(self, ids: Tensor, *, narrow: bool = False) -> dict[str, Tensor]:
+        """The teacher's answers to rows (B, T): values (B, T - 1, k), indices and tails beside them. `narrow` leaves
+        the indices in the width they are stored in, a quarter of the bytes to copy to a card."""
         try:
             rows = [self._rows[row_key(row)] for row in ids]
         except KeyError:
@@ -304,15 +310,16 @@ class Cache:
             ) from None
         names = [name for name in KEYS if name in rows[0][0]]
         answers = {name: torch.stack([tensors[name][i] for tensors, i in rows]) for name in names}
-        return {name: t.to(torch.int64) if name in (INDICES, DRAWN) else t for name, t in answers.items()}
+        return answers if narrow else {name: widened(tensor) for name, tensor in answers.items()}
 
-    def tail_weights(self, temperature: float) -> tuple[list[float], list[float]]:
+    def tail_weights(self, temperature: float | Tensor) -> tuple[list, list]:
         """The tail's log-sum-exp at a temperature is sum_i w_i (tail at knot i): w, and its derivative by log(1/T).
 
         The knots are 1/T = 0, where the tail is log(V - k), and the stored ones; Lagrange's polynomial through them.
         """
+        temperature = temperature.double() if isinstance(temperature, Tensor) else temperature  # on its device
         knots, point = [0.0, *(1 / t for t in self.temperatures)], 1 / temperature
-        if point > max(knots) * (1 + 1e-6):
+        if isinstance(point, float) and point > max(knots) * (1 + 1e-6):  # to ask a card would wait for it
             raise ValueError(
                 f"temperature = {temperature:.4g}: the cache knows its tail at {self.temperatures}, and from the "
                 f"lowest of these up; make it with temperatures=({temperature:.4g}, ...)"
@@ -342,4 +349,4 @@ class Cached:
 
     def __next__(self) -> Batch:
         batch = next(self.batches)
-        return batch | self.cache(batch["input_ids"])
+        return batch | self.cache(batch["input_ids"], narrow=True)

@@ -92,9 +92,9 @@ class Skipping(mixture_of_depths.DepthLayer):
         chosen = highest if self.training else guesses > 0
         if self.seen is not None:
             self.seen.append(mixture_of_depths.Choice(scores, guesses, highest, chosen))
-        if not chosen.any():
+        if not (most := int(chosen.sum(dim=1).max())):
             return x
-        order = mixture_of_depths.earliest_first(chosen)  # (B, n)
+        order = mixture_of_depths.earliest_first(chosen, most)  # (B, n)
         where = order[..., None].expand(-1, -1, x.shape[-1])
         before = x.gather(1, where)
         change = self._work(before, order, attention_mask, position_ids, options) - before
