@@ -1,0 +1,170 @@
+"""Run the code cells of a notebook on a card of values (card_values.py), with small parameters.
+
+    python tests/card/run_notebook.py 13_distillation [--all] [--times]
+
+In order, in one process, as a kernel would; the first error ends it with the number and the lines of its cell. What is
+left out, and why, stands in SKIPPED; --all leaves out only what cannot run on a card without kernels.
+"""
+
+import card_values  # isort: skip  # before torch
+import argparse
+import ast
+import asyncio
+import contextlib
+import json
+import linecache
+import os
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TRIAL = "it trains pitfalls on the CPU, whatever the device; tests/lessons/test_pitfalls.py proves them"
+FOUR_BIT = "the kernels of bitsandbytes take the address of a card's memory"
+CPU_ONLY = "it computes on the CPU, whatever the device"
+PROCESS = "it starts a process, which has no card"
+
+# Parameters: small, so that a notebook takes seconds.
+SMALL = {
+    "00_setup": dict(steps=3, live_steps=2, rows=2, length=32, overfit_steps=40),
+    "01_freeze_and_adapters": dict(steps=5, qlora_steps=2, rows=2, length=32),
+    "02_compile_and_checkpointing": dict(vocabulary=1024, length=32, attention_length=64),
+    "03_precision_and_optimizers": dict(),
+    "04_loop_and_recovery": dict(),
+    "05_doctor": dict(),
+    "10_lrc": dict(steps=10, rows=2, length=32, short_steps=2, eval_rows=8, quick_rows=4, percent=25.0),
+    "11_ard_lora": dict(
+        steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept=[0.5]
+    ),
+    "12_moe_muon": dict(steps=12, suspect_steps=8, race_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
+    "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
+    "14_sparse_depth": dict(steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
+    "15_spiking_student": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
+}
+SKIPPED: dict[str, list[tuple[str, str]]] = {}
+
+
+class Facts(dict):
+    """What a pitfall would have measured, for the cells that read it."""
+
+    def __missing__(self, key):
+        return Facts() if isinstance(key, tuple) else 0.0
+
+
+class NoTrials:
+    """In the place of `trials.Trials()`."""
+
+    def __init__(self):
+        self.facts, self.shows = Facts(), Facts()
+
+    def __call__(self, *_):
+        return None
+
+
+def small_base(folder: Path) -> None:
+    """A base model that trains in a second in place of the stored one, whose store is untouched."""
+    from nblib import base
+
+    os.environ["NBLIB_BASE"] = str(folder / "base")
+    recipe = dict(steps=6, rows=4, length=64, vocab=512, hidden=32, layers=2, muon_lr=0.02, adamw_lr=3e-3)
+    base.RECIPES.update(default=recipe)
+
+
+def cells(name: str) -> list[tuple[list[str], str]]:
+    """Tags and source of the code cells."""
+    notebook = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return [(cell["metadata"].get("tags", []), "".join(cell["source"])) for cell in code]
+
+
+def reason(name: str, source: str, everything: bool) -> str:
+    """Why this cell is left out, or nothing."""
+    for text, why in SKIPPED.get(name, []):
+        if text in source and not (everything and why != FOUR_BIT):
+            return why
+    return ""
+
+
+def execute(source: str, number: int, names: dict) -> None:
+    """One cell, with `await` at its top level; its last expression is shown as a kernel shows it."""
+    file = f"<cell {number}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    body = ast.parse(source, file)
+    last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
+    for part, mode in ((body, "exec"), (last and ast.Expression(last.value), "eval")):
+        if part is None:
+            continue
+        code = compile(part, file, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        value = eval(code, names)
+        value = asyncio.run(value) if asyncio.iscoroutine(value) else value
+        if mode == "eval" and value is not None:
+            shown(value)
+
+
+def shown(*values) -> None:
+    """What a kernel does with a value: it asks for its representations."""
+    from IPython.core.formatters import DisplayFormatter
+
+    for value in values:
+        if show := getattr(value, "_ipython_display_", None):
+            show()
+        else:
+            DisplayFormatter().format(value)
+
+
+def run(name: str, *, everything: bool = False, times: bool = False) -> list[str]:
+    """Run it; the reasons of the cells that were left out. An error of a cell goes up, with the cell's number."""
+    import IPython.display
+
+    from lessons import trials
+
+    IPython.display.display = lambda *values, **_: shown(*values)
+    if not everything:
+        trials.Trials = NoTrials
+    names, left_out = {"__name__": "__main__", "display": IPython.display.display}, []
+    for number, (tags, source) in enumerate(cells(name)):
+        if "parameters" in tags:
+            exec(compile(source, f"<cell {number}>", "exec"), names)
+            unknown = set(SMALL[name]) - set(names)
+            assert not unknown, f"{name} has no parameters {unknown}"
+            names |= SMALL[name] | ({"device": "cuda"} if "device" in names else {})
+        elif why := reason(name, source, everything):
+            left_out.append(f"cell {number}: {why}")
+        else:
+            began = time.perf_counter()
+            try:
+                execute(source, number, names)
+            except Exception as error:
+                error.add_note(f"in code cell {number} of {name}")
+                raise
+            if times and time.perf_counter() - began > 0.5:
+                print(f"TIME {number} {time.perf_counter() - began:.1f} s", file=sys.stderr)
+    return left_out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="run a notebook's code cells on a card of values")
+    parser.add_argument("name")
+    parser.add_argument("--all", action="store_true", help="pitfalls too, which takes minutes")
+    parser.add_argument("--times", action="store_true", help="say which cells take more than half a second")
+    options = parser.parse_args()
+    sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor")]
+    with tempfile.TemporaryDirectory(prefix="nblib-card-") as folder:
+        os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
+        os.chdir(ROOT / "notebooks")
+        card_values.begin()
+        small_base(Path(folder))
+        with contextlib.redirect_stdout(sys.stderr if options.times else open(os.devnull, "w")):
+            try:
+                left_out = run(options.name, everything=options.all, times=options.times)
+            except Exception:
+                traceback.print_exc()
+                return 1
+    print(f"{options.name}: every code cell ran on the card but {len(left_out)}", *left_out, sep="\n  ")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
