@@ -84,9 +84,11 @@ def appear() -> None:
     always |= dict.fromkeys(("_lazy_init", "init", "set_device", "synchronize", "empty_cache", "set_rng_state_all"))
     always |= dict.fromkeys(("reset_peak_memory_stats", "manual_seed", "manual_seed_all", "set_rng_state"))
     for name, answer in always.items():
-        setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
+            if hasattr(module, name):
+                setattr(module, name, lambda *_, answer=answer, **__: answer)
     # The CPU's generator draws for the card, so its state is the card's too.
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.get_device_properties = lambda *_: SimpleNamespace(
         name="a card that is not there", major=9, minor=0, total_memory=80 * 2**30, multi_processor_count=132
     )

@@ -66,7 +66,7 @@ class CardTensor(Tensor):
         return twin.requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: int):
-        return self.detach().on_cpu.__reduce_ex__(protocol)  # what is loaded again is on the CPU until it is moved
+        return host(self).__reduce_ex__(protocol)  # what is loaded again is on the CPU until it is moved
 
 
 def refuse(sentence: str) -> None:
@@ -143,8 +143,7 @@ class _Card(TorchDispatchMode):
 
 def host(t: Tensor) -> Tensor:
     """The numbers, for what reads memory: safetensors copies from a card by itself."""
-    t = t.detach()
-    return t.on_cpu if isinstance(t, CardTensor) else t
+    return t.on_cpu.detach() if isinstance(t, CardTensor) else t
 
 
 def begin() -> None:

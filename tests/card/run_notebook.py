@@ -1,9 +1,9 @@
 """Run the code cells of a notebook on a card of values (card_values.py), with small parameters.
 
-    python tests/card/run_notebook.py 13_distillation [--all] [--times]
+    python tests/card/run_notebook.py 13_distillation [--pitfalls] [--times]
 
 In order, in one process, as a kernel would; the first error ends it with the number and the lines of its cell. What is
-left out, and why, stands in SKIPPED; --all leaves out only what cannot run on a card without kernels.
+left out, and why, stands in SKIPPED and INSTEAD; and pitfalls are, because they train on the CPU whatever the device.
 """
 
 import card_values  # isort: skip  # before torch
@@ -21,14 +21,9 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TRIAL = "it trains pitfalls on the CPU, whatever the device; tests/lessons/test_pitfalls.py proves them"
-FOUR_BIT = "the kernels of bitsandbytes take the address of a card's memory"
-CPU_ONLY = "it computes on the CPU, whatever the device"
-PROCESS = "it starts a process, which has no card"
-
 # Parameters: small, so that a notebook takes seconds.
 SMALL = {
-    "00_setup": dict(steps=3, live_steps=2, rows=2, length=32, overfit_steps=40),
+    "00_setup": dict(steps=4, live_steps=2, rows=2, length=32, overfit_steps=40),
     "01_freeze_and_adapters": dict(steps=5, qlora_steps=2, rows=2, length=32),
     "02_compile_and_checkpointing": dict(vocabulary=1024, length=32, attention_length=64),
     "03_precision_and_optimizers": dict(),
@@ -43,7 +38,21 @@ SMALL = {
     "14_sparse_depth": dict(steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),
     "15_spiking_student": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
 }
+TRIAL = "a pitfall, which trains on the CPU whatever the device: tests/lessons/test_pitfalls.py proves it"
+CPU_ONLY = "it computes on the CPU, whatever the device: tests/lessons has it"
+FOUR_BIT = "the kernels of bitsandbytes take the address of a card's memory"
+MEMORY = "it compares bytes of the card's allocator, which are all 0 here"
+PROCESS = "it starts a process, which has no card"
+
+# Cells that are left out: those that hold the text. And lines that become others, where a whole cell would be too much.
 SKIPPED: dict[str, list[tuple[str, str]]] = {}
+INSTEAD: dict[str, list[tuple[str, str, str]]] = {
+    "02_compile_and_checkpointing": [
+        ('assert mib["rank 1"]', "one or mib", MEMORY),
+        ("assert mib[\"torch's", "one or mib[\"torch's", MEMORY),
+    ],
+    "11_ard_lora": [("else packed()}", "else data.model}", FOUR_BIT)],
+}
 
 
 class Facts(dict):
@@ -63,13 +72,19 @@ class NoTrials:
         return None
 
 
-def small_base(folder: Path) -> None:
-    """A base model that trains in a second in place of the stored one, whose store is untouched."""
-    from nblib import base
+def small_base(store: Path) -> None:
+    """A base model that trains in a second, and short corpora, in place of the stored ones, which are not touched."""
+    from nblib import base, paths, text
 
-    os.environ["NBLIB_BASE"] = str(folder / "base")
-    recipe = dict(steps=6, rows=4, length=64, vocab=512, hidden=32, layers=2, muon_lr=0.02, adamw_lr=3e-3)
-    base.RECIPES.update(default=recipe)
+    store.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # what was read for the corpora is read once for all stores
+        (store / "text").symlink_to(paths.store() / "text")
+    os.environ["NBLIB_BASE"] = str(store)
+    whole = text.documents
+    text.documents = lambda source="prose", split="train": whole(source, split)[:60]
+    base.RECIPES["default"] = dict(steps=6, rows=4, length=64, vocab=512, hidden=32, layers=2) | dict(
+        muon_lr=0.02, adamw_lr=3e-3
+    )
 
 
 def cells(name: str) -> list[tuple[list[str], str]]:
@@ -79,12 +94,23 @@ def cells(name: str) -> list[tuple[list[str], str]]:
     return [(cell["metadata"].get("tags", []), "".join(cell["source"])) for cell in code]
 
 
-def reason(name: str, source: str, everything: bool) -> str:
-    """Why this cell is left out, or nothing."""
-    for text, why in SKIPPED.get(name, []):
-        if text in source and not (everything and why != FOUR_BIT):
-            return why
-    return ""
+def planned(name: str) -> list[tuple[list[str], str, list[str]]]:
+    """Tags and source of every code cell, as it is run, with the reasons for what is left out of it. No text of the two
+    tables may be without its cell."""
+    plan, unused = [], {text for text, *_ in SKIPPED.get(name, []) + INSTEAD.get(name, [])}
+    for tags, source in cells(name):
+        reasons = []
+        for text, *other, why in INSTEAD.get(name, []):
+            if text in source:
+                source, unused = source.replace(text, *other), unused - {text}
+                reasons.append(why)
+        for text, why in SKIPPED.get(name, []):
+            if text in source:
+                source, unused = "", unused - {text}
+                reasons.append(why)
+        plan.append((tags, source, reasons))
+    assert not unused, f"{name} has no cell with {unused}: mend the tables of {__file__}"
+    return plan
 
 
 def execute(source: str, number: int, names: dict) -> None:
@@ -114,24 +140,23 @@ def shown(*values) -> None:
             DisplayFormatter().format(value)
 
 
-def run(name: str, *, everything: bool = False, times: bool = False) -> list[str]:
+def run(name: str, *, pitfalls: bool = False, times: bool = False) -> list[str]:
     """Run it; the reasons of the cells that were left out. An error of a cell goes up, with the cell's number."""
     import IPython.display
 
     from lessons import trials
 
     IPython.display.display = lambda *values, **_: shown(*values)
-    if not everything:
+    if not pitfalls:
         trials.Trials = NoTrials
     names, left_out = {"__name__": "__main__", "display": IPython.display.display}, []
-    for number, (tags, source) in enumerate(cells(name)):
+    for number, (tags, source, reasons) in enumerate(planned(name)):
+        left_out += [f"cell {number}: {why}" for why in reasons]
         if "parameters" in tags:
             exec(compile(source, f"<cell {number}>", "exec"), names)
             unknown = set(SMALL[name]) - set(names)
             assert not unknown, f"{name} has no parameters {unknown}"
             names |= SMALL[name] | ({"device": "cuda"} if "device" in names else {})
-        elif why := reason(name, source, everything):
-            left_out.append(f"cell {number}: {why}")
         else:
             began = time.perf_counter()
             try:
@@ -147,7 +172,8 @@ def run(name: str, *, everything: bool = False, times: bool = False) -> list[str
 def main() -> int:
     parser = argparse.ArgumentParser(description="run a notebook's code cells on a card of values")
     parser.add_argument("name")
-    parser.add_argument("--all", action="store_true", help="pitfalls too, which takes minutes")
+    parser.add_argument("--pitfalls", action="store_true", help="these too, which takes minutes")
+    parser.add_argument("--store", type=Path, help="where the small base model is, or is put, for the next notebook")
     parser.add_argument("--times", action="store_true", help="say which cells take more than half a second")
     options = parser.parse_args()
     sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor")]
@@ -155,10 +181,10 @@ def main() -> int:
         os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
         os.chdir(ROOT / "notebooks")
         card_values.begin()
-        small_base(Path(folder))
+        small_base(options.store or Path(folder) / "base")
         with contextlib.redirect_stdout(sys.stderr if options.times else open(os.devnull, "w")):
             try:
-                left_out = run(options.name, everything=options.all, times=options.times)
+                left_out = run(options.name, pitfalls=options.pitfalls, times=options.times)
             except Exception:
                 traceback.print_exc()
                 return 1
