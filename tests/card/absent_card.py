@@ -18,7 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +49,15 @@ def build() -> Path:
     if not library.exists():
         library.parent.mkdir(exist_ok=True)
         partial = library.with_suffix(f".{os.getpid()}")
-        command = [compiler(), "-shared", "-fPIC", "-std=c++20", "-w", f"-I{torch / 'include'}", str(HERE / "guard.cpp")]
+        command = [
+            compiler(),
+            "-shared",
+            "-fPIC",
+            "-std=c++20",
+            "-w",
+            f"-I{torch / 'include'}",
+            str(HERE / "guard.cpp"),
+        ]
         command += ["-o", str(partial), f"-L{torch / 'lib'}", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{torch / 'lib'}"]
         subprocess.run(command, check=True)
         partial.replace(library)
@@ -106,13 +114,13 @@ def appear() -> None:
 
 def _send_python_numbers(torch) -> None:
     """`torch.tensor(numbers, device="cuda")` as two steps, because torch takes both below where Python can look."""
+
+    def two_steps(make, values, *args, device=None, **options):
+        there = device is not None and torch.device(device).type == "cuda"
+        return make(values, *args, **options).to(device) if there else make(values, *args, device=device, **options)
+
     for name in ("tensor", "as_tensor"):
-
-        def two_steps(values, *args, make=getattr(torch, name), device=None, **options):
-            there = device is not None and torch.device(device).type == "cuda"
-            return make(values, *args, **options).to(device) if there else make(values, *args, device=device, **options)
-
-        setattr(torch, name, two_steps)
+        setattr(torch, name, partial(two_steps, getattr(torch, name)))
     make, new = torch.tensor, torch.Tensor.new_tensor
 
     def new_tensor(t, values, *, dtype=None, device=None, **options):

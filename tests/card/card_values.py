@@ -17,6 +17,8 @@ import absent_card
 
 absent_card.appear()
 
+from functools import partial  # noqa: E402
+
 import safetensors.torch  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -27,6 +29,7 @@ CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
 aten = torch.ops.aten
 COPIES = {aten.copy_, aten._to_copy, aten._foreach_copy_}
 INDEXES = {aten.index, aten._unsafe_index, aten.index_put, aten.index_put_, aten._index_put_impl_}
+JOINS = {aten.masked_fill, aten.masked_fill_, aten.fill, aten.fill_}  # besides pointwise ones: take a number of the CPU
 
 
 class CardTensor(Tensor):
@@ -86,8 +89,9 @@ def check(op, args: tuple, kwargs: dict, tensors: list[Tensor]) -> None:
         if isinstance(values, Tensor) and not isinstance(values, CardTensor) and values.dim():
             refuse("expected self and value to be in same device")
         return
-    if wide := [t for t in here if t.dim()]:
-        shape = tuple(wide[0].shape)
+    joins = torch.Tag.pointwise in op.tags or packet in JOINS or op.name().startswith("aten::_foreach")
+    if stranger := [t for t in here if t.dim() or not joins]:
+        shape = tuple(stranger[0].shape)
         refuse(f"Expected all tensors to be on the same device, but found cuda:0 and cpu, a tensor of {shape} in {op}")
     written = [a for a, s in zip(args, op._schema.arguments) if s.alias_info is not None and s.alias_info.is_write]
     if any(isinstance(t, Tensor) and not isinstance(t, CardTensor) for t in written):
@@ -105,7 +109,7 @@ def passed_on(op, args: tuple, kwargs: dict):
         return op(*args, **kwargs)
     check(op, args, kwargs, tensors)
     generator = kwargs.get("generator")
-    if generator is not None and generator.device.type == "cpu" and (on_card or device == CARD):
+    if generator is not None and generator.device.type == "cpu" and (on_card or device.type == "cuda"):
         refuse("Expected a 'cuda' device type for generator but found 'cpu'")
     if kwargs.get("pin_memory"):
         kwargs = kwargs | {"pin_memory": False}
@@ -146,6 +150,13 @@ def host(t: Tensor) -> Tensor:
     return t.on_cpu.detach() if isinstance(t, CardTensor) else t
 
 
+def _reading(make, values, *args, **options):
+    """`torch.tensor([loss, 1.0])` reads a number off the card for each of its tensors."""
+    if isinstance(values, list | tuple):
+        values = tree.tree_map(lambda x: x.item() if isinstance(x, CardTensor) and not x.dim() else x, values)
+    return make(values, *args, **options)
+
+
 def begin() -> None:
     """From here on this process has a card of values."""
     torch.__future__.set_swap_module_params_on_conversion(True)
@@ -171,6 +182,9 @@ def begin() -> None:
     Tensor.storage = lambda t: storage(host(t))
     Tensor.untyped_storage = lambda t: untyped(host(t))
     torch.histc = lambda x, *args, **options: histogram(x.float(), *args, **options)  # whole numbers: on a card alone
+
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, partial(_reading, getattr(torch, name)))
 
     def save_file(tensors: dict, *args, **options):
         return save({name: host(t) for name, t in tensors.items()}, *args, **options)

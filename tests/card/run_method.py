@@ -20,8 +20,18 @@ import torch
 from torch import nn
 
 from nblib import losses, models, runtime, text, train
-from nblib.methods import ard, ard_ranks, goose, lrc, mixture_of_depths, moe, multi_token, objective, param_groups
-from nblib.methods import teacher_cache
+from nblib.methods import (
+    ard,
+    ard_ranks,
+    goose,
+    lrc,
+    mixture_of_depths,
+    moe,
+    multi_token,
+    objective,
+    param_groups,
+    teacher_cache,
+)
 from nblib.methods.temperature import Learned
 
 VOCABULARY, LENGTH = 256, 32

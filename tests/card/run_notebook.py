@@ -26,9 +26,9 @@ SMALL = {
     "00_setup": dict(steps=4, live_steps=2, rows=2, length=32, overfit_steps=40),
     "01_freeze_and_adapters": dict(steps=5, qlora_steps=2, rows=2, length=32),
     "02_compile_and_checkpointing": dict(vocabulary=1024, length=32, attention_length=64),
-    "03_precision_and_optimizers": dict(),
-    "04_loop_and_recovery": dict(),
-    "05_doctor": dict(),
+    "03_precision_and_optimizers": dict(rounds=5),
+    "04_loop_and_recovery": dict(item_ms=0.5, workers=1),
+    "05_doctor": dict(steps=3),
     "10_lrc": dict(steps=10, rows=2, length=32, short_steps=2, eval_rows=8, quick_rows=4, percent=25.0),
     "11_ard_lora": dict(
         steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept=[0.5]
@@ -45,8 +45,95 @@ MEMORY = "it compares bytes of the card's allocator, which are all 0 here"
 PROCESS = "it starts a process, which has no card"
 
 # Cells that are left out: those that hold the text. And lines that become others, where a whole cell would be too much.
-SKIPPED: dict[str, list[tuple[str, str]]] = {}
+ABOUT = "it is about what was left out"
+SKIPPED: dict[str, list[tuple[str, str]]] = {
+    "01_freeze_and_adapters": [
+        ("gradient_flow.matrix()", CPU_ONLY),
+        ("falling = {", CPU_ONLY),
+        ("four_bit.nf4()", FOUR_BIT),
+        ("skipped = four_bit.ask(", FOUR_BIT),
+        ("four_bit.messages()", FOUR_BIT),
+        ("four_bit.ways()", FOUR_BIT),
+        ("four_bit.one_evaluation(", FOUR_BIT),
+        ("gradient_flow.zeroed(", CPU_ONLY),
+        ("orders = {", CPU_ONLY),
+        ("learner = bench.lora(", CPU_ONLY),
+        ("trainer = tf.Trainer(", CPU_ONLY),
+        ("canary_after", CPU_ONLY),
+        ("mine = [pitfall(", ABOUT),
+        ("matrix_raised=", ABOUT),
+    ],
+    "02_compile_and_checkpointing": [
+        ("kept_and_flops", CPU_ONLY),
+        ("step_memory.compared(", CPU_ONLY),
+        ("choose(step_memory.draw", CPU_ONLY),
+        ("compilation.eager_and_compiled(", CPU_ONLY),
+        ("compilation.recompiles(", CPU_ONLY),
+        ('print("compiled, with a graph break:"', ABOUT),
+        ("worst_prediction=", ABOUT),
+    ],
+    "03_precision_and_optimizers": [
+        ('precision.against_fp32("fp32")', CPU_ONLY),
+        ("precision.against_fp32(mode)", CPU_ONLY),
+        ("precision.against_fp32(mode, r)", CPU_ONLY),
+        ("precision.first_log(", CPU_ONLY),
+        ("loss_scaling.resumed_scaler(", CPU_ONLY),
+        ("optimizers.muon_run(", CPU_ONLY),
+        ("split_run(split", CPU_ONLY),
+        ("autocast.teacher_use(", CPU_ONLY),
+        ("speed = autocast.teacher_speed", CPU_ONLY),
+        ("scheduled = optimizers.scheduled", CPU_ONLY),
+        ('trial.facts["P34", "broken"]["rates"]', CPU_ONLY),
+        ("scaler saved, fewer skips", ABOUT),
+        ("for mode, points in swept.items()", ABOUT),
+    ],
+    "04_loop_and_recovery": [
+        ("data.shifted(", CPU_ONLY),
+        ("data.ends(", CPU_ONLY),
+        ("loop.accumulated(how", CPU_ONLY),
+        ("loop.trained(", CPU_ONLY),
+        ("data.load_epoch(", PROCESS),
+        ("loop.resumed_without(stop_at", CPU_ONLY),
+        ("gaps = {}", ABOUT),
+        ("rollback.rollback_of_weights()", CPU_ONLY),
+        ("rollback.blind_spots()", CPU_ONLY),
+        ("hf_trainer.nan_in_mid_run(", CPU_ONLY),
+        ("hf_trainer.experts_on_disk()", CPU_ONLY),
+        ("hf_trainer.resume_mixture(", CPU_ONLY),
+        ("processes.damaged_folder()", PROCESS),
+        ("resume bit-equal with everything", ABOUT),
+        ("mean_of_means_error=", ABOUT),
+    ],
+    "05_doctor": [
+        ('reports["adapters cut off"], losses, warned', CPU_ONLY),
+        ("after = {name: look(p)", CPU_ONLY),
+        ("in programs.WELL.items()", CPU_ONLY),
+        ("script = subprocess.run(", PROCESS),
+        ("guess_reading = show.predict(", CPU_ONLY),
+        ("guess_reading.answer(", ABOUT),
+        ("examining.arriving(kind", CPU_ONLY),
+        ("picture = show.curves(shares", ABOUT),
+        ("overflown = programs", CPU_ONLY),
+        ("roots = {reports", ABOUT),
+        ("watched, rows = {}", CPU_ONLY),
+        ("unseen, rows = look(hidden)", CPU_ONLY),
+        ("peers.consult()", CPU_ONLY),
+        ("preflight put everything back", ABOUT),
+        ("roots={name", ABOUT),
+    ],
+    "10_lrc": [
+        ("phase_diagram(ratios", CPU_ONLY),
+        ("lrc_tables.phase_diagram(", ABOUT),
+    ],
+    "11_ard_lora": [
+        ("ard_lora.planted()", CPU_ONLY),
+        ("ard_tables.planted(", ABOUT),
+    ],
+}
 INSTEAD: dict[str, list[tuple[str, str, str]]] = {
+    "01_freeze_and_adapters": [
+        ("models.load, folder, four_bit=True", "models.load, folder, four_bit=False", FOUR_BIT),
+    ],
     "02_compile_and_checkpointing": [
         ('assert mib["rank 1"]', "one or mib", MEMORY),
         ("assert mib[\"torch's", "one or mib[\"torch's", MEMORY),
@@ -173,9 +260,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="run a notebook's code cells on a card of values")
     parser.add_argument("name")
     parser.add_argument("--pitfalls", action="store_true", help="these too, which takes minutes")
+    parser.add_argument("--instead", nargs=2, metavar=("TEXT", "OTHER"), help="change the notebook: to plant a fault")
     parser.add_argument("--store", type=Path, help="where the small base model is, or is put, for the next notebook")
     parser.add_argument("--times", action="store_true", help="say which cells take more than half a second")
     options = parser.parse_args()
+    if options.instead:
+        INSTEAD.setdefault(options.name, []).append((*options.instead, "a planted fault"))
     sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor")]
     with tempfile.TemporaryDirectory(prefix="nblib-card-") as folder:
         os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
