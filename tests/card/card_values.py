@@ -10,13 +10,14 @@ own sentence and the line that asked, is what a card refuses:
     a generator of the CPU for a draw on the card
 
 Footgun: it proves where tensors are, not that kernels exist or are right. What bitsandbytes and inductor build has no
-CPU tensor to pass to. Threads of one's own see no card: torch looks at operations per thread.
+CPU tensor to pass to.
 """
 
 import absent_card
 
 absent_card.appear()
 
+import threading  # noqa: E402
 from functools import partial  # noqa: E402
 
 import safetensors.torch  # noqa: E402
@@ -105,15 +106,17 @@ def passed_on(op, args: tuple, kwargs: dict):
     on_card = any(isinstance(t, CardTensor) for t in tensors)
     device = kwargs.get("device")
     device = None if device is None else torch.device(device)
+    if kwargs.get("pin_memory"):
+        kwargs = kwargs | {"pin_memory": False}
+        flat, spec = tree.tree_flatten((args, kwargs))
+    if op.overloadpacket is aten._pin_memory:
+        return args[0].clone()
     if not on_card and (device is None or device.type != "cuda"):
         return op(*args, **kwargs)
     check(op, args, kwargs, tensors)
     generator = kwargs.get("generator")
     if generator is not None and generator.device.type == "cpu" and (on_card or device.type == "cuda"):
         refuse("Expected a 'cuda' device type for generator but found 'cpu'")
-    if kwargs.get("pin_memory"):
-        kwargs = kwargs | {"pin_memory": False}
-        flat, spec = tree.tree_flatten((args, kwargs))
     outer = {id(x.on_cpu): x for x in flat if isinstance(x, CardTensor)}
     inner_args, inner_kwargs = tree.tree_unflatten([_inside(x) for x in flat], spec)
     out = op(*inner_args, **inner_kwargs)
@@ -190,4 +193,11 @@ def begin() -> None:
         return save({name: host(t) for name, t in tensors.items()}, *args, **options)
 
     safetensors.torch.save_file = save_file
+    run = threading.Thread.run
+
+    def run_on_card(thread: threading.Thread) -> None:
+        with _Card():  # torch looks at operations per thread
+            run(thread)
+
+    threading.Thread.run = run_on_card
     _Card().__enter__()

@@ -49,9 +49,11 @@ figure.gca().plot([card.sum()], [card.sum()])
 torch.randn(3, device="cuda", generator=torch.Generator())
 torch.empty(3, device="cuda").uniform_(generator=torch.Generator())
 """
+THREAD = 'ThreadPoolExecutor().submit(lambda: torch.zeros(3, device="cuda") + host.to("cuda")).result()'
 PROGRAM = """
 import card_values
 import copy, json, sys
+from concurrent.futures import ThreadPoolExecutor
 import numpy, torch, safetensors.torch
 from matplotlib.figure import Figure
 from torch import nn
@@ -70,7 +72,7 @@ print(json.dumps(ends))
 
 @pytest.fixture(scope="module")
 def ends() -> dict:
-    lines = json.dumps((ALLOWED + REFUSED).split("\n"))
+    lines = json.dumps([*(ALLOWED + REFUSED).split("\n"), THREAD])
     environment = os.environ | {"PYTHONPATH": str(absent_card.HERE), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", PROGRAM, lines]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -86,3 +88,7 @@ def test_what_a_card_refuses_is_refused(ends):
     assert not [line for line in REFUSED.strip().split("\n") if not ends[line]]
     sentences = ("same device", "to numpy", "device type for generator", "either on cpu")
     assert not [end for end in map(ends.get, REFUSED.strip().split("\n")) if not any(s in end for s in sentences)]
+
+
+def test_another_thread_sees_the_card_too(ends):
+    assert ends[THREAD] == ""
