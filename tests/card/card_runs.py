@@ -1,0 +1,36 @@
+"""Each program of this folder in a process of its own, and its answer for all tests that ask, in whichever worker."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from absent_card import HERE, ROOT
+
+from nblib import files
+
+
+def run(program: str, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess:
+    paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(HERE / program), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+
+
+def shared(tmp_path_factory) -> Path:
+    """A folder that all workers of this session have."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "card"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def answer(tmp_path_factory, program: str, *arguments: str) -> dict:
+    """What the program writes with --json; the first who asks runs it, the others wait."""
+    file = shared(tmp_path_factory) / f"{program}.json"
+    with files.locked(file.with_suffix(".lock"), waiting=f"another worker runs {program}"):
+        if not file.exists():
+            ended = run(program, *arguments, "--json", str(file))
+            assert file.exists(), ended.stderr[-3000:]
+    return json.loads(file.read_text())

@@ -1,0 +1,22 @@
+"""Every notebook runs on a card that is not there; and one that hands a tensor of the card to matplotlib does not."""
+
+import absent_card
+import card_runs
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
+NOTEBOOKS = sorted(path.stem for path in (absent_card.ROOT / "notebooks").glob("*.ipynb") if path.stem < "16")
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_its_cells_run_on_a_card(name, tmp_path_factory):
+    ended = card_runs.run("run_notebook.py", name, "--store", str(card_runs.shared(tmp_path_factory) / "base"))
+    assert ended.returncode == 0, ended.stderr[-3000:]
+
+
+def test_a_number_that_stays_on_the_card_is_refused_by_matplotlib(tmp_path):
+    """What notebook 13 did once: it divided a number by a count that was on the card."""
+    fault = ("/ kl.numel() for T in grid", '/ losses.supervised(few["labels"]) for T in grid')
+    ended = card_runs.run("run_notebook.py", "13_distillation", "--instead", *fault)
+    assert ended.returncode == 1
+    assert "can't convert cuda:0 device type tensor to numpy" in ended.stderr and "in code cell 17" in ended.stderr

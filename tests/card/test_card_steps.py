@@ -1,0 +1,69 @@
+"""What a step of each method asks of a card that is not there: no more waits, copies and fp32 products than today."""
+
+import absent_card
+import card_runs
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
+
+# Today's figures, as upper bounds: waits per step, waits per micro-batch, and per micro-batch copies from the host and
+# products in fp32. Who lowers one writes the new one here. `python tests/card/count.py --lines` says which lines.
+BOUNDS = {
+    "dense": (1, 2, 2, 0),
+    "dense, checkpointed": (1, 2, 2, 0),
+    "LoRA": (1, 2, 2, 0),
+    "LRC": (1, 2, 2, 0),
+    "ARD-LoRA": (1, 2, 2, 81),  # its adapters are in fp32 on purpose
+    "MoE with Muon": (1, 14, 2, 12),
+    "Mixtral with Muon": (1, 14, 2, 12),
+    "mixture of depths": (1, 16, 2, 12),
+    "four tokens ahead": (1, 5, 2, 0),
+    "distillation, live": (1, 5, 3, 1),
+    "distillation, cached": (1, 10, 9, 2),
+    "goose": (1, 1, 2, 0),
+}
+WHAT = ("waits per step", "waits per micro-batch", "copies per micro-batch", "fp32 products per micro-batch")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> dict:
+    return card_runs.answer(tmp_path_factory, "count.py", *BOUNDS, "planted", "dense again")
+
+
+def figures(counts: dict) -> tuple[int, ...]:
+    sums = {(name, when): sum(counts[name][when].values()) for name in counts for when in counts[name]}
+    whats = (("waits", "step"), ("waits", "micro"), ("copies", "micro"), ("products", "micro"))
+    return tuple(sums[what] for what in whats)
+
+
+@pytest.mark.parametrize("method", BOUNDS)
+def test_no_step_asks_for_more_than_it_did(method, measured):
+    over = [
+        f"{what}: {now}, at most {most}"
+        for what, now, most in zip(WHAT, figures(measured[method]), BOUNDS[method])
+        if now > most
+    ]
+    assert not over, (method, over, measured[method]["waits"], measured[method]["products"])
+
+
+def test_every_method_reads_its_numbers_in_one_place_and_sends_its_batch_in_one_place(measured):
+    for method in BOUNDS:
+        (read,) = measured[method]["waits"]["step"]
+        assert read.startswith("nblib/train.py") and measured[method]["waits"]["step"][read] == 1, method
+        assert any(line.startswith("nblib/train.py") for line in measured[method]["copies"]["micro"]), method
+
+
+def test_two_counts_of_the_same_step_are_the_same(measured):
+    assert measured["dense"] == measured["dense again"]
+
+
+def test_a_planted_wait_and_a_planted_product_are_counted_with_their_lines(measured):
+    lines = (absent_card.HERE / "count.py").read_text().splitlines()
+    wait, product = (
+        1 + next(n for n, text in enumerate(lines) if words in text) for words in ("float(t", "@ weight.T")
+    )
+    dense, planted = measured["dense"], measured["planted"]
+    assert set(planted["waits"]["micro"]) - set(dense["waits"]["micro"]) == {f"count.py:{wait} waiting"}
+    assert planted["waits"]["micro"][f"count.py:{wait} waiting"] == 1
+    assert planted["products"]["micro"][f"count.py:{product} waiting"] == 1
+    assert sum(planted["products"]["micro"].values()) > 1  # its backward is in fp32, too
