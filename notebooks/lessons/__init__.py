@@ -10,6 +10,7 @@
     claims, drawings              the claims of the write-ups with their verdicts; mechanisms as boxes and arrows
     checkpointing_versions        the order of checkpointing and adapters under four versions of transformers: 01
     loss_weight_phases            where a router of losses gives up: 10
+    uncertainty                   accuracy, likelihood and calibration of a model on a text: 11
     ard_callbacks, peft_adapters  ARD-LoRA in the HF Trainer, AdaLoRA and MonteCLoRA in our loop: 11
     jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12 and 14
     token_kinds, weight_movement  where a router sends words, how far weights moved: 12

@@ -12,8 +12,9 @@ those of the uninterrupted run, so `Priors` waits for a whole epoch.
 import transformers as tf
 from torch import nn
 
+from lessons import uncertainty
 from nblib import runtime
-from nblib.methods import ard, ard_ranks, ard_run, uncertainty
+from nblib.methods import ard, ard_ranks, ard_run
 from nblib.train import Batch
 
 

@@ -4,9 +4,8 @@ import pytest
 import torch
 from conftest import FP32
 
-from lessons import peft_adapters, resume
+from lessons import peft_adapters, resume, uncertainty
 from nblib import losses, models, text, train, wiring
-from nblib.methods import uncertainty
 
 SHAPE = dict(rank=4, alpha=8, kinds=("q_proj", "v_proj"))
 

@@ -16,6 +16,7 @@ import peft
 import torch
 from torch import Tensor, nn
 
+from lessons import uncertainty
 from lessons.pitfalls import WITH_PEFT, Pitfall
 from lessons.pitfalls.bench import (
     base,
@@ -31,7 +32,7 @@ from lessons.pitfalls.bench import (
     wake,
 )
 from nblib import losses, wiring
-from nblib.methods import ard, ard_ranks, uncertainty
+from nblib.methods import ard, ard_ranks
 
 RANK, KINDS = 4, ["q_proj", "v_proj"]
 

@@ -6,8 +6,9 @@ import torch
 from ard_bench import adapted, ragged
 from torch import nn
 
+from lessons import uncertainty
 from nblib import losses
-from nblib.methods import ard, uncertainty
+from nblib.methods import ard
 
 
 def test_ece_and_reliability_against_a_plain_loop():
