@@ -263,7 +263,7 @@ def test_what_is_drawn_from_the_tail_has_the_teachers_probabilities_in_the_mean(
     batch = next(Cached(_batches(numbers), cache))
     with torch.no_grad():
         said = teacher(batch["input_ids"]).logits[0, 0].double().log_softmax(-1)
-    top, tokens = batch["teacher_indices"][0, 0], batch["teacher_drawn"][0, 0]
+    top, tokens = batch["teacher_indices"][0, 0].long(), batch["teacher_drawn"][0, 0].long()  # stored in two bytes
     assert not torch.isin(tokens, top).any()
     wanted = (said.index_fill(0, top, -torch.inf) / 2).softmax(0)
     often = torch.bincount(tokens, minlength=V) / 20_000
