@@ -35,6 +35,7 @@ MORE = {
     "15_spiking_student": dict(others=False),
 }
 MAIN = {"__name__": "__main__", "display": display}  # what a kernel brings
+STORED = NO_MODEL | {"00_setup"}  # they load the stored base model, or its tokenizer
 AT = 5  # the step at which Stop is pressed
 
 
@@ -118,7 +119,7 @@ def execute(source: str, namespace: dict) -> None:
 def sources(name: str, model: Path) -> list[str]:
     """The code of the cells that the result needs, with short parameters."""
     values = SHORT.get(name, {}) | MORE.get(name, {})
-    values |= {} if name in NO_MODEL | {"00_setup"} else {"model": str(model)}
+    values |= {} if name in STORED else {"model": str(model)}
     kept = [c for c in browser.only(browser.stored(name), RESULTS[name])["cells"] if c["cell_type"] == "code"]
     codes = ["".join(c["source"]) for c in kept]
     (at,) = [n for n, c in enumerate(kept) if "parameters" in c["metadata"].get("tags", [])]
@@ -127,9 +128,7 @@ def sources(name: str, model: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.base] if n == "00_setup" else []) for n in RESULTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.base] if n in STORED else []) for n in RESULTS])
 def test_stop_ends_a_training_and_its_cell_run_again_goes_on(name, small, tmp_path, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setenv("NBLIB_OUTPUTS", str(tmp_path))
     codes = sources(name, small)

@@ -12,6 +12,7 @@ Footgun: a widget in a committed notebook is an empty box for whoever reads it l
 ipywidgets only where a person sits at the kernel; headless they are plain attributes with their defaults.
 """
 
+import asyncio
 import base64
 import html
 import inspect
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nblib import runtime, train
+from nblib import runtime
 from nblib.run.pictures import DPI, Page, Picture, Plain, Points, Table, bars, cell, curves, displayed, live_curves
 from nblib.run.runs import PROGRESS, RUN_DIR, Run, clock
 
@@ -31,6 +32,7 @@ __all__ += ["predict", "source"]
 
 LOOKS = {"each step": {"color": "#b9cbee", "linewidth": 0.8}, "training": {"color": "#4878cf"}}
 LOOKS["validation"] = {"color": "#d9622b", "marker": "o", "markersize": 4, "linestyle": ""}
+TURNS = 8  # of the kernel's event loop per step: ipykernel takes four to hand a press to its button
 AMBER = "background-color:#ffc34d; color:#222; padding:6px 12px; margin:4px 0"
 
 
@@ -40,7 +42,7 @@ class Progress:
     def __init__(self, title: str = "training"):
         self.title, self.record, self.handle = title, {}, None
         self.losses: Points = []
-        self.smooth: Points = []  # the same, each a fifth of the way from the one before
+        self.smooth: Points = []  # the same, each a third of the way from the one before
         self.looks: Points = []  # the validation losses
         self.rival: dict[str, Points] = {}
         self.drawn = self.reported = 0.0
@@ -60,7 +62,7 @@ class Progress:
         if math.isfinite(record["loss"]):
             before = self.smooth[-1][1] if self.smooth else record["loss"]
             self.losses.append((step, record["loss"]))
-            self.smooth.append((step, before + (record["loss"] - before) / 5))
+            self.smooth.append((step, before + (record["loss"] - before) / 3))
         if math.isfinite(record.get("eval_loss", math.nan)):
             self.looks.append((step, record["eval_loss"]))
 
@@ -123,8 +125,10 @@ class Training(Progress):
         """Take every step and draw it. However that ends, the output is closed."""
         try:
             self._open()
-            async for record in train.live(steps):
+            for record in steps:
                 self(record)
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
         finally:
             steps.close()
             self.close()
