@@ -34,6 +34,7 @@ from typing import Any
 
 from nblib import files, paths
 from nblib.run import parameters as declarations
+from nblib.run import ticker
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
 PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
@@ -122,6 +123,8 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     values = {name: parameter.default for name, parameter in known.items()}
     values |= declarations.check(known, given, notebook)
     writes = runtime.rank() == 0
+    if runtime.interactive():
+        ticker.start()
     if RUN_DIR not in os.environ and runtime.world() > 1:
         raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
     if secret := declarations.secrets(known, values):
