@@ -22,8 +22,9 @@ SECONDS: dict[str, float] = {}  # how long each cell took when it last succeeded
 
 def start(*, running: bool = False) -> None:
     """Watch the cells of this kernel from the next one on; also the running one, if it has shown nothing yet."""
-    kernel = sys.modules["IPython"].get_ipython().kernel
-    if not isinstance(getattr(kernel.session.send, "__self__", None), _Ticker):
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    kernel = getattr(shell, "kernel", None)
+    if kernel and not isinstance(getattr(kernel.session.send, "__self__", None), _Ticker):
         ticker = _Ticker(kernel)
         kernel.session.send = ticker.sends
         if running:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lessons.each import each
 from lessons.pitfalls import recomputation
 from nblib import compiling, memory, models
 from nblib.run import show
@@ -31,7 +32,7 @@ def cures(*, rank: int, **shared: Any) -> dict[str, dict]:
         "torch's fused loss, chunks of 256": dict(loss=partial(recomputation.torch_linear, chunk=256), rank=rank),
         "nblib's chunks": dict(loss=recomputation.in_chunks, rank=rank),
     }
-    return {name: recomputation.step_memory(**cure, **shared) for name, cure in tried.items()}
+    return {name: recomputation.step_memory(**tried[name], **shared) for name in each(tried, "measured steps")}
 
 
 def config_of(vocabulary: int, hidden: int = 256, layers: int = 4):
@@ -57,7 +58,7 @@ def measured(config, rows: int, length: int, *, checkpointing: bool = False, **o
 def compared(config, settings: list[dict], *, rows: int = 4, length: int = 256) -> list[dict]:
     """Each setting predicted on fake tensors and measured in a real run."""
     table = []
-    for options in settings:
+    for options in each(settings, "settings"):
         said = memory.estimate(config, rows=rows, length=length, **options)["peak"] / MIB
         real = measured(config, rows, length, **options)
         table.append({**options, "predicted MiB": said, "measured MiB": real, "ratio": said / real})
