@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-SILENT, RHYTHM, POLL = 1.5, 1.0, 0.2  # seconds until the line appears, between its updates, between two looks
+SILENT, RHYTHM, POLL = 1.5, 1.0, 0.1  # seconds until the line appears, between its updates, between two looks
 MOST = 200  # a cell of so many outputs gets no line any more: all of them would be sent again
 ADDS = ("stream", "display_data", "execute_result", "error")  # the messages that add an output to their cell
 SECONDS: dict[str, float] = {}  # how long each cell took when it last succeeded here, by its code
