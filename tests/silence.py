@@ -17,10 +17,12 @@ import json
 import os
 import queue
 import shutil
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +51,11 @@ class Execution(NamedTuple):
         """(how long, from when after the start), each from one sign to the next."""
         marks = [self.began, *(message.time for message in seen(self.messages)), self.ended]
         return [(later - earlier, earlier - self.began) for earlier, later in zip(marks, marks[1:])]
+
+    def rhythm(self) -> list[float]:
+        """Seconds from one update in place to the next: how fast a line that counts each second really counts."""
+        pairs = pairwise(seen(self.messages))
+        return [b.time - a.time for a, b in pairs if a.kind == b.kind == "update_display_data"]
 
 
 class Kernel:
@@ -141,13 +148,14 @@ def page(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 def measure(notebook: dict[str, Any], *, folder: Path, cwd: Path = ROOT / "notebooks") -> dict[str, Any]:
     """Execute the code cells one by one up to the first that fails; the silences above the limit, the longest first."""
-    waits, error, seconds, longest, number = [], None, 0.0, (0.0, 0, ""), 0
+    waits, error, seconds, longest, number, beats = [], None, 0.0, (0.0, 0, ""), 0, []
     sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     with Kernel(folder, cwd=cwd) as kernel:
         for number, source in enumerate(filter(str.strip, sources), start=1):
             run = kernel.execute(source)
             line = next(line for line in source.splitlines() if line.strip())
             seconds += run.ended - run.began
+            beats += run.rhythm()
             for wait, at in run.silences():
                 longest = max(longest, (wait, number, line))
                 if wait > LIMIT:
@@ -158,7 +166,8 @@ def measure(notebook: dict[str, Any], *, folder: Path, cwd: Path = ROOT / "noteb
     waits.sort(key=lambda wait: -wait["seconds"])
     facts = dict(zip(("longest", "cell", "line"), longest)) | {"above": len(waits), "error": error}
     silent = sum(wait["seconds"] for wait in waits)
-    return {"cells": number, "seconds": round(seconds, 1), **facts, "silent": round(silent, 1), "waits": waits}
+    facts |= {"silent": round(silent, 1), "rhythm": round(statistics.median(beats), 2) if beats else None}
+    return {"cells": number, "seconds": round(seconds, 1), **facts, "waits": waits}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

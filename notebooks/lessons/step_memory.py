@@ -106,6 +106,9 @@ def draw(*, vocabulary: int, **options: Any) -> show.Picture:
 @contextmanager
 def _two_of_each() -> Iterator[None]:
     """The chunked loss works on two chunks, and on two blocks of each. All full ones hold the same bytes, one at a
-    time, so what is counted is the same. With long rows there are thousands, and to count them takes minutes."""
-    with mock.patch.object(losses, "range", lambda first, end, step: range(first, min(end, 2 * step), step), create=True):
+    time, so the count is the same to a few bytes. With long rows there are thousands, and to count them takes
+    minutes."""
+    with mock.patch.object(
+        losses, "range", lambda first, end, step: range(first, min(end, 2 * step), step), create=True
+    ):
         yield
