@@ -231,8 +231,10 @@ class Page:
     def _heard(self, frame: bytes | str) -> None:
         """Note which picture came with which text."""
         data = _content(frame).get("data")
-        if isinstance(data, dict) and "image/png" in data:
-            self.summaries[f"data:image/png;base64,{data['image/png']}"] = data["text/plain"]
+        state = data.get("state", {}) if isinstance(data, dict) else {}
+        for shown in (data, *(output.get("data") for output in state.get("outputs", ()))):  # of a cell, of a widget
+            if isinstance(shown, dict) and "image/png" in shown:
+                self.summaries[f"data:image/png;base64,{shown['image/png']}"] = shown["text/plain"]
 
 
 def stored(name: str) -> dict:

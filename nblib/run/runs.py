@@ -38,6 +38,7 @@ from typing import Any
 
 from nblib import files, paths
 from nblib.run import parameters as declarations
+from nblib.run import ticker
 
 RUN_DIR = "NBLIB_RUN_DIR"  # set by the runner for the kernel it starts
 PROGRESS = "progress.txt"  # the lines that a long cell writes about its progress, for the runner to print
@@ -181,6 +182,8 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     values = {name: parameter.default for name, parameter in known.items()}
     values |= declarations.check(known, given, notebook)
     writes, by_hand, continued, remark, facts = runtime.rank() == 0, None, None, "", {}
+    if runtime.interactive():
+        ticker.start()
     if RUN_DIR not in os.environ and runtime.world() > 1:
         raise RuntimeError(f"{runtime.world()} processes share one run: set {RUN_DIR} to its folder for all of them.")
     if RUN_DIR not in os.environ and writes and runtime.interactive():

@@ -2,6 +2,7 @@
 
     pitfalls, trials, facts       the catalogue, its runs side by side, what they measured
     exercises, resume             `from lessons import check` judges an answer; a resumed run beside the straight one
+    each                          which of several runs a cell is making: 01 to 15
     demo, programs, peers, menus  the first minute; programs for the doctor and its peers; menus over a figure
     bf16_adamw                    updates that survive in bf16 weights: notebooks 03 and 05
     rounding, examining           what a bf16 weight keeps: 03; first steps, losses and updates looked at: 05

@@ -14,6 +14,7 @@ import time
 
 import torch
 
+from lessons.each import each
 from lessons.pitfalls import bench
 from nblib import compiling, losses, models
 
@@ -35,7 +36,7 @@ def by_mode(
     ids = torch.randint(4096, (rows, length), generator=torch.Generator().manual_seed(0)).to(device)
     steps = {name: _step(name, ids) for name in dict.fromkeys(["eager", *names])}
     with bench.fresh_dynamo():
-        first = {name: _seconds(step) + _seconds(step) for name, step in steps.items()}
+        first = {name: _seconds(steps[name]) + _seconds(steps[name]) for name in each(steps, "ways to compile")}
         median = bench.medians(steps, rounds)
     return [
         {"mode": name, "first calls s": first[name], "step s": median[name], "gain": median["eager"] / median[name]}

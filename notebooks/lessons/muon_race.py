@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from lessons import jamba
+from lessons.each import Counting, each
 from nblib import losses, models, runtime, text, train, wiring
 from nblib.methods import mixture_of_depths, moe, param_groups
 
@@ -189,9 +190,12 @@ class Race(NamedTuple):
 def over_seeds(data: Data, *, steps: int, share: float, seeds: int = 3, **options) -> Race:
     """Muon with `share` of AdamW's `steps`, at each seed; a winner needs twice the standard error of the mean."""
     differences = []
-    for seed in range(seeds):
-        ours = run(MUON, data, steps=round(share * steps), seed=seed, **options)
-        differences.append(run(ADAMW, data, steps=steps, seed=seed, **options).loss - ours.loss)
+    with Counting("short trainings", of=2 * seeds) as line:
+        for seed in range(seeds):
+            line.says(f"Muon, seed {seed}")
+            ours = run(MUON, data, steps=round(share * steps), seed=seed, **options)
+            line.says(f"AdamW, seed {seed}")
+            differences.append(run(ADAMW, data, steps=steps, seed=seed, **options).loss - ours.loss)
     mean, deviation = statistics.mean(differences), statistics.stdev(differences)
     return Race(differences, mean, deviation, winner(mean, 2 * deviation / math.sqrt(seeds)))
 
@@ -230,7 +234,7 @@ def trial(
     """The suspects alone and together, each as the share of the healthy run's gain that is left."""
     which = combinations() if which is None else [(), *(w for w in which if w)]
     table, first = [], None
-    for names in which:
+    for names in each(which, "trainings", name=lambda names: " + ".join(names) or "no fault"):
         changes = {key: value for name in names for key, value in SUSPECTS[name].items()}
         folder = checkpoints and checkpoints / ("+".join(names).replace(" ", "_") or "healthy")
         options |= dict(steps=steps, machine=machine, checkpoints=folder)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from lessons.each import Counting
 from nblib import runtime, train
 
 
@@ -47,9 +48,13 @@ def bit_equal(
         where = dict(total=total, checkpoints=folder / name, controls=controls, machine=machine)
         return model, train.fit(model, batches, optimizers, **where, **options)
 
-    straight, _ = run("straight")
-    _, before = run("stopped", stop_after=total // 2)
-    resumed, after = run("stopped")
+    with Counting("trainings", of=3) as line:
+        line.says("straight through")
+        straight, _ = run("straight")
+        line.says("stopped in the middle")
+        _, before = run("stopped", stop_after=total // 2)
+        line.says("resumed")
+        resumed, after = run("stopped")
     paces = [[record["tokens_per_s"] for record in records] for records in (before, after)]
     if len(before) != total // 2 or len(after) != total or paces[1][: len(before)] != paces[0]:
         raise RuntimeError(f"{len(before)} of {total} steps before the stop and {len(after)} in all: not resumed")

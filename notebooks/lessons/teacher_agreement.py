@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from lessons.each import each
 from nblib import losses, memory, models, runtime, wiring
 from nblib.methods import objective
 from nblib.methods.divergences import forward_kl
@@ -78,8 +79,8 @@ def picture(found: dict[str, dict], *, title: str) -> show.Picture:
 def cost_rows(models_of: dict[str, nn.Module], ids: Tensor, *, machine: runtime.Machine) -> list[dict]:
     """A row per model of a table of `costs`, with the bytes of a step in MiB."""
     rows = []
-    for name, model in models_of.items():
-        measured = costs(model, ids, machine=machine)
+    for name in each(models_of, "models measured"):
+        measured = costs(models_of[name], ids, machine=machine)
         mib = measured.pop("step_bytes") / 2**20
         rows.append({"model": name, **measured, "MiB of a step": mib})
     return rows

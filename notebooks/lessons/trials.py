@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lessons import facts as stored_facts
+from lessons.each import Counting
 from lessons.pitfalls import Pitfall, Unavailable, pitfall
 from nblib.run import show
 
@@ -50,19 +51,20 @@ class Trials:
             if run not in allowed:
                 raise ValueError(f"run = {run!r}: allowed for {number} are {', '.join(allowed)}")
         runs = runs or tuple(allowed)
-        timed, handle = [], None
-        for run in runs:
-            if (number, run) not in self.facts:
-                handle = show.displayed(f"{number}: {', '.join([*timed, f'{run} is running'])}", handle)
-                since = time.monotonic()
-                try:
-                    facts = stored_facts.read(number, run) or getattr(p, run)()
-                    self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
-                except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
-                    self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None
-                timed.append(f"{run} {time.monotonic() - since:.1f} s")
+        timed = []
+        with Counting() as line:
+            for run in runs:
+                if (number, run) not in self.facts:
+                    line.says(f"{number}: {', '.join([*timed, f'{run} is running'])}")
+                    since = time.monotonic()
+                    try:
+                        facts = stored_facts.read(number, run) or getattr(p, run)()
+                        self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
+                    except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
+                        self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None
+                    timed.append(f"{run} {time.monotonic() - since:.1f} s")
         both = ({run: stored[number, run] for run in runs} for stored in (self.facts, self.shows))
-        return SideBySide(p, *both, handle)
+        return SideBySide(p, *both, line.handle)
 
 
 class SideBySide:

@@ -11,7 +11,7 @@ Footgun: a survey sets switches of one model and puts none of them back. Give it
 
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from matplotlib.figure import Figure
@@ -87,11 +87,21 @@ def menus(name: str = "") -> dict[str, tuple[str, ...]]:
 def draw(name: str = "", device: str = "cpu", **wiring: str) -> show.Picture:
     """The heat map of one wiring beside the same model without checkpointing."""
     if name:
-        model = adapted(name, device)
-        reference = flowed(rewire(model, "none", "removed"))
+        model, reference = _loaded(name, device)
         return heat(reference, flowed(rewire(model, **wiring)))
     plain = {k: v for k, v in wiring.items() if k in ("adapter", "above")}
-    return heat(bench.flow(bench.wired(**plain)), bench.flow(bench.wired(**wiring)))
+    return heat(_plain(**plain), bench.flow(bench.wired(**wiring)))
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, device: str) -> tuple[nn.Module, dict]:
+    model = adapted(name, device)
+    return model, flowed(rewire(model, "none", "removed"))
+
+
+@cache
+def _plain(**plain: str) -> dict:
+    return bench.flow(bench.wired(**plain))
 
 
 def heat(reference: dict, chosen: dict) -> show.Picture:

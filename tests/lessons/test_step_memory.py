@@ -32,3 +32,20 @@ def test_the_first_choices_draw_whole_logits():
     first = {name: options[0] for name, options in step_memory.MENUS.items()}
     assert first["logits"] == "full" and set(first["optimizer"].split()) <= set(memory.OPTIMIZERS)
     assert "largest kind is logits" in step_memory.draw(**first).summary
+
+
+@pytest.mark.parametrize("changed", [dict(), dict(rows=1, length=512), dict(vocabulary=131072, precision="bf16")])
+def test_two_chunks_are_counted_as_all(changed):
+    """Within a few numbers of four bytes, of hundreds of megabytes."""
+    chosen = (
+        {name: options[0] for name, options in step_memory.MENUS.items()} | dict(rows=4, logits="chunked") | changed
+    )
+    config = step_memory.config_of(chosen.pop("vocabulary"))
+    whole = memory.estimate(config, **chosen)
+    with step_memory._two_of_each():
+        two = memory.estimate(config, **chosen)
+    assert all(abs(whole[kind] - two[kind]) <= 64 for kind in whole)
+
+
+def test_the_config_asked_for_is_not_the_one_kept():
+    assert step_memory.config_of(64).vocab_size == 64 and step_memory.config_of(4096).vocab_size == 4096

@@ -13,12 +13,19 @@ gradient or a path that is not always taken; say which in the sentence.
 Footgun: text does not make its box wider. Look at the picture after every change of a word.
 """
 
+import os
 from typing import NamedTuple
 
-from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from nblib.run import ticker
 
-from nblib.run import show
+# A notebook's first cell is a drawing, and what follows imports torch: seconds in which nothing would be seen.
+if "JPY_SESSION_NAME" in os.environ and not os.environ.get("NBLIB_HEADLESS"):
+    ticker.start(running=True)
+
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch  # noqa: E402
+
+from nblib.run import show  # noqa: E402
 
 FROZEN, TRAINED, COMPUTED, LOSS, STORED = "#e0e0e0", "#cfe2f7", "#ffffff", "#f9d5d3", "#fdf1c6"
 

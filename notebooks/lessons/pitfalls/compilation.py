@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lessons.each import each
 from lessons.pitfalls import WITH_PEFT, Pitfall, Unavailable
 from lessons.pitfalls.bench import alive, flow, fresh_dynamo, inside
 from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome, tokens, whole_logits
@@ -196,7 +197,8 @@ def recompiles(changes: dict[str, object]) -> list[dict]:
     with fresh_dynamo():
         step = torch.compile(whole_logits, backend=counter)
         length = 16
-        for name, change in changes.items():
+        for name in each(changes, "changes"):
+            change = changes[name]
             length = change if isinstance(change, int) else length
             if not isinstance(change, int):
                 change(model)

@@ -1,0 +1,76 @@
+"""The line that names the run being made: in place, counted, and the same in every stored output."""
+
+import json
+from pathlib import Path
+
+import pytest
+from silence import Kernel, page
+
+from lessons.each import Counting, each, label
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_each_thing_is_named_in_turn(capsys):
+    assert list(each(["bf16", "fp32"], "trainings")) == ["bf16", "fp32"]
+    assert capsys.readouterr().out.splitlines() == ["1 of 2: bf16", "2 of 2: fp32", "2 trainings"]
+
+
+def test_the_line_comes_before_the_run(capsys):
+    for thing in each("ab"):
+        assert capsys.readouterr().out.strip().endswith(f": {thing}")
+
+
+def test_a_name_of_ones_own(capsys):
+    list(each([(), ("x", "y")], name=lambda names: " + ".join(names) or "no fault"))
+    assert capsys.readouterr().out.splitlines()[:2] == ["1 of 2: no fault", "2 of 2: x + y"]
+
+
+@pytest.mark.parametrize(
+    ("thing", "text"),
+    [("a", "a"), (0.003, "0.003"), (("bf16", 1e-4), "bf16, 0.0001"), (len, "len"), ((), "none"), ({"lr": 1}, "lr 1")],
+)
+def test_labels(thing, text):
+    assert label(thing) == text
+
+
+def test_after_an_error_the_line_says_in_which_run(capsys):
+    with pytest.raises(ZeroDivisionError):
+        [thing / 0 for thing in each([1, 2])]
+    assert capsys.readouterr().out.splitlines() == ["1 of 2: 1"]
+
+
+def test_without_a_name_for_all_nothing_is_said_at_the_end(capsys):
+    with Counting() as line:
+        line.says("P21: broken is running")
+    assert capsys.readouterr().out.splitlines() == ["P21: broken is running"]
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_where_a_person_sits_the_seconds_count_in_place(tmp_path):
+    code = "import time\nfrom lessons.each import each\nfor name in each(['a', 'b']):\n    time.sleep(2.5)"
+    with Kernel(tmp_path) as kernel:
+        run = kernel.execute(code)
+    assert run.error is None
+    texts = [m.content["data"]["text/plain"] for m in run.messages if "data" in m.content]
+    assert texts[0] == "1 of 2: a" and "1 of 2: a, 1 s" in texts and "2 of 2: b, 2 s" in texts
+    (left,) = page(run.messages)
+    assert left["data"]["text/plain"].startswith("2 runs in ")
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_cell_of_a_notebook_names_each_of_its_runs(tmp_path):
+    """Notebook 03: two ways to split the parameters, two trainings."""
+    cells = json.loads((ROOT / "notebooks" / "03_precision_and_optimizers.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (split,) = [source for source in sources if source.startswith("splits = ")]
+    needed = "from IPython.display import display\nfrom nblib.methods import param_groups\nfrom nblib.run import show\n"
+    needed += "from lessons.each import each\nfrom lessons.pitfalls import optimizers"
+    with Kernel(tmp_path) as kernel:
+        run = kernel.execute_all([needed, split])[1]
+    assert run.error is None
+    texts = [m.content["data"]["text/plain"] for m in run.messages if "data" in m.content]
+    assert {"1 of 2: ndim == 2", "2 of 2: by module"} <= set(texts)
+    assert page(run.messages)[0]["data"]["text/plain"].startswith("2 trainings in ")
