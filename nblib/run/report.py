@@ -60,10 +60,8 @@ def write() -> Path:
     body = [f"<h1>Runs</h1><div class='cards'>{top}</div><section id='compare'></section>", *body]
     body.append(f"<p class='muted'>{text(outputs)}, {time.strftime('%Y-%m-%d %H:%M')}</p>")
     sweeps = _sweeps(outputs)
-    parts = (*body, sweeps, SCRIPT, pages.STYLE, STYLE)
-    room = (
-        MOST_PAGE - 5000 - sum(len(part.encode("utf-8", "replace")) for part in parts)
-    )  # 5000: what stands around them
+    taken = "".join([*body, sweeps, SCRIPT, pages.STYLE, STYLE]).encode("utf-8", "replace")
+    room = MOST_PAGE - 5000 - len(taken)  # 5000 for what stands around them
     data = f'{{"sweeps":{sweeps},{_runs(every, room)}}}'
     body.append(f"<script type='application/json'>{data}</script><script>{SCRIPT}</script>")
     page = outputs / "index.html"
