@@ -16,6 +16,7 @@
     jamba, muon_race              a small Jamba, Muon against AdamW and four suspects: 12 and 14
     token_kinds, weight_movement  where a router sends words, how far weights moved: 12
     muon_update, router_pictures  tables and pictures of an update, of routers: 12 and 14
+    multi_token                   heads that predict several tokens ahead: 14
     skipping                      what the layers of a model do with the tokens that they skip: 14
     teacher_agreement             a student beside its teacher: 13 and 15
     refresh                       stores the outputs of an execution in the notebooks: all

@@ -21,8 +21,9 @@ import peft
 import torch
 from torch import nn
 
+from lessons import multi_token
 from nblib import compiling, losses, models, runtime, train
-from nblib.methods import ard, goose, lrc, mixture_of_depths, moe, multi_token, objective, param_groups, teacher_cache
+from nblib.methods import ard, goose, lrc, mixture_of_depths, moe, objective, param_groups, teacher_cache
 
 VOCABULARY, ROWS, LENGTH = 4096, 4, 256
 NAMES = ("waits", "copies", "unpinned", "products", "launches")

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lessons import multi_token
 from nblib import compiling, losses, text, train
-from nblib.methods import multi_token, param_groups
+from nblib.methods import param_groups
 
 
 @pytest.fixture
