@@ -19,6 +19,7 @@ import peft
 import torch
 from torch import nn
 
+from lessons import multi_token
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
@@ -27,7 +28,6 @@ from nblib.methods import (
     lrc,
     mixture_of_depths,
     moe,
-    multi_token,
     objective,
     param_groups,
     teacher_cache,
