@@ -1,6 +1,7 @@
 """Fixtures: nothing a test writes lands in the repository, except the base model, which is made once for all."""
 
 import os
+import sys
 import tempfile
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -56,6 +57,8 @@ def seeded():
     runtime.seed_all(0)
     yield
     torch.set_default_dtype(torch.float32)
+    if "nblib.run.runs" in sys.modules:
+        sys.modules["nblib.run.runs"]._HERE.clear()  # the run of a test is not that of the next one
 
 
 @pytest.fixture

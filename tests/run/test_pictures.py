@@ -62,13 +62,14 @@ def test_a_long_sentence_is_wrapped_and_gets_room_below_the_axes():
     assert long.figure.get_size_inches()[1] > short.figure.get_size_inches()[1] + 0.4
 
 
-def test_after_a_stop_every_caption_says_so(tmp_path):
+def test_after_a_stop_every_caption_says_so(tmp_path, monkeypatch):
     def captions() -> list[str]:
         picture = show.bars({"a": 1.0}, x="MiB", summary="falls")
         assert picture.figure.get_supxlabel().replace("\n", " ") == picture.summary
         return [show.Table([{"a": 1}], caption="Losses").caption, show.Table([]).caption, picture.summary]
 
     run = runs.Run(tmp_path, {})
+    monkeypatch.setattr(runs, "_HERE", [run])  # as runs.begin does
     assert captions() == ["Losses", "", "falls"]
     run.stopped("corrected", 44, 600, "Stop")
     notice = "(corrected was stopped at step 44 of 600)"

@@ -114,7 +114,9 @@ def test_thinned_curves_keep_both_ends_and_every_peak(workbook):
 
 def test_a_page_that_would_be_too_large_leaves_out_the_curves_of_old_runs(workbook, monkeypatch):
     names = iter(f"20260101-00000{n}-aaaaaa" for n in range(3))
-    monkeypatch.setattr(runs, "new_folder", lambda notebook: workbook / "outputs" / notebook / next(names))
+    monkeypatch.setattr(
+        runs, "new_folder", lambda notebook: files.make_folder(workbook / "outputs" / notebook / next(names))
+    )
     for _ in range(3):
         folder = a_run()
         records = ({"step": step, "loss": 1 / step} for step in range(1, 400))

@@ -66,12 +66,11 @@ def test_source_is_what_the_file_says():
 
 
 @pytest.fixture
-def run(tmp_path):
-    """A run in its folder, as a notebook has it; no stop of it is left in this process."""
+def run(tmp_path, monkeypatch):
+    """A run in its folder, the one of this process as after runs.begin."""
     run = runs.Run(tmp_path, {})
-    yield run
-    for title in ("corrected", "control"):
-        run.resumed(title)
+    monkeypatch.setattr(runs, "_HERE", [run])
+    return run
 
 
 def follow(training: show.Training, tiny, batches, *, total: int = 6, stop_at: int = 0, folder=None) -> None:
