@@ -34,5 +34,5 @@ def test_a_notebook_is_never_silent_for_more_than_two_seconds(tmp_path):
     notebook = json.loads((silence.ROOT / "notebooks" / "03_precision_and_optimizers.ipynb").read_text())
     facts = silence.measure(notebook, folder=tmp_path)
     assert facts["error"] is None
-    late = max(1.0, facts["rhythm"] / ticker.RHYTHM)
+    late = max(1.0, (facts["rhythm"] or 0) / ticker.RHYTHM)
     assert facts["longest"] <= 1.5 * late * silence.LIMIT, facts["waits"]

@@ -32,7 +32,7 @@ def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
     above = dict(flex_flow="column", height="auto", width="auto", align_items="stretch")  # the name over its menu
     menus = {name: Dropdown(options=list(o), description=name, layout=above) for name, o in choices.items()}
     columns = GridBox(list(menus.values()), layout={"grid_template_columns": "9em 9em", "grid_gap": "2px 8px"})
-    columns.layout.align_content = "start"
+    columns.layout.align_content = "flex-start"  # as high as the menus are
     figure = Output(layout={"flex": "1 1 20em"})
     figure.outputs = [_output(first)]
 
