@@ -210,13 +210,13 @@ def drawing(count: int = 20, steps: int = 400) -> dict:
     outputs: list[str] = []
     try:
         code = DRAWING.replace("ROUNDS", str(count)).replace("STEPS", str(steps))
-        client.execute_interactive(
-            code, output_hook=lambda m: outputs.append(m["content"].get("text", "")), timeout=600
-        )
+        reply = client.execute_interactive(code, output_hook=lambda m: outputs.append(m["content"].get("text", "")))
+        if reply["content"]["status"] != "ok":
+            raise RuntimeError(f"{reply['content']['ename']}: {reply['content']['evalue']}")
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    times = json.loads(outputs[-1])
+    times = json.loads("".join(outputs))
     ratios = [drawn / silent for drawn, silent in zip(times["drawn"], times["silent"])]
     return {"drawn / silent: seconds": spread(ratios), "silent seconds": spread(times["silent"])}
 
