@@ -103,7 +103,6 @@ def appear() -> None:
     torch.cuda.Stream, torch.cuda.Event = _Stream, _Event
     torch.cuda.current_stream = torch.cuda.default_stream = lambda *_: _Stream()
     torch.cuda.stream = lambda *_: contextlib.nullcontext()
-    torch.cuda.amp.common.amp_definitely_not_available = lambda: False
     torch._C._cuda_getCurrentRawStream = lambda *_: 0
     pinned = "_pinned"  # memory is pinned in name alone, so that a copy from it can be told from others
     torch.Tensor.pin_memory = lambda t, *_: setattr(copy := t.clone(), pinned, True) or copy

@@ -13,7 +13,7 @@ from nblib import files
 
 def run(program: str, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess:
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     command = [sys.executable, str(HERE / program), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
 
@@ -32,5 +32,5 @@ def answer(tmp_path_factory, program: str, *arguments: str) -> dict:
     with files.locked(file.with_suffix(".lock"), waiting=f"another worker runs {program}"):
         if not file.exists():
             ended = run(program, *arguments, "--json", str(file))
-            assert file.exists(), ended.stderr[-3000:]
+            assert file.exists(), f"{program} ended with {ended.returncode}: {ended.stderr[-3000:]}"
     return json.loads(file.read_text())

@@ -128,6 +128,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
     "11_ard_lora": [
         ("ard_lora.planted()", CPU_ONLY),
         ("ard_tables.planted(", ABOUT),
+        ('on["ARD"]', ABOUT),
     ],
 }
 INSTEAD: dict[str, list[tuple[str, str, str]]] = {
