@@ -221,7 +221,7 @@ def _reading(stored: teacher_cache.Cache, read: Callable) -> Callable:
     """The loss KL(p || q) at T = 1, with the p that `read` makes of the stored answers."""
 
     def loss(model: nn.Module, batch: dict) -> dict:
-        values, indices, tails = (batch[name].flatten(0, 1) for name in teacher_cache.KEYS[:3])
+        values, indices, tails = (teacher_cache.widened(batch[n]).flatten(0, 1) for n in teacher_cache.KEYS[:3])
         logits, _ = losses.shifted_rows(model(batch["input_ids"]).logits, batch["labels"])
         log_p = read(values.float(), indices, tails.float(), stored.prior)
         kl = F.kl_div(logits.log_softmax(-1), log_p, reduction="sum", log_target=True)
