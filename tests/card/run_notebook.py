@@ -93,7 +93,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
         ("loop.accumulated(how", CPU_ONLY),
         ("loop.trained(", CPU_ONLY),
         ("data.load_epoch(", PROCESS),
-        ("loop.resumed_without(stop_at", CPU_ONLY),
+        ("loop.resumed_without(", CPU_ONLY),
         ("gaps = {}", ABOUT),
         ("rollback.rollback_of_weights()", CPU_ONLY),
         ("rollback.blind_spots()", CPU_ONLY),
@@ -106,8 +106,8 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
     ],
     "05_doctor": [
         ('reports["adapters cut off"], losses, warned', CPU_ONLY),
-        ("after = {name: look(p)", CPU_ONLY),
-        ("in programs.WELL.items()", CPU_ONLY),
+        ("after = {name: look(mended", CPU_ONLY),
+        ("in each(programs.WELL", CPU_ONLY),
         ("script = subprocess.run(", PROCESS),
         ("guess_reading = show.predict(", CPU_ONLY),
         ("guess_reading.answer(", ABOUT),
@@ -122,7 +122,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
         ("roots={name", ABOUT),
     ],
     "10_lrc": [
-        ("phase_diagram(ratios", CPU_ONLY),
+        ("loss_weight_phases.phase_diagram", CPU_ONLY),
         ("lrc_tables.phase_diagram(", ABOUT),
     ],
     "11_ard_lora": [
