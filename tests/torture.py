@@ -93,7 +93,7 @@ SHORT = {
     ),
     "11_ard_lora": (
         "steps=30 rows=2 length=32 small_tokens=600 small_steps=8 prior_rows=4 prior_updates=2 samples=1 eval_rows=8",
-        ("planted(",),
+        (),
     ),
     "12_moe_muon": (
         "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 race_steps=4 eval_rows=8",
@@ -105,7 +105,7 @@ SHORT = {
     ),
     "15_spiking_student": (
         "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
-        ("spike(inputs", "divided", "doubled", "rate(layer)", "cost_rows(", "training_rules.rows()"),
+        ("spike(inputs", "rate(layer)", "cost_rows(", "training_rules.rows()"),
     ),
     "14_sparse_depth": (
         "steps=60 hidden=32 width=32 rows=2 length=32 short_steps=4 eval_rows=8",

@@ -29,8 +29,10 @@ def choose(draw: Callable[..., Any], **choices: Sequence) -> Any:
     from IPython.display import display
     from ipywidgets import Box, Dropdown, GridBox, Output
 
-    above = dict(flex_flow="column", height="auto", width="auto", align_items="stretch")  # the name over its menu
-    menus = {name: Dropdown(options=list(o), description=name, layout=above) for name, o in choices.items()}
+    # the name over its menu; without a height the menu would be as high as it is wide
+    layout = dict(flex_flow="column", height="56px", width="auto", align_items="stretch")
+    options = dict(layout=layout, style={"description_width": "auto"})
+    menus = {name: Dropdown(options=list(o), description=name, **options) for name, o in choices.items()}
     columns = GridBox(list(menus.values()), layout={"grid_template_columns": "9em 9em", "grid_gap": "2px 8px"})
     columns.layout.align_content = "flex-start"  # as high as the menus are
     figure = Output(layout={"flex": "1 1 20em"})
