@@ -60,6 +60,16 @@ def test_an_output_in_place_keeps_the_line_away(kernel):
     assert lines(kernel.execute(code).messages) == []
 
 
+def test_a_cell_that_says_busy_once_more_keeps_its_outputs(kernel):
+    """As a training with a slider does, since each answer to the slider says that the kernel is idle."""
+    code = "from IPython import get_ipython\nkernel = get_ipython().kernel\ndisplay('first')\n"
+    code += (
+        "kernel.session.send(kernel.iopub_socket, 'status', {'execution_state': 'busy'}, parent=kernel.get_parent())\n"
+    )
+    run = kernel.execute(code + "time.sleep(2.4)\ndisplay('second')")
+    assert lines(run.messages) and stays(run) == ["'first'", "'second'"]
+
+
 def test_two_cells_in_a_row(kernel):
     first, second = kernel.execute_all(["time.sleep(2.4)\nprint('one')", "time.sleep(2.4)\nprint('two')"])
     assert lines(first.messages) and lines(second.messages)
