@@ -108,7 +108,7 @@ def _changed(folder: Path) -> None:
 
 def _torn(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("a") as lines:
-        lines.write('{"step": 3')
+        lines.write('{"step": 3\n')
     runs.note(folder, {"sealed": {}})
 
 
