@@ -112,7 +112,8 @@ def steps(
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
             norm = nn.utils.clip_grad_norm_(params, clip if clip else math.inf)
-            feed.fetch_ahead()  # while a card works
+            if step + 1 < total:  # while a card works
+                feed.fetch_ahead()
             *terms, norm, count = _read([*sums.values(), norm, tokens])  # here the host waits for the device
             if count == 0:
                 raise ValueError(f"step {step}: no label is supervised (all are {losses.IGNORED}), so there is no loss")

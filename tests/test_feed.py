@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from nblib import feed, losses, text
+from nblib import feed, losses, runtime, text, train
 
 CPU = torch.device("cpu")
 
@@ -101,3 +101,37 @@ def test_batches_without_a_position_are_never_fetched_ahead():
     drawn = feed.Feed(iter([]), accumulate=1, device=torch.device("cuda"))
     assert not drawn.early and not hasattr(drawn, "state_dict")
     assert feed.Feed(batches(), accumulate=1, device=torch.device("cuda")).early
+
+
+def test_nothing_is_fetched_after_the_last_step(tiny, monkeypatch):
+    """A cache of a teacher's answers holds exactly the rows of the steps, and a finite corpus has no more."""
+
+    class Three:
+        left = 3
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.left -= 1
+            if self.left < 0:
+                raise RuntimeError("a fourth batch")
+            ids = torch.arange(32).view(2, 16) % 97
+            return {"input_ids": ids, "labels": ids}
+
+        def state_dict(self) -> dict:
+            return {"left": self.left}
+
+        def load_state_dict(self, state: dict) -> None:
+            self.left = state["left"]
+
+    class Early(feed.Feed):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.early = True  # as on a card
+
+    monkeypatch.setattr(train, "Feed", Early)
+    machine = runtime.Machine(CPU, "fp32", "compares")
+    assert len(train.fit(tiny, Three(), train.adamw(tiny, lr=1e-3), total=3, machine=machine)) == 3
+    with pytest.raises(RuntimeError, match="a fourth batch"):
+        train.fit(tiny, Three(), train.adamw(tiny, lr=1e-3), total=4, machine=machine)
