@@ -18,6 +18,7 @@ import browser
 import pytest
 import small_notebooks
 
+from nblib import files
 from nblib.run import report, runs, show
 
 pytestmark = pytest.mark.browser
@@ -53,7 +54,8 @@ def index(tmp_path_factory) -> Iterator[Path]:
         for name in ("10_small", "11_other"):
             small_notebooks.write(name, "1")
         names = iter(["20260101-000001-aaaaaa", "20260101-000002-bbbbbb", "20260101-000003-cccccc"])
-        patch.setattr(runs, "new_folder", lambda notebook: folder / "outputs" / notebook / next(names))
+        home = folder / "outputs"
+        patch.setattr(runs, "new_folder", lambda notebook: files.make_folder(home / notebook / next(names)))
         a_run(0.01, seconds=9.0, tags=["night", "long"], started=1.7e9)
         note = {"time": 1.7e9, "text": "rate too large"}
         a_run(0.1, seconds=100.0, notes=[note], precision="fp32", started=1.7e9 + 60)
