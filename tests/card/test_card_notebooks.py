@@ -16,7 +16,7 @@ def test_its_cells_run_on_a_card(name, tmp_path_factory):
 
 def test_a_number_that_stays_on_the_card_is_refused_by_matplotlib(tmp_path):
     """What notebook 13 did once: it divided a number by a count that was on the card."""
-    fault = ("/ kl.numel() for T in grid", '/ losses.supervised(few["labels"]) for T in grid')
+    fault = ("/ kl.numel() for loss in hump", '/ losses.supervised(few["labels"]).to("cuda") for loss in hump')
     ended = card_runs.run("run_notebook.py", "13_distillation", "--instead", *fault)
     assert ended.returncode == 1
     assert "can't convert cuda:0 device type tensor to numpy" in ended.stderr and "in code cell 17" in ended.stderr
