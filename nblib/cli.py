@@ -26,6 +26,8 @@ from nblib.run.parameters import ParameterError, clip
 # What a machine may refuse at any time and no code of ours can be blamed for.
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
 
+INSTALL = "run `make env` (or: pip install -e .)"  # where the lessons are missing
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
@@ -112,7 +114,7 @@ def _split(given: list[str]) -> tuple[list[str], list[str]]:
 
 def _list(options: argparse.Namespace) -> int:
     if options.pitfalls:
-        for p in _import("lessons.pitfalls", "run `make env` (or: pip install -e .)").catalogue():
+        for p in _import("lessons.pitfalls", INSTALL).catalogue():
             print(f"{p.id}  {p.symptom}\n     {p.title}. Fix: {p.fix}")
         return 0
     from nblib import paths
@@ -245,7 +247,7 @@ def _export(options: argparse.Namespace) -> int:
 def _refresh(options: argparse.Namespace) -> int:
     from nblib.run import jobs, runner
 
-    outcomes = _import("lessons.refresh", "-e .").refresh(options.notebooks or jobs.names())
+    outcomes = _import("lessons.refresh", INSTALL).refresh(options.notebooks or jobs.names())
     options.ran = True
     print(f"\n{runner.summary(outcomes)}")
     return runner.exit_code(outcomes)

@@ -7,9 +7,9 @@ Parameters stay fp32 and autocast lowers the products. Dividing by the *total* o
 and 8 x 1 rows the same step; a mean per micro-batch does not. Gradients are added over processes once per step, after
 the last micro-batch. So there is no `no_sync` to get wrong, but no overlap with backward either.
 
-`steps()` is a generator that yields a record per step. Iterate to watch. In a notebook cell with controls use `async
-for` over `live()`. For the list alone call `fit()`. A folder of checkpoints makes it resume by itself. Stop, Ctrl-C and
-SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
+`steps()` is a generator that yields a record per step. Iterate to watch. In a notebook cell with controls `live()`
+hands control to the kernel once per step. For the list alone call `fit()`. A folder of checkpoints makes it resume by
+itself. Stop, Ctrl-C and SIGTERM end after the step in hand, with a checkpoint; a second Ctrl-C ends at once.
 
 Footgun: the numbers of every step are read back before its update, so the host waits for a card once per step. That is
 what keeps a poisoned update out: a guard that looks only every hundredth step lets ninety-nine of them through. What a
@@ -38,6 +38,7 @@ from nblib.losses import Batch, Loss, Terms
 
 MAX_ROLLBACKS = 3
 SIGNALS = ("SIGINT", "SIGTERM")
+TURNS = 8  # of the event loop per step: ipykernel takes four to hand a press to its button
 
 
 def steps(
@@ -190,10 +191,11 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
 
 
 async def live(records: Iterator[dict]) -> AsyncIterator[dict]:
-    """The same steps for a notebook cell: hand control to the kernel once per step, so that widgets are heard."""
+    """The same steps for a notebook cell: hand control to the kernel after each, so that widgets are heard."""
     for record in records:
         yield record
-        await asyncio.sleep(0)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
 
 
 def cosine(total: int, *, warmup: int = 0, floor: float = 0.0) -> Callable[[int], float]:

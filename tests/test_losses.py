@@ -126,3 +126,18 @@ def test_memory_at_a_real_vocabulary():
     assert figures["chunked"][0] < 0.4
     assert figures["plain"][0] > 5  # the measurement sees what it should
     assert figures["chunked"][1] < figures["plain"][1]
+
+
+@pytest.mark.parametrize("whole, positions", [(True, False), (False, False), (None, False), (True, True)])
+def test_a_mask_that_leaves_nothing_out_does_not_reach_the_model(whole, positions):
+    """Nor are positions asked for packed rows, unless the batch brings its own."""
+    from transformers import masking_utils
+
+    asked, ask = {}, masking_utils.find_packed_sequence_indices
+    ids, mask = torch.zeros(1, 4, dtype=torch.long), torch.ones(1, 4)
+    if whole is not None:
+        mask.whole = whole
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": mask} | ({"position_ids": ids} if positions else {})
+    losses.forward(lambda **inputs: asked.update(inputs, packed=masking_utils.find_packed_sequence_indices), batch)
+    assert ("attention_mask" in asked) == (whole is not True) and "labels" not in asked
+    assert (asked["packed"] is ask) == positions and masking_utils.find_packed_sequence_indices is ask

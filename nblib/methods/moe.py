@@ -146,7 +146,8 @@ def auxiliary(
 
 
 def _unpadded(routed: Routed, mask: Tensor | None) -> Routed:
-    if mask is None or getattr(mask, "whole", None) or bool(mask.all()):  # the loop knows before the mask travels
+    whole = mask is None or getattr(mask, "whole", None)  # the loop knows it before the mask travels (feed.py)
+    if bool(mask.all()) if whole is None else whole:
         return routed
     if mask.numel() != len(routed.logits):
         raise ValueError(

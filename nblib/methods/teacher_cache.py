@@ -319,7 +319,10 @@ class Cache:
         """
         temperature = temperature.double() if isinstance(temperature, Tensor) else temperature  # on its device
         knots, point = [0.0, *(1 / t for t in self.temperatures)], 1 / temperature
-        if isinstance(point, float) and point > max(knots) * (1 + 1e-6):  # to ask a card would wait for it
+        beyond = point > max(knots) * (1 + 1e-6)
+        if isinstance(point, Tensor):  # to ask a card would wait for it: a loss of nan, which the loop refuses
+            point = point.masked_fill(beyond, math.nan)
+        elif beyond:
             raise ValueError(
                 f"temperature = {temperature:.4g}: the cache knows its tail at {self.temperatures}, and from the "
                 f"lowest of these up; make it with temperatures=({temperature:.4g}, ...)"

@@ -102,7 +102,6 @@ class Notebook:
 
     def __init__(self, path: Path) -> None:
         self.path, self.text, self.saved = path, "", time.monotonic()
-        self.seconds: dict[str, float] = {}  # of each cell that ended, by its id
 
     def write(self, text: str, _: str) -> None:
         self.text = text
@@ -133,7 +132,7 @@ def main() -> None:
         status, problem = "failed", unforeseen(error, folder)
     try:
         notebook.save()
-        record = _record(job, status, problem, began) | {"cells": notebook.seconds}
+        record = _record(job, status, problem, began)
         runs.note(folder, record | ({"sealed": runs.seal(folder)} if status == "done" else {}))
     except OSError as error:
         unwritten = str(error).rstrip(".")
@@ -211,7 +210,7 @@ def execute(job: dict[str, Any], stop: Stop, words: Words, notebook: Notebook) -
 class _Position:
     """Which code cell is executing, counted as Jupyter counts: In [1], In [2], ..."""
 
-    number, source, began, timer = 0, "", 0.0, threading.Timer(0, print)
+    number, source, timer = 0, "", threading.Timer(0, print)
 
     def __str__(self) -> str:
         if not self.number:
@@ -240,7 +239,7 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
     def starts(cell: Any, cell_index: int) -> None:
         if stop.asked:
             raise Stopped
-        at.number, at.source, at.began = at.number + 1, cell.source, time.monotonic()
+        at.number, at.source = at.number + 1, cell.source
         where = f"cell {at.number}/{total}"
         words.tell(cell=where, slow=False)
         at.timer = threading.Timer(SLOW, words.tell, kwargs={"cell": where, "slow": True})
@@ -248,7 +247,6 @@ def _run_cells(job: dict, kernel: Any, stop: Stop, at: _Position, words: Words, 
 
     def ended(cell: Any, cell_index: int, execute_reply: Any) -> None:
         at.timer.cancel()
-        notebook.seconds[cell.get("id", str(cell_index))] = round(time.monotonic() - at.began, 3)
         for text in filter(None, map(_shown, cell.outputs)):
             words.tell(shown=text)
 

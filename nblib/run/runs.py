@@ -140,9 +140,8 @@ class Run:
             sentence = f"{sentence}. Run all cells again: the run goes on from there."
             ending |= {"status": "stopped", "sentence": sentence}
             print(sentence)
-        ending["sealed"] = seal(
-            self.dir, [name for name in SEALED if name != "notebook.ipynb"]
-        )  # comes after this cell
+        before = [name for name in SEALED if name != "notebook.ipynb"]  # which is written after this cell
+        ending["sealed"] = seal(self.dir, before)
         note(self.dir, ending if self.page is None else self.page.ended(ending))
 
 

@@ -12,7 +12,6 @@ Footgun: a widget in a committed notebook is an empty box for whoever reads it l
 ipywidgets only where a person sits at the kernel; headless they are plain attributes with their defaults.
 """
 
-import asyncio
 import base64
 import html
 import inspect
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from nblib import runtime
+from nblib import runtime, train
 from nblib.run.pictures import DPI, Page, Picture, Plain, Points, Table, bars, cell, curves, displayed, live_curves
 from nblib.run.runs import PROGRESS, RUN_DIR, Run, clock
 
@@ -32,7 +31,6 @@ __all__ += ["predict", "source"]
 
 LOOKS = {"each step": {"color": "#b9cbee", "linewidth": 0.8}, "training": {"color": "#4878cf"}}
 LOOKS["validation"] = {"color": "#d9622b", "marker": "o", "markersize": 4, "linestyle": ""}
-TURNS = 8  # of the kernel's event loop per step: ipykernel takes four to hand a press to its button
 AMBER = "background-color:#ffc34d; color:#222; padding:6px 12px; margin:4px 0"
 
 
@@ -125,10 +123,8 @@ class Training(Progress):
         """Take every step and draw it. However that ends, the output is closed."""
         try:
             self._open()
-            for record in steps:
+            async for record in train.live(steps):
                 self(record)
-                for _ in range(TURNS):
-                    await asyncio.sleep(0)
         finally:
             steps.close()
             self.close()

@@ -87,6 +87,10 @@ def test_padding_does_not_count():
     with_padding = moe.auxiliary([routed(logits)], tokens=1, balance_weight=1.0, z_weight=1.0, mask=mask)
     without = moe.auxiliary([routed(logits[mask.flatten().bool()])], tokens=1, balance_weight=1.0, z_weight=1.0)
     assert with_padding == without
+    mask.whole = True  # what the loop decided before the mask travelled is believed, and the card is not asked
+    whole = moe.auxiliary([routed(logits)], tokens=1, balance_weight=1.0, z_weight=1.0, mask=mask)
+    assert whole == moe.auxiliary([routed(logits)], tokens=1, balance_weight=1.0, z_weight=1.0) != without
+    mask.whole = False
     with pytest.raises(ValueError, match="attention_mask has 40"):
         moe.auxiliary([routed(logits[:20])], tokens=1, balance_weight=1.0, z_weight=1.0, mask=mask)
 

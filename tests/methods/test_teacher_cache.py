@@ -232,6 +232,10 @@ def test_the_tail_is_exact_where_it_was_stored_and_near_between(tmp_path, teache
     assert max(error(T) for T in (1.4, 3.0, 10.0, 100.0)) < 0.05
     with pytest.raises(ValueError, match="temperature = 0.8: the cache knows its tail at"):
         cache.tail_weights(0.8)
+    for T in (1.4, 3.0):  # as on a card, which is not asked
+        on_device = [torch.stack(list(w)) for w in cache.tail_weights(torch.tensor(T, dtype=torch.float64))]
+        assert [w.tolist() for w in on_device] == [pytest.approx(w, abs=1e-15) for w in cache.tail_weights(T)]
+    assert all(torch.stack(list(w)).isnan().any() for w in cache.tail_weights(torch.tensor(0.8)))
 
 
 def test_renormalising_is_the_trap_and_the_tail_mends_it(tmp_path, teacher, numbers, source):
