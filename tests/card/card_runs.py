@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,18 @@ from absent_card import HERE, ROOT
 from nblib import files
 
 
-def run(program: str, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess:
+def run(program: str, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess:
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    command = [sys.executable, str(HERE / program), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    command, pipe = [sys.executable, str(HERE / program), *arguments], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe) as process:
+        try:
+            out, problem = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # Python says where every thread stands
+            words = f"{program} had not ended after {timeout} s: {process.communicate()[1][-6000:]}"
+            raise AssertionError(words) from None
+    return subprocess.CompletedProcess(command, process.returncode, out, problem)
 
 
 def shared(tmp_path_factory) -> Path:
