@@ -130,9 +130,9 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     return runs.columns(rows)
 
 
-def headline(folder: Path, *, limit: int = 4) -> str:
-    """The results that the run itself names as those that count, else the first few, on one line: numbers and words;
-    or what is wrong with the file."""
+def headline(folder: Path) -> str:
+    """The first four numbers and words among the results that the run itself names as those that count, else among all,
+    on one line; or what is wrong with the file."""
     try:
         result, names = files.read_json(folder / "result.json"), ()
         with contextlib.suppress(files.Unreadable, TypeError):  # a record may hold anything
@@ -140,7 +140,7 @@ def headline(folder: Path, *, limit: int = 4) -> str:
     except files.Unreadable as error:
         return str(error)
     plain = [(n, v) for n in names or result if isinstance(v := result[n], (int, float, str)) and len(str(v)) < 40]
-    return ", ".join(f"{name} {v:.4g}" if type(v) is float else f"{name} {v}" for name, v in plain[:limit])
+    return ", ".join(f"{name} {v:.4g}" if type(v) is float else f"{name} {v}" for name, v in plain[:4])
 
 
 def took(facts: dict[str, Any]) -> float | None:
