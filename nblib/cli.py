@@ -147,25 +147,13 @@ def _run(options: argparse.Namespace) -> int:
     names = jobs.names() if options.all else options.notebooks
     if not names:
         raise ParameterError(f"There are no notebooks in {paths.notebooks()}.")
-    planned = jobs.plan(
-        names,
-        profile=options.profile,
-        overrides=options.parameters,
-        files=options.files,
-        profile_optional=options.all,
-    )
-    at_once = int(not options.all) if options.jobs is None else options.jobs
+    given = {"profile": options.profile, "overrides": options.parameters, "files": options.files}
+    planned = jobs.plan(names, profile_optional=options.all, **given)
+    at_once = (int(not options.all) if options.jobs is None else options.jobs) or None
     if options.dry_run:
-        print(runner.preview(planned, jobs_at_once=at_once or None, force=options.force))
+        print(runner.preview(planned, jobs_at_once=at_once, force=options.force))
         return 0
-    outcomes = runner.run(
-        planned,
-        jobs_at_once=at_once or None,
-        force=options.force,
-        keep_going=options.keep_going,
-        timeout=options.timeout,
-        detail=options.detail,
-    )
+    outcomes = runner.run(planned, jobs_at_once=at_once, keep_going=options.keep_going, **_how(options))
     options.ran = True
     print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
     return runner.exit_code(outcomes)
@@ -178,14 +166,17 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.list:
         print(sweep.listing(planned))
         return 0
-    how = {"force": options.force, "timeout": options.timeout, "detail": options.detail}
-    outcomes = runner.run(planned.jobs, keep_going=True, **how)
+    outcomes = runner.run(planned.jobs, keep_going=True, **_how(options))
     options.ran = True
     rows = sweep.rows(planned, outcomes)
     print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
     for path in (*sweep.write(planned, rows), report.write()):
         print(path)
     return runner.exit_code(outcomes)
+
+
+def _how(options: argparse.Namespace) -> dict[str, Any]:
+    return {"force": options.force, "timeout": options.timeout, "detail": options.detail}
 
 
 def _report(options: argparse.Namespace) -> int:

@@ -22,6 +22,8 @@ straight-through estimator alone. Watch the rate and the dead channels: `spiking
 """
 
 import math
+from contextlib import ExitStack
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -263,17 +265,15 @@ def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str
     """Over rows (R, T): the share of spikes that are not 0, of channels that never fired (dead), and of channels that
     fired at `always` of the positions or more (saturated); all layers together, and the rate per kind."""
     fired: dict[str, Tensor] = {}
-    hooks = [
-        m.register_forward_hook(lambda _, __, out, name=name: fired.update({name: (out != 0).float().mean((0, 1))}))
-        for name, m in model.named_modules()
-        if isinstance(m, Spike)
-    ]
-    try:
-        with wiring.evaluating(model):
-            model.model(rows)
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def note(_, __, out: Tensor, *, name: str) -> None:
+        fired[name] = (out != 0).float().mean((0, 1))
+
+    with ExitStack() as hooks, wiring.evaluating(model):
+        for name, m in model.named_modules():
+            if isinstance(m, Spike):
+                hooks.enter_context(m.register_forward_hook(partial(note, name=name)))
+        model.model(rows)
     rates = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
     facts = {"rate": rates.mean(), "dead": (rates == 0).float().mean(), "saturated": (rates >= always).float().mean()}
     for kind in ("spike_k", "spike_v"):

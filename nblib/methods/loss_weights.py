@@ -98,12 +98,10 @@ class Router(nn.Module):
         decay: float = 0.98,
     ):
         super().__init__()
-        for name, value, allowed in (
-            ("normalise", normalise, ("none", "initial", "running")),
-            ("learns", learns, ("total", "spread")),
-        ):
-            if value not in allowed:
-                raise ValueError(f"{name} = {value!r}: allowed are {', '.join(allowed)}")
+        if normalise not in ("none", "initial", "running"):
+            raise ValueError(f"normalise = {normalise!r}: allowed are none, initial, running")
+        if learns not in ("total", "spread"):
+            raise ValueError(f"learns = {learns!r}: allowed are total, spread")
         if penalty < 0 or (learns == "spread" and not penalty):
             raise ValueError(f"penalty = {penalty}: must be above 0, or the router learns nothing")
         if not 0 <= decay < 1:

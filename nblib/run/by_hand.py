@@ -114,7 +114,8 @@ class Cell:
                 last["text"] = text
                 return None
             content = content | {"text": text}
-        self.size += 200 + len(last.get("text", "")) + sum(map(_size, content.get("data", {}).values()))
+        bodies = (body if isinstance(body, (str, bytes)) else str(body) for body in content.get("data", {}).values())
+        self.size += 200 + len(last.get("text", "")) + sum(map(len, bodies))
         output = {"output_type": kind} | {name: body for name, body in content.items() if name != "transient"}
         if self.size > LARGEST:
             output = {"output_type": "stream", "name": "stderr", "text": "more outputs of this cell are left out\n"}
@@ -315,10 +316,8 @@ class Page:
             cells = [self._executed(cell) if cell["cell_type"] == "code" else cell for cell in document["cells"]]
             added = [key for key, cell in self.cells.items() if key not in self.codes and not cell.failed]  # or a slip
             cells += [self._executed({"cell_type": "code", "id": key, "metadata": {}}) for key in added]
-        text = json.dumps(
-            document | {"cells": cells}, ensure_ascii=False, indent=1, sort_keys=True, default=json_default
-        )
-        files.write(self.run.dir / "notebook.ipynb", f"{text}\n")
+        how = {"ensure_ascii": False, "indent": 1, "sort_keys": True, "default": json_default}
+        files.write(self.run.dir / "notebook.ipynb", json.dumps(document | {"cells": cells}, **how) + "\n")
         if self.ending:
             self.ending["sealed"] |= runs.seal(self.run.dir, ["notebook.ipynb"])
             runs.note(self.run.dir, {"sealed": self.ending["sealed"]})
@@ -400,10 +399,6 @@ def _offer(run: runs.Run) -> Any:
 
     button.on_click(pressed)
     return handle
-
-
-def _size(body: Any) -> int:
-    return len(body if isinstance(body, (str, bytes)) else str(body))
 
 
 def _line(text: str, style: str = "") -> dict[str, str]:

@@ -7,7 +7,7 @@ Footgun: a difference between two runs is no effect. Two seeds of one setting di
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ def text(folders: Sequence[Path], *, everything: bool = False) -> str:
     sections = [runs.columns([[letter, *manage.row(folder)] for letter, folder in zip(letters, folders)])]
     problems = []
     for title, part, numeric in (
-        ("Parameters", lambda folder: parameters.load_yaml(folder / "parameters.yaml"), False),
-        ("Versions, hardware and commit", lambda folder: _flat(files.read_json(folder / "environment.json")), False),
-        ("Results", lambda folder: _flat(files.read_json(folder / "result.json")), True),
+        ("Parameters", lambda place: parameters.load_yaml(place / "parameters.yaml"), False),
+        ("Versions, hardware and commit", lambda place: runs.flat(files.read_json(place / "environment.json")), False),
+        ("Results", lambda place: runs.flat(files.read_json(place / "result.json")), True),
         ("Metrics, the last value of each", last_values, True),
     ):
         columns: list[Facts] = []
@@ -33,7 +33,7 @@ def text(folders: Sequence[Path], *, everything: bool = False) -> str:
             columns.append({})
             try:
                 columns[-1] = part(folder)
-            except (files.Unreadable, parameters.ParameterError, RecursionError) as error:
+            except (files.Unreadable, parameters.ParameterError) as error:
                 problems.append(parameters.clip(str(error), 400))
         sections.append(_section(title, letters, columns, numeric, everything))
     return "\n\n".join([*sections, *problems])
@@ -63,14 +63,6 @@ def _section(title: str, letters: Sequence[str], columns: Sequence[Facts], numer
     return "\n".join([head, *([runs.columns(rows)] if len(rows) > 1 else [])])
 
 
-def _flat(facts: Mapping[str, Any], above: str = "") -> Facts:
-    """Dictionaries within dictionaries as names with dots."""
-    flat: Facts = {}
-    for name, value in facts.items():
-        flat |= _flat(value, f"{above}{name}.") if isinstance(value, dict) else {f"{above}{name}": value}
-    return flat
-
-
 def _difference(first: Any, other: Any) -> str:
     a, b = (runs.scalars({"": value}).get("") for value in (first, other))
     with contextlib.suppress(TypeError, OverflowError):  # one is no number, or no float can hold it
@@ -79,4 +71,4 @@ def _difference(first: Any, other: Any) -> str:
 
 
 def _spelled(value: Any) -> str:
-    return "" if value is None else parameters.clip(f"{value:.6g}" if isinstance(value, float) else str(value), 60)
+    return "" if value is None else parameters.clip(runs.spelled(value), 60)

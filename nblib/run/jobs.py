@@ -125,10 +125,6 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
-def profile_file(notebook: str, profile: str) -> Path:
-    return paths.profiles() / f"{notebook}.{profile}.yaml"
-
-
 def profiles_of(notebook: str) -> list[str]:
     return [path.name[len(notebook) + 1 : -len(".yaml")] for path in _files_of(notebook) if not is_sweep(path)]
 
@@ -165,7 +161,7 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     sources, values = list(map(Path, files)), {}
     if profile is not None:
         if profile in profiles_of(name):
-            sources.insert(0, profile_file(name, profile))
+            sources.insert(0, paths.profiles() / f"{name}.{profile}.yaml")
         elif profile_optional:
             print(f"[{name}] has no profile '{profile}' and runs on its defaults", flush=True)
             profile = None

@@ -74,7 +74,7 @@ def row(folder: Path) -> list[str]:
     seconds, tags = runner.took(facts), ", ".join(_listed(facts, "tags", str))
     time = "" if seconds is None else f"{seconds:.1f} s"
     name = f"{folder.parent.name}/{folder.name}"
-    return [clip(text) for text in (name, runs.status(folder), _when(facts.get("started")), time, tags)]
+    return [clip(text) for text in (name, runs.status(folder), runs.moment(facts.get("started")), time, tags)]
 
 
 def note(folder: Path, *, text: str | None = None, tags: Sequence[str] = (), untag: Sequence[str] = ()) -> str:
@@ -93,7 +93,7 @@ def note(folder: Path, *, text: str | None = None, tags: Sequence[str] = (), unt
         notes += [{"time": time.time(), "text": text}] if text is not None else []
         if changes:
             runs.note(folder, {"notes": notes, "tags": after})
-    lines = [f"{_when(each.get('time'))}  {clip(str(each.get('text')), LONGEST)}" for each in notes]
+    lines = [f"{runs.moment(each.get('time'))}  {clip(str(each.get('text')), LONGEST)}" for each in notes]
     return "\n".join([f"{paths.short(folder)}: {runs.status(folder)}", f"tags: {', '.join(after) or 'none'}", *lines])
 
 
@@ -132,9 +132,3 @@ def _listed(facts: dict[str, Any], name: str, kind: type) -> list:
     """A list of the record, which anybody may have edited."""
     value = facts.get(name)
     return [each for each in value if isinstance(each, kind)] if isinstance(value, list) else []
-
-
-def _when(seconds: Any) -> str:
-    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)) if seconds else ""
-    return ""

@@ -36,6 +36,7 @@ HASH = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
 POLICY = pages.POLICY.replace("script-src 'none'", f"script-src 'sha256-{HASH}'; connect-src 'none'")
 MOST_PAGE, MOST_READ, MOST_SWEEPS = 20_000_000, 64_000_000, 5_000_000  # bytes: index.html, a metrics.jsonl, all sweeps
 AXES = ("step", "tokens", "seconds")
+NO_METRICS = (*AXES, "of", "run", "eta_s")
 MOST_POINTS, MOST_SERIES, MOST_FACTS, FEW = 500, 200, 300, 6  # of a curve; of a run, two times; numbers nobody chose
 
 
@@ -86,7 +87,7 @@ def _summary(folder: Path, outputs: Path, defaults: dict[str, Any] | None) -> di
         values = parameters.load_yaml(folder / "parameters.yaml")
     words = folder.parent.name, folder.name, runs.status(folder), _get(record, "command", str)
     facts = dict(zip(("notebook", "folder", "status", "command"), map(parameters.clip, words)))
-    facts |= {"kind": re.match("[a-z]*", facts["status"])[0], "started": _clock(record.get("started"))}
+    facts |= {"kind": re.match("[a-z]*", facts["status"])[0], "started": runs.moment(record.get("started"))}
     facts["seconds"] = record["seconds"] if _is_number(record.get("seconds")) else None
     facts["address"] = quote(os.fsencode(folder.relative_to(outputs)))
     environment = _pairs(_facts(folder / "environment.json"))
@@ -95,12 +96,10 @@ def _summary(folder: Path, outputs: Path, defaults: dict[str, Any] | None) -> di
     promised = [n for each in _get(record, "headline", list)[:20] for n, _ in pairs if f"{n}.".startswith(f"{each}.")]
     numbers = [n for n, value in pairs if _is_number(value)] or [n for n, _ in pairs]
     facts |= {"changed": list(map(parameters.clip, changed)), "headline": promised or numbers[:FEW]}
-    facts |= {
-        "promised": bool(promised),
-        "tags": [parameters.clip(_flat(tag)) for tag in _get(record, "tags", list)[:20]],
-    }
-    notes = _get(record, "notes", list)[-20:]
-    facts["notes"] = [[_clock(_get(note, "time")), parameters.clip(_get(note, "text", str), 1000)] for note in notes]
+    tags = [parameters.clip(runs.spelled(tag)) for tag in _get(record, "tags", list)[:20]]
+    facts |= {"promised": bool(promised), "tags": tags}
+    notes = [(_get(note, "time"), _get(note, "text", str)) for note in _get(record, "notes", list)[-20:]]
+    facts["notes"] = [[runs.moment(at), parameters.clip(words, 1000)] for at, words in notes]
     ends = [(_plain(name), _get(at, "step"), _get(at, "of")) for name, at in _get(record, "stopped", dict).items()]
     cut = ", ".join(f"at step {_plain(step)} of {_plain(of)} ({name})" for name, step, of in ends)
     facts["stopped"] = f"Stopped {cut}: these numbers come from a half-trained model." if cut else ""
@@ -121,18 +120,14 @@ def _get(facts: Any, name: str, kind: type = object) -> Any:
     return value if isinstance(value, kind) else kind()
 
 
-def _pairs(facts: dict[str, Any], lead: str = "", depth: int = 3) -> list[list]:
+def _pairs(facts: dict[str, Any]) -> list[list]:
     """Names and values; what stands inside another fact is called `outer.inner`."""
-    pairs: list[list] = []
-    for name, value in itertools.islice(facts.items(), MOST_FACTS):
-        is_outer = isinstance(value, dict) and value and depth
-        flat = [[parameters.clip(f"{lead}{name}"), _plain(value)]]
-        pairs += _pairs(value, f"{lead}{name}.", depth - 1) if is_outer else flat
-    return pairs[:MOST_FACTS]
+    pairs = itertools.islice(runs.flat(facts).items(), MOST_FACTS)
+    return [[parameters.clip(name), _plain(value)] for name, value in pairs]
 
 
 def _plain(value: Any) -> int | float | str:
-    return value if _is_number(value) else parameters.clip(_flat(value))
+    return value if _is_number(value) else parameters.clip(runs.spelled(value))
 
 
 def _is_number(value: Any) -> bool:
@@ -140,20 +135,13 @@ def _is_number(value: Any) -> bool:
     return (type(value) is int and abs(value) < 2**53) or (type(value) is float and math.isfinite(value))
 
 
-def _clock(value: Any) -> str:
-    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(value)))
-    return parameters.clip(value, 30) if isinstance(value, str) else ""
-
-
 def _sweeps(outputs: Path) -> str:
     """The tables of sweeps as JSON, newest first, as many as there is room for."""
     lines, room = [], MOST_SWEEPS
     for file in sorted(outputs.glob("*/sweep-*.json"), key=lambda file: file.name, reverse=True):
         facts, address = _facts(file), quote(os.fsencode(file.relative_to(outputs)))
-        rows = [
-            [_pairs(_get(row, part, dict)) for part in ("parameters", "results")] for row in _get(facts, "rows", list)
-        ]
+        given = _get(facts, "rows", list)
+        rows = [[_pairs(_get(row, part, dict)) for part in ("parameters", "results")] for row in given]
         sweep = {"notebook": parameters.clip(file.parent.name), "name": parameters.clip(file.stem), "address": address}
         line = _json(sweep | {"varied": [_plain(name) for name in _get(facts, "varied", dict)], "rows": rows})
         line = line if len(line) <= room else _json(sweep | {"varied": [], "rows": []})
@@ -190,9 +178,7 @@ def _curves(file: Path) -> list[list]:
     for training, by_step in trainings.items():
         records = [by_step[step] for step in sorted(by_step)]
         axes = [[x if _is_number(x := record.get(axis)) else None for axis in AXES] for record in records]
-        names = dict.fromkeys(
-            name for record in records for name in record if name not in (*AXES, "of", "run", "eta_s")
-        )
+        names = dict.fromkeys(name for record in records for name in record if name not in NO_METRICS)
         series = []
         for name in itertools.islice(names, room):
             values = [record.get(name) for record in records]
@@ -234,7 +220,7 @@ def _ending(facts: dict[str, Any], between: str = ", ") -> str:
 def _chips(facts: dict[str, Any]) -> str:
     """The results that the notebook's title promises, each a piece of its own; tags; whether it was stopped."""
     results = dict(facts["results"])
-    pieces = [("fact", f"{name} {_flat(results[name])}") for name in facts["headline"]]
+    pieces = [("fact", f"{name} {runs.spelled(results[name])}") for name in facts["headline"]]
     pieces += [("tag", tag) for tag in facts["tags"]] + [("banner", facts["stopped"])] * bool(facts["stopped"])
     return " ".join(f"<span class='{kind}'>{text(piece)}</span>" for kind, piece in pieces)
 
@@ -273,17 +259,8 @@ def _caption(picture: Path) -> str:
 
 
 def _listed(title: str, facts: Iterable[tuple[str, Any]]) -> str:
-    rows = [[text(name), f"<code>{text(_flat(value))}</code>"] for name, value in facts]
+    rows = [[text(name), f"<code>{text(runs.spelled(value))}</code>"] for name, value in facts]
     return (f"<p class='muted'>{title}</p>" if title else "") + _table(rows) if rows else ""
-
-
-def _flat(value: Any) -> str:
-    try:
-        if isinstance(value, dict):
-            return ", ".join(f"{name} {_flat(item)}" for name, item in value.items())
-        return f"{value:.6g}" if isinstance(value, float) else str(value)
-    except RecursionError:
-        return "…"
 
 
 def _table(rows: Iterable[list[str]], head: list[str] | None = None) -> str:

@@ -131,14 +131,16 @@ def summary(outcomes: Sequence[Outcome]) -> str:
 
 
 def headline(folder: Path) -> str:
-    """The results that the run itself names as those that count, else the first few; what is wrong with the file."""
+    """The first four numbers and words among the results that the run itself names as those that count, else among all,
+    on one line; or what is wrong with the file."""
     try:
         result, names = files.read_json(folder / "result.json"), ()
         with contextlib.suppress(files.Unreadable, TypeError):  # a record may hold anything
             names = [name for name in runs.record(folder).get("headline", ()) if name in result]
-        return key_results({name: result[name] for name in names or result})
     except files.Unreadable as error:
         return str(error)
+    plain = [(n, v) for n in names or result if isinstance(v := result[n], (int, float, str)) and len(str(v)) < 40]
+    return ", ".join(f"{name} {v:.4g}" if type(v) is float else f"{name} {v}" for name, v in plain[:4])
 
 
 def took(facts: dict[str, Any]) -> float | None:
@@ -164,12 +166,6 @@ def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = 
     at_once = min(jobs_at_once or capacity(), len(jobs))
     pace = Pace([job.notebook for job in jobs], _expected(jobs, force), list(range(len(jobs))), at_once)
     return "\n".join([*lines, f"nothing was started{pace}"])
-
-
-def key_results(result: dict[str, Any], *, limit: int = 4) -> str:
-    """The first few numbers and words of a result, on one line."""
-    plain = [(k, v) for k, v in result.items() if isinstance(v, (int, float, str)) and len(str(v)) < 40]
-    return ", ".join(f"{k} {v:.4g}" if type(v) is float else f"{k} {v}" for k, v in plain[:limit])
 
 
 def exit_code(outcomes: Sequence[Outcome]) -> int:

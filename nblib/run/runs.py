@@ -287,13 +287,9 @@ def is_done(folder: Path) -> bool:
     since."""
     try:
         facts = record(folder)
-        if (
-            facts.get("status") != "done"
-            or facts.get("stopped")
-            or _changed(folder, facts, ("notebook.ipynb", "result.json"))
-        ):
+        notebook, changed = folder / "notebook.ipynb", _changed(folder, facts, ("notebook.ipynb", "result.json"))
+        if facts.get("status") != "done" or facts.get("stopped") or changed:
             return False
-        notebook = folder / "notebook.ipynb"
         return notebook.is_file() and unfinished_cell(declarations.cells(notebook)) is None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):  # unreadable, or no notebook
         return False
@@ -350,6 +346,32 @@ def status(folder: Path) -> str:
     if word in ("done", "stopped", "killed") and (at := next(iter(_stopped(facts).values()), None)):
         return f"stopped, {at['step']} of {at['of']}"
     return f"failed in {facts['failed_in']}" if word == "failed" and facts.get("failed_in") else word
+
+
+def flat(facts: Mapping[str, Any], above: str = "", depth: int = 3) -> dict[str, Any]:
+    """Dictionaries within dictionaries, so many deep, as names with dots."""
+    pairs: dict[str, Any] = {}
+    for name, value in facts.items():
+        inner = isinstance(value, dict) and value and depth
+        pairs |= flat(value, f"{above}{name}.", depth - 1) if inner else {f"{above}{name}": value}
+    return pairs
+
+
+def spelled(value: Any) -> str:
+    """A fact of a record on one line, whatever it is."""
+    try:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {spelled(item)}" for name, item in value.items())
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    except (RecursionError, ValueError):  # too deep; more digits than Python writes
+        return "…"
+
+
+def moment(value: Any) -> str:
+    """A time of a record, which may hold anything."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(value)))
+    return declarations.clip(value, 30) if isinstance(value, str) else ""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

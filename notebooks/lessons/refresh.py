@@ -20,9 +20,9 @@ from typing import Any
 
 from nblib import files, paths
 from nblib.run import jobs, runner
+from nblib.run.by_hand import WIDGET
 
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-WIDGET = "application/vnd.jupyter.widget-view+json"
 # JupyterLab shows the beginning of the first output of a cell whose outputs are collapsed
 ANSWER = {"name": "stdout", "output_type": "stream", "text": ["The answer to the question above:\n"]}
 
