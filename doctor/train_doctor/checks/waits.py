@@ -25,10 +25,10 @@ def host_waits(e: Evidence) -> Fired | Verdict:
     there is nothing to wait for.
 
     WARN or NOTE host-waits: The program asks the card ({device}) for numbers in the middle of the step (loss.item(),
-    an if on a tensor, a mask as an index). At each the host waits until the card has done all its work, and launches nothing
-    meanwhile. Fix: Ask the labels and masks while they are on the CPU, add up losses as tensors and read them once
-    before the step; take ignore_index or torch.where in place of a mask. torch.cuda.set_sync_debug_mode("warn") names
-    every wait.
+    an if on a tensor, a mask as an index). At each the host waits until the card has done all its work, and launches
+    nothing meanwhile. Fix: Ask the labels and masks while they are on the CPU, add up losses as tensors and read them
+    once before the step; take ignore_index or torch.where in place of a mask. set_sync_debug_mode("warn") of torch.cuda
+    names every wait.
     """
     if not e.accelerator:
         away = any(p.device.type not in HOST for p in e.parameters().values())
