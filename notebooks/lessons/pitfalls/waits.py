@@ -66,7 +66,7 @@ def asked_on_the_way(model: nn.Module, batches: list[dict]) -> float:
     total, tokens = 0.0, sum(batch["tokens"] for batch in batches)
     for batch in batches:
         learn = batch["targets"] != losses.IGNORED
-        logits = model(batch["input_ids"]).logits[learn]  # at fault: a mask is counted out
+        logits = model(batch["input_ids"]).logits[learn]  # at fault: a mask is counted
         loss = F.cross_entropy(logits, batch["targets"][learn])  # and another one
         if not loss.isfinite():  # at fault: a number
             continue
