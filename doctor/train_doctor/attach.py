@@ -5,6 +5,7 @@ The observer is made of parts. Each part owns its own fields and asks the others
     Attachments  what was attached and how it comes off, the Evidence, whether anything may be noted now   attach.py
     Calls        who is called: models, teachers, losses, and what they gave since the last backward       calls.py
     Optimizers   who steps: gradients before, updates after, clearing, clipping, scalers, schedulers       observe.py
+    Waits        who asks an accelerator for numbers in the middle of a step                               waits.py
     Observer     start and stop, backwards, rounds                                                         observe.py
 
 Footgun: another watch may be open at the same time and may end first. So a patch remembers what it replaced and whether

@@ -24,6 +24,7 @@ from train_doctor import owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
+from train_doctor.waits import Waits
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
 HELD = 64  # losses whose tensors are held until the next backward
@@ -34,8 +35,9 @@ OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 class Calls(Part):
     """Sees the calls of models and losses."""
 
-    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module]):
+    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
         super().__init__(at)
+        self.waits = waits
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
@@ -260,6 +262,9 @@ class Calls(Part):
         self.e.called[key] = self.e.called.get(key, 0) + 1
         if torch.is_grad_enabled():
             self.e.called_with_grad[key] = self.e.called_with_grad.get(key, 0) + 1
+            if self.e.called_with_grad[key] == 1:
+                self.waits.meet(module)
+            self.waits.called()
 
     def _embedded(self, module, args, output) -> None:
         if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training

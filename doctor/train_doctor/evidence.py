@@ -9,6 +9,7 @@ None, the check says UNKNOWN, and nothing may read that as OK.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -201,6 +202,8 @@ class Evidence:
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
         self.rounds = 0  # complete ones, and so the number of the one under way
+        self.accelerator = ""  # kind of device that a model was called on, where it is not the CPU
+        self.waits: dict[int, Counter[str]] = {}  # round -> lines that read from it before the step, see waits.py
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
 
     # ---------------------------------------------------------------- events

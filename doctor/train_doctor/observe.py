@@ -47,6 +47,7 @@ from train_doctor.evidence import (
 from train_doctor.measures import SAMPLED
 from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
+from train_doctor.waits import Waits
 
 
 class Optimizers(Part):
@@ -326,7 +327,8 @@ class Observer(Part):
     ):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
         self.steps, self.full, self.terms = steps, full, terms
-        self.calls = Calls(self.at, model, teachers)
+        self.waits = Waits(self.at)
+        self.calls = Calls(self.at, model, teachers, self.waits)
         self.optimizers = Optimizers(self.at, optimizers)
 
     def start(self) -> None:
@@ -335,6 +337,7 @@ class Observer(Part):
         self.e.warned += spoken_before()
         self.calls.start()
         self.optimizers.start()
+        self.waits.start()
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)

@@ -26,12 +26,13 @@ from train_doctor.checks import (
     tables,
     teachers,
     terms,
+    waits,
 )
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss)
-MODULES += (backward, steps, schedules, precision, parallel, compiling)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

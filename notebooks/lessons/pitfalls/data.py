@@ -10,7 +10,7 @@ Footgun: with `labels=` a transformers model shifts by itself. Labels that are s
 import math
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -182,16 +182,16 @@ def _unexpected(facts: dict) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ P45 loading the data
-class _Slow(Dataset):
+class Slow(Dataset):
     """Items that wait for something outside the process, as a disk or a decoder would make them."""
 
-    def __init__(self, rows: Tensor, seconds: float):
+    def __init__(self, rows: Sequence, seconds: float):
         self.rows, self.seconds = rows, seconds
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> Tensor:
+    def __getitem__(self, i: int):
         if self.seconds:
             time.sleep(self.seconds)
         return self.rows[i]
@@ -218,14 +218,14 @@ def _seconds(epoch: Callable[[], None]) -> float:
 
 def load_epoch(*, workers: int, seconds_per_item: float = 0.0) -> float:
     """Seconds for one epoch of 256 rows in batches of 16."""
-    data = _Slow(byte_rows(256, 64), seconds_per_item)
+    data = Slow(byte_rows(256, 64), seconds_per_item)
     return _seconds(lambda: [None for _ in DataLoader(data, batch_size=16, num_workers=workers)])
 
 
 def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
     """A loop whose step takes five milliseconds: how much of its time goes into waiting for the next batch?"""
     waited, started = 0.0, time.perf_counter()
-    batches = iter(DataLoader(_Slow(byte_rows(256, 64), seconds_per_item), batch_size=16))
+    batches = iter(DataLoader(Slow(byte_rows(256, 64), seconds_per_item), batch_size=16))
     while True:
         asked = time.perf_counter()
         batch = next(batches, None)
@@ -239,7 +239,7 @@ def waiting(*, seconds_per_item: float, seconds_per_step: float = 5e-3) -> dict:
 
 
 def too_many_workers() -> dict:
-    data = _Slow(byte_rows(256, 64), 0.0)
+    data = Slow(byte_rows(256, 64), 0.0)
     return {"workers": 2, "over_none": _seconds(lambda: epoch_with_workers(data)) / load_epoch(workers=0)}
 
 
