@@ -216,7 +216,7 @@ def _pieces(path: Path, column: str, place: int, row: int) -> Iterator[tuple[str
     def pieces() -> Iterator[str]:
         rest = ""
         with path.open(encoding="utf-8", errors="replace") as file:
-            for block in iter(partial(file.read, 2**20), ""):
+            for block in iter(partial(file.read, BATCH), ""):
                 *paragraphs, tail = (rest + block).split("\n\n")
                 *whole, rest = text._pieces("\n\n".join(paragraphs))
                 yield from whole
@@ -246,9 +246,14 @@ def _commit(corpus: str, name: str, revision: str | None) -> str:
     if re.fullmatch("[0-9a-f]{40}", revision or ""):
         return revision
     with _reaching(corpus):
-        from huggingface_hub import hf_hub_download
+        from huggingface_hub import errors, hf_hub_download
 
-        return Path(hf_hub_download(name, ".gitattributes", repo_type="dataset", revision=revision)).parent.name
+        try:
+            return Path(hf_hub_download(name, ".gitattributes", repo_type="dataset", revision=revision)).parent.name
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise ValueError("the hub has no such dataset or revision, or your token may not read it") from None
+        except errors.LocalEntryNotFoundError:  # a ValueError by name
+            raise ConnectionError from None
 
 
 def _hub(corpus: str, about: dict, commit: str | None, file: int, place: int, row: int) -> Documents:
