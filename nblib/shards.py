@@ -7,11 +7,10 @@ A corpus is a dataset of the hub, streamed by `datasets`, or a local file or fol
 Options stand behind a question mark. `tokens=200M` stops there; `column=text` names the field; a dataset also has
 `name`, `split` and `revision`. Documents are read one by one and go into the splits of text.py, by its rule.
 
-The store is a folder under outputs/corpora. Its name is a hash of the corpus (its commit or content), its options, the
-tokenizer and the split rule. It holds a file of ids per split and `manifest.json`. That lists the shards: how far each
-file goes, where the corpus goes on, and a SHA-256 of both and of the bytes that were added. A shard is listed when it
-is on disk. So a maker that was killed goes on after the last one, and ends with the same bytes. All are checked on
-opening; a damaged store is set aside and made again. A lock lets one process make it while others wait.
+The store is a folder under outputs/corpora, named by a hash of all that decides its ids. It holds a file of ids per
+split and `manifest.json`. That lists the shards: how far each file goes, where the corpus goes on, and a SHA-256 of
+both and of the bytes that were added. A shard is listed when it is on disk. So a maker that was killed goes on after
+the last one, and ends with the same bytes. All are checked on opening; a damaged store is set aside and made again.
 
 Footgun: text.py reads a text that stands twice in a small corpus once; here it counts twice, in one split.
 """
@@ -19,8 +18,6 @@ Footgun: text.py reads a text that stands twice in a small corpus once; here it 
 import contextlib
 import hashlib
 import json
-import os
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -52,7 +49,7 @@ def needed(corpus: str) -> bool:
     if options or place.startswith("hf:"):
         return True
     listed = inputs.files_of(inputs.resolve(place, Path()), inputs.CORPORA) if place not in inputs.EMBEDDED else []
-    return any(file.suffix == ".parquet" for file in listed) or sum(map(os.path.getsize, listed)) > SMALL
+    return any(file.suffix == ".parquet" for file in listed) or sum(file.stat().st_size for file in listed) > SMALL
 
 
 def open(corpus: str, tokenizer) -> dict[str, Tensor]:
@@ -165,39 +162,50 @@ def _source(corpus: str) -> tuple[dict, Callable[[int, int, int], Documents]]:
     place, options = inputs.corpus_options(corpus, Path())
     about = {"column": options.get("column", "text"), "tokens": inputs.count(options.get("tokens", "1000000B"))}
     path = inputs.resolve(place.removeprefix("hf:"), Path())
-    if place.startswith("hf:"):
-        commit = None if path.is_dir() else _commit(corpus, place[3:], options.get("revision"))
-        about |= {"dataset": place[3:], "name": options.get("name"), "split": options.get("split", "train")}
-        return about | {"content": commit or inputs.fingerprint(path, ())}, partial(_hub, corpus, about, commit)
-    if not path.exists():
-        raise FileNotFoundError(f"corpus {corpus!r} does not exist: use prose, code, a file, a folder or hf:<dataset>")
-    return about | {"content": inputs.fingerprint(path, inputs.CORPORA)}, partial(_local, path, about["column"])
+    if not place.startswith("hf:"):
+        if not path.exists():
+            raise FileNotFoundError(
+                f"corpus {corpus!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
+            )
+        return about | {"content": inputs.fingerprint(path, inputs.CORPORA)}, partial(_local, path, about["column"])
+    about |= {"dataset": place[3:], "name": options.get("name"), "split": options.get("split", "train")}
+    if path.is_dir():
+        return about | {"content": inputs.fingerprint(path, ())}, partial(_hub, corpus, str(path), about, None)
+    if len(commit := options.get("revision", "")) != 40:
+        with _reaching(corpus):  # the cache of the hub then knows the commit, and inputs.py as well
+            from huggingface_hub import hf_hub_download
+
+            here = hf_hub_download(place[3:], ".gitattributes", repo_type="dataset", revision=commit or None)
+        commit = Path(here).parent.name
+    return about | {"content": commit}, partial(_hub, corpus, place[3:], about, commit)
 
 
 def _local(path: Path, column: str, file: int, place: int, row: int) -> Documents:
-    readers = {".parquet": _parquet, ".jsonl": _jsonl}
     for number, each in enumerate(inputs.files_of(path, inputs.CORPORA)[file:], file):
-        for document, *after in readers.get(each.suffix, _pieces)(each, column, place, row):
-            yield document, number, *after
+        reader = {".parquet": _parquet, ".jsonl": _jsonl}.get(each.suffix, _pieces)
+        for document, *after in reader(each, column, place):
+            if after > [place, row]:
+                yield document, number, *after
         place = row = 0
 
 
-def _parquet(path: Path, column: str, group: int, row: int) -> Iterator[tuple[Any, int, int]]:
-    from pyarrow import ArrowException, parquet  # comes with datasets
-
+def _parquet(path: Path, column: str, group: int) -> Iterator[tuple[Any, int, int]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ImportError(f"{path} needs the package pyarrow: pip install datasets") from None
     try:
         with parquet.ParquetFile(path, buffer_size=2**20) as file:
             if column not in (names := file.schema_arrow.names):
                 raise LookupError(f"{path} has no column {column!r}, it has {', '.join(names)}: choose with ?column=")
             for number in range(group, file.num_row_groups):
                 rows = (value.as_py() for part in file.iter_batches(256, [number], [column]) for value in part[0])
-                yield from ((text, number, at) for at, text in enumerate(rows, 1) if at > row)
-                row = 0
+                yield from ((document, number, at) for at, document in enumerate(rows, 1))
     except (ArrowException, OSError) as error:
         raise ValueError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
 
 
-def _jsonl(path: Path, column: str, byte: int, row: int) -> Iterator[tuple[str, int, int]]:
+def _jsonl(path: Path, column: str, byte: int) -> Iterator[tuple[str, int, int]]:
     with path.open("rb") as file:
         file.seek(byte)
         for line in filter(bytes.strip, file):
@@ -210,20 +218,16 @@ def _jsonl(path: Path, column: str, byte: int, row: int) -> Iterator[tuple[str, 
             yield document, file.tell(), 0
 
 
-def _pieces(path: Path, column: str, place: int, row: int) -> Iterator[tuple[str, int, int]]:
+def _pieces(path: Path, column: str, done: int) -> Iterator[tuple[str, int, int]]:
     """The pieces that text.py cuts a file into, without the whole file in memory."""
-
-    def pieces() -> Iterator[str]:
-        rest = ""
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for block in iter(partial(file.read, BATCH), ""):
-                *paragraphs, tail = (rest + block).split("\n\n")
-                *whole, rest = text._pieces("\n\n".join(paragraphs))
-                yield from whole
-                rest = f"{rest}\n\n{tail}" if paragraphs else tail
-        yield from text._pieces(rest)
-
-    yield from ((piece, 0, at) for at, piece in enumerate(pieces(), 1) if at > row)
+    rest, number = "", 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for block in iter(partial(file.read, BATCH), ""):
+            *paragraphs, tail = (rest + block).split("\n\n")
+            *whole, rest = text._pieces("\n\n".join(paragraphs))
+            yield from ((piece, number := number + 1, 0) for piece in whole)
+            rest = f"{rest}\n\n{tail}" if paragraphs else tail
+    yield from ((piece, number := number + 1, 0) for piece in text._pieces(rest))
 
 
 @contextlib.contextmanager
@@ -232,37 +236,23 @@ def _reaching(corpus: str) -> Iterator[None]:
         yield
     except ImportError:
         raise ImportError(f"corpus {corpus!r} needs the package datasets: pip install datasets") from None
-    except (ValueError, LookupError, FileNotFoundError) as error:  # no such dataset, configuration, split, column
-        raise ValueError(f"corpus {corpus!r}: {str(error).strip().splitlines()[0]}") from None
     except Exception as error:
+        kind = type(error).__name__  # of the second sort is also what is not in the cache while the hub is out of reach
+        if isinstance(error, ValueError | LookupError | FileNotFoundError) and kind != "LocalEntryNotFoundError":
+            raise ValueError(f"corpus {corpus!r}: {str(error).strip().splitlines()[0]}") from None
         raise ConnectionError(
-            f"corpus {corpus!r} cannot be fetched ({type(error).__name__}): what is tokenised is kept, a next start "
-            "goes on. A local parquet file or folder (corpus=/path/to/it) and corpus=prose need no network"
+            f"corpus {corpus!r} cannot be fetched ({kind}): what is tokenised is kept, a next start goes on. "
+            "A local parquet file or folder (corpus=/path/to/it) and corpus=prose need no network"
         ) from None
 
 
-def _commit(corpus: str, name: str, revision: str | None) -> str:
-    """The commit of a dataset, from the hub or from what its cache knows; the cache then knows it, and inputs.py."""
-    if re.fullmatch("[0-9a-f]{40}", revision or ""):
-        return revision
-    with _reaching(corpus):
-        from huggingface_hub import errors, hf_hub_download
-
-        try:
-            return Path(hf_hub_download(name, ".gitattributes", repo_type="dataset", revision=revision)).parent.name
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
-            raise ValueError("the hub has no such dataset or revision, or your token may not read it") from None
-        except errors.LocalEntryNotFoundError:  # a ValueError by name
-            raise ConnectionError from None
-
-
-def _hub(corpus: str, about: dict, commit: str | None, file: int, place: int, row: int) -> Documents:
-    name, column = about["dataset"] if commit else str(inputs.resolve(about["dataset"], Path())), about["column"]
+def _hub(corpus: str, name: str, about: dict, commit: str | None, file: int, place: int, row: int) -> Documents:
     with _reaching(corpus):
         from datasets import load_dataset
 
         rows = load_dataset(name, about["name"], split=about["split"], revision=commit, streaming=True)
-        if column not in (names := rows.column_names or list(next(iter(rows), {}))):
+        column, names = about["column"], rows.column_names or list(next(iter(rows), {}))
+        if column not in names:
             raise LookupError(f"no column {column!r}, it has {', '.join(names)}: choose with column=")
         for number, each in enumerate(rows.select_columns(column).skip(row), row + 1):
             yield each[column], 0, 0, number

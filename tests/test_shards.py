@@ -110,9 +110,9 @@ def test_a_file_is_cut_into_the_same_pieces_in_blocks_of_any_size(tmp_path_facto
         patch.setattr(shards, "BATCH", block)
         patch.setattr(text._pieces, "__defaults__", (size,))
         whole = [piece for piece in text._pieces(written) if piece.strip()]
-        cut = [piece for piece, *_ in shards._pieces(file, "text", 0, 0)]
+        cut = [piece for piece, *_ in shards._pieces(file, "text", 0)]
         assert [piece for piece in cut if piece.strip()] == whole
-        assert [piece for piece, *_ in shards._pieces(file, "text", 0, 2)] == cut[2:]
+        assert [piece for piece, *_ in shards._local(file, "text", 0, 2, 0)] == cut[2:]
 
 
 def test_documents_are_whole_in_order_and_closed_and_no_split_holds_one_of_another(tokenizer, tmp_path):
@@ -122,7 +122,9 @@ def test_documents_are_whole_in_order_and_closed_and_no_split_holds_one_of_anoth
     for split, stream in streams.items():
         assert stream[-1] == tokenizer.eos_token_id
         read[split] = tokenizer.decode(stream[:]).split(text.EOS)[:-1]
-        assert [int(each.split(":")[0]) for each in read[split]] == sorted(int(each.split(":")[0]) for each in read[split])
+        assert [int(each.split(":")[0]) for each in read[split]] == sorted(
+            int(each.split(":")[0]) for each in read[split]
+        )
         assert all(text._percentile(each) in text.SPLITS[split] for each in read[split])
     assert sorted(sum(read.values(), [])) == sorted(texts)
 
@@ -246,7 +248,11 @@ def test_another_corpus_option_or_tokenizer_is_another_store(tokenizer, tmp_path
     texts = documents(200)
     file = write_parquet(tmp_path / "a" / "a.parquet", texts, other=texts[::-1])
     other = text.train_tokenizer(documents(100, seed=1), vocab_size=401)
-    for corpus, words in ((f"{file}", tokenizer), (f"{file}?column=other", tokenizer), (f"{file}?tokens=4k", tokenizer)):
+    for corpus, words in (
+        (f"{file}", tokenizer),
+        (f"{file}?column=other", tokenizer),
+        (f"{file}?tokens=4k", tokenizer),
+    ):
         shards.open(corpus, words)
     shards.open(f"{file}", other)
     shards.open(f"hf:{file.parent}", tokenizer)
@@ -278,7 +284,9 @@ def interrupted(corpus: str, tokenizer, monkeypatch, after: int) -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "txt", "hf"])
 @pytest.mark.parametrize("after", [1, 7, 19])
-def test_an_interrupted_making_goes_on_to_the_same_bytes(kind, after, tokenizer, tmp_path, outputs, monkeypatch, capsys):
+def test_an_interrupted_making_goes_on_to_the_same_bytes(
+    kind, after, tokenizer, tmp_path, outputs, monkeypatch, capsys
+):
     texts = documents(400)
     if kind == "txt":
         monkeypatch.setattr(text._pieces, "__defaults__", (200,))
