@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from bit_flips import flips
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nblib import files, memory, models, paths, shards, start, text, train
+from nblib import files, models, paths, shards, start, text, train
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -68,8 +69,12 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def store(outputs: Path) -> Path:
-    (folder,) = (each for each in outputs.iterdir() if each.is_dir() and not each.name.startswith("damaged"))
+    (folder,) = stores(outputs)
     return folder
+
+
+def stores(outputs: Path) -> list[Path]:
+    return [each for each in outputs.iterdir() if each.is_dir() and not each.name.startswith("damaged")]
 
 
 # ------------------------------------------------------------------------------------------ the same as in memory
@@ -256,15 +261,15 @@ def test_another_corpus_option_or_tokenizer_is_another_store(tokenizer, tmp_path
         shards.open(corpus, words)
     shards.open(f"{file}", other)
     shards.open(f"hf:{file.parent}", tokenizer)
-    stores = [each for each in outputs.iterdir() if each.is_dir()]
-    assert len(stores) == 5
+    before = stores(outputs)
+    assert len(before) == 5
     tokenizer(["a", "b c"], padding=True, truncation=True, max_length=3)  # leaves its mark in the tokenizer
     shards.open(f"{file}?tokens=4000", tokenizer)
     shards.open(str(file.parent.rename(tmp_path / "b") / "a.parquet"), tokenizer)
-    assert [each for each in outputs.iterdir() if each.is_dir()] == stores
+    assert stores(outputs) == before
     write_parquet(tmp_path / "b" / "a.parquet", texts[1:])
     shards.open(str(tmp_path / "b" / "a.parquet"), tokenizer)
-    assert len([each for each in outputs.iterdir() if each.is_dir()]) == 6
+    assert len(stores(outputs)) == 6
 
 
 def interrupted(corpus: str, tokenizer, monkeypatch, after: int) -> None:
@@ -364,15 +369,15 @@ def test_damage_is_noticed_and_made_again(how, finished, tokenizer, tmp_path, ou
         assert torch.equal(mapped["train"][:], expected), "a training that reads from the old one is not disturbed"
 
 
-def test_no_bit_of_a_manifest_can_change_what_is_read(tokenizer, tmp_path, outputs, monkeypatch):
+def test_no_bit_of_a_manifest_can_change_what_is_read(tokenizer, tmp_path, outputs):
     corpus = str(write_jsonl(tmp_path / "a.jsonl", documents(120)))
     expected = {name: stream[:] for name, stream in shards.open(corpus, tokenizer).items()}
     manifest = store(outputs) / "manifest.json"
     written = manifest.read_bytes()
-    for flipped in flips(written, 60):
-        manifest.write_bytes(flipped)
+    for _ in flips(manifest, count=60):
         assert equal(shards.open(corpus, tokenizer), expected)
         assert manifest.read_bytes() == written
+    assert len(list(outputs.glob("damaged-*"))) == 60
 
 
 CHILD = """
@@ -411,15 +416,15 @@ def test_processes_at_once_make_one_store(tokenizer, tmp_path, outputs):
 
 
 @pytest.mark.slow
-def test_killed_twenty_times_it_has_the_same_bytes(tokenizer, tmp_path, outputs):
+def test_killed_twenty_times_it_has_the_same_bytes(tokenizer, tmp_path, outputs, monkeypatch):
     corpus = str(write_parquet(tmp_path / "a.parquet", documents(6000)))
     began = time.monotonic()
     shards.open(corpus, tokenizer)
     took = time.monotonic() - began
     straight = content(store(outputs))
     store(outputs).rename(tmp_path / "straight")
-    draw, kills, shards_before = random.Random(0), 0, 0
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    draw, kills = random.Random(0), 0
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")  # threads do not survive a fork
     while True:
         pid = os.fork()
         if not pid:
@@ -437,3 +442,110 @@ def test_killed_twenty_times_it_has_the_same_bytes(tokenizer, tmp_path, outputs)
             break
     assert equal(shards.open(corpus, tokenizer), in_memory(documents(6000), tokenizer))
     assert content(store(outputs)) == straight
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_and_reading_is_much_faster_than_training(tmp_path):
+    """Five million tokens here; docs/log.md has fifty."""
+    command = [sys.executable, Path(__file__).with_name("corpus_bench.py"), tmp_path, "5000000"]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(paths.root())})
+    facts = json.loads(run.stdout.splitlines()[-1])
+    print(facts)
+    assert facts["tokens"] > 4e6 and facts["peak MiB"] < 500
+    assert facts["read per s"] > 20 * facts["trained per s"]
+
+
+# --------------------------------------------------------------------------------------------- what cannot be read
+
+
+def test_a_corpus_that_changes_while_it_is_read_is_refused(tokenizer, tmp_path, outputs, monkeypatch, capsys):
+    file = write_parquet(tmp_path / "a.parquet", documents(200))
+    real = shards._parquet
+
+    def grows(*args):
+        yield from real(*args)
+        write_parquet(file, documents(201))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "_parquet", grows)
+        with pytest.raises(ValueError, match="changed while it was read: start again"):
+            shards.open(str(file), tokenizer)
+    assert stores(outputs) == []
+    assert equal(shards.open(str(file), tokenizer), in_memory(documents(201), tokenizer))
+
+
+@pytest.mark.parametrize(
+    "corpus, says",
+    [
+        ("a.parquet?colum=text", "corpus 'a.parquet?colum=text' has no option 'colum': allowed are column, tokens"),
+        ("a.parquet?split=train", "has no option 'split': allowed are column, tokens"),
+        ("hf:some/set?subset=a", "has no option 'subset': allowed are column, tokens, name, split, revision"),
+        ("a.parquet?tokens=abc", "tokens = 'abc': must be a number above 0 like 500000, 200k, 1.5M or 10B"),
+        ("a.parquet?tokens=0", "tokens = '0': must be a number above 0"),
+        ("a.parquet?column=body", "a.parquet has no column 'body', it has number, text: choose with ?column="),
+        ("a.parquet?column=number", "its column holds int, not text"),
+        ("broken.parquet", "broken.parquet cannot be read as parquet: "),
+        ("cut.parquet", "cut.parquet cannot be read as parquet: "),
+        ("empty.parquet", "corpus 'empty.parquet' has no document in its held_out split: it needs more documents"),
+        ("nothing.txt?tokens=1k", "has no document in its held_out split"),
+        ("few.jsonl?tokens=1k", "has no document in its "),
+        ("few.jsonl?column=body", "few.jsonl at byte 0: expected a JSON object with a 'body' field"),
+        ("not.parquet?x", "corpus 'not.parquet?x' has no option 'x'"),
+        ("not.parquet", "corpus 'not.parquet' does not exist: use prose, code, a file, a folder or hf:<dataset>"),
+        (
+            "hf:set?column=body",
+            "corpus 'hf:set?column=body': no column 'body', it has number, text: choose with column=",
+        ),
+        ("hf:set?split=test", "Bad split: test. Available splits: ['train']"),
+        ("hf:set?name=other", "BuilderConfig 'other' not found. Available: ['default']"),
+        (
+            "hf:some/set",
+            "corpus 'hf:some/set' cannot be fetched (LocalEntryNotFoundError): what is tokenised is kept, a",
+        ),
+        (
+            f"hf:some/set?revision={'a' * 40}",
+            "A local parquet file or folder (corpus=/path/to/it) and corpus=prose need",
+        ),
+        ("hf:a b/c", "corpus 'hf:a b/c': Repo id must use alphanumeric"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(corpus, says, tokenizer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_parquet(tmp_path / "a.parquet", documents(100))
+    write_parquet(tmp_path / "set" / "a.parquet", documents(100))
+    write_parquet(tmp_path / "empty.parquet", pa.array([], pa.string()))
+    raw = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "broken.parquet").write_bytes(b"no parquet" * 100)
+    (tmp_path / "cut.parquet").write_bytes(raw[: len(raw) // 2])
+    (tmp_path / "nothing.txt").write_text(" \n\n \n")
+    write_jsonl(tmp_path / "few.jsonl", ["one"])
+    with pytest.raises((ValueError, LookupError, OSError), match=re.escape(says)) as raised:
+        shards.open(corpus, tokenizer)
+    assert "\n" not in str(raised.value) and raised.value.__suppress_context__ | (raised.value.__context__ is None)
+
+
+def test_a_damaged_page_of_a_parquet_file_is_one_sentence(tokenizer, tmp_path):
+    file = write_parquet(tmp_path / "a.parquet", documents(100))
+    raw = bytearray(file.read_bytes())
+    raw[200:4000] = bytes(3800)
+    file.write_bytes(raw)
+    with pytest.raises(ValueError, match="cannot be read as parquet"):
+        shards.open(str(file), tokenizer)
+
+
+@pytest.mark.parametrize("package, corpus", [("datasets", "hf:set"), ("pyarrow", "set")])
+def test_a_package_that_is_missing_is_named_with_the_line_that_installs_it(
+    package, corpus, tokenizer, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    write_parquet(tmp_path / "set" / "a.parquet", documents(10))
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=f"needs the package {package}: pip install datasets"):
+        shards.open(corpus, tokenizer)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tokenizer):
+    other = text.train_tokenizer(documents(50), vocab_size=300)
+    other.eos_token = None
+    with pytest.raises(ValueError, match="no eos_token"):
+        shards.open("hf:some/set", other)
