@@ -53,7 +53,7 @@ def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[st
 
 def count(tokens: str) -> int:
     """`500000`, `200k`, `1.5M` or `10B` as a number."""
-    if not (parts := re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([kMB]?)", tokens)) or not float(parts[1]):
+    if not (parts := re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([kMB]?)", tokens)) or not float(parts[1]):
         raise ValueError(f"tokens = {tokens!r}: must be a number above 0 like 500000, 200k, 1.5M or 10B")
     return round(float(parts[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[parts[2]])
 
