@@ -100,7 +100,7 @@ def test_a_line_without_a_text_is_named(line, tmp_path):
     "source, says",
     [
         ("/nowhere/at/all", "does not exist"),
-        ("hf:some/set", "datasets"),
+        ("hf:some/set", "some/set"),
         ("bad.jsonl", "line 1"),
         ("short.txt", "split"),
     ],
