@@ -54,11 +54,10 @@ def fingerprint(documents: list[str]) -> str:
 def _all_documents(source: str) -> list[str]:
     if source in ("prose", "code"):
         return _embedded(source)
-    texts = (
-        _from_hub(source.removeprefix("hf:"))
-        if source.startswith("hf:")
-        else _from_path(inputs.resolve(source, Path()))
-    )
+    place, options = inputs.corpus_options(source, Path())
+    if place.startswith("hf:") or options or place.endswith(".parquet"):
+        raise ValueError(f"corpus {source!r} is not read as a whole: use shards.open, or start.open, which picks")
+    texts = _from_path(inputs.resolve(source, Path()))
     return list(dict.fromkeys(text for text in texts if text.strip()))  # each text once: copies would cross the splits
 
 
@@ -133,7 +132,7 @@ def _from_path(path: Path) -> Iterator[str]:
         if file.suffix != ".jsonl":
             yield from _pieces(text)
             continue
-        for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
+        for number, line in enumerate(filter(str.strip, text.split("\n")), 1):
             try:
                 document = json.loads(line)["text"]
                 document.encode()
@@ -151,14 +150,6 @@ def _pieces(text: str, size: int = 8192) -> Iterator[str]:
             yield piece
             piece = ""
     yield piece
-
-
-def _from_hub(name: str) -> list[str]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ImportError(f"corpus 'hf:{name}' needs the package datasets: pip install datasets") from None
-    return load_dataset(name, split="train")["text"]
 
 
 def train_tokenizer(documents: list[str], *, vocab_size: int = 4096):
@@ -194,10 +185,11 @@ def encode(documents: list[str], tokenizer) -> Tensor:
 
 def fixed_rows(stream: Tensor, *, length: int, limit: int | None = None) -> Tensor:
     """The stream cut into rows in order, (R, length), for evaluation: the same rows every time."""
-    rows = stream[: len(stream) // length * length].view(-1, length)
-    if len(rows) == 0:
+    count = len(stream) // length
+    if count == 0:
         raise ValueError(f"length = {length}: longer than the whole split of {len(stream)} tokens")
-    return rows[:limit]
+    count = len(range(count)[:limit])  # the stream may be on disk: no more than this is taken into memory
+    return stream[: count * length].view(-1, length)
 
 
 class Batches:
@@ -218,6 +210,11 @@ class Batches:
 
     def __iter__(self) -> "Batches":
         return self
+
+    @property
+    def tokens(self) -> int:
+        """Of one epoch."""
+        return len(self.stream)
 
     def __next__(self) -> dict[str, Tensor]:
         if self.position >= self.per_epoch:

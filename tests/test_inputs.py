@@ -121,6 +121,12 @@ def test_a_hash_is_kept_while_the_file_is_not_touched(tmp_path, monkeypatch):
         ("code", "a corpus", None),
         ("hf:some/set", "a corpus", "c" * 12),
         ("hf:other/set", "a corpus", "unknown"),
+        ("hf:some/set?name=a&tokens=1M", "a corpus", "c" * 12),
+        ("hf:some/set?revision=v2", "a corpus", "d" * 12),
+        ("hf:some/set?revision=v3", "a corpus", "unknown"),
+        (f"hf:other/set?tokens=1M&revision={'e' * 40}", "a corpus", "e" * 12),
+        ("hf:corpus", "a corpus", "sha256"),
+        ("corpus?column=body&tokens=1M", "a corpus", "sha256"),
         ("corpus", "a corpus", "sha256"),
         ("", "a model", None),
         ("corpus", "a model", "sha256"),
@@ -146,11 +152,50 @@ def test_what_a_value_points_at(value, mark, expected, folder, tmp_path, monkeyp
     for name, commit in {"models--some--model": "a", "datasets--some--set": "c"}.items():
         (tmp_path / "hub" / name / "refs").mkdir(parents=True)
         (tmp_path / "hub" / name / "refs" / "main").write_text(commit * 40 + "\n")
+    (tmp_path / "hub/datasets--some--set/refs/v2").write_text("d" * 40)
     found = inputs.named(value, mark)
     assert found == expected or (expected == "sha256" and re.fullmatch(r"sha256:[0-9a-f]{16}", found))
     if found and found.startswith("sha256"):
         (folder / "no.bin").write_text("changed")  # a corpus has no such files, a model or an unknown folder may
-        assert (inputs.named(value, mark) != found) == (value == "corpus" and mark != "a corpus")
+        whole = (value == "corpus" and mark != "a corpus") or value == "hf:corpus"
+        assert (inputs.named(value, mark) != found) == whole
+        (folder / "new.parquet").write_text("of a kind that only shards.py reads")
+        assert (inputs.named(value, mark) == found) == (value == "corpus/b.txt")
+
+
+@pytest.mark.parametrize(
+    "value, place, options",
+    [
+        ("prose", "prose", {}),
+        ("a/b.txt", "a/b.txt", {}),
+        ("a/b.txt?tokens=1k", "a/b.txt", {"tokens": "1k"}),
+        ("what?.txt", "what?.txt", {}),
+        ("hf:a/b", "hf:a/b", {}),
+        ("hf:a/b?", "hf:a/b", {}),
+        (
+            "hf:a/b?name=c-d&split=train&revision=v1&column=body&tokens=2.5M",
+            "hf:a/b",
+            {"name": "c-d", "split": "train", "revision": "v1", "column": "body", "tokens": "2.5M"},
+        ),
+    ],
+)
+def test_the_place_and_the_options_of_a_corpus(value, place, options, tmp_path):
+    (tmp_path / "what?.txt").write_text("a question mark in a name")
+    assert inputs.corpus_options(value, tmp_path) == (place, options)
+
+
+@pytest.mark.parametrize("value", ["a?name=b", "hf:a/b?nam=c", "a?x", "hf:a/b?tokens=", "a?tokens=1kk", "a?tokens=-1"])
+def test_an_option_that_is_none_is_refused(value, tmp_path):
+    with pytest.raises(ValueError, match="has no option|must be a number above 0"):
+        inputs.corpus_options(value, tmp_path)
+
+
+def test_numbers_of_tokens():
+    numbers = {"1": 1, "500000": 500_000, "200k": 200_000, "1.5M": 1_500_000, "10B": 10**10, "0.001k": 1}
+    assert {text: inputs.count(text) for text in numbers} == numbers
+    for text_ in ("", "k", "1 M", "1e6", "0", "0.0M", "-1", "1K", "1m", "nan", "1" * 13, "١"):
+        with pytest.raises(ValueError, match="tokens = .*: must be a number above 0 like 500000, 200k, 1.5M or 10B"):
+            inputs.count(text_)
 
 
 def test_where_a_value_points(tmp_path, monkeypatch):

@@ -100,7 +100,9 @@ def test_a_line_without_a_text_is_named(line, tmp_path):
     "source, says",
     [
         ("/nowhere/at/all", "does not exist"),
-        ("hf:some/set", "datasets"),
+        ("hf:some/set", "use shards.open"),
+        ("short.txt?tokens=1k", "use shards.open"),
+        ("a.parquet", "use shards.open"),
         ("bad.jsonl", "line 1"),
         ("short.txt", "split"),
     ],
@@ -128,3 +130,25 @@ def test_a_stored_corpus_that_changed_is_read_anew(tmp_path, monkeypatch, capsys
         assert text._embedded("prose") == pieces
     stored.write_text('["an older form"]')
     assert text._embedded("prose") == pieces and "is set aside as" in capsys.readouterr().out
+
+
+def test_fixed_rows_take_no_more_into_memory_than_they_need():
+    stream, asked = torch.arange(1000), []
+
+    class Watched:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, at: slice) -> torch.Tensor:
+            asked.append(at)
+            return stream[at]
+
+    assert torch.equal(text.fixed_rows(Watched(), length=30, limit=2), stream[:60].view(2, 30))
+    assert torch.equal(text.fixed_rows(Watched(), length=30), stream[:990].view(33, 30))
+    assert [at.stop for at in asked] == [60, 990]
+    assert text.fixed_rows(stream, length=30, limit=0).shape == (0, 30)
+
+
+def test_a_line_separator_inside_a_document_does_not_end_its_line(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two\x85three"}\r\n{"text": "four"}\n')
+    assert text._all_documents(str(tmp_path / "a.jsonl")) == ["one\u2028two\x85three", "four"]
