@@ -1,9 +1,9 @@
 """What a result hangs on beside its code and its numbers: files, models, versions, threads. For the key of a run.
 
 A parameter may name a file or a folder (relative to the notebooks, with `~`, through links) or a model of the hub.
-Files count by name and content, so a copy, a touch or another time changes nothing. `files_of` is what text.py reads of
-a corpus, and what is hashed here: the two cannot differ. Above WHOLE bytes a file counts by its size, its time and its
-first and last MiB, or each plan would read whole models.
+Files count by name and content, so a copy, a touch or another time changes nothing. `files_of` is what shards.py reads
+of a corpus, and what is hashed here: the two cannot differ. Above WHOLE bytes a file counts by its size, its time and
+its first and last MiB, or each plan would read whole models.
 
 A name on the hub stands for the commit that the local cache has, and for nothing more while it has none: `UNKNOWN` is
 equal to any commit (jobs.same), since the run itself fetches the first one. If the hub has a newer commit than the
@@ -24,8 +24,7 @@ from urllib.parse import parse_qsl
 
 from nblib import files, paths
 
-TEXTS = (".txt", ".md", ".py", ".jsonl")  # what of a folder is text
-CORPORA = (*TEXTS, ".parquet")  # what of a folder is read by shards.py
+TEXTS = (".txt", ".md", ".py", ".jsonl", ".parquet")  # what of a folder is text
 LOCAL, HUB = ("column", "tokens"), ("column", "tokens", "name", "split", "revision")  # options of a corpus
 EMBEDDED = ("prose", "code")  # the corpora that every Python has
 WHOLE, MIB = 256 * 2**20, 2**20
@@ -39,7 +38,7 @@ def resolve(text: str, within: Path | None = None) -> Path:
     return (within or paths.notebooks()) / os.path.expanduser(text)
 
 
-def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[str, str]]:
+def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[str, str | int]]:
     """`place?option=value&...` as the place and its options; ValueError for what is no option of such a place."""
     place, _, query = value.partition("?")
     if "?" not in value or (not value.startswith("hf:") and os.path.exists(resolve(value, within))):
@@ -47,15 +46,11 @@ def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[st
     options, allowed = dict(parse_qsl(query, keep_blank_values=True)), HUB if place.startswith("hf:") else LOCAL
     if unknown := [name for name in options if name not in allowed]:
         raise ValueError(f"corpus {value!r} has no option {unknown[0]!r}: allowed are {', '.join(allowed)}")
-    count(options.get("tokens", "1"))
+    if (tokens := options.get("tokens")) is not None:
+        if not (parts := re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([kMB]?)", tokens)) or not float(parts[1]):
+            raise ValueError(f"tokens = {tokens!r}: must be a number above 0 like 500000, 200k, 1.5M or 10B")
+        options["tokens"] = round(float(parts[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[parts[2]])
     return place, options
-
-
-def count(tokens: str) -> int:
-    """`500000`, `200k`, `1.5M` or `10B` as a number."""
-    if not (parts := re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([kMB]?)", tokens)) or not float(parts[1]):
-        raise ValueError(f"tokens = {tokens!r}: must be a number above 0 like 500000, 200k, 1.5M or 10B")
-    return round(float(parts[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[parts[2]])
 
 
 def files_of(path: Path, suffixes: tuple[str, ...] = TEXTS) -> list[Path]:
@@ -92,12 +87,11 @@ def named(value: str, mark: object) -> str | None:
         if value in EMBEDDED:
             return None
         place, options = corpus_options(value)
-        if place.startswith("hf:") and not os.path.isdir(resolve(place[3:])):
-            return commit("datasets", place[3:], options.get("revision"))
-        kinds = () if place.startswith("hf:") else CORPORA
-        return f"sha256:{fingerprint(resolve(place.removeprefix('hf:')), kinds)}"
+        if place.startswith("hf:"):
+            return _commit("datasets", place[3:], options.get("revision"))
+        return f"sha256:{fingerprint(resolve(place))}"
     if mark == "a model" and value and not os.path.isdir(path):
-        return commit("models", value)
+        return _commit("models", value)
     points = any(map(str.isalnum, value)) and os.path.exists(path)  # "." and "/" are no inputs
     return f"sha256:{fingerprint(path, ())}" if points else None
 
@@ -123,7 +117,7 @@ def threads() -> dict[str, str]:
     return {name: os.environ.get(name, "").strip() or "auto" for name in THREADS}
 
 
-def commit(kind: str, name: str, revision: str | None = None) -> str:
+def _commit(kind: str, name: str, revision: str | None = None) -> str:
     """The commit that a revision names, as far as the local cache knows."""
     from huggingface_hub import constants
 

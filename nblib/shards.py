@@ -8,18 +8,20 @@ Options stand behind a question mark. `tokens=200M` stops there; `column=text` n
 `name`, `split` and `revision`. Documents are read one by one and go into the splits of text.py, by its rule.
 
 The store is a folder under outputs/corpora, named by a hash of all that decides its ids. It holds a file of ids per
-split and `manifest.json`. That lists the shards: how far each file goes, where the corpus goes on, and a SHA-256 of
-both and of the bytes that were added. A shard is listed when it is on disk. So a maker that was killed goes on after
-the last one, and ends with the same bytes. All are checked on opening; a damaged store is set aside and made again.
+split and `manifest.json`: how far the files go, their SHA-256, and the document that comes next. The files grow by
+shards; the manifest is replaced when a shard is on disk. So a maker that was killed goes on after the last one, and
+ends with the same bytes. All is checked on opening; a damaged store is set aside and made again.
 
-Footgun: text.py reads a text that stands twice in a small corpus once; here it counts twice, in one split.
+Footgun: `tokens` counts all three splits, so training gets 84 % of them.
 """
 
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,7 @@ from torch import Tensor
 
 from nblib import files, inputs, paths, text
 
-SMALL = 8 * 2**20  # bytes of local text that text.py still reads as a whole
-BATCH, SHARD = 2**20, 2**23  # characters tokenised at a time; tokens in a shard, at least
-Documents = Iterator[tuple[Any, int, int, int]]  # each with the place after it: file, byte or row group, row
+BATCH, SHARD = 2**20, 2**24  # characters tokenised at a time; bytes of ids in a shard, at least
 
 
 class Tokens(Tensor):
@@ -43,109 +43,101 @@ class Tokens(Tensor):
         return super().__getitem__(at).long()
 
 
-def needed(corpus: str) -> bool:
-    """Whether a corpus is to be read from here; text.py reads the embedded ones and small local texts as a whole."""
-    place, options = inputs.corpus_options(corpus, Path())
-    if options or place.startswith("hf:"):
-        return True
-    listed = inputs.files_of(inputs.resolve(place, Path()), inputs.CORPORA) if place not in inputs.EMBEDDED else []
-    return any(file.suffix == ".parquet" for file in listed) or sum(file.stat().st_size for file in listed) > SMALL
-
-
 def open(corpus: str, tokenizer) -> dict[str, Tensor]:
-    """The token ids of each split, (N,), mapped from disk; tokenised now if they are not there."""
+    """The token ids of each split, (N,): mapped from disk, tokenised now if they are not there. Those of the embedded
+    corpora are made in memory."""
+    if corpus in inputs.EMBEDDED:
+        return {split: text.encode(text.documents(corpus, split), tokenizer) for split in text.SPLITS}
     if tokenizer.eos_token_id is None:
         raise ValueError("the tokenizer has no eos_token: documents could not be told apart")
     source, read = _source(corpus)
-    vocabulary = tokenizer.get_vocab()
-    words = sorted(vocabulary.items())
-    if getattr(tokenizer, "is_fast", False):  # without what its last call left in it, which plays no part here
-        words = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-    about = source | {"tokenizer": _hash([type(tokenizer).__name__, tokenizer.eos_token_id, words])}
-    about |= {"splits": {name: [rule.start, rule.stop] for name, rule in text.SPLITS.items()}, "layout": 1}
-    about |= {"dtype": "uint16" if max(vocabulary.values()) < 2**16 else "uint32"}
+    about = source | _words(tokenizer) | {"splits": str(text.SPLITS)}
     folder = paths.outputs() / "corpora" / _hash(about)
     waiting = f"another process is tokenising the corpus {corpus}; waiting for it"
     with files.locked(folder.with_name(f".{folder.name}.lock"), waiting=waiting):
-        shards = _intact(folder, about)
-        if not shards or shards[-1]["next"]:
-            _tokenise(folder, about, shards, read, tokenizer, corpus)
+        state, hashes = _intact(folder, about)
+        if state["next"] is not None:
+            state = _tokenise(folder, state, hashes, read, tokenizer, corpus)
             if "dataset" not in about and _source(corpus)[0] != source:
                 files.set_aside(folder, f"{corpus} changed while it was read")
                 raise ValueError(f"corpus {corpus!r} changed while it was read: start again when it is complete")
-    dtype, ends = getattr(torch, about["dtype"]), shards[-1]["ends"]
-    if empty := [name for name in text.SPLITS if not ends[name]]:
+    if empty := [name for name, size in state["sizes"].items() if not size]:
         raise ValueError(f"corpus {corpus!r} has no document in its {empty[0]} split: it needs more documents")
-    sizes = {str(folder / name): ends[name] // dtype.itemsize for name in text.SPLITS}
-    mapped = (torch.from_file(file, shared=False, size=size, dtype=dtype) for file, size in sizes.items())
-    return dict(zip(text.SPLITS, (ids.as_subclass(Tokens) for ids in mapped)))
+    dtype, sizes = getattr(torch, about["dtype"]), state["sizes"].items()
+    mapped = {name: torch.from_file(str(folder / name), size=n // dtype.itemsize, dtype=dtype) for name, n in sizes}
+    return {name: ids.as_subclass(Tokens) for name, ids in mapped.items()}
+
+
+def _words(tokenizer) -> dict[str, str]:
+    """What decides the ids of a text, and how they are stored."""
+    words: Any = tokenizer.get_vocab()
+    dtype = "uint16" if max(words.values()) < 2**16 else "uint32"
+    if getattr(tokenizer, "is_fast", False):  # without what its last call left in it, which plays no part here
+        words = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
+    return {"tokenizer": _hash([type(tokenizer).__name__, tokenizer.eos_token_id, words]), "dtype": dtype}
 
 
 def _hash(about: Any) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _shard(folder: Path, before: dict[str, int], ends: dict[str, int], place: list[int] | None) -> dict:
-    """An entry of the manifest; `next` is where the corpus goes on, None at its end."""
-    digest = hashlib.sha256(json.dumps([ends, place], sort_keys=True).encode())
-    for name in text.SPLITS:
-        with (folder / name).open("rb") as file:
-            file.seek(before[name])
-            digest.update(file.read(ends[name] - before[name]))
-    return {"ends": ends, "next": place, "sha256": digest.hexdigest()}
-
-
-def _intact(folder: Path, about: dict) -> list[dict]:
-    """The shards of a folder, and its files cut to them: nothing behind them was promised to anybody."""
-    ends = [dict.fromkeys(text.SPLITS, 0)]
+def _intact(folder: Path, about: dict) -> tuple[dict, dict]:
+    """The state of a store, and the running hash of each file, cut to it: nothing behind was promised to anybody."""
+    files.remove_partials(files.make_folder(folder))
+    state, hashes = {"about": about, "sizes": dict.fromkeys(text.SPLITS, 0), "next": 0}, {}
     try:
-        manifest = files.read_json(folder / files.MANIFEST) or {"about": about, "shards": []}
-        shards = manifest["shards"]
-        ends += [shard["ends"] for shard in shards]
-        whole = (_shard(folder, start, end, shard["next"]) for start, end, shard in zip(ends, ends[1:], shards))
-        if manifest["about"] != about or not all(map(dict.__eq__, whole, shards)):
+        if manifest := files.read_json(folder / files.MANIFEST):
+            state = manifest["state"]
+            if manifest["sha256"] != _hash(state) or state["about"] != about:
+                raise files.Unreadable("its manifest changed since it was written")
+        for name, size in state["sizes"].items():
+            if state["next"] is not None:
+                (folder / name).touch()
+                os.truncate(folder / name, size)
+            with (folder / name).open("rb") as file:
+                hashes[name] = hashlib.file_digest(file, "sha256")
+        if manifest and state["sha256"] != {name: each.hexdigest() for name, each in hashes.items()}:
             raise files.Unreadable("it changed since it was written")
+        return state, hashes
     except (ValueError, LookupError, TypeError, OSError) as error:
         files.set_aside(folder, f"{folder} is damaged: {error}")  # whoever has it mapped still reads it there
-        shards, ends = [], ends[:1]
-    files.remove_partials(files.make_folder(folder))
-    for name in text.SPLITS if not shards or shards[-1]["next"] else ():
-        with (folder / name).open("ab") as file:
-            file.truncate(ends[-1][name])
-    return shards
+        if folder.exists():  # in a place that is read only
+            raise
+        return _intact(folder, about)
 
 
-def _tokenise(folder: Path, about: dict, shards: list[dict], read: Callable, tokenizer, corpus: str) -> None:
-    """Read on after the last shard, to the end of the corpus or to its number of tokens."""
-    start, before = (shards[-1]["next"], shards[-1]["ends"]) if shards else ([0, 0, 0], dict.fromkeys(text.SPLITS, 0))
-    ends, dtype = dict(before), numpy.dtype(about["dtype"])
-    for documents, place in _batches(read(*start), corpus):
-        rows, ids = tokenizer(documents or [""], add_special_tokens=False, verbose=False)["input_ids"], {}
-        for document, row in zip(documents, rows):
+def _tokenise(folder: Path, state: dict, hashes: dict, read: Callable, tokenizer, corpus: str) -> dict:
+    """Read on to the end of the corpus or to its number of tokens. `next` is the first document that is not stored."""
+    about, sizes, dtype = state["about"], dict(state["sizes"]), numpy.dtype(state["about"]["dtype"])
+    for documents, place in _batches(read(state["next"]), corpus, state["next"]):
+        ids = {name: bytearray() for name in sizes}
+        for document, row in zip(documents, tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]):
             split = next(name for name, rule in text.SPLITS.items() if text._percentile(document) in rule)
-            ids.setdefault(split, []).append(numpy.array([*row, tokenizer.eos_token_id], dtype))
-            ends[split] += ids[split][-1].nbytes
-            if sum(ends.values()) >= about["tokens"] * dtype.itemsize:
+            ids[split] += numpy.array([*row, tokenizer.eos_token_id], dtype).tobytes()
+            if sum(sizes.values()) + sum(map(len, ids.values())) >= about["tokens"] * dtype.itemsize:
                 place = None
                 break
-        for split, some in ids.items():
-            with (folder / split).open("ab") as file:
-                file.write(numpy.concatenate(some))
-        if place is None or sum(ends.values()) - sum(before.values()) >= SHARD * dtype.itemsize:
-            for split in text.SPLITS:
-                files.flush(folder / split)
-            shards.append(_shard(folder, before, dict(ends), place))
-            files.write(folder / files.MANIFEST, json.dumps({"about": about, "shards": shards}))
-            before = dict(ends)
-            print(f"tokenised {sum(ends.values()) / dtype.itemsize / 1e6:.1f} M tokens of {corpus}", flush=True)
+        for name, some in ids.items():
+            hashes[name].update(some)
+            sizes[name] += len(some)
+            with (folder / name).open("ab") as file:
+                file.write(some)
+        if place is None or sum(sizes.values()) - sum(state["sizes"].values()) >= SHARD:
+            for name in sizes:
+                files.flush(folder / name)
+            digests = {name: each.hexdigest() for name, each in hashes.items()}
+            state = {"about": about, "sizes": dict(sizes), "next": place, "sha256": digests}
+            files.write(folder / files.MANIFEST, json.dumps({"state": state, "sha256": _hash(state)}))
+            print(f"tokenised {sum(sizes.values()) / dtype.itemsize / 1e6:.1f} M tokens of {corpus}", flush=True)
         if place is None:
-            return
+            break
+    return state
 
 
-def _batches(documents: Documents, corpus: str) -> Iterator[tuple[list[str], list[int] | None]]:
+def _batches(documents: Iterator, corpus: str, start: int) -> Iterator[tuple[list[str], int | None]]:
     """Documents, about a million characters at a time, and the place after them: None at the end of the corpus."""
     batch, size = [], 0
-    for document, *place in documents:
+    for place, document in enumerate(documents, start + 1):
         if not isinstance(document, str | None):
             raise ValueError(f"corpus {corpus!r}: its column holds {type(document).__name__}, not text")
         if document and document.strip():
@@ -154,105 +146,95 @@ def _batches(documents: Documents, corpus: str) -> Iterator[tuple[list[str], lis
         if size >= BATCH:
             yield batch, place
             batch, size = [], 0
-    yield batch, None
+    yield batch or [""], None
 
 
-def _source(corpus: str) -> tuple[dict, Callable[[int, int, int], Documents]]:
-    """What a corpus is, for the name of its store, and how to read it from a place on."""
+def _source(corpus: str) -> tuple[dict, Callable[[int], Iterator]]:
+    """What a corpus is, for the name of its store, and how to read it from a document on."""
     place, options = inputs.corpus_options(corpus, Path())
-    about = {"column": options.get("column", "text"), "tokens": inputs.count(options.get("tokens", "1000000B"))}
-    path = inputs.resolve(place.removeprefix("hf:"), Path())
+    about = {"column": options.get("column", "text"), "tokens": options.get("tokens", 10**15)}
     if not place.startswith("hf:"):
-        if not path.exists():
+        if not (path := inputs.resolve(place, Path())).exists():
             raise FileNotFoundError(
                 f"corpus {corpus!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
             )
-        return about | {"content": inputs.fingerprint(path, inputs.CORPORA)}, partial(_local, path, about["column"])
-    about |= {"dataset": place[3:], "name": options.get("name"), "split": options.get("split", "train")}
-    if path.is_dir():
-        return about | {"content": inputs.fingerprint(path, ())}, partial(_hub, corpus, str(path), about, None)
+        return about | {"content": inputs.fingerprint(path)}, partial(_local, path, about["column"])
     if len(commit := options.get("revision", "")) != 40:
-        with _reaching(corpus):  # the cache of the hub then knows the commit, and inputs.py as well
+        with _reading(corpus):  # the cache of the hub then knows the commit, and inputs.py as well
             from huggingface_hub import hf_hub_download
 
             here = hf_hub_download(place[3:], ".gitattributes", repo_type="dataset", revision=commit or None)
         commit = Path(here).parent.name
-    return about | {"content": commit}, partial(_hub, corpus, place[3:], about, commit)
+    about |= {"dataset": place[3:], "name": options.get("name"), "split": options.get("split", "train")}
+    return about | {"commit": commit}, partial(_hub, corpus, about, commit)
 
 
-def _local(path: Path, column: str, file: int, place: int, row: int) -> Documents:
-    for number, each in enumerate(inputs.files_of(path, inputs.CORPORA)[file:], file):
-        reader = {".parquet": _parquet, ".jsonl": _jsonl}.get(each.suffix, _pieces)
-        for document, *after in reader(each, column, place):
-            if after > [place, row]:
-                yield document, number, *after
-        place = row = 0
+def _hub(corpus: str, about: dict, commit: str, start: int) -> Iterator:
+    with _reading(corpus):
+        from datasets import load_dataset
+
+        rows = load_dataset(about["dataset"], about["name"], split=about["split"], revision=commit, streaming=True)
+        _check(about["column"], rows.column_names or list(next(iter(rows), {})))
+        yield from (row[about["column"]] for row in rows.select_columns(about["column"]).skip(start))
 
 
-def _parquet(path: Path, column: str, group: int) -> Iterator[tuple[Any, int, int]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ImportError(f"{path} needs the package pyarrow: pip install datasets") from None
-    try:
+def _local(path: Path, column: str, start: int) -> Iterator:
+    kinds = {".parquet": partial(_parquet, column=column), ".jsonl": partial(_lines, column=column)}
+    read = (kinds.get(file.suffix, _pieces)(file) for file in inputs.files_of(path))
+    return islice(chain.from_iterable(read), start, None)
+
+
+def _parquet(path: Path, column: str) -> Iterator:
+    with _reading(str(path)):
+        from pyarrow import parquet
+
         with parquet.ParquetFile(path, buffer_size=2**20) as file:
-            if column not in (names := file.schema_arrow.names):
-                raise LookupError(f"{path} has no column {column!r}, it has {', '.join(names)}: choose with ?column=")
-            for number in range(group, file.num_row_groups):
-                rows = (value.as_py() for part in file.iter_batches(256, [number], [column]) for value in part[0])
-                yield from ((document, number, at) for at, document in enumerate(rows, 1))
-    except (ArrowException, OSError) as error:
-        raise ValueError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from None
+            _check(column, file.schema_arrow.names)
+            for part in file.iter_batches(256, columns=[column]):
+                yield from part[0].to_pylist()
 
 
-def _jsonl(path: Path, column: str, byte: int) -> Iterator[tuple[str, int, int]]:
+def _lines(path: Path, column: str) -> Iterator[str]:
     with path.open("rb") as file:
-        file.seek(byte)
-        for line in filter(bytes.strip, file):
+        for number, line in enumerate(filter(bytes.strip, file), 1):
             try:
                 document = json.loads(line.decode("utf-8", "replace"))[column]
                 document.encode()
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                at = f"{path} at byte {file.tell() - len(line)}"
-                raise ValueError(f"{at}: expected a JSON object with a {column!r} field") from None
-            yield document, file.tell(), 0
+                raise ValueError(f"{path} line {number}: expected a JSON object with a {column!r} field") from None
+            yield document
 
 
-def _pieces(path: Path, column: str, done: int) -> Iterator[tuple[str, int, int]]:
-    """The pieces that text.py cuts a file into, without the whole file in memory."""
-    rest, number = "", 0
+def _pieces(path: Path, size: int = 8192) -> Iterator[str]:
+    """One long file would fall into one split whole, so it is cut at blank lines, or after BATCH characters."""
+    piece = ""
     with path.open(encoding="utf-8", errors="replace") as file:
-        for block in iter(partial(file.read, BATCH), ""):
-            *paragraphs, tail = (rest + block).split("\n\n")
-            *whole, rest = text._pieces("\n\n".join(paragraphs))
-            yield from ((piece, number := number + 1, 0) for piece in whole)
-            rest = f"{rest}\n\n{tail}" if paragraphs else tail
-    yield from ((piece, number := number + 1, 0) for piece in text._pieces(rest))
+        for line in iter(partial(file.readline, BATCH), ""):
+            piece += line
+            if len(piece) >= (size if line == "\n" else BATCH):
+                yield piece.removesuffix("\n\n")
+                piece = ""
+    yield piece
+
+
+def _check(column: str, names: list[str]) -> None:
+    if column not in names:
+        raise LookupError(f"no column {column!r}, it has {', '.join(names)}: choose with ?column=")
 
 
 @contextlib.contextmanager
-def _reaching(corpus: str) -> Iterator[None]:
+def _reading(corpus: str) -> Iterator[None]:
+    """What a library says of a corpus that it cannot read or reach, in one sentence."""
     try:
         yield
-    except ImportError:
-        raise ImportError(f"corpus {corpus!r} needs the package datasets: pip install datasets") from None
+    except ImportError as error:
+        raise ImportError(f"corpus {corpus!r} needs the package {error.name}: pip install datasets") from None
     except Exception as error:
         kind = type(error).__name__  # of the second sort is also what is not in the cache while the hub is out of reach
-        if isinstance(error, ValueError | LookupError | FileNotFoundError) and kind != "LocalEntryNotFoundError":
-            raise ValueError(f"corpus {corpus!r}: {str(error).strip().splitlines()[0]}") from None
+        known = isinstance(error, ValueError | LookupError | FileNotFoundError) and kind != "LocalEntryNotFoundError"
+        if known or not corpus.startswith("hf:"):
+            raise ValueError(f"corpus {corpus!r} cannot be read: {str(error).strip().partition(chr(10))[0]}") from None
         raise ConnectionError(
-            f"corpus {corpus!r} cannot be fetched ({kind}): what is tokenised is kept, a next start goes on. "
-            "A local parquet file or folder (corpus=/path/to/it) and corpus=prose need no network"
+            f"corpus {corpus!r} cannot be fetched ({kind}): start again with a network, it goes on where it stopped, "
+            "or without one give a local parquet file or folder (corpus=/path/to/it) or corpus=prose"
         ) from None
-
-
-def _hub(corpus: str, name: str, about: dict, commit: str | None, file: int, place: int, row: int) -> Documents:
-    with _reaching(corpus):
-        from datasets import load_dataset
-
-        rows = load_dataset(name, about["name"], split=about["split"], revision=commit, streaming=True)
-        column, names = about["column"], rows.column_names or list(next(iter(rows), {}))
-        if column not in names:
-            raise LookupError(f"no column {column!r}, it has {', '.join(names)}: choose with column=")
-        for number, each in enumerate(rows.select_columns(column).skip(row), row + 1):
-            yield each[column], 0, 0, number

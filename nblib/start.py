@@ -47,10 +47,6 @@ def open(
     else:
         tokenizer = models.load_tokenizer(name)  # first, because it is small: a wrong name ends at once
         model = models.load(name, device=machine.device).train()
-    if shards.needed(corpus):
-        streams = shards.open(corpus, tokenizer)
-    else:
-        streams = {split: text.encode(text.documents(corpus, split), tokenizer) for split in text.SPLITS}
-    firsts = {split: streams[split][: rows * length] for split in ("validation", "held_out")}  # in memory; no more
-    fixed = {split: text.fixed_rows(first, length=length, limit=rows) for split, first in firsts.items()}
+    streams = shards.open(corpus, tokenizer)
+    fixed = {s: text.fixed_rows(streams[s], length=length, limit=rows) for s in ("validation", "held_out")}
     return Start(model, tokenizer, streams["train"], **fixed, machine=machine)

@@ -58,7 +58,7 @@ def _corpus(value: str) -> str | None:
         return None
     if not os.path.exists(path := inputs.resolve(place)):
         return "is neither prose, code, hf:<dataset> nor a file or folder that exists"
-    return None if inputs.files_of(path, inputs.CORPORA) else f"holds no file to read ({', '.join(inputs.CORPORA)})"
+    return None if inputs.files_of(path) else f"holds no file to read ({', '.join(inputs.TEXTS)})"
 
 
 def _model(value: str) -> str | None:
