@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from nblib import inputs, paths, text
+from nblib import inputs, paths, shards
 
 
 @pytest.fixture
@@ -125,7 +125,6 @@ def test_a_hash_is_kept_while_the_file_is_not_touched(tmp_path, monkeypatch):
         ("hf:some/set?revision=v2", "a corpus", "d" * 12),
         ("hf:some/set?revision=v3", "a corpus", "unknown"),
         (f"hf:other/set?tokens=1M&revision={'e' * 40}", "a corpus", "e" * 12),
-        ("hf:corpus", "a corpus", "sha256"),
         ("corpus?column=body&tokens=1M", "a corpus", "sha256"),
         ("corpus", "a corpus", "sha256"),
         ("", "a model", None),
@@ -157,8 +156,7 @@ def test_what_a_value_points_at(value, mark, expected, folder, tmp_path, monkeyp
     assert found == expected or (expected == "sha256" and re.fullmatch(r"sha256:[0-9a-f]{16}", found))
     if found and found.startswith("sha256"):
         (folder / "no.bin").write_text("changed")  # a corpus has no such files, a model or an unknown folder may
-        whole = (value == "corpus" and mark != "a corpus") or value == "hf:corpus"
-        assert (inputs.named(value, mark) != found) == whole
+        assert (inputs.named(value, mark) != found) == (value == "corpus" and mark != "a corpus")
         (folder / "new.parquet").write_text("of a kind that only shards.py reads")
         assert (inputs.named(value, mark) == found) == (value == "corpus/b.txt")
 
