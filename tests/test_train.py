@@ -426,7 +426,11 @@ def test_one_process_asked_to_end_ends_both_with_one_checkpoint(tmp_path):
     assert [p.name for p in sorted((tmp_path / "ck2").iterdir())] == ["step-00000004", "step-00000006"]
 
 
-def test_records_count_epochs_and_the_third_is_said_once(tiny, machine, capsys):
+@pytest.mark.parametrize("ahead", [False, True])
+def test_records_count_epochs_and_the_third_is_said_once(ahead, tiny, machine, capsys, monkeypatch):
+    if ahead:  # as on a card
+        fetch = train.Feed.fetch_ahead
+        monkeypatch.setattr(train.Feed, "fetch_ahead", lambda feed: setattr(feed, "early", True) or fetch(feed))
     batches = text.Batches(torch.arange(300) % 256, rows=2, length=32)  # four batches an epoch
     records = train.fit(tiny, batches, train.adamw(tiny, lr=1e-4), total=14, machine=machine)
     assert [record["epoch"] for record in records] == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 2
