@@ -31,7 +31,7 @@ from torch import Tensor
 
 from nblib import files, inputs, paths, text
 
-BATCH, SHARD = 2**20, 2**24  # characters tokenised at a time; bytes of ids in a shard, at least
+BATCH, SHARD = 2**16, 2**24  # characters tokenised at a time; bytes of ids in a shard, at least
 
 
 class Tokens(Tensor):
@@ -135,7 +135,7 @@ def _tokenise(folder: Path, state: dict, hashes: dict, read: Callable, tokenizer
 
 
 def _batches(documents: Iterator, corpus: str, start: int) -> Iterator[tuple[list[str], int | None]]:
-    """Documents, about a million characters at a time, and the place after them: None at the end of the corpus."""
+    """Documents, BATCH characters at a time, and the place after them: None at the end of the corpus."""
     batch, size = [], 0
     for place, document in enumerate(documents, start + 1):
         if not isinstance(document, str | None):
