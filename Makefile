@@ -84,8 +84,8 @@ lock:  ## write requirements.lock again from pyproject.toml (needs uv)
 bench: env  ## throughput and memory against the HF Trainer and a bare loop (minutes)
 	$(BIN)/python tests/benchmarks.py
 
-clean:  ## delete runs (not the base model, not published results)
-	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name published ! -name base -exec rm -rf {} +
+clean:  ## delete runs (not the base model, not corpora, not published results)
+	find outputs -mindepth 1 -maxdepth 1 ! -name README.md ! -name published ! -name base ! -name corpora -exec rm -rf {} +
 
 clean-env:  ## delete .venv, caches and the stored base model
 	rm -rf $(VENV) outputs/base .pytest_cache .ruff_cache *.egg-info

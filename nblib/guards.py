@@ -7,6 +7,7 @@ Each guard is a question about numbers the loop has anyway, answered with a sent
                  raise the bar for the next); PaLM (arXiv:2204.02311) goes back and skips the data, and so do we
     clipping     more than a tenth of the recent steps were clipped, so clipping has become the learning rate
     starvation   more than a fifth of the time went into waiting for data
+    repetition   the third epoch began; up to four cost little (arXiv:2305.16264), then each teaches less
 
 Footgun: `loss > 3 * average` is False for nan. Test finiteness first, always.
 """
@@ -44,6 +45,12 @@ def starved(waiting: float, total: float, *, share: float = 0.2, at_least: float
     if total >= at_least and waiting / total > share:
         return f"{waiting / total:.0%} of the time goes into waiting for data: tokenise beforehand or load in workers"
     return None
+
+
+def repeated(epoch: int, tokens: int, *, allowed: int = 2) -> str | None:
+    """`epoch` counts from 0; `tokens` are those of one."""
+    said = f"epoch {epoch + 1} of a corpus of {tokens / 1e6:.1f} M tokens: a larger corpus would show it new text"
+    return said if epoch >= allowed else None
 
 
 def source_of_nonfinite(model: nn.Module, forward_and_backward) -> str:

@@ -1,9 +1,9 @@
 """What a result hangs on beside its code and its numbers: files, models, versions, threads. For the key of a run.
 
 A parameter may name a file or a folder (relative to the notebooks, with `~`, through links) or a model of the hub.
-Files count by name and content, so a copy, a touch or another time changes nothing. `files_of` is what text.py reads of
-a corpus, and what is hashed here: the two cannot differ. Above WHOLE bytes a file counts by its size, its time and its
-first and last MiB, or each plan would read whole models.
+Files count by name and content, so a copy, a touch or another time changes nothing. `files_of` is what shards.py reads
+of a corpus, and what is hashed here: the two cannot differ. Above WHOLE bytes a file counts by its size, its time and
+its first and last MiB, or each plan would read whole models.
 
 A name on the hub stands for the commit that the local cache has, and for nothing more while it has none: `UNKNOWN` is
 equal to any commit (jobs.same), since the run itself fetches the first one. If the hub has a newer commit than the
@@ -20,10 +20,13 @@ import platform
 import re
 import time
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 from nblib import files, paths
 
-TEXTS = (".txt", ".md", ".py", ".jsonl")  # what of a folder is text
+TEXTS = (".txt", ".md", ".py", ".jsonl", ".parquet")  # what of a folder is text
+LOCAL, HUB = ("column", "tokens"), ("column", "tokens", "name", "split", "revision")  # options of a corpus
+EMBEDDED = ("prose", "code")  # the corpora that every Python has
 WHOLE, MIB = 256 * 2**20, 2**20
 UNKNOWN = "unknown"
 FIRST = ("python", "torch", "transformers", "tokenizers", "peft", "numpy")  # a reader looks for them
@@ -33,6 +36,21 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # torch asks both
 def resolve(text: str, within: Path | None = None) -> Path:
     """The place that a parameter names; the notebooks run in their folder, a script of one's own wherever it does."""
     return (within or paths.notebooks()) / os.path.expanduser(text)
+
+
+def corpus_options(value: str, within: Path | None = None) -> tuple[str, dict[str, str | int]]:
+    """`place?option=value&...` as the place and its options; ValueError for what is no option of such a place."""
+    place, _, query = value.partition("?")
+    if "?" not in value or (not value.startswith("hf:") and os.path.exists(resolve(value, within))):
+        return value, {}  # a question mark may stand in the name of a file
+    options, allowed = dict(parse_qsl(query, keep_blank_values=True)), HUB if place.startswith("hf:") else LOCAL
+    if unknown := [name for name in options if name not in allowed]:
+        raise ValueError(f"corpus {value!r} has no option {unknown[0]!r}: allowed are {', '.join(allowed)}")
+    if (tokens := options.get("tokens")) is not None:
+        if not (parts := re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([kMB]?)", tokens)) or not float(parts[1]):
+            raise ValueError(f"tokens = {tokens!r}: must be a number above 0 like 500000, 200k, 1.5M or 10B")
+        options["tokens"] = round(float(parts[1]) * {"": 1, "k": 1e3, "M": 1e6, "B": 1e9}[parts[2]])
+    return place, options
 
 
 def files_of(path: Path, suffixes: tuple[str, ...] = TEXTS) -> list[Path]:
@@ -66,9 +84,12 @@ def named(value: str, mark: object) -> str | None:
     the parameter's `a corpus` or `a model`."""
     path = resolve(value)
     if mark == "a corpus":
-        if value in ("prose", "code"):  # Python's own
+        if value in EMBEDDED:
             return None
-        return _commit("datasets", value[3:]) if value.startswith("hf:") else f"sha256:{fingerprint(path)}"
+        place, options = corpus_options(value)
+        if place.startswith("hf:"):
+            return _commit("datasets", place[3:], options.get("revision"))
+        return f"sha256:{fingerprint(resolve(place))}"
     if mark == "a model" and value and not os.path.isdir(path):
         return _commit("models", value)
     points = any(map(str.isalnum, value)) and os.path.exists(path)  # "." and "/" are no inputs
@@ -96,12 +117,14 @@ def threads() -> dict[str, str]:
     return {name: os.environ.get(name, "").strip() or "auto" for name in THREADS}
 
 
-def _commit(kind: str, name: str) -> str:
-    """The commit that the local cache has of a name on the hub."""
+def _commit(kind: str, name: str, revision: str | None = None) -> str:
+    """The commit that a revision names, as far as the local cache knows."""
     from huggingface_hub import constants
 
-    main = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "refs", "main")
-    return main.read_text("utf-8", "replace").strip()[:12] if main.is_file() else UNKNOWN
+    if re.fullmatch("[0-9a-f]{40}", revision or ""):
+        return revision[:12]
+    cached = Path(constants.HF_HUB_CACHE, f"{kind}--{name.replace('/', '--')}", "refs", revision or "main")
+    return cached.read_text("utf-8", "replace").strip()[:12] if cached.is_file() else UNKNOWN
 
 
 def _content(path: Path) -> str:

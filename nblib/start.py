@@ -1,8 +1,8 @@
 """What the notebook of a method starts from: a model, its tokenizer, and a corpus in its three splits.
 
 `start.open()` gives the stored base model on the embedded prose. With a name it gives any causal model of the hub or
-of a folder, with that model's own tokenizer, on any corpus. The rows for validation and for the final result are the
-same in every run and come from documents that training never sees.
+of a folder, with that model's own tokenizer, on any corpus; a large one stays on disk (shards.py). The rows for
+validation and for the final result are the same in every run and come from documents that training never sees.
 
 Footgun: a method changes the model in place. Take `copy.deepcopy(start.model)` for each run of a comparison.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from nblib import base, models, runtime, text, train
+from nblib import base, models, runtime, shards, text, train
 
 
 class Start(NamedTuple):
@@ -47,6 +47,6 @@ def open(
     else:
         tokenizer = models.load_tokenizer(name)  # first, because it is small: a wrong name ends at once
         model = models.load(name, device=machine.device).train()
-    streams = {split: text.encode(text.documents(corpus, split), tokenizer) for split in text.SPLITS}
+    streams = shards.open(corpus, tokenizer)
     fixed = {s: text.fixed_rows(streams[s], length=length, limit=rows) for s in ("validation", "held_out")}
     return Start(model, tokenizer, streams["train"], **fixed, machine=machine)

@@ -2,8 +2,7 @@
 
 Two corpora travel with every Python, so nothing is downloaded. *prose* is Python's own documentation: the language
 topics and every docstring of the standard library. *code* is the standard library's source with docstrings and comments
-removed. Two domains give a real shift to adapt to. Your own text comes in by path: `.txt`, `.md`, `.py`, `.jsonl` with
-a "text" field, or a folder of them (inputs.files_of). Where `datasets` is installed, `hf:<dataset>` works too.
+removed. Two domains give a real shift to adapt to. Text of your own, and of the hub, is opened by shards.py.
 
 Splits are by document, decided by the hash of its text, so the same document can never stand in two of them.
 A training row is `length` tokens cut from all documents laid end to end, each closed by the end-of-text token.
@@ -33,13 +32,12 @@ PAD, EOS, MASK = "<|pad|>", "<|eos|>", "<|mask|>"  # three different tokens: a p
 
 
 def documents(source: str = "prose", split: str = "train") -> list[str]:
-    """The documents of one split of a corpus: 'prose', 'code', a path, or 'hf:<dataset>'."""
+    """The documents of one split of an embedded corpus: 'prose' or 'code'."""
     if split not in SPLITS:
         raise ValueError(f"split = {split!r}: allowed are {', '.join(SPLITS)}")
-    chosen = [d for d in _all_documents(source) if _percentile(d) in SPLITS[split]]
-    if not chosen:
-        raise ValueError(f"corpus {source!r} has no document in its {split} split: it needs more or longer documents")
-    return chosen
+    if source not in inputs.EMBEDDED:
+        raise ValueError(f"corpus {source!r} is neither {' nor '.join(inputs.EMBEDDED)}: shards.open reads all others")
+    return [d for d in _embedded(source) if _percentile(d) in SPLITS[split]]
 
 
 def _percentile(document: str) -> int:
@@ -49,17 +47,6 @@ def _percentile(document: str) -> int:
 def fingerprint(documents: list[str]) -> str:
     """A hash of the text itself, part of the name of everything made from it."""
     return hashlib.sha256("\0".join(documents).encode()).hexdigest()[:16]
-
-
-def _all_documents(source: str) -> list[str]:
-    if source in ("prose", "code"):
-        return _embedded(source)
-    texts = (
-        _from_hub(source.removeprefix("hf:"))
-        if source.startswith("hf:")
-        else _from_path(inputs.resolve(source, Path()))
-    )
-    return list(dict.fromkeys(text for text in texts if text.strip()))  # each text once: copies would cross the splits
 
 
 def _embedded(source: str) -> list[str]:
@@ -123,44 +110,6 @@ def strip_code(tree: ast.Module) -> str:
     return ast.unparse(tree)
 
 
-def _from_path(path: Path) -> Iterator[str]:
-    if not path.exists():
-        raise FileNotFoundError(
-            f"corpus {str(path)!r} does not exist: use prose, code, a file, a folder or hf:<dataset>"
-        )
-    for file in inputs.files_of(path):
-        text = file.read_text("utf-8", errors="replace")
-        if file.suffix != ".jsonl":
-            yield from _pieces(text)
-            continue
-        for number, line in enumerate(filter(str.strip, text.splitlines()), 1):
-            try:
-                document = json.loads(line)["text"]
-                document.encode()
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                raise ValueError(f"{file} line {number}: expected a JSON object with a 'text' field") from None
-            yield document
-
-
-def _pieces(text: str, size: int = 8192) -> Iterator[str]:
-    """One long file would fall into one split whole, so it is cut at blank lines."""
-    piece = ""
-    for paragraph in text.split("\n\n"):
-        piece = f"{piece}\n\n{paragraph}" if piece else paragraph
-        if len(piece) >= size:
-            yield piece
-            piece = ""
-    yield piece
-
-
-def _from_hub(name: str) -> list[str]:
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ImportError(f"corpus 'hf:{name}' needs the package datasets: pip install datasets") from None
-    return load_dataset(name, split="train")["text"]
-
-
 def train_tokenizer(documents: list[str], *, vocab_size: int = 4096):
     """A byte-level BPE tokenizer, so any text has a spelling and no byte is ever unknown."""
     from tokenizers import ByteLevelBPETokenizer
@@ -194,10 +143,10 @@ def encode(documents: list[str], tokenizer) -> Tensor:
 
 def fixed_rows(stream: Tensor, *, length: int, limit: int | None = None) -> Tensor:
     """The stream cut into rows in order, (R, length), for evaluation: the same rows every time."""
-    rows = stream[: len(stream) // length * length].view(-1, length)
-    if len(rows) == 0:
+    if len(stream) < length:
         raise ValueError(f"length = {length}: longer than the whole split of {len(stream)} tokens")
-    return rows[:limit]
+    count = len(range(len(stream) // length)[:limit])  # the stream may be on disk: no more is taken into memory
+    return stream[: count * length].view(-1, length)
 
 
 class Batches:
@@ -213,7 +162,7 @@ class Batches:
             raise ValueError(
                 f"{len(stream)} tokens are too few for {rows * world} rows of {length}: lower rows or length"
             )
-        self.epoch = self.position = 0
+        self.epoch, self.position, self.tokens = 0, 0, len(stream)  # tokens of an epoch
         self._order: tuple[int, int, Tensor] | None = None
 
     def __iter__(self) -> "Batches":

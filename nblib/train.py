@@ -100,6 +100,7 @@ def steps(
 
             # ------------------------------------------------------------------ the step
             micro, count = next(feed)
+            epoch = getattr(batches, "epoch", None)  # of these, before the next are fetched
             clock.data_ready()
             generators = runtime.generators()
             tokens = _all_sum(torch.full((), count, device=machine.device))  # over all processes
@@ -144,6 +145,8 @@ def steps(
             clipped.append(bool(clip) and norm > clip)
             record |= {"grad_norm": norm, "tokens": progress["tokens"], **clock.step(count, total - step - 1)}
             progress["seconds"] = record["seconds"] = before + clock.spent
+            if epoch is not None:
+                record["epoch"] = epoch + 1
             if scaler.is_enabled():
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
@@ -156,7 +159,7 @@ def steps(
                     model.train()
             if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
                 log(record | ({"stopped": reason} if reason else {}))
-            _warn_of_habits(step, clipped, clock, warned)
+            _warn_of_habits(step, clipped, clock, (epoch or 0, getattr(batches, "tokens", 0)), warned)
             records.append(record)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
                 with clock.paused():
@@ -309,8 +312,9 @@ def _fault(value: float, norm: float, recent: deque, spike: float, scaler) -> st
     return f"loss {value}, gradient norm {norm}"
 
 
-def _warn_of_habits(step: int, clipped: deque, clock: "_Clock", warned: set[str]) -> None:
+def _warn_of_habits(step: int, clipped: deque, clock: "_Clock", epoch: tuple[int, int], warned: set[str]) -> None:
     habits = {"clip": guards.clipped_too_often(clipped), "data": guards.starved(clock.waited, clock.spent)}
+    habits["epoch"] = guards.repeated(*epoch)
     for kind, warning in habits.items():
         if warning and kind not in warned:  # once per run
             warned.add(kind)

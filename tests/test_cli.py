@@ -53,8 +53,8 @@ def workbook(tmp_path, monkeypatch):
             "'corpus' is 'poetry', allowed is a corpus: it is neither prose, code, hf:<dataset>",
         ),
         (
-            "run 10 -p corpus=hf:some/set",
-            "'corpus' is 'hf:some/set', allowed is a corpus: it needs the package datasets",
+            "run 10 -p corpus=hf:some/set?subset=a",
+            "allowed is a corpus: it cannot be read: corpus 'hf:some/set?subset=a' has no option 'subset'",
         ),
         ("run 10 -p model=/no/such", "'model' is '/no/such', allowed is a model: it is neither a folder with a model"),
         ("run 10 -p model=nobody/nothing", "it is not in the local cache, and the hub is switched off"),

@@ -91,3 +91,8 @@ def test_clipping_and_starvation_are_said_once(tiny, batches, capsys, monkeypatc
     assert capsys.readouterr().out.count("waiting for data") == 1
     train.fit(tiny, batches, train.adamw(tiny, lr=1e-3), total=60, machine=FP32, clip=100.0)
     assert capsys.readouterr().out == ""  # a healthy run says nothing
+
+
+def test_a_corpus_that_is_read_again_and_again_is_named():
+    assert guards.repeated(0, 500_000) is guards.repeated(1, 500_000) is None
+    assert guards.repeated(2, 512_345).startswith("epoch 3 of a corpus of 0.5 M tokens")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from nblib import inputs, paths, text
+from nblib import inputs, paths, shards
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_what_is_no_file_is_not_read_and_a_link_to_nowhere_is_not_passed_over(fo
     assert "gone.txt" in under(folder)
     before = inputs.fingerprint(folder)
     with pytest.raises(FileNotFoundError, match="gone.txt"):
-        text.documents(str(folder))
+        list(shards._local(folder, "text", 0))
     (folder / "nowhere.txt").symlink_to(folder / "b.txt")
     assert inputs.fingerprint(folder) != before
 
@@ -64,8 +64,8 @@ def test_the_texts_of_a_corpus_are_those_of_its_files(folder, tmp_path):
     (tmp_path / "more" / "m.txt").write_text("more")
     (folder / "link").symlink_to(tmp_path / "more")
     read = [file.read_text() for file in inputs.files_of(folder) if file.suffix != ".jsonl"]
-    assert [each for each in text._all_documents(str(folder)) if each != "é.jsonl"] == read and "more" in read
-    assert text._all_documents(str(folder / "é.jsonl")) == ["é.jsonl"]
+    assert [each for each in shards._local(folder, "text", 0) if each != "é.jsonl"] == read and "more" in read
+    assert list(shards._local(folder / "é.jsonl", "text", 0)) == ["é.jsonl"]
 
 
 def test_a_folder_is_known_by_names_and_contents_wherever_it_lies(folder, tmp_path):
@@ -121,6 +121,11 @@ def test_a_hash_is_kept_while_the_file_is_not_touched(tmp_path, monkeypatch):
         ("code", "a corpus", None),
         ("hf:some/set", "a corpus", "c" * 12),
         ("hf:other/set", "a corpus", "unknown"),
+        ("hf:some/set?name=a&tokens=1M", "a corpus", "c" * 12),
+        ("hf:some/set?revision=v2", "a corpus", "d" * 12),
+        ("hf:some/set?revision=v3", "a corpus", "unknown"),
+        (f"hf:other/set?tokens=1M&revision={'e' * 40}", "a corpus", "e" * 12),
+        ("corpus?column=body&tokens=1M", "a corpus", "sha256"),
         ("corpus", "a corpus", "sha256"),
         ("", "a model", None),
         ("corpus", "a model", "sha256"),
@@ -146,11 +151,49 @@ def test_what_a_value_points_at(value, mark, expected, folder, tmp_path, monkeyp
     for name, commit in {"models--some--model": "a", "datasets--some--set": "c"}.items():
         (tmp_path / "hub" / name / "refs").mkdir(parents=True)
         (tmp_path / "hub" / name / "refs" / "main").write_text(commit * 40 + "\n")
+    (tmp_path / "hub/datasets--some--set/refs/v2").write_text("d" * 40)
     found = inputs.named(value, mark)
     assert found == expected or (expected == "sha256" and re.fullmatch(r"sha256:[0-9a-f]{16}", found))
     if found and found.startswith("sha256"):
         (folder / "no.bin").write_text("changed")  # a corpus has no such files, a model or an unknown folder may
         assert (inputs.named(value, mark) != found) == (value == "corpus" and mark != "a corpus")
+        (folder / "new.parquet").write_text("of a kind that only shards.py reads")
+        assert (inputs.named(value, mark) == found) == (value == "corpus/b.txt")
+
+
+@pytest.mark.parametrize(
+    "value, place, options",
+    [
+        ("prose", "prose", {}),
+        ("a/b.txt", "a/b.txt", {}),
+        ("a/b.txt?tokens=1k", "a/b.txt", {"tokens": 1000}),
+        ("what?.txt", "what?.txt", {}),
+        ("hf:a/b", "hf:a/b", {}),
+        ("hf:a/b?", "hf:a/b", {}),
+        (
+            "hf:a/b?name=c-d&split=train&revision=v1&column=body&tokens=2.5M",
+            "hf:a/b",
+            {"name": "c-d", "split": "train", "revision": "v1", "column": "body", "tokens": 2_500_000},
+        ),
+    ],
+)
+def test_the_place_and_the_options_of_a_corpus(value, place, options, tmp_path):
+    (tmp_path / "what?.txt").write_text("a question mark in a name")
+    assert inputs.corpus_options(value, tmp_path) == (place, options)
+
+
+@pytest.mark.parametrize("value", ["a?name=b", "hf:a/b?nam=c", "a?x", "hf:a/b?tokens=", "a?tokens=1kk", "a?tokens=-1"])
+def test_an_option_that_is_none_is_refused(value, tmp_path):
+    with pytest.raises(ValueError, match="has no option|must be a number above 0"):
+        inputs.corpus_options(value, tmp_path)
+
+
+def test_numbers_of_tokens():
+    numbers = {"1": 1, "500000": 500_000, "200k": 200_000, "1.5M": 1_500_000, "10B": 10**10, "0.001k": 1}
+    assert {text: inputs.corpus_options(f"a?tokens={text}")[1]["tokens"] for text in numbers} == numbers
+    for text_ in ("", "k", "1 M", "1e6", "0", "0.0M", "-1", "1K", "1m", "nan", "1" * 13, "١"):
+        with pytest.raises(ValueError, match="tokens = .*: must be a number above 0 like 500000, 200k, 1.5M or 10B"):
+            inputs.corpus_options(f"a?tokens={text_}")
 
 
 def test_where_a_value_points(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """The corpora, their splits, the tokenizer and the position of a batch."""
 
+import re
+
 import pytest
 import torch
 from bit_flips import flips
@@ -15,7 +17,7 @@ def test_splits_share_no_document_and_cover_everything(source):
     assert not (
         sets["train"] & sets["validation"] or sets["train"] & sets["held_out"] or sets["validation"] & sets["held_out"]
     )
-    assert set().union(*sets.values()) == set(text._all_documents(source))
+    assert set().union(*sets.values()) == set(text._embedded(source))
 
 
 def test_code_has_no_docstrings_and_no_comments():
@@ -65,52 +67,10 @@ def test_position_resumes_across_epochs_and_world_sizes(stream):
     assert torch.equal(whole, torch.cat(parts))  # two processes see what one would
 
 
-def test_own_files(tmp_path):
-    (tmp_path / "a.txt").write_text("\n\n".join(f"paragraph {i} " + "words " * 40 for i in range(3000)))
-    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    assert len(text._all_documents(str(tmp_path))) > 50
-    assert text.documents(str(tmp_path), "held_out")
-
-
-def test_files_are_read_in_the_order_of_their_names_through_folders_and_links(tmp_path):
-    for name in ("corpus/b/c.md", "corpus/a.txt", "corpus/b.txt", "corpus/no.bin", "other/d.py"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(name)
-    (tmp_path / "corpus" / "link").symlink_to(tmp_path / "other")
-    (tmp_path / "other" / "loop").symlink_to(tmp_path / "corpus")
-    expected = ["corpus/a.txt", "corpus/b/c.md", "corpus/b.txt", "other/d.py"]
-    assert text._all_documents(str(tmp_path / "corpus")) == expected
-
-
-def test_a_path_is_seen_from_the_working_directory_and_from_home(tmp_path, monkeypatch):
-    (tmp_path / "own.txt").write_text("own")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert text._all_documents("own.txt") == text._all_documents("~/own.txt") == ["own"]
-
-
-@pytest.mark.parametrize("line", ['{"txt": 1}', '{"text": 1}', '["text"]', "no", '{"text": "\\ud800"}', "[" * 9999])
-def test_a_line_without_a_text_is_named(line, tmp_path):
-    (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n\n' + line + "\n")
-    with pytest.raises(ValueError, match="bad.jsonl line 2: expected a JSON object with a 'text' field"):
-        text.documents(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "source, says",
-    [
-        ("/nowhere/at/all", "does not exist"),
-        ("hf:some/set", "datasets"),
-        ("bad.jsonl", "line 1"),
-        ("short.txt", "split"),
-    ],
-)
-def test_bad_corpora_are_one_clear_sentence(source, says, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.jsonl").write_text('{"txt": 1}\n')
-    (tmp_path / "short.txt").write_text("one short text")
-    with pytest.raises((OSError, ValueError, ImportError), match=says):
-        [text.documents(source, split) for split in text.SPLITS]
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "hf:some/set", "a.txt?tokens=1k", "prose?tokens=1k", ""])
+def test_what_is_no_embedded_corpus_is_one_clear_sentence(source):
+    with pytest.raises(ValueError, match=f"{re.escape(repr(source))} is neither prose nor code: shards.open reads all"):
+        text.documents(source)
 
 
 def test_too_little_text_names_the_numbers():
@@ -128,3 +88,20 @@ def test_a_stored_corpus_that_changed_is_read_anew(tmp_path, monkeypatch, capsys
         assert text._embedded("prose") == pieces
     stored.write_text('["an older form"]')
     assert text._embedded("prose") == pieces and "is set aside as" in capsys.readouterr().out
+
+
+def test_fixed_rows_take_no_more_into_memory_than_they_need():
+    stream, asked = torch.arange(1000), []
+
+    class Watched:
+        def __len__(self) -> int:
+            return 1000
+
+        def __getitem__(self, at: slice) -> torch.Tensor:
+            asked.append(at)
+            return stream[at]
+
+    assert torch.equal(text.fixed_rows(Watched(), length=30, limit=2), stream[:60].view(2, 30))
+    assert torch.equal(text.fixed_rows(Watched(), length=30), stream[:990].view(33, 30))
+    assert [at.stop for at in asked] == [60, 990]
+    assert text.fixed_rows(stream, length=30, limit=0).shape == (0, 30)

@@ -424,3 +424,20 @@ def test_one_process_asked_to_end_ends_both_with_one_checkpoint(tmp_path):
     assert out.returncode != 0  # each ended as the signal asks
     assert "stopped by SIGTERM after step 6 of 12, checkpoint saved" in out.stdout + out.stderr
     assert [p.name for p in sorted((tmp_path / "ck2").iterdir())] == ["step-00000004", "step-00000006"]
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_records_count_epochs_and_the_third_is_said_once(ahead, tiny, machine, capsys, monkeypatch):
+    if ahead:  # as on a card
+        fetch = train.Feed.fetch_ahead
+        monkeypatch.setattr(train.Feed, "fetch_ahead", lambda feed: setattr(feed, "early", True) or fetch(feed))
+    batches = text.Batches(torch.arange(300) % 256, rows=2, length=32)  # four batches an epoch
+    records = train.fit(tiny, batches, train.adamw(tiny, lr=1e-4), total=14, machine=machine)
+    assert [record["epoch"] for record in records] == [1] * 4 + [2] * 4 + [3] * 4 + [4] * 2
+    said = [line for line in capsys.readouterr().out.splitlines() if "epoch" in line]
+    assert len(said) == 1 and said[0].startswith("step 9: epoch 3 of a corpus of 0.0 M tokens")
+
+
+def test_batches_that_know_no_epoch_have_none_in_the_record(tiny, machine):
+    batches = iter([next(text.Batches(torch.arange(300) % 256, rows=2, length=32))])
+    assert "epoch" not in train.fit(tiny, batches, train.adamw(tiny, lr=1e-4), total=1, machine=machine)[0]

@@ -48,11 +48,15 @@ class ParameterError(ValueError):
 
 def _corpus(value: str) -> str | None:
     """What keeps a corpus from being read, or None."""
-    if value.startswith("hf:"):
+    try:
+        place, _ = inputs.corpus_options(value)
+    except ValueError as error:
+        return f"cannot be read: {error}"
+    if place.startswith("hf:"):
         return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
-    if value in ("prose", "code"):
+    if value in inputs.EMBEDDED:
         return None
-    if not os.path.exists(path := inputs.resolve(value)):
+    if not os.path.exists(path := inputs.resolve(place)):
         return "is neither prose, code, hf:<dataset> nor a file or folder that exists"
     return None if inputs.files_of(path) else f"holds no file to read ({', '.join(inputs.TEXTS)})"
 

@@ -401,9 +401,9 @@ def test_a_secret_is_no_input(world, monkeypatch):
 @pytest.mark.parametrize(
     "assignment, said",
     [
-        ("corpus=pictures", "it holds no file to read (.txt, .md, .py, .jsonl)"),
-        ("corpus=pipe", "it holds no file to read (.txt, .md, .py, .jsonl)"),
-        ("corpus=/dev/null", "it holds no file to read (.txt, .md, .py, .jsonl)"),
+        ("corpus=pictures", "it holds no file to read (.txt, .md, .py, .jsonl, .parquet)"),
+        ("corpus=pipe", "it holds no file to read (.txt, .md, .py, .jsonl, .parquet)"),
+        ("corpus=/dev/null", "it holds no file to read (.txt, .md, .py, .jsonl, .parquet)"),
         (f"corpus={'x' * 5000}", "it is neither prose, code, hf:<dataset> nor a file or folder that exists"),
         ("corpus=a\0b", "it is neither prose, code, hf:<dataset> nor a file or folder that exists"),
         ("corpus=~nobody/x", "it is neither prose, code, hf:<dataset> nor a file or folder that exists"),
