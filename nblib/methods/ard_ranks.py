@@ -103,20 +103,6 @@ def grade(value: float, thresholds: tuple[float, float] = (0.01, 0.1)) -> str:
     return "High" if value > thresholds[1] else "Medium" if value > thresholds[0] else "Low"
 
 
-def table(model: nn.Module, *, thresholds: tuple[float, float] = (0.01, 0.1)) -> list[dict]:
-    """A row per layer: mean prior variance and its word, ranks per word, and the share of each measure it holds."""
-    scores = {by: relevance(model, by=by) for by in MEASURES}
-    totals = {by: float(sum(s.sum() for s in scores[by].values())) or 1.0 for by in MEASURES}
-    rows = []
-    for name, v in scores["variance"].items():
-        words = [grade(x, thresholds) for x in v.tolist()]
-        row = {"layer": name, "ranks": len(v), "mean variance": float(v.mean())}
-        row |= {"relevance": grade(float(v.mean()), thresholds)}
-        row |= {word: words.count(word) for word in ("High", "Medium", "Low")}
-        rows.append(row | {f"share of {by}": float(scores[by][name].sum()) / totals[by] for by in MEASURES})
-    return rows
-
-
 def prune(model: nn.Module, scores: Scores, *, keep: int) -> dict[str, int]:
     """Keep the `keep` ranks with the highest scores, over all layers together, and remove the others for good.
 

@@ -1,18 +1,15 @@
-"""Around a run of ARD-LoRA: checks before it, what to watch during it, and files after it.
+"""Around a run of ARD-LoRA: checks before it and files after it (notebook 11 watches one: `lessons.ard_watching`).
 
 Before: `preflight` ends with the reason if anything but the adapters trains or they are not fp32. It also ends if
 tokenizer and model disagree about special tokens, if padding is supervised or unmasked, or if a tensor gets no
-gradient. During: log-variances per layer, and the gradient norm of every loss term, by `autograd.grad`, which leaves
-`.grad` alone (a probe that zeroes gradients in the loop also deletes those of the micro-batches before it). After: the
-full state as one safetensors file, and the mean adapter as an ordinary PEFT folder, which is what the model computes in
-evaluation.
+gradient. After: the full state as one safetensors file, and the mean adapter as an ordinary PEFT folder, which is what
+the model computes in evaluation.
 
 Footgun: PEFT's LoRA has no noise and no priors. An exported adapter gives the same logits, but nobody can draw from it
 or go on training it as ARD-LoRA; for that there is `save`.
 """
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -20,9 +17,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import checkpoint, files, losses, runtime, wiring
+from nblib import checkpoint, files, losses, wiring
 from nblib.losses import Batch, Loss
-from nblib.methods.ard import adapters, divergence, install, passes
+from nblib.methods.ard import adapters, install
 
 FILE = "ard.safetensors"
 
@@ -86,76 +83,6 @@ def _check_batch(model: nn.Module, tokenizer, batch: Batch) -> None:
     padding = padding if pad is None else padding | (labels == pad)
     if wrong := int((padding & (labels != losses.IGNORED)).sum()):
         raise ValueError(f"labels: {wrong} padding positions are supervised; set them to {losses.IGNORED}")
-
-
-# ------------------------------------------------------------------ during
-
-
-def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> list[dict]:
-    """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token."""
-    rows = []
-    for name, (mean, logvar) in latents(model, batches, machine=machine).items():
-        kl = divergence(mean, logvar, adapters(model)[name].prior).sum(-1)
-        row = {"layer": name, "logvar min": logvar.min(), "logvar mean": logvar.mean(), "logvar max": logvar.max()}
-        row |= {"logvar std": logvar.std(), "mean rms": mean.square().mean().sqrt(), "kl": kl.mean()}
-        rows.append({key: value if key == "layer" else float(value) for key, value in row.items()})
-    return rows
-
-
-def latents(
-    model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and log-variance (tokens, r) of every adapter over the real tokens, for a scatter of two ranks."""
-    parts: dict[str, list] = {name: [] for name in adapters(model)}
-    for seen, mask in passes(model, batches, machine=machine):
-        for name, calls in seen.items():
-            parts[name] += [[x.reshape(mask.numel(), -1)[mask.flatten()] for x in call[:2]] for call in calls]
-    return {name: tuple(torch.cat(column) for column in zip(*calls)) for name, calls in parts.items()}
-
-
-def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runtime.Machine | None = None) -> list[dict]:
-    """A row per adapter: gradient norm of each loss term and of their sum, per supervised token.
-
-    `.grad` and the random generators stay as they are, so it may be called between any two steps.
-    """
-    params, before = wiring.trainable(model), runtime.generators()
-    tokens = losses.supervised(batch["labels"])
-    try:
-        with machine.autocast() if machine else torch.enable_grad():
-            terms = {name: term / tokens for name, term in loss(model, batch).items() if term.requires_grad}
-        gradients = {}
-        for name, term in terms.items():
-            grads = torch.autograd.grad(term, list(params.values()), retain_graph=True, allow_unused=True)
-            gradients[name] = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(params.items(), grads)}
-    finally:
-        runtime.set_generators(before)
-    rows = []
-    for layer, adapter in adapters(model).items():
-        own = [f"{layer}.{p}" for p, _ in adapter.named_parameters(recurse=False)]
-        norms = {name: _norm(grads[p] for p in own) for name, grads in gradients.items()}
-        rows.append({"layer": layer, **norms, "total": _norm(sum(g[p] for g in gradients.values()) for p in own)})
-    return rows
-
-
-def _norm(tensors: Iterable[Tensor]) -> float:
-    return float(torch.cat([t.flatten() for t in tensors]).norm())
-
-
-@torch.no_grad()
-def predictions(model: nn.Module, tokenizer, prompts: list[str], *, top: int = 3) -> list[dict]:
-    """What the model would say next, with its probability: the same prompts at every epoch show what changes."""
-    rows, device = [], next(model.parameters()).device
-    with wiring.evaluating(model):
-        for prompt in prompts:
-            ids = torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]], device=device)
-            if not ids.numel():
-                raise ValueError(f"prompts: {prompt!r} has no token, so there is nothing to go on from")
-            best = model(input_ids=ids, use_cache=False).logits[0, -1].float().softmax(-1).topk(top)
-            row = {"prompt": prompt}
-            for n, (p, token) in enumerate(zip(best.values.tolist(), best.indices.tolist()), 1):
-                row |= {f"{n}": tokenizer.decode([token]), f"p{n}": p}
-            rows.append(row)
-    return rows
 
 
 # ------------------------------------------------------------------ after

@@ -18,12 +18,10 @@ power, right at every decay. Its backward pass is the same scan from the other e
 
 Footgun: only the product of the two amplitudes enters, so they always move together. And theta is relative to the
 token's own channels, so the firing rate hardly depends on the scale of W. W then gets its gradient from the
-straight-through estimator alone. Watch the rate and the dead channels: `spiking`.
+straight-through estimator alone. Watch the rate and the dead channels (notebook 15).
 """
 
 import math
-from contextlib import ExitStack
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -258,24 +256,3 @@ def continued(model: nn.Module, ids: Tensor, *, tokens: int) -> Tensor:
             past = out.past_key_values
             rows.append(out.logits[:, -1:].argmax(-1))
     return torch.cat(rows, 1)
-
-
-@torch.no_grad()
-def spiking(model: nn.Module, rows: Tensor, *, always: float = 0.99) -> dict[str, float]:
-    """Over rows (R, T): the share of spikes that are not 0, of channels that never fired (dead), and of channels that
-    fired at `always` of the positions or more (saturated); all layers together, and the rate per kind."""
-    fired: dict[str, Tensor] = {}
-
-    def note(_, __, out: Tensor, *, name: str) -> None:
-        fired[name] = (out != 0).float().mean((0, 1))
-
-    with ExitStack() as hooks, wiring.evaluating(model):
-        for name, m in model.named_modules():
-            if isinstance(m, Spike):
-                hooks.enter_context(m.register_forward_hook(partial(note, name=name)))
-        model.model(rows)
-    rates = torch.stack(list(fired.values()))  # (2 L, D): how often each channel fired
-    facts = {"rate": rates.mean(), "dead": (rates == 0).float().mean(), "saturated": (rates >= always).float().mean()}
-    for kind in ("spike_k", "spike_v"):
-        facts[f"rate_{kind[-1]}"] = torch.stack([x for name, x in fired.items() if name.endswith(kind)]).mean()
-    return {name: float(value) for name, value in facts.items()}

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import compiling, losses, wiring
+from nblib import compiling, losses
 from nblib.train import Batch, Terms
 
 SKIPPED = ("identity", "doubled")
@@ -202,19 +202,3 @@ def loss(
         return values | ({"depth": weight * torch.stack(nats).mean() * tokens} if nats else {})
 
     return terms
-
-
-@torch.no_grad()
-def agreement(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[dict]:
-    """Per layer: share of tokens worked on in evaluation, and how often that is the choice training would make."""
-    device, parts = next(model.parameters()).device, {}
-    with wiring.evaluating(model):
-        for few in rows.split(batch):
-            with choices(model) as chosen:
-                model.base_model(input_ids=few.to(device), use_cache=False)
-            for name, (c,) in chosen.items():
-                parts.setdefault(name, []).append(torch.stack([c.chosen, c.highest]).flatten(1).float())  # (2, N)
-    return [
-        {"layer": name, "worked on": float(used.mean()), "agree": float((used == wanted).float().mean())}
-        for name, (used, wanted) in ((name, torch.cat(pairs, dim=1)) for name, pairs in parts.items())
-    ]

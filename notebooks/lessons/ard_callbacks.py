@@ -12,9 +12,9 @@ those of the uninterrupted run, so `Priors` waits for a whole epoch.
 import transformers as tf
 from torch import nn
 
-from lessons import uncertainty
+from lessons import ard_watching, uncertainty
 from nblib import runtime
-from nblib.methods import ard, ard_ranks, ard_run
+from nblib.methods import ard, ard_ranks
 from nblib.train import Batch
 
 
@@ -65,5 +65,5 @@ class Predictions(tf.TrainerCallback):
         self._note(state, model, processing_class)
 
     def _note(self, state, model: nn.Module, tokenizer) -> None:
-        rows = ard_run.predictions(model, tokenizer, self.prompts)
+        rows = ard_watching.predictions(model, tokenizer, self.prompts)
         self.history += [{"epoch": state.epoch or 0, **row} for row in rows]

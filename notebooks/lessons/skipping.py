@@ -12,6 +12,7 @@ from math import isclose
 import torch
 from torch import Tensor, nn
 
+from nblib import wiring
 from nblib.methods import mixture_of_depths
 
 
@@ -50,3 +51,19 @@ def calls(modules: Iterable[nn.Module], run: Callable[[], object]) -> int:
 
 def close(a: float, b: float) -> bool:
     return isclose(a, b, rel_tol=1e-4)
+
+
+@torch.no_grad()
+def agreement(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[dict]:
+    """Per layer: share of tokens worked on in evaluation, and how often that is the choice training would make."""
+    device, parts = next(model.parameters()).device, {}
+    with wiring.evaluating(model):
+        for few in rows.split(batch):
+            with mixture_of_depths.choices(model) as chosen:
+                model.base_model(input_ids=few.to(device), use_cache=False)
+            for name, (c,) in chosen.items():
+                parts.setdefault(name, []).append(torch.stack([c.chosen, c.highest]).flatten(1).float())  # (2, N)
+    return [
+        {"layer": name, "worked on": float(used.mean()), "agree": float((used == wanted).float().mean())}
+        for name, (used, wanted) in ((name, torch.cat(pairs, dim=1)) for name, pairs in parts.items())
+    ]

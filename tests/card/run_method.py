@@ -19,7 +19,7 @@ import peft
 import torch
 from torch import nn
 
-from lessons import multi_token
+from lessons import multi_token, skipping, spiking_health
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
@@ -107,7 +107,7 @@ def depths(folder: Path, plant: bool) -> None:
         layer = next(iter(mixture_of_depths.wrapped(net).values()))
         stay_behind(next(m for m in layer.children() if isinstance(m, nn.Linear)), "weight")
     learn(net, train.adamw(net, lr=1e-3), folder, loss=mixture_of_depths.loss())
-    mixture_of_depths.agreement(net, fixed())
+    skipping.agreement(net, fixed())
 
 
 def several_ahead(folder: Path, plant: bool) -> None:
@@ -143,7 +143,7 @@ def spiking(folder: Path, plant: bool) -> None:
     if plant:
         stay_behind(next(m for m in net.modules() if isinstance(m, goose.Recurrent)), "w")
     learn(net, train.adamw(net, lr=1e-3), folder)
-    goose.spiking(net, fixed().to("cuda"))
+    spiking_health.spiking(net, fixed().to("cuda"))
     goose.continued(net, fixed()[:1, :8].to("cuda"), tokens=3)
 
 

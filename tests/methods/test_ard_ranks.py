@@ -69,16 +69,9 @@ def test_relevance_does_not_depend_on_how_a_rank_is_scaled():
         assert after["variance"][name][1] > 3 * before["variance"][name][1]
 
 
-def test_grades_and_table():
+def test_grades():
     assert [ard_ranks.grade(v) for v in (0.5, 0.1, 0.05, 0.01, 0.001)] == ["High", "Medium", "Medium", "Low", "Low"]
     assert ard_ranks.grade(0.5, (1.0, 2.0)) == "Low"
-    model = adapted()
-    with pytest.raises(ValueError, match="never estimated"):
-        ard_ranks.table(model)
-    ard_ranks.estimate_priors(model, [random_batch()])
-    rows = ard_ranks.table(model)
-    assert len(rows) == 6 and all(row["High"] + row["Medium"] + row["Low"] == row["ranks"] == 4 for row in rows)
-    assert all(sum(row[f"share of {by}"] for row in rows) == pytest.approx(1) for by in ard_ranks.MEASURES)
 
 
 def test_the_pool_is_a_function_of_seed_and_epoch():

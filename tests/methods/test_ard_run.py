@@ -1,14 +1,14 @@
-"""Checks before a run of ARD-LoRA, what is watched during it, and its files."""
+"""Checks before a run of ARD-LoRA, and its files."""
 
 from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
-from ard_bench import adapted, collected, gradients_of, ragged, random_batch
+from ard_bench import adapted, gradients_of, ragged, random_batch
 from bit_flips import flips
 
-from nblib import compiling, files, losses, models, wiring
+from nblib import files, losses, models
 from nblib.methods import ard, ard_ranks, ard_run
 
 
@@ -62,44 +62,6 @@ def test_preflight_names_the_reason(what, says):
     _spoil(model, batch, tokenizer, what)
     with pytest.raises(ValueError, match=says):
         ard_run.preflight(model, tokenizer, batch, loss=loss)
-
-
-# ------------------------------------------------------------------ watching
-
-
-def test_gradient_norms_per_term_leave_no_trace():
-    model, batch = compiling.checkpoint_blocks(adapted()).train(), ragged()[0]
-    loss = ard.loss(model, beta=0.1)
-    kept = {p: torch.randn_like(p) for p in wiring.trainable(model).values()}
-    for p, g in kept.items():
-        p.grad = g.clone()  # what accumulation has gathered so far
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    rows = ard_run.gradient_norms(model, batch, loss)
-    assert torch.equal(torch.get_rng_state(), before) and all(torch.equal(p.grad, g) for p, g in kept.items())
-    tokens, n = int(losses.supervised(batch["labels"])), 0
-    for term in ("ce", "kl", "total"):
-        _, found = gradients_of(model, batch, lambda m, b, term=term: _only(loss(m, b), term))
-        for row in rows:
-            own = [g.flatten() for name, g in found.items() if name.startswith(row["layer"] + ".")]
-            assert row[term] == pytest.approx(float(torch.cat(own).norm()) / tokens, rel=1e-4)
-            n += 1
-    assert n == 18
-
-
-def _only(terms: dict, term: str) -> dict:
-    return terms if term == "total" else {term: terms[term]}
-
-
-def test_statistics_are_those_of_the_real_tokens():
-    model, (padded, rows) = adapted(), ragged()
-    found, singly = ard_run.statistics(model, [padded]), ard_run.statistics(model, rows)
-    assert [r["layer"] for r in found] == list(ard.adapters(model)) and model.training
-    for a, b in zip(found, singly):
-        assert a["logvar min"] < a["logvar mean"] < a["logvar max"]
-        assert all(a[k] == pytest.approx(b[k], rel=1e-4) for k in a if k != "layer")
-    total = float(collected(model.eval(), padded)[1].detach())
-    assert sum(r["kl"] for r in found) * 42 == pytest.approx(total, rel=1e-4)
 
 
 # ------------------------------------------------------------------ files

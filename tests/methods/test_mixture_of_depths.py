@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lessons import skipping
 from nblib import compiling, losses, models, text, train
 from nblib.methods import mixture_of_depths, moe
 
@@ -142,10 +143,10 @@ def test_training_teaches_the_decision(stream, machine):
     model = models.tiny(256, hidden=32, layers=2, heads=2)
     mixture_of_depths.attach(model, capacity=0.5)
     held = text.fixed_rows(stream, length=32, limit=32)
-    before = mixture_of_depths.agreement(model, held)[0]["agree"]
+    before = skipping.agreement(model, held)[0]["agree"]
     options = dict(total=100, loss=mixture_of_depths.loss(weight=1.0), machine=machine)
     train.fit(model, text.Batches(stream, rows=8, length=32), train.adamw(model, lr=1e-2), **options)
-    (after,) = mixture_of_depths.agreement(model, held)
+    (after,) = skipping.agreement(model, held)
     assert after["agree"] > max(0.7, before + 0.1) and 0.3 < after["worked on"] < 0.7
 
 
