@@ -129,10 +129,10 @@ def hold(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         linear = type(layer) is nn.Linear
         experts = ("gate_up_proj", "down_proj")  # each a tensor of its own in transformers' mixtures
         names = ("weight", "bias") if linear else getattr(layer, "read_by_products", experts)
-        held = [p for name, p in layer._parameters.items() if p is not None and name in names]
-        if held and not any(p.requires_grad or p.dtype != torch.float32 for p in held):
-            for p in held:
-                p.data = p.data.to(dtype)
+        held = {name: p for name, p in layer._parameters.items() if p is not None and name in names}
+        if held and not any(p.requires_grad or p.dtype != torch.float32 for p in held.values()):
+            for name, p in held.items():
+                setattr(layer, name, nn.Parameter(p.detach().to(dtype), requires_grad=False))
             layer.register_state_dict_post_hook(_save_wide)
             layer.__class__ = HeldLinear if linear else type(layer)
     return model
