@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 import transformers as tf
-from torch import nn
+from torch import Tensor, nn
 from transformers import masking_utils
 
-from nblib import runtime
+from nblib import runtime, wiring
 
 tf.utils.logging.disable_progress_bar()  # its bars go to stderr and, saved in a notebook, stay at 0 % for ever
 
@@ -66,11 +66,14 @@ def load(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
 ) -> nn.Module:
-    """A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4 (bitsandbytes)."""
+    """A causal model by hub name or local path. `four_bit` keeps its linear layers in NF4 (bitsandbytes) and,
+    on a card, multiplies in its native precision."""
     options = dict(dtype=dtype, trust_remote_code=trust_remote_code, device_map=str(device))
     if four_bit:
+        card = torch.device(device).type == "cuda"  # a CPU unpacks to `dtype`, as its stored results have it
+        compute = runtime.PRECISIONS[runtime.native_precision("cuda")[0]] if card else dtype
         options["quantization_config"] = tf.BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=compute
         )
     model = _reach(tf.AutoModelForCausalLM.from_pretrained, name, **options)
     return keep_differentiable(model) if four_bit else model
@@ -110,9 +113,48 @@ def _reach(from_pretrained, name: str, *, what: str = "a model", **options):
         ) from error
 
 
-def as_teacher(model: nn.Module) -> nn.Module:
-    """Frozen and in evaluation mode. Keep it out of the student's module tree: `student.train()` would flip it."""
-    return model.requires_grad_(False).eval()
+def as_teacher(model: nn.Module, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Frozen, in evaluation mode, its products' weights held in `dtype` (`machine.frozen_dtype`). Keep it out of the
+    student's module tree: `student.train()` would flip it."""
+    return hold(model.requires_grad_(False).eval(), dtype)
+
+
+def hold(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Keep frozen weights that only products read in `dtype`: `machine.frozen_dtype`; fp32 leaves all as it is.
+
+    Autocast remembers its copy of a weight only if that trains; a frozen one it casts at every use. Held in its dtype
+    the results are the same bits, from half the memory. Norms, embeddings and the head, often one of these, stay fp32.
+    Outside autocast the products are fp32, and what is saved has fp32 tensors, both of the rounded weights."""
+    for layer in wiring.select(model, nn.Module).values() if dtype != torch.float32 else ():
+        linear = type(layer) is nn.Linear
+        experts = ("gate_up_proj", "down_proj")  # each a tensor of its own in transformers' mixtures
+        names = ("weight", "bias") if linear else getattr(layer, "read_by_products", experts)
+        held = {name: p for name, p in layer._parameters.items() if p is not None and name in names}
+        if held and not any(p.requires_grad or p.dtype != torch.float32 for p in held.values()):
+            for name, p in held.items():
+                setattr(layer, name, nn.Parameter(p.detach().to(dtype), requires_grad=False))
+            layer.register_state_dict_post_hook(_save_wide)
+            layer.__class__ = HeldLinear if linear else type(layer)
+    return model
+
+
+class HeldLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight, self.bias)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear for weights that may be held: outside autocast in the dtype of x."""
+    if not torch.is_autocast_enabled(x.device.type):
+        weight, bias = weight.to(x.dtype), bias if bias is None else bias.to(x.dtype)
+    return nn.functional.linear(x, weight, bias)
+
+
+def _save_wide(layer: nn.Module, state: dict[str, Tensor], prefix: str, _) -> None:
+    low = [
+        name for name, p in layer._parameters.items() if p is not None and p.dtype in (torch.bfloat16, torch.float16)
+    ]
+    state.update({prefix + name: state[prefix + name].float() for name in low})
 
 
 def count(model: nn.Module) -> dict[str, int]:

@@ -44,6 +44,11 @@ class Machine(NamedTuple):
     def dtype(self) -> torch.dtype:
         return PRECISIONS[self.precision]
 
+    @property
+    def frozen_dtype(self) -> torch.dtype:
+        """Of frozen weights (`models.hold`). On a CPU they stay as they are: fp32."""
+        return self.dtype if self.device.type == "cuda" else torch.float32
+
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.precision != "fp32")
 
@@ -67,6 +72,11 @@ def pick(device: str = "auto", precision: str = "auto") -> Machine:
         raise ValueError(f"precision = {precision!r}: allowed are auto, {', '.join(PRECISIONS)}")
     if device == "cuda":  # one process drives one card: torchrun's rank, or the first one visible
         device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+        # Products that autocast leaves in fp32, such as ARD's, run as TF32: ten bits of mantissa (bf16: seven), sums in
+        # fp32. Who asks for fp32 wants all bits. The switch is the process's: the last choice counts. It is torch's
+        # old one, because after the new one inductor's question for the precision raises (torch 2.13).
+        torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+        why_precision += "" if precision == "fp32" else ", TF32 for products that stay fp32"
     return Machine(torch.device(device), precision, f"{device}: {why_device}; {precision}: {why_precision}")
 
 

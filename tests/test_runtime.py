@@ -29,6 +29,26 @@ def test_cuda_without_cuda_is_refused():
         runtime.pick("cuda")
 
 
+@pytest.mark.parametrize("precision", ["auto", "fp16", "fp32"])
+def test_a_card_takes_tf32_for_what_stays_fp32_unless_fp32_is_asked_for(precision, monkeypatch):
+    matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.allow_tf32
+    matmul.allow_tf32 = precision == "fp32"  # the opposite
+    runtime.native_precision.cache_clear()
+    try:
+        with monkeypatch.context() as card:
+            for name, answer in dict(is_available=True, device_count=1, get_device_capability=(8, 0)).items():
+                card.setattr(torch.cuda, name, lambda answer=answer: answer)
+            reason = runtime.pick("cuda", precision).reason
+        assert matmul.allow_tf32 == ("TF32" in reason) == (precision != "fp32")
+        torch.get_float32_matmul_precision()  # inductor asks; after torch's new switch this raises
+        assert "TF32" not in runtime.pick("cpu").reason
+        assert matmul.allow_tf32 == (precision != "fp32")  # a CPU leaves the switch alone
+        assert torch.backends.mkldnn.matmul.fp32_precision in ("none", "ieee")  # that of the CPU
+    finally:
+        matmul.allow_tf32 = before
+        runtime.native_precision.cache_clear()
+
+
 def test_seed_reaches_every_generator():
     drawn = []
     for _ in range(2):

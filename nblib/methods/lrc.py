@@ -41,6 +41,7 @@ class LRCLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.joint, self.bits, self.once = joint, bits, once or ternary.Once()
+        self.read_by_products = () if joint else ("weight", "bias")  # see models.hold; W itself is rounded first
         self.weight = nn.Parameter(weight, requires_grad=joint)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.U = nn.Parameter(weight.new_zeros(self.out_features, rank))
@@ -52,7 +53,7 @@ class LRCLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
         weight = ternary.ternary(self.weight) if self.joint else self.weight
         U, V = self.factors()
-        return F.linear(self.once(x), weight, self.bias) + F.linear(x @ V, U)
+        return models.product(self.once(x), weight, self.bias) + F.linear(x @ V, U)
 
     def extra_repr(self) -> str:
         return f"in={self.in_features}, out={self.out_features}, rank={self.U.shape[1]}, joint={self.joint}"
@@ -225,7 +226,7 @@ def save(model: nn.Module, folder: str | Path) -> int:
     tensors, recipe = {}, {"layers": {}, "same": {}}
     for name, layer in corrected.items():
         weight = ternary.ternary(layer.weight) if layer.joint else layer.weight
-        tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": weight.abs().max()}
+        tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": weight.abs().max().to(layer.U.dtype)}
         for factor in ("U", "V"):
             tensors |= _stored(f"{name}.{factor}", getattr(layer, factor), layer.bits)
         recipe["layers"][name] = {"shape": list(weight.shape), "rank": layer.U.shape[1], "bits": layer.bits}

@@ -123,8 +123,10 @@ class Objective:
             T, tokens = self.temperature, losses.supervised(labels)
             T = T() if isinstance(T, nn.Module) else torch.full((), float(T), device=labels.device)
             if isinstance(self.teacher, nn.Module):
-                answers = (teacher.last,)
-                scores = divergences.live(T.detach(), teacher.head.detach().to(teacher.last.dtype))
+                # On a card the scores are a product in the autocast dtype, as the student's are; on a CPU in fp32.
+                low = teacher.last.is_cuda and torch.is_autocast_enabled("cuda")
+                answers = (teacher.last.to(torch.get_autocast_dtype("cuda")) if low else teacher.last,)
+                scores = divergences.live(T.detach(), teacher.head.detach().to(answers[0].dtype))
             else:
                 if teacher_cache.VALUES not in batch:
                     raise ValueError("no answers in the batch: train on teacher_cache.Cached(batches, cache)")

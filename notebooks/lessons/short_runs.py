@@ -76,6 +76,7 @@ def lora(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft asks transformers by a name that is on its way out
         model = get_peft_model(copy.deepcopy(setup.model), LoraConfig(**shape))
+    models.hold(model, setup.machine.frozen_dtype)
     optimizer = train.adamw(model, lr=lr, weight_decay=0.0)
     return Contender(model, [optimizer], losses.causal_lm, model.save_pretrained, needs_base=True)
 
@@ -84,6 +85,7 @@ def corrected(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contend
     model, batches = copy.deepcopy(setup.model), setup.batches(rows=rows, seed=seed)
     moments = lrc.input_moments(model, itertools.islice(batches, CALIBRATION))
     lrc.attach(model, percent=PERCENT, init="svd_activation", moments=moments)
+    models.hold(model, setup.machine.frozen_dtype)
     read = CALIBRATION * rows * setup.validation.shape[1]
     optimizer = train.adamw(model, lr=lr, weight_decay=0.0)
     return Contender(model, [optimizer], losses.causal_lm, lambda folder: lrc.save(model, folder / "lrc"), tokens=read)
@@ -91,6 +93,7 @@ def corrected(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contend
 
 def noisy(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
     model = ard.attach(copy.deepcopy(setup.model), rank=RANK, alpha=2 * RANK)
+    models.hold(model, setup.machine.frozen_dtype)
     optimizer = train.adamw(model, lr=lr, weight_decay=0.0)
     loss = ard.loss(model, beta=BETA, warmup=5, optimizer=optimizer)
     pool = dict.fromkeys(("input_ids", "labels"), setup.validation[JUDGED : 2 * JUDGED])
@@ -117,7 +120,7 @@ def student(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender
     vocabulary, length = losses.backbone_and_head(setup.model)[1].shape[0], setup.validation.shape[1]
     shape = dict(hidden=128, layers=2, heads=2, length=length, seed=seed)
     model = models.tiny(vocabulary, **shape).to(setup.machine.device)
-    teacher = models.as_teacher(copy.deepcopy(setup.model))
+    teacher = models.as_teacher(copy.deepcopy(setup.model), setup.machine.frozen_dtype)
     loss = objective.from_teacher(
         teacher, 1.0, kd=0.5, ce=0.5
     )  # the teacher knows the old text, the labels the new one

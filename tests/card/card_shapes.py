@@ -6,6 +6,7 @@ gets one (1, or True), so that a step runs to its end. Counted are
     waits     the host waits for the card: item(), bool(), tolist(), a mask as an index, a copy that blocks
     copies    from the host to the card, in all and from memory that is not pinned
     products  matrix products whose inputs are fp32, forward and backward
+    casts     copies on the card into another floating dtype: what autocast does to a weight, and what undoes it
     launches  operations that start a kernel
 
 A wait hides nothing: it is counted below Python, where the library's own item() arrives too. The rules are those of
@@ -44,6 +45,7 @@ class Count:
     copies: Counter = field(default_factory=Counter)
     unpinned: Counter = field(default_factory=Counter)
     products: Counter = field(default_factory=Counter)
+    casts: Counter = field(default_factory=Counter)
     launches: Counter = field(default_factory=Counter)
 
 
@@ -118,6 +120,8 @@ class Watch(TorchDispatchMode):
                 self.count.unpinned[absent_card.line()] += not source.is_pinned()
             if _on_card(target) != _on_card(source):
                 self._wait(blocks)
+        if packet is aten._to_copy and _on_card(args[0]) and args[0].is_floating_point() and args[0].dtype != out.dtype:
+            self.count.casts[absent_card.line()] += 1
         floating = [t.dtype for t in tensors if t.is_floating_point()]
         if packet in PRODUCTS and floating and all(dtype == torch.float32 for dtype in floating):
             self.count.products[absent_card.line()] += 1

@@ -1,4 +1,4 @@
-"""What one training step of each method asks of a card: waits, copies, fp32 products, launches.
+"""What one training step of each method asks of a card: waits, copies, fp32 products, casts, launches.
 
     python tests/card/count.py [METHOD ...] [--lines] [--json FILE]
 
@@ -26,7 +26,8 @@ from nblib import compiling, losses, models, runtime, train
 from nblib.methods import ard, goose, lrc, mixture_of_depths, moe, objective, param_groups, teacher_cache
 
 VOCABULARY, ROWS, LENGTH = 4096, 4, 256
-NAMES = ("waits", "copies", "unpinned", "products", "launches")
+MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
+NAMES = ("waits", "copies", "unpinned", "products", "casts", "launches")
 
 
 class Training(NamedTuple):
@@ -40,6 +41,10 @@ class Training(NamedTuple):
 
 def model(**options) -> nn.Module:
     return models.tiny(VOCABULARY, hidden=256, layers=2, heads=4, length=1024, **options).to("cuda")
+
+
+def held(net: nn.Module) -> nn.Module:
+    return models.hold(net, MACHINE.frozen_dtype)
 
 
 def adamw(net: nn.Module, **parts) -> Training:
@@ -56,17 +61,17 @@ def checkpointed() -> Training:
 
 def lora() -> Training:
     config = peft.LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.0)
-    return adamw(peft.get_peft_model(model(), config))
+    return adamw(held(peft.get_peft_model(model(), config)))
 
 
 def ternary() -> Training:
     net = model()
     lrc.attach(net, percent=15, init="kaiming")
-    return adamw(net)
+    return adamw(held(net))
 
 
 def ard_lora() -> Training:
-    net = ard.attach(model(), rank=8, alpha=8.0)
+    net = held(ard.attach(model(), rank=8, alpha=8.0))
     optimizer = train.adamw(net, lr=1e-3)
     return Training(net, optimizer, ard.loss(net, beta=1e-3, warmup=10, optimizer=optimizer))
 
@@ -93,7 +98,7 @@ def several_ahead() -> Training:
 
 
 def live_teacher() -> Training:
-    teacher = models.as_teacher(model())
+    teacher = models.as_teacher(model(), MACHINE.frozen_dtype)
     return adamw(model(), loss=objective.from_teacher(teacher, ce=0.5))
 
 
@@ -157,8 +162,7 @@ def batches(more: Callable[[torch.Tensor], dict]):
 def counted(make: Callable[[], Training], *, accumulate: int, watch: card_shapes.Watch) -> card_shapes.Count:
     """One step of the loop, after a first one that makes the optimizer's state."""
     net, optimizers, loss, more = make()
-    machine = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
-    options = dict(total=3, accumulate=accumulate, machine=machine, loss=loss)
+    options = dict(total=3, accumulate=accumulate, machine=MACHINE, loss=loss)
     steps = train.steps(net, batches(more), optimizers, **options)
     next(steps)
     watch.count = count = card_shapes.Count()
@@ -191,6 +195,8 @@ def figures(measured: dict) -> dict[str, int]:
         "unpinned copies": total["unpinned", "micro"],
         "fp32 products per step": total["products", "step"],
         "fp32 products per micro-batch": total["products", "micro"],
+        "casts per step": total["casts", "step"],
+        "casts per micro-batch": total["casts", "micro"],
         "launches per step": total["launches", "step"],
         "launches per micro-batch": total["launches", "micro"],
     }
@@ -218,7 +224,7 @@ def by_line(counts: dict, name: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="what one training step of each method asks of a card")
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"{', '.join(METHODS)}; default all")
-    parser.add_argument("--lines", action="store_true", help="waits, copies and products by line of source")
+    parser.add_argument("--lines", action="store_true", help="all but launches, by line of source")
     parser.add_argument("--json", type=Path, help="a file for everything that was counted")
     options = parser.parse_args()
     known = METHODS | {"planted": planted, "dense again": dense}
@@ -229,7 +235,7 @@ def main() -> int:
         options.json.write_text(json.dumps(measured))
     print(table(measured))
     for method, counts in measured.items() if options.lines else ():
-        print(method, *(row for name in NAMES[:4] for row in by_line(counts, name)), sep="\n")
+        print(method, *(row for name in NAMES[:-1] for row in by_line(counts, name)), sep="\n")
     return 0
 
 

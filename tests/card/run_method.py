@@ -67,6 +67,7 @@ def dense(folder: Path, plant: bool) -> None:
 
 def lora(folder: Path, plant: bool) -> None:
     net = peft.get_peft_model(tiny(), peft.LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.0))
+    models.hold(net, MACHINE.frozen_dtype)
     if plant:
         stay_behind(next(m for n, m in net.named_modules() if n.endswith("lora_A.default")), "weight")
     learn(net, train.adamw(net, lr=1e-3), folder)
@@ -75,6 +76,7 @@ def lora(folder: Path, plant: bool) -> None:
 def ternary(folder: Path, plant: bool) -> None:
     net = tiny()
     lrc.attach(net, init="svd_activation", moments=lrc.input_moments(net, [next(batches())]))
+    models.hold(net, MACHINE.frozen_dtype)
     if plant:
         stay_behind(next(iter(lrc.layers(net).values())), "U")
     learn(net, train.adamw(net, lr=1e-3), folder)
@@ -83,7 +85,7 @@ def ternary(folder: Path, plant: bool) -> None:
 
 
 def ard_lora(folder: Path, plant: bool) -> None:
-    net = ard.attach(tiny(), rank=4, alpha=4.0)
+    net = models.hold(ard.attach(tiny(), rank=4, alpha=4.0), MACHINE.frozen_dtype)
     if plant:
         stay_behind(next(iter(ard.adapters(net).values())), "prior")
     optimizer = train.adamw(net, lr=1e-3)
@@ -120,7 +122,7 @@ def several_ahead(folder: Path, plant: bool) -> None:
 
 
 def live_teacher(folder: Path, plant: bool) -> None:
-    teacher, net = models.as_teacher(tiny(seed=5)), tiny()
+    teacher, net = models.as_teacher(tiny(seed=5), MACHINE.frozen_dtype), tiny()
     net.temperature = Learned(2.0).to("cuda")
     if plant:
         teacher.to("cpu")
@@ -128,7 +130,7 @@ def live_teacher(folder: Path, plant: bool) -> None:
 
 
 def cached_teacher(folder: Path, plant: bool) -> None:
-    teacher, net = models.as_teacher(tiny(seed=5)), tiny()
+    teacher, net = models.as_teacher(tiny(seed=5), MACHINE.frozen_dtype), tiny()
     source = {"teacher": "one", "tokenizer": "none", "data": "random"}
     cache = teacher_cache.make(folder / "cache", teacher, batches(), steps=4, source=source, k=8, machine=MACHINE)
     loss = objective.from_teacher(cache, ce=0.5)
