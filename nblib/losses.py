@@ -20,12 +20,16 @@ Footgun: the gradients are computed for the weights as they are in the forward p
 once. Calling backward twice on the same loss raises.
 """
 
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from nblib import models
 
@@ -35,6 +39,7 @@ BLOCK_BYTES = 2**23  # on a CPU the row loss works on blocks that stay in its ca
 Batch = dict[str, Tensor]  # what the model takes, and labels; (B, T) each
 Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
 Loss = Callable[[nn.Module, Batch], Terms]
+_ASKED: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> what it does around its head
 RowLoss = Callable[..., tuple[Tensor, Tensor]]  # (logits (n, V), *per_row) -> losses (n,), d their sum / d logits
 
 
@@ -132,15 +137,81 @@ def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:
 
     None when the head is more than one matrix product (adapter, bias, soft cap, scaling): then the logits are needed.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft injects into the same modules
-    head = inner.get_output_embeddings()
-    scaled = any(
-        getattr(inner.config, name, None) for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    )
-    backbone = getattr(inner, inner.base_model_prefix, None)
-    if type(head) is not nn.Linear or head.bias is not None or scaled or backbone is None or backbone is inner:
-        return None
+    inner, backbone, head = _parts(model)
+    return None if _more_than_a_product(inner, backbone, head) else (backbone, head.weight)
+
+
+def one_product(model: nn.Module) -> tuple[nn.Module, Tensor]:
+    """The same, or an error that says what else the model does: for what works on hidden states, chunk by chunk."""
+    inner, backbone, head = _parts(model)
+    if more := _more_than_a_product(inner, backbone, head):
+        raise ValueError(
+            f"{type(inner).__name__}: the head must be one matrix product, but {more}; Llama, Qwen3, Mixtral, OLMoE "
+            "and GPT-2 have such a head, and losses.causal_lm trains any model"
+        )
     return backbone, head.weight
+
+
+def _parts(model: nn.Module) -> tuple[nn.Module, nn.Module | None, nn.Module | None]:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft injects into the same modules
+    return inner, inner._modules.get(inner.base_model_prefix), inner.get_output_embeddings()
+
+
+def _more_than_a_product(inner: nn.Module, backbone: nn.Module | None, head: nn.Module | None) -> str:
+    """What the model does besides `hidden @ head.T`, or nothing."""
+    if type(head) is not nn.Linear or head.bias is not None:
+        return f"its head is a {type(head).__name__}{' with a bias' if type(head) is nn.Linear else ''}"
+    if backbone is None or (name := next((n for n, m in inner._modules.items() if m is head), None)) is None:
+        return "its backbone and its head are not two parts of it"
+    if inner not in _ASKED:
+        _ASKED[inner] = _around_the_head(inner, backbone, name)
+    return _ASKED[inner]
+
+
+@torch.no_grad()
+def _around_the_head(inner: nn.Module, backbone: nn.Module, name: str) -> str:
+    """The same of the model's own forward pass, with known numbers in the place of hidden states and logits. Nothing is
+    computed, and no name must be known: models scale and cap their logits by a dozen names in their configs."""
+    (V, D), asked = inner._modules[name].weight.shape, torch.zeros(1, 2, dtype=torch.long)
+    with _disable_current_modes():  # real numbers, also where a step of fake tensors is counted
+        states, scores = (99 * torch.linspace(-1, 1, n, device="cpu").expand(1, 2, n) for n in (D, V))
+        stand_ins = _StandIn(backbone, _Answer(states)), _StandIn(inner._modules[name], scores)
+        whole = dict(inner._modules)
+        try:
+            inner._modules.update(zip((inner.base_model_prefix, name), stand_ins))
+            logits = inner.forward(input_ids=asked.cpu(), use_cache=False).logits.float()
+        except Exception as error:  # code of any model: whatever it stumbles over, its own logits are right
+            return f"what it does around its head cannot be told ({type(error).__name__})"
+        finally:
+            inner._modules.update(whole)
+        if stand_ins[1].asked is None or not torch.allclose(stand_ins[1].asked.float(), states):
+            return "what its head is given is not what its backbone gives"
+        if logits.shape != scores.shape or not torch.allclose(logits, scores, rtol=1e-3):
+            return f"it makes logits from -99 to 99 into {float(logits.min()):.3g} to {float(logits.max()):.3g}"
+    return ""
+
+
+class _Answer(BaseModelOutput):
+    """Hidden states, and None for whatever else a model reads from its backbone."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class _StandIn(nn.Module):
+    """Answers every call alike and keeps what it was asked; what it lacks is that of the module in whose place it is."""
+
+    def __init__(self, original: nn.Module, answer):
+        super().__init__()
+        self.__dict__.update(original=original, answer=answer, asked=None)  # no submodule
+
+    def forward(self, *args, **_):
+        self.asked = args[0] if args else None
+        return self.answer
+
+    def __getattr__(self, name: str):  # some models call the decoder inside of their backbone
+        part = getattr(self.original, name)
+        return self if isinstance(part, PreTrainedModel) else part
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | None:

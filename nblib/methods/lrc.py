@@ -24,9 +24,8 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
-from nblib import files, models, runtime, wiring
+from nblib import compiling, files, models, runtime, wiring
 from nblib.methods import ternary
 
 INITS = ("svd_residual", "svd_activation", "kaiming", "zeros")
@@ -94,8 +93,7 @@ def attach(
     once = ternary.Once()
 
     def replace(name: str, linear: nn.Module) -> LRCLinear:
-        W = linear.weight.detach()  # (out, in)
-        W = W.T.contiguous() if isinstance(linear, Conv1D) else W  # GPT-2 stores its matrices the other way round
+        W = wiring.matrix(linear)  # (out, in)
         r = min(rank, *W.shape) if rank else rank_of(*W.shape, percent)
         Q = W if W.is_meta else ternary.ternary(W)
         layer = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
@@ -115,7 +113,17 @@ def attach(
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """What `attach` replaces. Stacked experts are parameters, not linear layers, and stay as they are."""
-    return wiring.select(model, (nn.Linear, Conv1D))
+    return wiring.select(model)
+
+
+def left_as_floats(model: nn.Module) -> str:
+    """A sentence on the matrices of the blocks that `attach` leaves alone, such as stacked experts; empty for none."""
+    linear = {id(p) for m in linear_layers(model).values() for p in m.parameters()}
+    matrices = [(n, p) for b in compiling.blocks(model) for n, p in b.named_parameters() if p.ndim > 1]
+    left = {n: p.numel() for n, p in matrices if id(p) not in linear}
+    share = sum(p.numel() for _, p in matrices if id(p) not in linear) / sum(p.numel() for _, p in matrices)
+    names = ", ".join(sorted({".".join(n.split(".")[-2:]) for n in left}))
+    return f"{share:.0%} of the blocks' weights are in no linear layer and stay floats: {names}" if left else ""
 
 
 def layers(model: nn.Module) -> dict[str, LRCLinear]:
