@@ -198,7 +198,9 @@ def _check_target(name: str, m: nn.Module) -> None:
     if type(m) in wiring.LINEAR:
         return
     if type(m).__name__ != "Linear4bit":
-        raise ValueError(f"{name} is a {type(m).__name__}: allowed are nn.Linear, GPT-2's Conv1D and bitsandbytes Linear4bit")
+        raise ValueError(
+            f"{name} is a {type(m).__name__}: allowed are nn.Linear, GPT-2's Conv1D and bitsandbytes Linear4bit"
+        )
     if getattr(getattr(m.weight, "quant_state", None), "packing_format_for_cpu", False):
         raise ValueError(f"{name} was repacked for inference, its gradients are wrong: load the model again")
 

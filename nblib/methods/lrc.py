@@ -207,7 +207,10 @@ def residual_energy(weight: Tensor) -> Tensor:
 def recovered(loss: float, *, rounded: float, full: float) -> float:
     """Share of what rounding cost that is won back; above 1 where the model became better than the full one."""
     if not rounded > full:
-        raise ValueError(f"rounded = {rounded}, full = {full}: rounding cost nothing, so there is no gap to recover")
+        raise ValueError(
+            f"rounded = {rounded:.3f}, full = {full:.3f}: rounding cost nothing, so there is no gap to recover; "
+            "take a model that was trained, or more rows to measure with"
+        )
     return (rounded - loss) / (rounded - full)
 
 
