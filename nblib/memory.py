@@ -270,7 +270,7 @@ def training_step(
     """One training step; given an account, what is alive after the blocks and at most until they go back."""
     low, marks = PRECISIONS[precision], {}
     with torch.autocast("cpu", dtype=low) if low else nullcontext():
-        losses.one_product(model)  # or its logits cannot be counted apart
+        losses.backbone_and_head(model, needed=True)  # or its logits cannot be counted apart
         hidden, weight = losses.hidden_states(model, {"input_ids": ids})
         if account:
             marks["hidden"] = account.live

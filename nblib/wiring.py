@@ -50,9 +50,8 @@ def select(
 
 
 def matrix(linear: nn.Module) -> Tensor:
-    """The weight of a linear layer as (out, in), whichever way it is stored."""
-    weight = linear.weight.detach()
-    return weight.T.contiguous() if isinstance(linear, Conv1D) else weight
+    """The weight of a linear layer as (out, in)."""
+    return linear.weight.detach().T.contiguous() if isinstance(linear, Conv1D) else linear.weight.detach()
 
 
 def shape(linear: nn.Module) -> tuple[int, int]:

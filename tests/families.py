@@ -5,8 +5,8 @@
     python tests/families.py 10_lrc --folder FOLDER          one run in this process, of a checkpoint that is there
 
 A checkpoint is made from a config and trained for seconds, because to round random weights costs nothing. Its tokenizer
-is trained on the embedded text, because no stored one can be reached. `save_pretrained` writes both, as on the hub. The cells of a notebook run
-in order with small parameters on the plain CPU, without pitfalls and exercises, which take no model of the reader's.
+is trained on the embedded text, because no stored one can be reached. `save_pretrained` writes both, as on the hub. The
+cells of a notebook run in order with small parameters on the plain CPU, without pitfalls and what takes no model.
 
 A run ends in one of three ways: *ran*; *refused*, by an error of one sentence before anything was trained; or *failed*,
 which is everything else, such as a sentence that comes too late, or an error from inside of another library.

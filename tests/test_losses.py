@@ -129,7 +129,7 @@ def test_a_model_that_scales_or_caps_its_logits_gets_its_own_loss(name):
     ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / 14
     torch.testing.assert_close(ours, model(input_ids=ids, labels=ids, use_cache=False).loss)
     with pytest.raises(ValueError, match=f"{type(model).__name__}: the head must be one .*{becomes}") as refused:
-        losses.one_product(model)
+        losses.backbone_and_head(model, needed=True)
     assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="the head must be one matrix product"):
         objective.from_teacher(models.as_teacher(model))(models.tiny(64, hidden=32, layers=1, heads=2), {"labels": ids})
@@ -146,10 +146,10 @@ def test_a_model_of_ones_own_that_changes_what_its_head_is_given_is_seen():
     own = Halved(models.tiny(64, family="llama", hidden=32, layers=1, heads=2).config).train()
     parts = dict(own.named_modules())
     with pytest.raises(ValueError, match="what its head is given is not what its backbone gives"):
-        losses.one_product(own)
+        losses.backbone_and_head(own, needed=True)
     assert dict(own.named_modules()) == parts and all(p.grad is None for p in own.parameters())
     other = tf.LlamaForCausalLM(own.config)
-    assert losses.one_product(other) == (other.model, other.lm_head.weight)
+    assert losses.backbone_and_head(other, needed=True) == (other.model, other.lm_head.weight)
 
 
 def test_the_head_is_asked_once_and_not_by_the_model(monkeypatch):

@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from nblib import checkpoint, files, losses, runtime, wiring
 from nblib.losses import Batch, Loss
@@ -217,7 +216,7 @@ def export_peft(model: nn.Module, folder: Path | str) -> Path:
         target_modules=list(layers),
         rank_pattern=ranks,
         alpha_pattern=alphas,
-        fan_in_fan_out=any(isinstance(a.base, Conv1D) for a in layers.values()),
+        fan_in_fan_out=any(isinstance(a.base, wiring.Conv1D) for a in layers.values()),
         base_model_name_or_path=getattr(model, "name_or_path", None),
         task_type="CAUSAL_LM",
         inference_mode=True,

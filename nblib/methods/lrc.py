@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import compiling, files, models, runtime, wiring
+from nblib import files, models, runtime, wiring
 from nblib.methods import ternary
 
 INITS = ("svd_residual", "svd_activation", "kaiming", "zeros")
@@ -116,16 +116,6 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     return wiring.select(model)
 
 
-def left_as_floats(model: nn.Module) -> str:
-    """A sentence on the matrices of the blocks that `attach` leaves alone, such as stacked experts; empty for none."""
-    linear = {id(p) for m in linear_layers(model).values() for p in m.parameters()}
-    matrices = [(n, p) for b in compiling.blocks(model) for n, p in b.named_parameters() if p.ndim > 1]
-    left = {n: p.numel() for n, p in matrices if id(p) not in linear}
-    share = sum(p.numel() for _, p in matrices if id(p) not in linear) / sum(p.numel() for _, p in matrices)
-    names = ", ".join(sorted({".".join(n.split(".")[-2:]) for n in left}))
-    return f"{share:.0%} of the blocks' weights are in no linear layer and stay floats: {names}" if left else ""
-
-
 def layers(model: nn.Module) -> dict[str, LRCLinear]:
     return {name: m for name, m in model.named_modules() if isinstance(m, LRCLinear)}
 
@@ -207,10 +197,7 @@ def residual_energy(weight: Tensor) -> Tensor:
 def recovered(loss: float, *, rounded: float, full: float) -> float:
     """Share of what rounding cost that is won back; above 1 where the model became better than the full one."""
     if not rounded > full:
-        raise ValueError(
-            f"rounded = {rounded:.3f}, full = {full:.3f}: rounding cost nothing, so there is no gap to recover; "
-            "take a model that was trained, or more rows to measure with"
-        )
+        raise ValueError(f"rounded = {rounded}, full = {full}: no gap to recover; train the model, or take more rows")
     return (rounded - loss) / (rounded - full)
 
 

@@ -237,7 +237,7 @@ def check_teacher(teacher: nn.Module, student: nn.Module) -> None:
         raise ValueError(f"the teacher is not frozen ({trains[0]} requires a gradient): models.as_teacher(teacher)")
     if any(p.is_inference() for p in teacher.parameters()):
         raise ValueError("the teacher was made in torch.inference_mode: backward cannot save what it computes")
-    sizes = [len(losses.one_product(m)[1]) for m in (student, teacher)]
+    sizes = [len(losses.backbone_and_head(m, needed=True)[1]) for m in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ValueError("the student scores {} tokens, the teacher {}: they need one vocabulary".format(*sizes))
 
@@ -254,7 +254,7 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
     By hooks of our own on what enters the blocks. The hooks of transformers' `output_hidden_states` stay on the model.
     They break the graph of a compiled block (ContextVar, torch 2.13). A block that is checkpointed as well then runs
     uncompiled, without a message."""
-    backbone, head = losses.one_product(model)
+    backbone, head = losses.backbone_and_head(model, needed=True)
     extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
     states: list[Tensor] = []
 

@@ -143,8 +143,8 @@ def make(
     if "distillation" in methods and losses.backbone_and_head(setup.model) is None:
         others = [name for name in methods if name != "distillation"]
         raise ValueError(
-            f"methods: distillation cannot learn from a {type(setup.model).__name__}, whose head is more than one matrix "
-            f"product; allowed are {', '.join(others)}"
+            f"methods: distillation cannot learn from a {type(setup.model).__name__}, whose head is more than one "
+            f"matrix product; allowed are {', '.join(others)}"
         )
     wanted = [plan(setup, values, method, seed) for seed in seeds for method in methods]
     group = files.make_folder(paths.outputs() / GROUP)
