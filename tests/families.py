@@ -38,12 +38,13 @@ NOTEBOOKS = (
     "15_spiking_student",
     "20_compare",
 )  # test_families.py holds it to all that have the parameter `model`
-SMALL = {
-    "10_lrc": run_notebook.SMALL["10_lrc"] | dict(eval_rows=64, quick_rows=32)
-}  # fewer do not show what rounding costs
+SMALL = {"10_lrc": run_notebook.SMALL["10_lrc"] | dict(eval_rows=64, quick_rows=32)}  # fewer do not show the gap
 SMALL |= {"20_compare": dict(steps=4, seeds=2, rows=2, length=32, eval_rows=32, corpus="prose")}
 # What a family needs besides `model`, in the words of the sentence that refuses it without.
-GIVEN = {("11_ard_lora", "gpt2"): dict(kinds=["c_attn", "c_proj"])}
+GIVEN = {
+    ("11_ard_lora", "gpt2"): dict(kinds=["c_attn", "c_proj"]),
+    ("20_compare", "gemma2"): dict(methods=["full", "lora", "lrc", "ard", "moe"]),
+}
 VOCABULARY, STEPS, RAN, REFUSED, FAILED = 512, 200, "ran", "refused", "failed"
 
 
