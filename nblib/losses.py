@@ -20,12 +20,15 @@ Footgun: the gradients are computed for the weights as they are in the forward p
 once. Calling backward twice on the same loss raises.
 """
 
+import weakref
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers.modeling_outputs import BaseModelOutput
 
 from nblib import models
 
@@ -35,6 +38,7 @@ BLOCK_BYTES = 2**23  # on a CPU the row loss works on blocks that stay in its ca
 Batch = dict[str, Tensor]  # what the model takes, and labels; (B, T) each
 Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
 Loss = Callable[[nn.Module, Batch], Terms]
+_AROUND: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> what it does around its head
 RowLoss = Callable[..., tuple[Tensor, Tensor]]  # (logits (n, V), *per_row) -> losses (n,), d their sum / d logits
 
 
@@ -127,20 +131,63 @@ def rows_to_learn(labels: Tensor) -> slice | Tensor:
     return slice(None) if bool(keep.all()) else keep.nonzero().squeeze(1)
 
 
-def backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor] | None:
+def backbone_and_head(model: nn.Module, *, needed: bool = False) -> tuple[nn.Module, Tensor] | None:
     """The module that gives last hidden states and the (V, D) weight that scores them.
 
     None when the head is more than one matrix product (adapter, bias, soft cap, scaling): then the logits are needed.
+    Who cannot do without asks for them as `needed`: the error says what else the model does.
     """
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # peft injects into the same modules
-    head = inner.get_output_embeddings()
-    scaled = any(
-        getattr(inner.config, name, None) for name in ("final_logit_softcapping", "logits_scaling", "logit_scale")
-    )
-    backbone = getattr(inner, inner.base_model_prefix, None)
-    if type(head) is not nn.Linear or head.bias is not None or scaled or backbone is None or backbone is inner:
-        return None
-    return backbone, head.weight
+    backbone, head = inner._modules.get(inner.base_model_prefix), inner.get_output_embeddings()
+    more = f"its head is {head}, its backbone {type(backbone).__name__}"
+    if type(head) is nn.Linear and head.bias is None and backbone is not None:
+        if inner not in _AROUND:
+            _AROUND[inner] = _around_the_head(inner, backbone, head)
+        more = _AROUND[inner]
+    if more and needed:
+        allowed = "Llama, Qwen3, Mixtral, OLMoE and GPT-2 have such a head, and losses.causal_lm trains any model"
+        raise ValueError(f"{type(model).__name__}: the head must be one matrix product, but {more}; {allowed}")
+    return None if more else (backbone, head.weight)
+
+
+@torch.no_grad()
+def _around_the_head(inner: nn.Module, backbone: nn.Module, head: nn.Linear) -> str:
+    """What a model does besides `hidden @ head.T`, or nothing. Its own forward pass is asked, with known numbers for
+    hidden states and logits: no block runs, and none of the many names by which configs scale logits must be known."""
+    whole = dict(inner._modules)
+    with _disable_current_modes(), torch.device("cpu"):  # real numbers, also where fake tensors are counted
+        h, z = (99 * torch.linspace(-1, 1, n).expand(1, 2, n) for n in reversed(head.weight.shape))
+        new = {backbone: _StandIn(backbone, _Answer(h)), head: _StandIn(head, z)}
+        try:
+            inner._modules.update({name: new.get(module, module) for name, module in whole.items()})
+            out = inner.forward(input_ids=torch.zeros(1, 2, dtype=torch.long), use_cache=False).logits.float()
+            if not torch.allclose(new[head].asked.float(), h):
+                return "what its head is given is not what its backbone gives"
+            changed = not torch.allclose(out, z, rtol=1e-3)
+            return f"it makes logits from -99 to 99 into {out.min():.3g} to {out.max():.3g}" if changed else ""
+        except Exception as error:  # code of any model: whatever it stumbles over, its own logits are right
+            return f"what it does around its head cannot be told ({type(error).__name__})"
+        finally:
+            inner._modules.update(whole)
+
+
+_Answer = type("_Answer", (BaseModelOutput,), {"__getattr__": lambda self, name: None})  # all else is None
+
+
+class _StandIn(nn.Module):
+    """Answers every call alike and keeps what it was asked."""
+
+    def __init__(self, original: nn.Module, answer):
+        super().__init__()
+        self.__dict__.update(original=original, answer=answer)  # no submodule
+
+    def forward(self, asked=None, **_):
+        self.asked = asked
+        return self.answer
+
+    def __getattr__(self, name: str):  # some models call the decoder inside of their backbone
+        part = getattr(self.original, name)
+        return self if hasattr(part, "get_input_embeddings") else part
 
 
 def hidden_states(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor] | None:

@@ -237,11 +237,12 @@ def config_of(name: str):
 class _LowRank(nn.Module):
     """An adapter with the tensors of peft's; peft itself cannot be attached to fake weights."""
 
-    def __init__(self, base: nn.Linear, rank: int):
+    def __init__(self, base: nn.Module, rank: int):
         super().__init__()
         self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
+        out, width = wiring.shape(base)
+        self.down = nn.Linear(width, rank, bias=False)
+        self.up = nn.Linear(rank, out, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.down(x)) * 2.0
@@ -269,10 +270,8 @@ def training_step(
     """One training step; given an account, what is alive after the blocks and at most until they go back."""
     low, marks = PRECISIONS[precision], {}
     with torch.autocast("cpu", dtype=low) if low else nullcontext():
-        states = losses.hidden_states(model, {"input_ids": ids})
-        if states is None:
-            raise ValueError("this model's head is more than one matrix product: its logits cannot be counted apart")
-        hidden, weight = states
+        losses.backbone_and_head(model, needed=True)  # or its logits cannot be counted apart
+        hidden, weight = losses.hidden_states(model, {"input_ids": ids})
         if account:
             marks["hidden"] = account.live
             hidden.register_hook(lambda _: marks.update(loss=account.most))

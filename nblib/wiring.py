@@ -18,8 +18,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from nblib import runtime
+
+LINEAR = (nn.Linear, Conv1D)  # GPT-2 stores its matrices the other way round
 
 
 def freeze(model: nn.Module, *, train: Iterable[nn.Module | nn.Parameter] = ()) -> nn.Module:
@@ -34,7 +37,7 @@ def freeze(model: nn.Module, *, train: Iterable[nn.Module | nn.Parameter] = ()) 
 
 
 def select(
-    model: nn.Module, kind: type | tuple[type, ...] = nn.Linear, *, inside: nn.Module | None = None
+    model: nn.Module, kind: type | tuple[type, ...] = LINEAR, *, inside: nn.Module | None = None
 ) -> dict[str, nn.Module]:
     """Modules of a type by name, the output head left out."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -44,6 +47,16 @@ def select(
         for name, m in model.named_modules()
         if isinstance(m, kind) and m is not head and (allowed is None or id(m) in allowed)
     }
+
+
+def matrix(linear: nn.Module) -> Tensor:
+    """The weight of a linear layer as (out, in)."""
+    return linear.weight.detach().T.contiguous() if isinstance(linear, Conv1D) else linear.weight.detach()
+
+
+def shape(linear: nn.Module) -> tuple[int, int]:
+    """(out, in), also where the weight is packed."""
+    return (linear.nf, linear.nx) if isinstance(linear, Conv1D) else (linear.out_features, linear.in_features)
 
 
 def swap(

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+import transformers as tf
 from conftest import FP32
 from torch.nn import functional as F
+from transformers.modeling_outputs import CausalLMOutput
 
 from nblib import losses, memory, models
+from nblib.methods import objective
 
 
 def _leaves(n=37, d=16, v=53, dtype=torch.float64):
@@ -102,6 +105,63 @@ def test_a_wrapped_head_falls_back_to_the_logits():
     ids = torch.randint(64, (2, 8))
     ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / 14
     torch.testing.assert_close(ours, model(input_ids=ids, labels=ids).loss)
+
+
+SHAPE = dict(vocab_size=64, hidden_size=32, num_attention_heads=2, num_key_value_heads=1, intermediate_size=48)
+SHAPE |= dict(pad_token_id=0, eos_token_id=1, bos_token_id=2)
+MAMBA = dict(mamba_d_ssm=32, mamba_n_heads=2, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=8)
+GRIFFIN = dict(lru_width=32, head_dim=16, attention_window_size=16)
+AROUND = {  # each by a name of its own in its config: the logits -99 and 99 become these
+    "soft cap": (lambda: tf.Gemma2Config(**SHAPE, num_hidden_layers=2, head_dim=16), "-29.9 to 29.9"),
+    "FalconH1": (lambda: tf.FalconH1Config(**SHAPE, num_hidden_layers=2, lm_head_multiplier=0.3, **MAMBA), "29.7"),
+    "RecurrentGemma": (lambda: tf.RecurrentGemmaConfig(**SHAPE, logits_soft_cap=0.5, **GRIFFIN), "-0.5 to 0.5"),
+    "Granite": (lambda: tf.GraniteConfig(**SHAPE, num_hidden_layers=2, logits_scaling=8.0), "-12.4 to 12.4"),
+    "Cohere": (lambda: tf.CohereConfig(**SHAPE, num_hidden_layers=2), "-6.19 to 6.19"),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_model_that_scales_or_caps_its_logits_gets_its_own_loss(name):
+    """The loss is that of its own logits, and what needs a plain head is refused with what the model does to them."""
+    config, becomes = AROUND[name]
+    model = tf.AutoModelForCausalLM.from_config(config()).eval()
+    ids = torch.randint(3, 64, (2, 8))
+    ours = losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"] / 14
+    torch.testing.assert_close(ours, model(input_ids=ids, labels=ids, use_cache=False).loss)
+    with pytest.raises(ValueError, match=f"{type(model).__name__}: the head must be one .*{becomes}") as refused:
+        losses.backbone_and_head(model, needed=True)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match="the head must be one matrix product"):
+        objective.from_teacher(models.as_teacher(model))(models.tiny(64, hidden=32, layers=1, heads=2), {"labels": ids})
+
+
+def test_a_model_of_ones_own_that_changes_what_its_head_is_given_is_seen():
+    """Whatever happens between backbone and head; and the question leaves the model as it was."""
+
+    class Halved(tf.LlamaForCausalLM):
+        def forward(self, *args, **options):
+            hidden = self.model(*args, **options).last_hidden_state
+            return CausalLMOutput(logits=self.lm_head(hidden / 2))
+
+    own = Halved(models.tiny(64, family="llama", hidden=32, layers=1, heads=2).config).train()
+    parts = dict(own.named_modules())
+    with pytest.raises(ValueError, match="what its head is given is not what its backbone gives"):
+        losses.backbone_and_head(own, needed=True)
+    assert dict(own.named_modules()) == parts and all(p.grad is None for p in own.parameters())
+    other = tf.LlamaForCausalLM(own.config)
+    assert losses.backbone_and_head(other, needed=True) == (other.model, other.lm_head.weight)
+
+
+def test_the_head_is_asked_once_and_not_by_the_model(monkeypatch):
+    """No block runs for the question: no dropout is drawn, no hook is called, nothing of a card is read."""
+    model, calls = models.tiny(64, family="gpt2", hidden=32, layers=1, heads=2).train(), []
+    for module in model.modules():
+        module.register_forward_hook(lambda *_: calls.append(1))
+    before = torch.get_rng_state()
+    assert losses.backbone_and_head(model) is not None
+    assert not calls and torch.equal(before, torch.get_rng_state())
+    monkeypatch.setattr(losses, "_around_the_head", lambda *_: calls.append(1))
+    assert losses.backbone_and_head(model) is not None and not calls
 
 
 @pytest.mark.slow

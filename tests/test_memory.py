@@ -9,7 +9,7 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
-from nblib import cli, compiling, memory, models
+from nblib import cli, compiling, memory, models, wiring
 
 VOCABULARY = 32_768
 
@@ -74,6 +74,12 @@ def test_kinds_are_what_can_be_counted_by_hand():
     assert 8 * count <= kinds["optimizer"] < 8 * count + 1000
     assert memory.estimate(config(), rows=2, length=64, optimizer="sgd")["optimizer"] == 0
     assert memory.estimate(config(), rows=2, length=64, checkpointing=True)["activations"] < kinds["activations"] / 4
+
+
+def test_adapters_of_gpt2_are_counted():
+    gpt2 = models.tiny(64, family="gpt2", hidden=64, layers=2).config
+    sides = sum(sum(wiring.shape(m)) for m in wiring.select(tf.GPT2LMHeadModel(gpt2)).values())  # in + out of each
+    assert memory.estimate(gpt2, rows=1, length=8, rank=3)["gradients"] == 4 * 3 * sides > 0
 
 
 def test_an_estimate_leaves_the_random_state_alone():

@@ -42,6 +42,15 @@ def test_select_leaves_out_the_head_and_swap_replaces_by_name(tiny):
     assert isinstance(tiny.model.layers[0].self_attn.q_proj, torch.nn.Identity)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_matrix_and_shape_are_those_of_what_the_layer_computes(family):
+    for layer in wiring.select(models.tiny(64, family=family, hidden=32, layers=1, heads=2)).values():
+        out, width = wiring.shape(layer)
+        x, bias = torch.randn(3, width), 0.0 if layer.bias is None else layer.bias
+        torch.testing.assert_close(layer(x), x @ wiring.matrix(layer).T + bias)
+        assert wiring.matrix(layer).shape == (out, width)
+
+
 @pytest.mark.parametrize("make", [lambda m: m, _lora, lambda m: _lora(m, init_lora_weights="pissa")])
 def test_healthy_models_pass(tiny, make):
     model = make(tiny)

@@ -74,11 +74,11 @@ class ARDLinear(nn.Module):
         start: float = -2.0,
     ):
         super().__init__()
-        width, device = base.in_features, base.weight.device
+        (out, width), device = wiring.shape(base), base.weight.device
         self.base, self.scale, self.bounds = base.requires_grad_(False), scale, bounds
         fp32 = dict(device=device, dtype=torch.float32)
         self.lora_mean = nn.Parameter(torch.empty(rank, width, **fp32).uniform_(-1, 1).mul_(math.sqrt(6 / width)))
-        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank, **fp32))
+        self.lora_up = nn.Parameter(torch.zeros(out, rank, **fp32))
         near_zero = torch.empty(rank, width, **fp32).uniform_(1e-3 / math.sqrt(2), 1e-3)
         self.lora_logvar = None if deterministic else nn.Parameter(near_zero)
         middle = None if deterministic or bounds is None else nn.Parameter(torch.full((rank,), start, **fp32))
@@ -168,7 +168,7 @@ def attach(
     if not bounds[0] < start < bounds[1]:
         raise ValueError(f"start = {start}: must lie inside bounds = {bounds}")
     chosen = list(wiring.select(model).values() if targets is None else targets)
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, wiring.LINEAR)}
     names = [name for name, m in linear.items() if any(m is target for target in chosen)]
     if not chosen or len(names) != len({id(m) for m in chosen}):
         raise ValueError(f"targets: {len(chosen)} modules, of which {len(names)} are linear layers of this model")
@@ -184,7 +184,7 @@ def install(model: nn.Module, specs: dict[str, dict]) -> nn.Module:
     projected = {name: model.get_submodule(name) for name in specs}
     for name, m in projected.items():
         _check_target(name, m)
-    if any(type(m) is not nn.Linear for m in projected.values()):
+    if any(type(m) not in wiring.LINEAR for m in projected.values()):
         models.keep_differentiable(model)
     model.requires_grad_(False)
     wiring.swap(model, lambda name, m: ARDLinear(m, **specs[name]).train(m.training), projected)
@@ -195,10 +195,12 @@ def install(model: nn.Module, specs: dict[str, dict]) -> nn.Module:
 
 
 def _check_target(name: str, m: nn.Module) -> None:
-    if type(m) is nn.Linear:
+    if type(m) in wiring.LINEAR:
         return
     if type(m).__name__ != "Linear4bit":
-        raise ValueError(f"{name} is a {type(m).__name__}: allowed are nn.Linear and bitsandbytes Linear4bit")
+        raise ValueError(
+            f"{name} is a {type(m).__name__}: allowed are nn.Linear, GPT-2's Conv1D and bitsandbytes Linear4bit"
+        )
     if getattr(getattr(m.weight, "quant_state", None), "packing_format_for_cpu", False):
         raise ValueError(f"{name} was repacked for inference, its gradients are wrong: load the model again")
 

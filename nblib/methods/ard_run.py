@@ -143,6 +143,7 @@ def export_peft(model: nn.Module, folder: Path | str) -> Path:
         target_modules=list(layers),
         rank_pattern=ranks,
         alpha_pattern=alphas,
+        fan_in_fan_out=any(isinstance(a.base, wiring.Conv1D) for a in layers.values()),
         base_model_name_or_path=getattr(model, "name_or_path", None),
         task_type="CAUSAL_LM",
         inference_mode=True,

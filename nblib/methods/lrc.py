@@ -24,7 +24,6 @@ import transformers as tf
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.pytorch_utils import Conv1D
 
 from nblib import files, models, runtime, wiring
 from nblib.methods import ternary
@@ -95,8 +94,7 @@ def attach(
     once = ternary.Once()
 
     def replace(name: str, linear: nn.Module) -> LRCLinear:
-        W = linear.weight.detach()  # (out, in)
-        W = W.T.contiguous() if isinstance(linear, Conv1D) else W  # GPT-2 stores its matrices the other way round
+        W = wiring.matrix(linear)  # (out, in)
         r = min(rank, *W.shape) if rank else rank_of(*W.shape, percent)
         Q = W if W.is_meta else ternary.ternary(W)
         layer = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
@@ -116,7 +114,7 @@ def attach(
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """What `attach` replaces. Stacked experts are parameters, not linear layers, and stay as they are."""
-    return wiring.select(model, (nn.Linear, Conv1D))
+    return wiring.select(model)
 
 
 def layers(model: nn.Module) -> dict[str, LRCLinear]:
@@ -200,7 +198,7 @@ def residual_energy(weight: Tensor) -> Tensor:
 def recovered(loss: float, *, rounded: float, full: float) -> float:
     """Share of what rounding cost that is won back; above 1 where the model became better than the full one."""
     if not rounded > full:
-        raise ValueError(f"rounded = {rounded}, full = {full}: rounding cost nothing, so there is no gap to recover")
+        raise ValueError(f"rounded = {rounded}, full = {full}: no gap to recover; train the model, or take more rows")
     return (rounded - loss) / (rounded - full)
 
 

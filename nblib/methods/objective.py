@@ -239,7 +239,7 @@ def check_teacher(teacher: nn.Module, student: nn.Module) -> None:
         raise ValueError(f"the teacher is not frozen ({trains[0]} requires a gradient): models.as_teacher(teacher)")
     if any(p.is_inference() for p in teacher.parameters()):
         raise ValueError("the teacher was made in torch.inference_mode: backward cannot save what it computes")
-    sizes = [len(_backbone_and_head(m)[1]) for m in (student, teacher)]
+    sizes = [len(losses.backbone_and_head(m, needed=True)[1]) for m in (student, teacher)]
     if sizes[0] != sizes[1]:
         raise ValueError("the student scores {} tokens, the teacher {}: they need one vocabulary".format(*sizes))
 
@@ -256,7 +256,7 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
     By hooks of our own on what enters the blocks. The hooks of transformers' `output_hidden_states` stay on the model.
     They break the graph of a compiled block (ContextVar, torch 2.13). A block that is checkpointed as well then runs
     uncompiled, without a message."""
-    backbone, head = _backbone_and_head(model)
+    backbone, head = losses.backbone_and_head(model, needed=True)
     extra = {"labels", TOKEN_WEIGHTS, *teacher_cache.KEYS}
     states: list[Tensor] = []
 
@@ -270,13 +270,6 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
         for hook in hooks:
             hook.remove()
     return States(last, head, [*states, last] if layers else [])
-
-
-def _backbone_and_head(model: nn.Module) -> tuple[nn.Module, Tensor]:
-    parts = losses.backbone_and_head(model)
-    if parts is None:
-        raise ValueError(f"{type(model).__name__}: the head must be one matrix product, without adapter or soft cap")
-    return parts
 
 
 def check_mask_id(tokenizer, mask_id: int) -> list[int]:

@@ -86,7 +86,7 @@ def make(
     exact         values in fp32: twice the size, to compare with the live teacher to the last digits
     """
     machine = machine or runtime.pick()
-    vocabulary = losses.backbone_and_head(teacher)[1].shape[0]
+    vocabulary = losses.backbone_and_head(teacher, needed=True)[1].shape[0]
     draws = (4 if vocabulary <= 2**16 else 1) if draws is None else draws
     if teacher.training:
         raise ValueError("the teacher is in training mode, its dropout would be cached: models.as_teacher(teacher)")

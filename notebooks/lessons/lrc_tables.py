@@ -1,6 +1,7 @@
 """The tables and figures of notebook 10, so that its cells hold the lines of the method alone.
 
     three_values   the weights of a matrix, and the three values that are left of them
+    left_as_floats  the weights of a model's blocks that a ternary model keeps as they are
     energy         how much of each layer's rounding error a correction of some rank can hold
     differences    gradients of the same model computed in several ways
     phase_diagram  the weight that a router leaves to the first of two losses
@@ -17,9 +18,19 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from nblib import models
+from nblib import compiling, models
 from nblib.methods import lrc
 from nblib.run import show
+
+
+def left_as_floats(model: nn.Module) -> str:
+    """A sentence on the blocks' matrices that `lrc.attach` leaves alone, such as stacked experts; empty for none."""
+    linear = {id(p) for m in lrc.linear_layers(model).values() for p in m.parameters()}
+    matrices = [(n, p) for b in compiling.blocks(model) for n, p in b.named_parameters() if p.ndim > 1]
+    left = {n: p.numel() for n, p in matrices if id(p) not in linear}
+    share = sum(p.numel() for _, p in matrices if id(p) not in linear) / sum(p.numel() for _, p in matrices)
+    names = ", ".join(sorted({".".join(n.split(".")[-2:]) for n in left}))
+    return f"{share:.0%} of the blocks' weights are in no linear layer and stay floats: {names}" if left else ""
 
 
 def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> show.Picture:

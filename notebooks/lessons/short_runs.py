@@ -108,7 +108,7 @@ def noisy(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
 
 
 def mixture(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
-    vocabulary, length = losses.backbone_and_head(setup.model)[1].shape[0], setup.validation.shape[1]
+    vocabulary, length = len(setup.model.get_output_embeddings().weight), setup.validation.shape[1]
     shape = dict(hidden=128, layers=2, heads=4, length=length, seed=seed, moe_intermediate_size=128)
     model = models.tiny(vocabulary, family="qwen3_moe", **shape).to(setup.machine.device)
     optimizers = param_groups.optimizers(model, lr=lr, adamw_lr=lr)  # Muon for the matrices, AdamW for the rest
@@ -117,7 +117,7 @@ def mixture(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender
 
 
 def student(setup: start.Start, *, lr: float, seed: int, rows: int) -> Contender:
-    vocabulary, length = losses.backbone_and_head(setup.model)[1].shape[0], setup.validation.shape[1]
+    vocabulary, length = len(setup.model.get_output_embeddings().weight), setup.validation.shape[1]
     shape = dict(hidden=128, layers=2, heads=2, length=length, seed=seed)
     model = models.tiny(vocabulary, **shape).to(setup.machine.device)
     teacher = models.as_teacher(copy.deepcopy(setup.model), setup.machine.frozen_dtype)
@@ -143,6 +143,12 @@ def make(
 ) -> list[Path]:
     """The folders of the runs, those that are there already and those that are trained now. `values` are the shared
     parameters: steps, rows, lr_scale, and what says which model and text `setup` is (model, recipe, corpus)."""
+    if "distillation" in methods and losses.backbone_and_head(setup.model) is None:
+        others = [name for name in methods if name != "distillation"]
+        raise ValueError(
+            f"methods: distillation cannot learn from a {type(setup.model).__name__}, whose head is more than one "
+            f"matrix product; allowed are {', '.join(others)}"
+        )
     wanted = [plan(setup, values, method, seed) for seed in seeds for method in methods]
     group = files.make_folder(paths.outputs() / GROUP)
     with files.locked(group / ".lock", waiting="another process makes these runs; waiting for it"):

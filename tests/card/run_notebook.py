@@ -6,7 +6,6 @@ In order, in one process, as a kernel would; the first error ends it with the nu
 left out, and why, stands in SKIPPED and INSTEAD; and pitfalls are, because they train on the CPU whatever the device.
 """
 
-import card_values  # isort: skip  # before torch
 import argparse
 import ast
 import asyncio
@@ -228,8 +227,9 @@ def shown(*values) -> None:
             DisplayFormatter().format(value)
 
 
-def run(name: str, *, pitfalls: bool = False, times: bool = False) -> list[str]:
-    """Run it; the reasons of the cells that were left out. An error of a cell goes up, with the cell's number."""
+def run(name: str, *, given: dict, pitfalls: bool = False, times: bool = False) -> list[str]:
+    """Run it with the `given` parameters over the small ones; the reasons of the cells that were left out. An error of
+    a cell goes up, with the cell's number."""
     import IPython.display
 
     from lessons import trials
@@ -242,9 +242,9 @@ def run(name: str, *, pitfalls: bool = False, times: bool = False) -> list[str]:
         left_out += [f"cell {number}: {why}" for why in reasons]
         if "parameters" in tags:
             exec(compile(source, f"<cell {number}>", "exec"), names)
-            unknown = set(SMALL[name]) - set(names)
+            unknown = (set(SMALL[name]) | set(given)) - set(names) - {"device"}
             assert not unknown, f"{name} has no parameters {unknown}"
-            names |= SMALL[name] | ({"device": "cuda"} if "device" in names else {})
+            names |= SMALL[name] | {key: value for key, value in given.items() if key in names}
         else:
             began = time.perf_counter()
             try:
@@ -268,6 +268,8 @@ def main() -> int:
     if options.instead:
         INSTEAD.setdefault(options.name, []).append((*options.instead, "a planted fault"))
     sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor")]
+    import card_values  # before torch
+
     with tempfile.TemporaryDirectory(prefix="nblib-card-") as folder:
         os.environ |= {"NBLIB_OUTPUTS": folder, "NBLIB_HEADLESS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
         os.chdir(ROOT / "notebooks")
@@ -275,7 +277,7 @@ def main() -> int:
         small_base(options.store or Path(folder) / "base")
         with contextlib.redirect_stdout(sys.stderr if options.times else open(os.devnull, "w")):
             try:
-                left_out = run(options.name, pitfalls=options.pitfalls, times=options.times)
+                left_out = run(options.name, given={"device": "cuda"}, pitfalls=options.pitfalls, times=options.times)
             except Exception:
                 traceback.print_exc()
                 return 1

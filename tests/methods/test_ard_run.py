@@ -1,5 +1,6 @@
 """Checks before a run of ARD-LoRA, and its files."""
 
+import copy
 from types import SimpleNamespace
 
 import peft
@@ -89,6 +90,20 @@ def test_exported_peft_folder_and_own_file_give_the_same_logits(pruned, tmp_path
     assert mine.keys() == other.keys() and all(torch.equal(mine[n], other[n]) for n in mine)
     (a, _), (b, _) = (gradients_of(m, random_batch(), ard.loss(m, beta=0.1)) for m in (model, again))
     assert torch.equal(a["kl"], b["kl"])  # bounds and priors too
+
+
+def test_adapters_of_gpt2_beside_matrices_that_are_stored_the_other_way_round(tmp_path):
+    base = models.tiny(256, family="gpt2", hidden=64, layers=2).eval()
+    with pytest.raises(ValueError, match="no 'q_proj'; allowed are c_attn, c_fc, c_proj"):
+        ard.projections(base)
+    model, ids = ard.attach(copy.deepcopy(base), rank=4, alpha=8).eval(), random_batch()["input_ids"]
+    assert len(ard.adapters(model)) == 8 and torch.equal(model(ids).logits, base(ids).logits)  # they start at zero
+    for a in ard.adapters(model).values():
+        torch.nn.init.normal_(a.lora_up)
+    assert not torch.allclose(model(ids).logits, base(ids).logits, atol=0.1)
+    ard_run.export_peft(model, tmp_path / "peft")
+    theirs = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "peft").eval()
+    assert torch.allclose(theirs(ids).logits, model(ids).logits, atol=1e-4)
 
 
 def test_loading_says_what_does_not_fit(tmp_path):
