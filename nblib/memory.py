@@ -327,12 +327,15 @@ class _FourBit(nn.Linear):
     matrix inside one operation, where nobody sees it. The backward does so in the open, and needs as much."""
 
     def __init__(self, base: nn.Linear):
-        from bitsandbytes.functional import quantize_4bit
+        from bitsandbytes.functional import QuantState
 
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = base.in_features, base.out_features, base.bias
-        packed, self.state = quantize_4bit(base.weight.detach(), quant_type="nf4", compress_statistics=True)
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        size, low, scales = base.weight.numel(), torch.uint8, -(-base.weight.numel() // 64)  # one scale for 64 weights
+        self.weight = nn.Parameter(torch.empty(-(-size // 2), 1, dtype=low), requires_grad=False)
+        twice = QuantState(torch.empty(-(-scales // 256)), code=torch.empty(256), blocksize=256, dtype=torch.float32)
+        more = dict(shape=base.weight.shape, code=torch.empty(16), blocksize=64, quant_type="nf4", dtype=torch.float32)
+        self.state = QuantState(torch.empty(scales, dtype=low), offset=torch.empty(()), state2=twice, **more)
 
     def forward(self, x: Tensor) -> Tensor:
         from bitsandbytes import matmul_4bit
