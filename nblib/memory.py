@@ -3,8 +3,8 @@
 The prediction really runs the step: forward, loss, backward, update, with the library's own loss and torch's own
 optimizer. It runs on fake tensors, which have a shape and a storage size and no memory. `Account` adds up what is alive
 at every operation. So it follows the code, checkpointing, autocast's copies and chunks of logits included, and there is
-no formula that ages. It says what tensors need. A CUDA context, an allocator's gaps and the workspaces of matrix
-libraries come on top, so leave a tenth of a card free.
+no formula that ages. `fit` asks it how many rows a card has room for. It says what tensors need. A CUDA context, an
+allocator's gaps and the workspaces of matrix libraries come on top, so leave a tenth of a card free.
 
 CUDA counts every allocation, so its peak is exact. A CPU process has only its resident set: the kernel keeps the
 high-water mark, and writing 5 to /proc/self/clear_refs sets it back. Large tensors are mapped and unmapped one by one,
@@ -19,6 +19,7 @@ Here the mark is reset; where it cannot be (macOS) a thread samples instead.
 import bisect
 import ctypes
 import gc
+import importlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -99,7 +100,8 @@ class Account(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function in GROUPED and isinstance(args[0], FakeTensor) and args[0].dtype != torch.bfloat16:
-            out = args[0].new_empty(_grouped_shape(*args[:2], len(kwargs["offs"] if "offs" in kwargs else args[2])))
+            a, b, offs = (*args, *(kwargs or {}).values())[:3]  # rows (S, K) by a stack (E, K, N), or two of rows
+            out = a.new_empty((*[len(offs)] * (b.ndim == 2), a.shape[0], b.shape[-1]))  # torch's shapes know bf16 only
         else:
             out = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
@@ -123,12 +125,6 @@ class Account(TorchDispatchMode):
 
     def _drop(self, size: int) -> None:
         self.live -= size
-
-
-def _grouped_shape(a: Tensor, b: Tensor, groups: int) -> tuple[int, ...]:
-    """Of a product of experts: rows (S, K) by stacks (E, K, N), or for the gradient of a stack (K, S) by (S, N). A CPU
-    computes it in fp32, but torch's shapes know bf16 only."""
-    return (*((groups,) if b.ndim == 2 else ()), a.shape[0], b.shape[-1])
 
 
 def resident() -> int:
@@ -217,10 +213,12 @@ def estimate(
     own. So `peak`, the number to compare with a card, is counted and not added up.
     """
     config = getattr(config, "config", config)
-    named = {"precision": (precision, PRECISIONS), "logits": (logits, LOGITS)}
-    named |= {} if callable(optimizer) else {"optimizer": (optimizer, OPTIMIZERS)}
-    for name, (value, allowed) in named.items():
-        if value not in allowed:
+    for name, value, allowed in (
+        ("optimizer", optimizer, OPTIMIZERS),
+        ("precision", precision, PRECISIONS),
+        ("logits", logits, LOGITS),
+    ):
+        if not callable(value) and value not in allowed:
             raise ValueError(f"{name} = {value!r}: allowed are {', '.join(allowed)}")
     sizes = (("rows", rows, 1), ("length", length, 2), ("rank", rank, 0), ("accumulate", accumulate, 1))
     for name, value, least in sizes:
@@ -235,13 +233,9 @@ def estimate(
         ids = torch.zeros(rows, length, dtype=torch.long)
         with Account([ids]) as account:
             model = build(config)
-            if four_bit:
+            for layer in [_FourBit] * four_bit + [partial(_LowRank, rank=rank)] * bool(rank):
                 for block in compiling.blocks(wiring.freeze(model)):
-                    wiring.swap(block, lambda _, linear: _FourBit(linear), wiring.select(block))
-            if rank:
-                wiring.freeze(model)
-                for block in compiling.blocks(model):
-                    wiring.swap(block, lambda _, linear: _LowRank(linear, rank), wiring.select(block))
+                    wiring.swap(block, lambda _, linear, layer=layer: layer(linear), wiring.select(block))
             if attach:
                 attach(model)
             if checkpointing:
@@ -252,11 +246,10 @@ def estimate(
             params = [p for p in model.parameters() if p.requires_grad]
             if not params:
                 raise ValueError("nothing trains: give a rank, or attach what does")
-            updaters = optimizer(model) if callable(optimizer) else OPTIMIZERS[optimizer](params)
-            updaters = updaters if isinstance(updaters, list) else [updaters]
-            step = partial(training_step, model, updaters, ids, precision, logits, loss=told)
+            updater = optimizer(model) if callable(optimizer) else OPTIMIZERS[optimizer](params)
+            step = partial(training_step, model, updater, ids, precision, logits, loss=told)
             step()  # the first step makes the optimizer's state
-        states = [t for updater in updaters for s in updater.state.values() for t in s.values()]
+        states = [t for one in _each(updater) for s in one.state.values() for t in s.values()]
         kinds["optimizer"] = _bytes(t for t in states if isinstance(t, Tensor))
         with Account() as during:
             during.known.update(account.known)
@@ -291,13 +284,11 @@ def fit(
         room = torch.cuda.mem_get_info(machine.device)[0] + unused
     need, batch = cache(need), default * accumulate
     choices = [n for n in range(1, batch + 1) if batch % n == 0]
-    usable = int(room * SHARE) - beside
-    many = bisect.bisect_right(choices, usable, key=need)  # what a step needs grows with its rows
+    many = bisect.bisect_right(choices, int(room * SHARE) - beside, key=need)  # a step needs more with more rows
     if not many:
         raise ValueError(
-            f"rows = 0: not even one row fits, it needs {(need(1) + beside) / 1e9:.1f} GB by estimate and "
-            f"{room * SHARE / 1e9:.1f} of the {room / 1e9:.1f} GB free can be used; checkpointing, a smaller length "
-            "or a smaller model would help"
+            f"rows = 0: not even one row fits, it needs {(need(1) + beside) / 1e9:.1f} GB by estimate, and {SHARE:.0%} "
+            f"of the {room / 1e9:.1f} GB free can be used; checkpointing, shorter rows or a smaller model would help"
         )
     rows = choices[many - 1]
     print(f"rows {rows} x {batch // rows}: {(need(rows) + beside) / 1e9:.1f} of {room / 1e9:.1f} GB by estimate")
@@ -338,9 +329,8 @@ class _FourBit(nn.Linear):
         self.state = QuantState(torch.empty(scales, dtype=low), offset=torch.empty(()), state2=twice, **more)
 
     def forward(self, x: Tensor) -> Tensor:
-        from bitsandbytes import matmul_4bit
-
-        return matmul_4bit(x.float(), self.weight, bias=self.bias, quant_state=self.state).to(x.dtype)
+        product = importlib.import_module("bitsandbytes").matmul_4bit
+        return product(x.float(), self.weight, bias=self.bias, quant_state=self.state).to(x.dtype)
 
 
 def build(config) -> nn.Module:
@@ -364,23 +354,22 @@ def training_step(
     """One training step; given an account, what is alive after the blocks and at most until they go back."""
     low, marks, labels = PRECISIONS[precision], {}, ids.view_as(ids)
     labels.rows = slice(None)  # all are supervised: nobody has to ask them (feed.py)
-    backbone, _ = losses.backbone_and_head(model) or (model.base_model, None)
 
     def watch(_, inputs, output) -> None:
         if account and "hidden" not in marks:
             marks["hidden"] = account.live
             output[0].register_hook(lambda _: marks.update(loss=marks.get("loss", account.most)))
 
-    watching = backbone.register_forward_hook(watch)
+    watching = (losses.backbone_and_head(model) or [model.base_model])[0].register_forward_hook(watch)
     for _ in range(accumulate):
         with torch.autocast(ids.device.type, dtype=low) if low else nullcontext():
             value = sum((loss or partial(_plain, logits))(model, {"input_ids": ids, "labels": labels}).values())
         value.backward()
         del value
     watching.remove()
-    for each in optimizer if isinstance(optimizer, list) else [optimizer]:
-        each.step()
-        each.zero_grad(set_to_none=True)
+    for one in _each(optimizer):
+        one.step()
+        one.zero_grad(set_to_none=True)
     return marks
 
 
@@ -404,6 +393,10 @@ def in_chunks(model: nn.Module, hidden: Tensor, head: Tensor, ids: Tensor) -> Te
 
 
 LOGITS = {"chunked": in_chunks, "full": in_full}
+
+
+def _each(optimizer: Optimizer | list[Optimizer]) -> list[Optimizer]:
+    return optimizer if isinstance(optimizer, list) else [optimizer]
 
 
 def _bytes(tensors) -> int:
