@@ -109,11 +109,6 @@ class Account(TorchDispatchMode):
                 self._add(tensor.untyped_storage())
         return out
 
-    def settled(self) -> int:
-        """What is alive now, without what waits to be collected."""
-        gc.collect()
-        return self.live
-
     def _add(self, storage: torch.UntypedStorage) -> None:
         if storage in self.known:
             return
@@ -233,23 +228,25 @@ def estimate(
         ids = torch.zeros(rows, length, dtype=torch.long)
         with Account([ids]) as account:
             model = build(config)
-            for layer in [_FourBit] * four_bit + [partial(_LowRank, rank=rank)] * bool(rank):
+            for layer in [Linear4bit] * four_bit + [partial(_LowRank, rank=rank)] * bool(rank):
                 for block in compiling.blocks(wiring.freeze(model)):
                     wiring.swap(block, lambda _, linear, layer=layer: layer(linear), wiring.select(block))
             if attach:
                 attach(model)
             if checkpointing:
                 compiling.checkpoint_blocks(model)
-            kinds = {"weights": account.settled()}
+            gc.collect()  # what was replaced may wait for it
+            kinds = {"weights": account.live}
             told = loss(model) if loss else None
-            kinds["beside"] = account.settled() - kinds["weights"]
+            kinds["beside"] = account.live - kinds["weights"]
             params = [p for p in model.parameters() if p.requires_grad]
             if not params:
                 raise ValueError("nothing trains: give a rank, or attach what does")
-            updater = optimizer(model) if callable(optimizer) else OPTIMIZERS[optimizer](params)
-            step = partial(training_step, model, updater, ids, precision, logits, loss=told)
+            updaters = optimizer(model) if callable(optimizer) else OPTIMIZERS[optimizer](params)
+            updaters = updaters if isinstance(updaters, list) else [updaters]
+            step = partial(training_step, model, updaters, ids, precision, logits, loss=told)
             step()  # the first step makes the optimizer's state
-        states = [t for one in _each(updater) for s in one.state.values() for t in s.values()]
+        states = [t for one in updaters for s in one.state.values() for t in s.values()]
         kinds["optimizer"] = _bytes(t for t in states if isinstance(t, Tensor))
         with Account() as during:
             during.known.update(account.known)
@@ -272,11 +269,9 @@ def fit(
     beside: int = 0,
     room: int | None = None,
 ) -> tuple[int, int]:
-    """(rows, accumulate) of a step. `rows` 0 asks for as many of the default x accumulate rows as fit at once.
-
-    `need` gives the bytes for a number of rows, from `estimate`; `beside` are bytes that others will take later. `room`
-    is what the card has free, asked of it. Without a card 0 is the default. The batch is the same everywhere.
-    """
+    """(rows, accumulate) of a step. `rows` 0 asks for as many of the default x accumulate rows as fit at once; without
+    a card it is the default. The batch stays the same. `need` gives the bytes for a number of rows, from `estimate`,
+    `beside` are bytes that others will take later, `room` is what the card has free: it is asked."""
     if rows or (machine.device.type != "cuda" and room is None):
         return rows or default, accumulate
     if room is None:
@@ -313,9 +308,10 @@ class _LowRank(nn.Module):
         return self.base(x) + self.up(self.down(x)) * 2.0
 
 
-class _FourBit(nn.Linear):
-    """A layer of bitsandbytes, whose own class of parameters cannot hold fake weights. Its forward product unpacks the
-    matrix inside one operation, where nobody sees it. The backward does so in the open, and needs as much."""
+class Linear4bit(nn.Linear):
+    """The layer of bitsandbytes by its name: its own class of parameters cannot hold fake weights. The forward product
+    unpacks the matrix inside one operation, where nobody sees it. The backward does so in the open, and needs as much.
+    """
 
     def __init__(self, base: nn.Linear):
         from bitsandbytes.functional import QuantState
@@ -329,8 +325,8 @@ class _FourBit(nn.Linear):
         self.state = QuantState(torch.empty(scales, dtype=low), offset=torch.empty(()), state2=twice, **more)
 
     def forward(self, x: Tensor) -> Tensor:
-        product = importlib.import_module("bitsandbytes").matmul_4bit
-        return product(x.float(), self.weight, bias=self.bias, quant_state=self.state).to(x.dtype)
+        options = dict(bias=self.bias, quant_state=self.state)
+        return importlib.import_module("bitsandbytes").matmul_4bit(x.float(), self.weight, **options).to(x.dtype)
 
 
 def build(config) -> nn.Module:
@@ -367,7 +363,7 @@ def training_step(
         value.backward()
         del value
     watching.remove()
-    for one in _each(optimizer):
+    for one in optimizer if isinstance(optimizer, list) else [optimizer]:
         one.step()
         one.zero_grad(set_to_none=True)
     return marks
@@ -393,10 +389,6 @@ def in_chunks(model: nn.Module, hidden: Tensor, head: Tensor, ids: Tensor) -> Te
 
 
 LOGITS = {"chunked": in_chunks, "full": in_full}
-
-
-def _each(optimizer: Optimizer | list[Optimizer]) -> list[Optimizer]:
-    return optimizer if isinstance(optimizer, list) else [optimizer]
 
 
 def _bytes(tensors) -> int:

@@ -138,6 +138,11 @@ CASES = {
     "ARD": dict(attach=partial(ard.attach, rank=8, alpha=8.0), loss=lambda model: ard.loss(model, beta=1e-3)),
     "4 bits and LoRA": dict(four_bit=True, rank=8),
     "4 bits and LoRA, bf16, checkpointed": dict(four_bit=True, rank=8, precision="bf16", checkpointing=True),
+    "4 bits and ARD": dict(
+        four_bit=True,
+        attach=partial(ard.attach, rank=8, alpha=8.0),
+        loss=lambda model: ard.loss(model, beta=1e-3),
+    ),
     "distillation, live": dict(loss=live),
     "distillation, cached": dict(loss="cached"),
     "goose": dict(family="goose"),
@@ -178,7 +183,7 @@ def counted(config, data, *, rank=0, attach=None, four_bit=False, checkpointing=
         optimizers = options.get("optimizer", partial(train.adamw, lr=1e-3))(model)
 
         def again(record) -> None:
-            account.most = account.settled() if record["step"] < 3 else account.most
+            account.most = account.live if record["step"] < 3 else account.most
 
         train.fit(
             model,
