@@ -197,11 +197,11 @@ def estimate(
     """Bytes by kind of one training step of a transformers model, given as its config or as the model itself.
 
     `rank` 0 trains all weights; above that, LoRA of this rank on every linear layer of the blocks. `attach` adapts
-    the model in another way, `lambda model: lrc.attach(model, init="kaiming")`. `four_bit` packs the blocks' linear
-    layers first. `precision` is autocast's, the weights are fp32. `logits` full is the plain loss of transformers,
-    chunked is `losses.causal_lm`. `optimizer` may also make its own, `param_groups.optimizers`, and `loss` makes
-    another from the model, with what it needs: a teacher from `build(config)` counts as `beside`. `device` decides
-    between the paths for CPU and card. Compiled blocks are counted as they are uncompiled, where they hold no less.
+    the model in another way, `lambda model: lrc.attach(model, init="kaiming")`, and `four_bit` packs the blocks first.
+    `precision` is autocast's, the weights are fp32. `logits` full is the plain loss of transformers, chunked is
+    `losses.causal_lm`. `optimizer` may make its own, as `param_groups.optimizers` does. `loss` makes another from the
+    model; a teacher from `build(config)` in it counts as `beside`. `device` decides between the paths for CPU and card.
+    Compiled blocks are counted uncompiled: we assume that they hold no more.
 
     Each kind is counted where it is largest, and not all are alive at once: gradients grow while activations shrink.
     With checkpointing the peak also holds the inside of the block that is being recomputed, which is no kind of its
