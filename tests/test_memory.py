@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
-from nblib import cli, compiling, memory, models, wiring
+from nblib import cli, compiling, memory, models, runtime, text, train, wiring
+from nblib.methods import ard, goose, lrc, moe, objective, param_groups, teacher_cache
 
 VOCABULARY = 32_768
 
@@ -110,3 +112,160 @@ def test_an_account_counts_storages_and_not_views():
         assert account.live == 4000
         del new, views
     assert account.live == 0 and account.most == 4000
+
+
+# ------------------------------------------------------------------- every method, against the loop's own steps
+
+WORDS, ROWS, LENGTH = 4096, 4, 64
+STREAM = torch.randint(0, WORDS, (4000,), generator=torch.Generator().manual_seed(0))
+
+
+def small(hidden: int = 128, **options):
+    return models.tiny(WORDS, hidden=hidden, layers=4, length=LENGTH, **options).config
+
+
+def batches() -> text.Batches:
+    return text.Batches(STREAM, rows=ROWS, length=LENGTH)
+
+
+def live(model):
+    """A teacher of twice the width, made beside the student."""
+    return objective.from_teacher(models.as_teacher(memory.build(small(256))), ce=0.5)
+
+
+MIXTURE = dict(loss=lambda model: moe.loss(), optimizer=param_groups.optimizers)
+CASES = {
+    "dense fp32": dict(),
+    "dense bf16": dict(precision="bf16"),
+    "checkpointed": dict(checkpointing=True),
+    "accumulated": dict(accumulate=3),
+    "LoRA": dict(rank=8),
+    "LRC": dict(attach=partial(lrc.attach, init="kaiming")),
+    "ARD": dict(attach=partial(ard.attach, rank=8, alpha=8.0), loss=lambda model: ard.loss(model, beta=1e-3)),
+    "4 bits and LoRA": dict(four_bit=True, rank=8),
+    "4 bits and LoRA, bf16, checkpointed": dict(four_bit=True, rank=8, precision="bf16", checkpointing=True),
+    "4 bits and ARD": dict(
+        four_bit=True,
+        attach=partial(ard.attach, rank=8, alpha=8.0),
+        loss=lambda model: ard.loss(model, beta=1e-3),
+    ),
+    "distillation, live": dict(loss=live),
+    "distillation, cached": dict(loss="cached"),
+    "goose": dict(family="goose"),
+    "Qwen3-MoE and Muon": dict(family="qwen3_moe", **MIXTURE),
+    "Qwen3-MoE and Muon, bf16, checkpointed": dict(
+        family="qwen3_moe", precision="bf16", checkpointing=True, accumulate=2, **MIXTURE
+    ),
+    "Mixtral and Muon": dict(family="mixtral", **MIXTURE),
+}
+
+
+def counted(config, data, *, rank=0, attach=None, four_bit=False, checkpointing=False, **options) -> int:
+    """Bytes alive at most in the third step of the loop, every storage since before the model counted."""
+    import bitsandbytes
+    import peft
+
+    def packed(_, base):
+        four = bitsandbytes.nn.Linear4bit(base.in_features, base.out_features, bias=False, quant_type="nf4")
+        four.weight = bitsandbytes.nn.Params4bit(base.weight.detach(), quant_type="nf4", module=four).to("cpu")
+        four.compute_dtype, four.compute_type_is_set = torch.float32, True
+        return four
+
+    precision, loss = options.get("precision", "fp32"), options.get("loss")
+    machine = runtime.Machine(torch.device("cpu"), precision, "a test")
+    with memory.Account() as account:
+        model = tf.AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        if four_bit:
+            wiring.swap(model, packed, wiring.select(model))
+        if rank:
+            model = peft.get_peft_model(
+                model, peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+            )
+        if attach:
+            attach(model)
+        if checkpointing:
+            compiling.checkpoint_blocks(model)
+        kept = dict(loss=loss(model)) if loss else {}
+        optimizers = options.get("optimizer", partial(train.adamw, lr=1e-3))(model)
+
+        def again(record) -> None:
+            account.most = account.live if record["step"] < 3 else account.most
+
+        train.fit(
+            model,
+            data,
+            optimizers,
+            total=3,
+            machine=machine,
+            accumulate=options.get("accumulate", 1),
+            **kept,
+            on_step=again,
+        )
+    return account.most
+
+
+def both(case: str, folder: Path) -> tuple[int, int]:
+    """(estimated, counted)"""
+    options = dict(CASES[case])
+    family, data = options.pop("family", "qwen3"), batches()
+    config = (
+        goose.tiny(WORDS, hidden=128, layers=2, length=LENGTH).config if family == "goose" else small(family=family)
+    )
+    real = dict(options)
+    if options.get("loss") == "cached":
+        teacher = models.as_teacher(memory.build(small(256)))
+        made = dict(steps=6, source=dict(teacher="t", tokenizer="t", data="d"), k=32)
+        machine = runtime.Machine(torch.device("cpu"), "fp32", "a test")
+        cache = teacher_cache.make(folder, teacher, batches(), machine=machine, **made)
+        data = teacher_cache.Cached(batches(), cache)
+        shapes = {name: (t.shape, t.dtype) for name, t in next(teacher_cache.Cached(batches(), cache)).items()}
+
+        def answered(model):
+            answers = {name: torch.empty(s, dtype=d) for name, (s, d) in shapes.items() if name in teacher_cache.KEYS}
+            told = objective.from_teacher(cache, ce=0.5)
+            return lambda model, batch: told(model, batch | answers)
+
+        options["loss"], real["loss"] = answered, lambda model: objective.from_teacher(cache, ce=0.5)
+    estimated = memory.estimate(config, rows=ROWS, length=LENGTH, **options)["peak"]
+    return estimated, counted(config, data, **real)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimate_is_within_15_percent_of_a_counted_step_of_the_loop(case, tmp_path):
+    estimated, real = both(case, tmp_path / "cache")
+    print(f"{case:42s} {estimated / 1e6:8.2f} {real / 1e6:8.2f} MB {estimated / real:6.3f}")
+    assert abs(estimated / real - 1) < 0.15, (estimated, real)
+
+
+def test_rows_fill_the_card_and_the_batch_stays(capsys):
+    cpu, sizes = runtime.Machine(torch.device("cpu"), "fp32", "a test"), []
+
+    def need(rows: int) -> int:
+        sizes.append(rows)
+        return int(10e9 + rows * 1e9)
+
+    ask = dict(rows=0, accumulate=8, default=8, machine=cpu)
+    for gigabytes, expected in ((24, (8, 8)), (80, (32, 2)), (141, (64, 1)), (12.3, (1, 64))):
+        sizes.clear()
+        assert memory.fit(need, room=int(gigabytes * 1e9), **ask) == expected
+        assert len(sizes) == len(set(sizes)) <= 4
+    assert "rows 32 x 2: 42.0 of 80.0 GB by estimate" in capsys.readouterr().out
+    assert memory.fit(need, room=int(80e9), beside=int(40e9), **ask) == (16, 4)
+    with pytest.raises(ValueError, match="not even one row fits, it needs 11.0 GB by estimate, and 90% of the 10.0 GB"):
+        memory.fit(need, room=int(10e9), **ask)
+
+
+def test_rows_that_are_given_and_a_cpu_need_no_estimate(capsys):
+    def need(rows: int) -> int:
+        raise AssertionError("estimated")
+
+    cpu, card = (runtime.Machine(torch.device(kind), "fp32", "a test") for kind in ("cpu", "cuda"))
+    assert memory.fit(need, rows=0, accumulate=4, default=8, machine=cpu) == (8, 4)
+    assert memory.fit(need, rows=16, accumulate=32, default=8, machine=card) == (16, 32)
+    assert not capsys.readouterr().out
+
+
+def test_a_model_in_which_nothing_trains_is_refused():
+    with pytest.raises(ValueError, match="nothing trains"):
+        memory.estimate(small(), rows=1, length=8, four_bit=True)
