@@ -176,6 +176,8 @@ def _named(file: str) -> str:
         return ""
     if file.startswith("<cell"):
         return file
+    if path == ROOT / "nblib" / "flops.py":  # looks on at the first step
+        return ""
     if "site-packages" not in path.parts and ROOT in path.parents and HERE != path.parent:
         return str(path.relative_to(ROOT))
     if path.parent == HERE:
