@@ -275,10 +275,7 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _gpu_check(options: argparse.Namespace) -> int:
-    check = _import("lessons.gpu_check", INSTALL)
-    if problem := check.problem():
-        raise ParameterError(problem)
-    return check.main()
+    return _import("lessons.gpu_check", INSTALL).main()
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -2,14 +2,12 @@
 
     MFU = FLOPs of forward and backward / (seconds x peak)                             (PaLM, arXiv:2204.02311)
 
-Counted are matrix products, convolutions and attention, while the first step of a process runs, with the formulas of
-`torch.utils.flop_counter`. So the count is exact for any model, loss and teacher: of a mixture the chosen experts
-count, and a causal mask saves nothing. The step runs the same kernels, compiled ones too. A separate pass over fake
-tensors would have to rebuild what a loss holds. Later steps count by their positions, exact for batches of one shape.
-
-What backward computes a second time, in a checkpointed block or inside an attention kernel, is no progress: it is left
-out of MFU and is in `hfu` (hardware FLOPs). The optimizer's products are in neither. The peak is measured, once per
-process: the fastest product in the machine's precision. Each process counts for itself and its own card.
+Counted are matrix products, convolutions and attention, with torch's formulas, while the first step of a process runs.
+So the count is exact for any model, loss and teacher: of a mixture the chosen experts count, and a causal mask saves
+nothing. The step runs the same kernels, compiled ones too; a pass over fake tensors would have to rebuild what a loss
+holds. Later steps count by their positions. What backward computes again, in a checkpointed block or a kernel of
+attention, is no progress: `hfu` has it, MFU has not. The optimizer's products are in neither. The peak is measured, the
+fastest product in the machine's precision. Each process counts for itself.
 
 Footgun: kernels that torch does not know (flash-attn, Triton) and recurrences without products count as nothing. And
 other processes lower the peak, so on a CPU that is shared MFU is a hint.
@@ -17,39 +15,31 @@ other processes lower the peak, so on a CPU that is shared MFU is a hint.
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 
 import torch
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from nblib import runtime
 from nblib.losses import Batch
+from nblib.runtime import Machine
 
 aten = torch.ops.aten
-KERNELS = [
-    f"_scaled_dot_product_{n}_attention{cpu}"
-    for n, cpu in (("efficient", ""), ("flash", ""), ("cudnn", ""), ("flash", "_for_cpu"))
-]
+KERNELS = [f"_scaled_dot_product_{name}" for name in ("efficient_attention", "flash_attention", "cudnn_attention")]
+KERNELS += ["_scaled_dot_product_flash_attention_for_cpu"]
 FORWARD, BACKWARD = ({getattr(aten, kernel + way) for kernel in KERNELS} for way in ("", "_backward"))
 IN_PLACE = {aten.addmm_: aten.addmm, aten.baddbmm_: aten.baddbmm}  # torch has no formula of theirs
-
-
-def attention(q: Tensor, k: Tensor, v_width: int) -> int:
-    """Two products: q (B, H, S, D), k (B, H', T, D), and v_width columns of v. Heads may share keys."""
-    return 2 * q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v_width)
 
 
 def of(op, args: tuple, kwargs: dict, out) -> tuple[int, int]:
     """FLOPs of one operation: new ones, and those that were computed before."""
     packet = getattr(op, "overloadpacket", op)
-    if packet in FORWARD:
-        return attention(*args[:2], args[2].shape[-1]), 0
-    if packet in BACKWARD:  # five products, and the forward's scores are one of them
-        return 2 * attention(*args[1:3], args[3].shape[-1]), attention(*args[1:3], 0)
+    if packet in FORWARD or packet in BACKWARD:
+        q, k, v = args[:3] if packet in FORWARD else args[1:4]  # (B, H, S, D), (B, H', T, D), (B, H', T, E)
+        one = 2 * q.shape[:-1].numel() * k.shape[-2]
+        scores, values = one * q.shape[-1], one * v.shape[-1]
+        return (scores + values, 0) if packet in FORWARD else (2 * (scores + values), scores)
     if packet is aten._grouped_mm:  # rows (S, K) or stacked ones, by group times (E, K, N) or columns (K, N)
         a, b = args[:2]
         return 2 * a.numel() * b.shape[-1] // (len(a) if a.ndim > b.ndim else 1), 0
@@ -61,10 +51,7 @@ class Count(TorchDispatchMode):
     """FLOPs of the block: `new`, and `again` what was computed before."""
 
     supports_higher_order_operators = True
-
-    def __init__(self):
-        super().__init__()
-        self.new = self.again = 0
+    new = again = 0
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -105,38 +92,35 @@ def peak(device: torch.device, dtype: torch.dtype) -> float:
 class Speed:
     """FLOP/s of a training without its first step, which counts, compiles and warms up."""
 
-    def __init__(self, machine: runtime.Machine):
-        self.machine, self.count, self.positions, self.card, self.read = machine, Count(), 0, {}, 0.0
+    def __init__(self, machine: Machine):
+        self.machine, self.count, self.positions, self.card, self.asked = machine, Count(), 0, {}, 0.0
         self.done = self.since = 0.0
 
-    @contextmanager
-    def counting(self, micro: list[Batch]) -> Iterator[None]:
-        """Around forward and backward: the first time it counts."""
-        if self.positions:
-            yield
-            return
-        with self.count:
-            yield
-        self.positions = sum(batch["labels"].numel() for batch in micro)
+    def counting(self, micro: list[Batch]) -> AbstractContextManager:
+        """For forward and backward: the first time it counts."""
+        first, self.positions = not self.positions, self.positions or _positions(micro)
+        return self.count if first else nullcontext()
 
     @torch.no_grad()
     def step(self, micro: list[Batch], spent: float) -> dict[str, float]:
-        """For the record of this step, `spent` seconds of training after the process began. What NVML says of the card
-        is up to a second old and read by a thread; nothing of it without nvidia-ml-py."""
-        share = sum(batch["labels"].numel() for batch in micro) / self.positions
+        """For the record of this step, `spent` seconds of training after the process began."""
+        share = _positions(micro) / self.positions
         rate = (self.done + share) * self.count.new / (spent - self.since)
         self.done, self.since = (self.done + share, self.since) if self.since else (0.0, spent)
         mfu = rate / peak(self.machine.device, self.machine.dtype)
         again = {"hfu": mfu * (1 + self.count.again / self.count.new)} if self.count.again else {}
-        if self.machine.device.type == "cuda" and time.monotonic() - self.read > 1:
-            self.read = time.monotonic()
+        if self.machine.device.type == "cuda" and time.monotonic() - self.asked > 1:
+            self.asked = time.monotonic()
             threading.Thread(target=self._ask, daemon=True).start()
         return {"flop_per_s": rate, "mfu": mfu, **again, **self.card}
 
     def _ask(self) -> None:
-        with suppress(Exception):  # the package is not there, or the driver does not tell
-            gib, busy, watts = (
-                f(self.machine.device)
-                for f in (torch.cuda.device_memory_used, torch.cuda.utilization, torch.cuda.power_draw)
-            )
-            self.card = {"card_gib": gib / 2**30, "card_busy": busy / 100, "card_watts": watts / 1000}
+        """What NVML says of the card. Nothing without nvidia-ml-py, or where the driver does not tell."""
+        with suppress(Exception):
+            asks = (torch.cuda.device_memory_used, torch.cuda.utilization, torch.cuda.power_draw)
+            used, busy, milliwatts = (ask(self.machine.device) for ask in asks)
+            self.card = {"card_gib": used / 2**30, "card_busy": busy / 100, "card_watts": milliwatts / 1000}
+
+
+def _positions(micro: list[Batch]) -> int:
+    return sum(batch["labels"].numel() for batch in micro)

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from lessons.method_steps import METHODS, Size, batches, model
 from nblib import compiling, files, flops, memory, paths, runtime, train
 from nblib.methods import lrc, muon
+from nblib.run.parameters import ParameterError
 
 DRIVERS = {"11": 450, "12": 525, "13": 580}  # the oldest driver for each CUDA
 INDEX = "https://download.pytorch.org/whl"
@@ -211,9 +212,12 @@ def line(name: str, row: Row) -> str:
 
 def main(machine: runtime.Machine | None = None, size: Size = SIZE, *, backend: str = "inductor") -> int:
     """Run everything, print a line for each, write the file; 0 if all is well, else 1."""
-    machine = machine or runtime.pick("cuda")
+    if machine is None:
+        if words := problem():
+            raise ParameterError(words)
+        machine = runtime.pick("cuda")
     facts = {"environment": environment(machine)}
-    facts["peak_tflop_per_s"] = round(flops.peak(machine.device, machine.dtype) / 1e12, 1)
+    facts["peak_tflop_per_s"] = float(f"{flops.peak(machine.device, machine.dtype) / 1e12:.3g}")
     print(f"{machine.reason}; measured peak {facts['peak_tflop_per_s']:,} TFLOP/s", flush=True)
     checks: dict[str, Callable[[], Row]] = {name: lambda name=name: method(name, machine, size) for name in METHODS}
     checks |= {"muon, 100 matrices": lambda: orthogonal(machine), "4 bit": lambda: four_bit(machine)}

@@ -79,11 +79,13 @@ def test_a_card_that_torch_sees_is_no_problem(monkeypatch):
 
 @pytest.mark.slow
 def test_all_checks_on_a_cpu_and_what_is_written(capsys, monkeypatch, tmp_path):
+    few = {name: METHODS[name] for name in ("dense", "MoE with Muon")}  # tests/card has all
+    monkeypatch.setattr(gpu_check, "METHODS", few)
     monkeypatch.setenv("NBLIB_OUTPUTS", str(tmp_path / "new"))
     assert gpu_check.main(CPU, SIZE, backend="aot_eager") == 0
     out = capsys.readouterr().out
     facts = json.loads((paths.outputs() / "gpu-check.json").read_text())
-    assert set(facts["checks"]) == {*METHODS, "muon, 100 matrices", "4 bit", "compile"}
+    assert set(facts["checks"]) == {*few, "muon, 100 matrices", "4 bit", "compile"}
     assert all(f"\n{name}" in out for name in facts["checks"]) and "FAILED" not in out
     assert facts["peak_tflop_per_s"] > 0 and facts["environment"]["packages"]["torch"]
     private = [os.path.expanduser("~"), str(tmp_path), os.uname().nodename]
