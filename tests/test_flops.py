@@ -149,6 +149,7 @@ def test_counting_changes_no_bit_and_draws_no_number(name, stream, monkeypatch):
     assert losses_ == others and torch.equal(state, other_state) and all(map(torch.equal, weights, other_weights))
 
 
+@pytest.mark.slow
 def test_compiled_blocks_are_compiled_and_counted_in_the_first_step(stream, monkeypatch):
     graphs = []
 

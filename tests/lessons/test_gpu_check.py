@@ -114,6 +114,7 @@ def test_a_wrong_orthogonalisation_fails(monkeypatch):
     assert not gpu_check.orthogonal(CPU, **small)["ok"]
 
 
+@pytest.mark.slow
 def test_wrong_gradients_of_a_compiled_block_fail(monkeypatch):
     right = compiling.compile_blocks
 
