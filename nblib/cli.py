@@ -1,5 +1,5 @@
 """The command line. Of notebooks: `nblib list`, `run`, `sweep`, `refresh`. Of runs: `report`, `compare`, `note`, `rm`,
-`export`. And `estimate` and `doctor`.
+`export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -265,6 +265,10 @@ def _estimate(options: argparse.Namespace) -> int:
     return 0
 
 
+def _gpu_check(options: argparse.Namespace) -> int:
+    return _import("lessons.gpu_check", INSTALL).main()
+
+
 def _doctor(options: argparse.Namespace) -> int:
     script = _import("train_doctor.script", "run `make env` (or: pip install ./doctor)")
     try:
@@ -377,6 +381,7 @@ def _parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
     )
     command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
+    add("gpu-check", _gpu_check, help="a minute on your card: driver, waits, speed, memory; outputs/gpu-check.json")
     return parser
 
 

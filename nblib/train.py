@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from nblib import checkpoint, guards, losses, runtime, wiring
+from nblib import checkpoint, flops, guards, losses, runtime, wiring
 from nblib.feed import Feed
 from nblib.losses import Batch, Loss, Terms
 
@@ -76,7 +76,7 @@ def steps(
     everything = dict(batches=feed, scaler=scaler)
     progress = {"step": 0, "tokens": 0, "seconds": 0.0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     records = [] if records is None else records
-    snapshot, reason, warned, clock = None, None, set(), _Clock()
+    snapshot, reason, warned, clock, speed = None, None, set(), _Clock(), flops.Speed(machine)
     if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, progress=progress, **everything)):
         progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
         records[:] = state["training"].get("history", [])
@@ -105,11 +105,12 @@ def steps(
             generators = runtime.generators()
             tokens = _all_sum(torch.full((), count, device=machine.device))  # over all processes
             sums: Terms = {}
-            for batch in micro:
-                with machine.autocast():
-                    terms = loss(model, batch)
-                scaler.scale(sum(terms.values()) / tokens).backward()
-                sums = {name: sums.get(name, 0) + term.detach() for name, term in terms.items()}
+            with speed.counting(micro):
+                for batch in micro:
+                    with machine.autocast():
+                        terms = loss(model, batch)
+                    scaler.scale(sum(terms.values()) / tokens).backward()
+                    sums = {name: sums.get(name, 0) + term.detach() for name, term in terms.items()}
             _add_gradients(params)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
@@ -147,6 +148,8 @@ def steps(
             progress["seconds"] = record["seconds"] = before + clock.spent
             if epoch is not None:
                 record["epoch"] = epoch + 1
+            with clock.paused():  # the first time it measures the machine
+                record |= speed.step(micro, clock.spent)
             if scaler.is_enabled():
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":

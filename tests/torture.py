@@ -51,6 +51,7 @@ FAULTS = ("not equal", "cannot go on", "left behind", "orphan")
 VICTIMS = ("runner", "runner", "execute", "kernel", "any", "all")
 AIMS = ("time", "cell", "work", "work", "write")
 VARIES = {"seconds", "cpu_seconds", "started", "finished", "tokens_per_s", "eta_s", "memory_gib", "environment"}
+VARIES |= {"flop_per_s", "mfu", "hfu", "card_gib", "card_busy", "card_watts"}
 VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
 VARIES |= {"copies_of_logits"}  # a measured peak of memory
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves

@@ -35,7 +35,7 @@ AMBER = "background-color:#ffc34d; color:#222; padding:6px 12px; margin:4px 0"
 
 
 class Progress:
-    """Step, loss, tokens per second, time left and, on CUDA, memory: call it with each record of the loop."""
+    """Step, loss, tokens per second, time left and, on CUDA, memory and MFU: call it with each record of the loop."""
 
     def __init__(self, title: str = "training"):
         self.title, self.record, self.handle = title, {}, None
@@ -83,7 +83,9 @@ class Progress:
         if "tokens_per_s" in r:
             parts += [f"{r['tokens_per_s']:,.0f} tokens/s", f"{clock(r['eta_s'])} left"]
         if "memory_gib" in r:
-            parts.append(f"{r['memory_gib']:.1f} GiB")
+            parts += [f"{r['memory_gib']:.1f} GiB"]
+            parts += [f"{r['flop_per_s'] / 1e12:,.1f} TFLOP/s, MFU {r['mfu']:.0%}"] if "mfu" in r else []
+            parts += [f"card {r['card_busy']:.0%} busy, {r['card_watts']:.0f} W"] if "card_busy" in r else []
         return ", ".join(parts + ([f"stopped by {r['stopped']}"] if "stopped" in r else []))
 
     def _repr_mimebundle_(self, include=None, exclude=None):

@@ -15,129 +15,16 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-import peft
 import torch
 from torch import nn
 
-from lessons import multi_token
-from nblib import compiling, losses, models, runtime, train
-from nblib.methods import ard, goose, lrc, mixture_of_depths, moe, objective, param_groups, teacher_cache
+from lessons.method_steps import METHODS, Size, Training, adamw, batches, dense, model
+from nblib import losses, runtime, train
 
-VOCABULARY, ROWS, LENGTH = 4096, 4, 256
 MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
 NAMES = ("waits", "copies", "unpinned", "products", "casts", "launches")
-
-
-class Training(NamedTuple):
-    """What `train.steps` takes."""
-
-    model: nn.Module
-    optimizers: object
-    loss: losses.Loss = losses.causal_lm
-    more: Callable[[torch.Tensor], dict] = lambda ids: {}  # what a batch holds besides ids and labels
-
-
-def model(**options) -> nn.Module:
-    return models.tiny(VOCABULARY, hidden=256, layers=2, heads=4, length=1024, **options).to("cuda")
-
-
-def held(net: nn.Module) -> nn.Module:
-    return models.hold(net, MACHINE.frozen_dtype)
-
-
-def adamw(net: nn.Module, **parts) -> Training:
-    return Training(net, train.adamw(net, lr=1e-3), **parts)
-
-
-def dense() -> Training:
-    return adamw(model())
-
-
-def checkpointed() -> Training:
-    return adamw(compiling.checkpoint_blocks(model()))
-
-
-def lora() -> Training:
-    config = peft.LoraConfig(r=8, target_modules="all-linear", lora_dropout=0.0)
-    return adamw(held(peft.get_peft_model(model(), config)))
-
-
-def ternary() -> Training:
-    net = model()
-    lrc.attach(net, percent=15, init="kaiming")
-    return adamw(held(net))
-
-
-def ard_lora() -> Training:
-    net = held(ard.attach(model(), rank=8, alpha=8.0))
-    optimizer = train.adamw(net, lr=1e-3)
-    return Training(net, optimizer, ard.loss(net, beta=1e-3, warmup=10, optimizer=optimizer))
-
-
-def mixture(family: str = "qwen3_moe") -> Training:
-    net = model(family=family)
-    return Training(net, param_groups.optimizers(net), moe.loss())
-
-
-def mixtral() -> Training:
-    return mixture("mixtral")
-
-
-def depths() -> Training:
-    net = model(family="qwen3_moe")
-    mixture_of_depths.attach(net, capacity=0.5)
-    return Training(net, param_groups.optimizers(net), moe.loss(language=mixture_of_depths.loss(losses.causal_lm)))
-
-
-def several_ahead() -> Training:
-    net = model()
-    multi_token.attach(net, heads=4)
-    return adamw(net, loss=multi_token.loss())
-
-
-def live_teacher() -> Training:
-    teacher = models.as_teacher(model(), MACHINE.frozen_dtype)
-    return adamw(model(), loss=objective.from_teacher(teacher, ce=0.5))
-
-
-def cached_teacher() -> Training:
-    cache = object.__new__(teacher_cache.Cache)  # its answers are made below, in the shapes and dtypes of a stored one
-    cache.k, cache.draws, cache.vocabulary, cache.temperatures = 32, 4, VOCABULARY, (1.0, 2.0)
-    cache.prior = torch.zeros(VOCABULARY)
-
-    def answers(ids: torch.Tensor) -> dict:
-        each = (len(ids), ids.shape[1] - 1)
-        half, whole = dict(dtype=torch.float16), dict(dtype=torch.long)
-        return {
-            teacher_cache.VALUES: torch.zeros(*each, cache.k, **half),
-            teacher_cache.INDICES: torch.zeros(*each, cache.k, **whole),
-            teacher_cache.TAILS: torch.zeros(*each, len(cache.temperatures), **half),
-            teacher_cache.DRAWN: torch.zeros(*each, cache.draws, **whole),
-        }
-
-    return adamw(model(), loss=objective.from_teacher(cache, ce=0.5), more=answers)
-
-
-def spiking() -> Training:
-    return adamw(goose.tiny(VOCABULARY, hidden=256, layers=2, length=LENGTH).to("cuda"))
-
-
-METHODS = {
-    "dense": dense,
-    "dense, checkpointed": checkpointed,
-    "LoRA": lora,
-    "LRC": ternary,
-    "ARD-LoRA": ard_lora,
-    "MoE with Muon": mixture,
-    "Mixtral with Muon": mixtral,
-    "mixture of depths": depths,
-    "four tokens ahead": several_ahead,
-    "distillation, live": live_teacher,
-    "distillation, cached": cached_teacher,
-    "goose": spiking,
-}
+SIZE = Size()
 
 
 def waiting(net: nn.Module, batch: dict) -> dict:
@@ -149,21 +36,15 @@ def waiting(net: nn.Module, batch: dict) -> dict:
         return terms | {"planted": (weight @ weight.T).sum()}
 
 
-def planted() -> Training:
-    return adamw(model(), loss=waiting)
+def planted(size: Size) -> Training:
+    return adamw(model(size), loss=waiting)
 
 
-def batches(more: Callable[[torch.Tensor], dict]):
-    while True:
-        ids = torch.zeros(ROWS, LENGTH, dtype=torch.long)
-        yield {"input_ids": ids, "labels": ids} | more(ids)
-
-
-def counted(make: Callable[[], Training], *, accumulate: int, watch: card_shapes.Watch) -> card_shapes.Count:
+def counted(make: Callable[[Size], Training], *, accumulate: int, watch: card_shapes.Watch) -> card_shapes.Count:
     """One step of the loop, after a first one that makes the optimizer's state."""
-    net, optimizers, loss, more = make()
+    net, optimizers, loss, more = make(SIZE)
     options = dict(total=3, accumulate=accumulate, machine=MACHINE, loss=loss)
-    steps = train.steps(net, batches(more), optimizers, **options)
+    steps = train.steps(net, batches(SIZE, more), optimizers, **options)
     next(steps)
     watch.count = count = card_shapes.Count()
     next(steps)
@@ -172,7 +53,7 @@ def counted(make: Callable[[], Training], *, accumulate: int, watch: card_shapes
     return count
 
 
-def measure(make: Callable[[], Training]) -> dict[str, dict[str, dict[str, int]]]:
+def measure(make: Callable[[Size], Training]) -> dict[str, dict[str, dict[str, int]]]:
     """What is counted -> 'step' and 'micro' -> line -> times."""
     with card_shapes.world() as watch:
         one, two = (counted(make, accumulate=n, watch=watch) for n in (1, 2))

@@ -33,8 +33,13 @@ def test_progress_says_what_the_record_holds(capsys):
     )
     whole = "title: step 3 of 3, loss 2.0000, rate 1.0e-03, gradient norm 0.5, 1,234 tokens/s, 1:01:01 left, 1.2 GiB"
     assert str(progress) == whole and capsys.readouterr().out.splitlines()[-1] == whole
+    record = {"step": 4, "of": 9, "loss": 2.0, "flop_per_s": 3.2e14, "mfu": 0.4154}
+    progress(record)  # of a CPU: for the record alone
+    assert str(progress).endswith("loss 2.0000")
+    progress(record | {"memory_gib": 1.25, "card_gib": 9.0, "card_busy": 0.98, "card_watts": 611.7})
+    assert str(progress).endswith(", 1.2 GiB, 320.0 TFLOP/s, MFU 42%, card 98% busy, 612 W")
     progress({"step": 3, "of": 9, "loss": float("nan")})  # nan has no place on the line
-    assert str(progress).endswith("loss nan") and len(progress.losses) == 2
+    assert str(progress).endswith("loss nan") and len(progress.losses) == 4
 
 
 def test_what_stays_of_a_training_is_a_picture_that_an_untrusted_notebook_shows(capsys):
