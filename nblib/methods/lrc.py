@@ -9,7 +9,11 @@ pass.
 The start of U and V decides most of the result. R = W - Q(W) is what rounding took away. Its truncated singular value
 decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). But what counts is the error of
 the output, R x. So `svd_activation` decomposes R C^(1/2), with C the inputs' second moments over a few batches, and
-multiplies by C^(-1/2) afterwards (LQER, Zhang et al., 2024; EoRA, Liu et al., 2024).
+multiplies by C^(-1/2) afterwards (QERA, Zhang et al., 2024; LQER is the same with the diagonal of C alone). Once U V^T
+is known, W - U V^T can be rounded in the place of W, and so on in turns: `rounds`.
+
+The scale of Q(W) matters as much (ternary.py). With the mean of |W|, every layer's output is too small; a correction of
+low rank mends that for the few strongest inputs alone and so tilts the rest. At small ranks it is then worse than none.
 
 Footgun: with `zeros` in both factors each one's gradient is a product with the other, zero for ever. The loss curve is
 flat and nothing is raised. `init` allows it only to show that (notebook 10).
@@ -25,21 +29,22 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nblib import files, models, runtime, wiring
+from nblib import files, losses, models, runtime, wiring
 from nblib.methods import ternary
 
 INITS = ("svd_residual", "svd_activation", "kaiming", "zeros")
 DAMPING = 0.01  # of the mean second moment, added to all: some directions did not occur in the few batches
-WEIGHTS, RECIPE = "model.safetensors", "lrc.json"
+# Not model.safetensors: under that name stock transformers would load the folder as a model with random projections.
+WEIGHTS, RECIPE = "lrc.safetensors", "lrc.json"
 
 
 class LRCLinear(nn.Module):
     """A linear layer as ternary weight and low-rank correction. `weight` holds Q(W), or W itself in the joint form."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int, *, joint=False, bits=0, once=None):
+    def __init__(self, weight: Tensor, bias: Tensor | None, rank: int, *, joint=False, bits=0, once=None, scale="mean"):
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.joint, self.bits, self.once = joint, bits, once or ternary.Once()
+        self.joint, self.bits, self.once, self.scale = joint, bits, once or ternary.Once(), scale
         self.read_by_products = () if joint else ("weight", "bias")  # see models.hold; W itself is rounded first
         self.weight = nn.Parameter(weight, requires_grad=joint)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
@@ -50,7 +55,7 @@ class LRCLinear(nn.Module):
         return tuple(ternary.grouped(f, self.bits) for f in (self.U, self.V)) if self.bits else (self.U, self.V)
 
     def forward(self, x: Tensor) -> Tensor:  # (..., in) -> (..., out)
-        weight = ternary.ternary(self.weight) if self.joint else self.weight
+        weight = ternary.ternary(self.weight, self.scale) if self.joint else self.weight
         U, V = self.factors()
         return models.product(self.once(x), weight, self.bias) + F.linear(x @ V, U)
 
@@ -68,6 +73,8 @@ def attach(
     percent: float = 15.0,
     rank: int = 0,
     init: str = "svd_residual",
+    scale: str = "",
+    rounds: int = 0,
     moments: dict[str, Tensor] | None = None,
     randomised: bool = False,
     joint: bool = False,
@@ -78,6 +85,8 @@ def attach(
 
     percent  rank as a share of each matrix's smaller side; `rank` above 0 sets it directly
     init     svd_residual, svd_activation (needs `moments`), kaiming (V random, U zero), zeros (a pitfall)
+    scale    mean, least_squares or rows (ternary.py); by default least_squares, in the joint form mean
+    rounds   so often W - U V^T is rounded again and U V^T made anew for what is left; not in the joint form
     bits     4 or 8 rounds U and V as well, 0 does not
     keep_original  leaves W beside Q(W) as the buffer `original`; otherwise the frozen form drops it
 
@@ -91,16 +100,24 @@ def attach(
         raise ValueError(f"percent = {percent}: must be above 0 and at most 100")
     if rank < 0 or bits not in (0, 4, 8):
         raise ValueError(f"rank = {rank}, bits = {bits}: rank must be at least 0, bits one of 0, 4, 8")
-    once = ternary.Once()
+    if rounds < 0 or (rounds and (joint or not init.startswith("svd"))):
+        raise ValueError(f"rounds = {rounds}: allowed above 0 only where init starts with svd and joint is False")
+    if layers(model):
+        raise ValueError(f"{type(model).__name__} has LRC layers already: attach to a fresh copy of the float model")
+    once, scale = ternary.Once(), scale or ("mean" if joint else "least_squares")
 
     def replace(name: str, linear: nn.Module) -> LRCLinear:
         W = wiring.matrix(linear)  # (out, in)
         r = min(rank, *W.shape) if rank else rank_of(*W.shape, percent)
-        Q = W if W.is_meta else ternary.ternary(W)
-        layer = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once)
+        Q = W if W.is_meta else ternary.ternary(W, scale)
+        roots = _roots(moments[name]) if init == "svd_activation" and not W.is_meta else None
+        U, V = _start(W, Q, r, init, roots, randomised)
+        for _ in range(0 if W.is_meta else rounds):
+            Q = ternary.ternary(W - (U @ V.T).to(W.dtype), scale)
+            U, V = _start(W, Q, r, init, roots, randomised)
+        layer = LRCLinear(W if joint else Q, linear.bias, r, joint=joint, bits=bits, once=once, scale=scale)
         if keep_original and not joint:
             layer.register_buffer("original", W, persistent=False)
-        U, V = _start(W, Q, r, init, moments[name] if init == "svd_activation" else None, randomised)
         layer.U.data, layer.V.data = (f.to(W.dtype).contiguous() for f in (U, V))
         return layer
 
@@ -126,18 +143,21 @@ def _trained(layer: LRCLinear) -> list[nn.Parameter]:
 
 
 @torch.no_grad()
-def ternarise(model: nn.Module) -> list[str]:
+def ternarise(model: nn.Module, scale: str = "mean") -> list[str]:
     """The ternary model without a correction, to compare with: rank 1, and zero."""
-    return attach(model, rank=1, init="zeros")
+    return attach(model, rank=1, init="zeros", scale=scale)
 
 
 @torch.no_grad()
 def input_moments(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Mean of x x^T per linear layer over the tokens of a few batches, (in, in), in the layers' own order."""
-    sums, counts = {}, {}
+    """Mean of x x^T per linear layer over the tokens of a few batches, (in, in), in the layers' own order. Padding is
+    left out, and documents that are packed into a row do not see each other."""
+    sums, counts, mask = {}, {}, None
 
     def add(name: str, x: Tensor) -> None:
         x = x.flatten(0, -2).float()  # (B, T, in) -> (N, in)
+        if mask is not None and len(mask) == len(x):
+            x = x[mask]
         sums[name] = sums.get(name, 0) + x.T @ x
         counts[name] = counts.get(name, 0) + len(x)
 
@@ -146,14 +166,27 @@ def input_moments(model: nn.Module, batches: Iterable[dict[str, Tensor]]) -> dic
     try:
         with wiring.evaluating(model):
             for batch in batches:
-                model.base_model(input_ids=batch["input_ids"].to(device), use_cache=False)
+                batch = {key: value.to(device) for key, value in batch.items()}
+                mask = batch["attention_mask"].flatten().bool() if "attention_mask" in batch else None
+                losses.forward(model.base_model, batch)
     finally:
         for hook in hooks:
             hook.remove()
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def _start(W: Tensor, Q: Tensor, r: int, init: str, C: Tensor | None, randomised: bool) -> tuple[Tensor, Tensor]:
+def _roots(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C^(1/2) and C^(-1/2) of the inputs' second moments, in float64."""
+    C = C.double().clone()
+    C.diagonal().add_((DAMPING * C.diagonal().mean()).clamp_min(1e-12))
+    values, vectors = torch.linalg.eigh(C)
+    root = values.clamp_min(0).sqrt()
+    return (vectors * root) @ vectors.T, (vectors / root) @ vectors.T
+
+
+def _start(
+    W: Tensor, Q: Tensor, r: int, init: str, roots: tuple[Tensor, Tensor] | None, randomised: bool
+) -> tuple[Tensor, Tensor]:
     U, V = W.new_zeros(W.shape[0], r), W.new_zeros(W.shape[1], r)
     if W.is_meta or init == "zeros":
         return U, V
@@ -162,12 +195,9 @@ def _start(W: Tensor, Q: Tensor, r: int, init: str, C: Tensor | None, randomised
     R = (W - Q).float()
     if init == "svd_residual":
         return truncated_svd(R, r, randomised=randomised)
-    C = C.double().clone()
-    C.diagonal().add_((DAMPING * C.diagonal().mean()).clamp_min(1e-12))
-    values, vectors = torch.linalg.eigh(C)
-    root = values.clamp_min(0).sqrt()
-    U, V = truncated_svd((R.double() @ (vectors * root) @ vectors.T).float(), r, randomised=randomised)
-    return balanced(U, ((vectors / root) @ vectors.T @ V.double()).float())
+    root, inverse = roots
+    U, V = truncated_svd((R.double() @ root).float(), r, randomised=randomised)
+    return balanced(U, (inverse @ V.double()).float())
 
 
 def truncated_svd(R: Tensor, r: int, *, randomised: bool = False) -> tuple[Tensor, Tensor]:
@@ -189,9 +219,9 @@ def balanced(U: Tensor, V: Tensor) -> tuple[Tensor, Tensor]:
     return Qu @ A, Qv @ B
 
 
-def residual_energy(weight: Tensor) -> Tensor:
+def residual_energy(weight: Tensor, scale: str = "least_squares") -> Tensor:
     """Share of ||W - Q(W)||^2 that the first 1, 2, ... singular directions hold, (min(out, in),)."""
-    energy = torch.linalg.svdvals((weight - ternary.ternary(weight)).detach().float()).square()
+    energy = torch.linalg.svdvals((weight - ternary.ternary(weight, scale)).detach().float()).square()
     return energy.cumsum(0) / energy.sum()
 
 
@@ -214,7 +244,7 @@ def facts(model: nn.Module) -> dict[str, int | float]:
     }
 
 
-def save(model: nn.Module, folder: str | Path) -> int:
+def save(model: nn.Module, folder: str | Path, *, tokenizer: tf.PreTrainedTokenizerBase | None = None) -> int:
     """Write the model with two bits per ternary weight, as a folder of its own; returns its bytes on disk.
 
     A joint model is saved with its rounded weights, a rounded correction as whole numbers with their scales. So what
@@ -223,8 +253,9 @@ def save(model: nn.Module, folder: str | Path) -> int:
     folder, corrected = Path(folder), layers(model)
     tensors, recipe = {}, {"layers": {}, "same": {}}
     for name, layer in corrected.items():
-        weight = ternary.ternary(layer.weight) if layer.joint else layer.weight
-        tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": weight.abs().max().to(layer.U.dtype)}
+        weight = ternary.ternary(layer.weight, layer.scale) if layer.joint else layer.weight
+        scale = weight.abs().amax(dim=1, keepdim=True) if layer.scale == "rows" else weight.abs().max()
+        tensors |= {f"{name}.codes": ternary.pack(weight.sign()), f"{name}.scale": scale.to(layer.U.dtype)}
         for factor in ("U", "V"):
             tensors |= _stored(f"{name}.{factor}", getattr(layer, factor), layer.bits)
         recipe["layers"][name] = {"shape": list(weight.shape), "rank": layer.U.shape[1], "bits": layer.bits}
@@ -237,7 +268,8 @@ def save(model: nn.Module, folder: str | Path) -> int:
             recipe["same"][name] = first[tensor.data_ptr()]
     recipe["dtype"] = str(model.dtype).removeprefix("torch.")
     with files.replacing(folder) as partial:  # an earlier save stays whole until the end
-        model.config.save_pretrained(partial)
+        for part in filter(None, (model.config, getattr(model, "generation_config", None), tokenizer)):
+            part.save_pretrained(partial)
         save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, partial / WEIGHTS)
         (partial / RECIPE).write_text(json.dumps(recipe, indent=1))
         files.seal(partial)
@@ -250,7 +282,9 @@ def load(folder: str | Path) -> nn.Module:
     if not (folder / RECIPE).exists():
         raise FileNotFoundError(f"folder {str(folder)!r}: no {RECIPE} in it, so lrc.save did not write (all of) it")
     files.verify(folder)
-    recipe, state = json.loads((folder / RECIPE).read_text()), load_file(folder / WEIGHTS)
+    weights = folder / WEIGHTS
+    weights = weights if weights.exists() else folder / "model.safetensors"  # as it was called once
+    recipe, state = json.loads((folder / RECIPE).read_text()), load_file(weights)
     dtype, once = getattr(torch, recipe["dtype"]), ternary.Once()
     model = tf.AutoModelForCausalLM.from_config(models.load_config(str(folder)), dtype=dtype)
     for name, layer in recipe["layers"].items():

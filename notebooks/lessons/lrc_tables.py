@@ -3,6 +3,7 @@
     three_values   the weights of a matrix, and the three values that are left of them
     left_as_floats  the weights of a model's blocks that a ternary model keeps as they are
     energy         how much of each layer's rounding error a correction of some rank can hold
+    gain, gains    how large a layer's outputs are, beside the float ones, along the directions of its inputs
     differences    gradients of the same model computed in several ways
     phase_diagram  the weight that a router leaves to the first of two losses
     gap            every model's loss as a share of what rounding cost; control_name says what one of them may claim
@@ -70,6 +71,27 @@ def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show
         f"the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
     )
     return show.Picture(figure, words, title="How much of the rounding error a small rank holds"), at
+
+
+def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
+    """The part of `weight @ v` that `other @ v` has, for every column v of the directions: 1 where nothing is lost."""
+    exact = weight @ directions  # (out, n)
+    return (exact * (other @ directions)).sum(0) / exact.square().sum(0)
+
+
+def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
+    """Gains by (scale, correction), over the directions."""
+    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    colours = dict(zip(dict.fromkeys(scale for scale, _ in found), ("tab:red", "tab:blue")))
+    for (scale, what), gain in found.items():
+        line = dict(color=colours[scale], linestyle=":" if what == "no correction" else "-", linewidth=1.2)
+        axes.plot(range(1, len(gain) + 1), gain, label=f"{scale}, {what}", **line)
+    axes.axhline(1, color="black", linewidth=0.6)
+    axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output", xscale="log")
+    figure.legend(frameon=False, loc="outside right upper", fontsize=8.5)
+    words = f"How much of the float output of {name} arrives, for each direction of its inputs. 1 is all of it."
+    return show.Picture(figure, words, title="A low rank mends the gain of few directions")
 
 
 def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:

@@ -28,7 +28,7 @@ SMALL = {
     "03_precision_and_optimizers": dict(rounds=5),
     "04_loop_and_recovery": dict(item_ms=0.5, workers=1),
     "05_doctor": dict(steps=3),
-    "10_lrc": dict(steps=10, rows=2, length=32, short_steps=2, eval_rows=8, quick_rows=4, percent=25.0),
+    "10_lrc": dict(steps=10, rounds=1, rows=2, length=32, short_steps=2, eval_rows=8, quick_rows=4, percent=25.0),
     "11_ard_lora": dict(
         steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept=[0.5]
     ),
@@ -164,6 +164,7 @@ def small_base(store: Path) -> None:
     from nblib import base, paths, text
 
     store.mkdir(parents=True, exist_ok=True)
+    (paths.store() / "text").mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):  # what was read for the corpora is read once for all stores
         (store / "text").symlink_to(paths.store() / "text")
     os.environ["NBLIB_BASE"] = str(store)

@@ -64,7 +64,8 @@ def test_forward_and_gradients_equal_a_float64_reference(joint, bits):
     lrc.attach(model, rank=8, joint=joint, bits=bits)
     layer = model[0]
     s = W.abs().mean()
-    Q = s * (W / s).round().clamp(-1, 1)
+    codes = (W / s).round().clamp(-1, 1)
+    Q = codes * (s if joint else (W * codes).sum() / codes.abs().sum())
     g = x.double().abs().amax(-1, keepdim=True)
     xq = g / 127 * (127 * x.double() / g).round()
     factors = [layer.U.detach().double(), layer.V.detach().double()]
@@ -96,7 +97,7 @@ def test_gpt2_matrices_lie_the_other_way_round(batch):
     for name in lrc.layers(model):
         conv = plain.get_submodule(name)
         with torch.no_grad():
-            conv.weight.copy_(ternary.ternary(conv.weight))
+            conv.weight.copy_(ternary.ternary(conv.weight, "least_squares"))
         conv.register_forward_pre_hook(lambda module, args: (ternary.int8(args[0]),))
     model.eval(), plain.eval()
     torch.testing.assert_close(model(batch["input_ids"]).logits, plain(batch["input_ids"]).logits)
@@ -154,7 +155,7 @@ def test_the_original_is_kept_only_on_request():
 
 def test_svd_is_the_best_of_its_rank():
     W = torch.randn(48, 64)
-    R = (W - ternary.ternary(W)).double()
+    R = (W - ternary.ternary(W, "least_squares")).double()
     values = torch.linalg.svdvals(R)
     for r in (1, 7, 30):
         U, V = lrc.truncated_svd(R.float(), r)
@@ -271,7 +272,9 @@ def test_a_block_is_one_graph(batch):
     assert found["graphs"] == 1 and found["breaks"] == 0
 
 
-@pytest.mark.parametrize("options", [{}, {"bits": 8}, {"bits": 4}, {"joint": True}, {"rank": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"bits": 8}, {"bits": 4}, {"joint": True}, {"rank": 3}, {"scale": "rows", "rounds": 1}], ids=str
+)
 @pytest.mark.parametrize("family", ["qwen3", "gpt2", "qwen3_moe"])
 def test_what_is_saved_gives_the_same_logits(family, options, batch, tmp_path):
     model = small(family, **options).eval()
@@ -280,6 +283,19 @@ def test_what_is_saved_gives_the_same_logits(family, options, batch, tmp_path):
     assert torch.equal(model(batch["input_ids"]).logits, back(batch["input_ids"]).logits)
     assert back.get_output_embeddings().weight is back.get_input_embeddings().weight
     assert size == sum(file.stat().st_size for file in tmp_path.iterdir())
+
+
+def test_stock_transformers_refuses_the_folder_and_the_tokenizer_lies_in_it(tmp_path):
+    """It would give a model with random projections."""
+    model, tokenizer = small(), text.train_tokenizer(["a b c"] * 9, vocab_size=300)
+    lrc.save(model, tmp_path, tokenizer=tokenizer)
+    with pytest.raises(OSError, match="model.safetensors"):
+        tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert models.load_tokenizer(str(tmp_path)).get_vocab() == tokenizer.get_vocab()
+    (tmp_path / lrc.WEIGHTS).rename(tmp_path / "model.safetensors")  # an older save
+    (tmp_path / files.MANIFEST).unlink()
+    files.seal(tmp_path)
+    assert torch.equal(lrc.load(tmp_path).get_input_embeddings().weight, model.get_input_embeddings().weight)
 
 
 def test_a_damaged_save_is_refused(tmp_path):
@@ -310,8 +326,8 @@ def test_a_ternary_weight_takes_two_bits_on_disk(tmp_path):
     weights = sum(layer.weight.numel() for layer in lrc.layers(model).values())
     rest = sum(p.numel() * 4 for p in model.parameters()) - weights * 4
     lrc.save(model, tmp_path)
-    size = (tmp_path / "model.safetensors").stat().st_size
-    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little") + 8
+    size = (tmp_path / lrc.WEIGHTS).stat().st_size
+    header = int.from_bytes((tmp_path / lrc.WEIGHTS).read_bytes()[:8], "little") + 8
     scales = 4 * len(lrc.layers(model))
     assert size - header == weights // 4 + rest + scales
 
@@ -454,6 +470,10 @@ def test_the_doctor_finds_nothing_in_a_healthy_run(stored):
         (dict(percent=0), "percent = 0: must be above 0 and at most 100"),
         (dict(bits=3), "bits = 3"),
         (dict(rank=-1), "rank = -1"),
+        (dict(scale="max"), "scale = 'max': allowed are mean, least_squares, rows"),
+        (dict(rounds=-1), "rounds = -1"),
+        (dict(rounds=1, init="kaiming"), "rounds = 1: allowed above 0 only where init starts with svd"),
+        (dict(rounds=1, joint=True), "rounds = 1"),
     ],
 )
 def test_bad_input_is_refused_by_name(options, words):
@@ -462,6 +482,41 @@ def test_bad_input_is_refused_by_name(options, words):
     with pytest.raises(ValueError, match=words):
         lrc.attach(model, **options)
     assert model.state_dict().keys() == before.keys()
+
+
+def test_a_second_attach_is_refused():
+    model = small()
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM has LRC layers already"):
+        lrc.attach(model)
+
+
+def test_rounding_again_in_turns_leaves_less_of_the_output_error():
+    plain, x = nn.Linear(96, 64, bias=False), torch.randn(4096, 96) * torch.arange(1, 97).rsqrt()
+    moments, errors = {"0": x.T @ x / len(x)}, []
+    for rounds in (0, 1, 2):
+        model = nn.Sequential(copy.deepcopy(plain))
+        lrc.attach(model, percent=25, init="svd_activation", moments=moments, rounds=rounds)
+        away = model[0].weight + model[0].U @ model[0].V.T - plain.weight
+        errors.append(float((x @ away.T).square().sum()))
+        assert len(model[0].weight.unique()) == 3
+    assert errors[2] < errors[1] < errors[0]
+
+
+def test_padding_and_neighbours_in_a_row_do_not_count_as_inputs():
+    model = models.tiny(512, hidden=64, layers=2)
+    first, second = torch.randint(512, (1, 16)), torch.randint(512, (1, 12))
+    padded = torch.zeros(2, 20, dtype=torch.long)
+    padded[0, :16], padded[1, :12] = first, second
+    mask = torch.arange(20) < torch.tensor([[16], [12]])
+    packed = {
+        "input_ids": torch.cat([first, second], 1),
+        "position_ids": torch.cat([torch.arange(16), torch.arange(12)])[None],
+    }
+    alone = lrc.input_moments(model, [{"input_ids": first}, {"input_ids": second}])
+    for batch in ({"input_ids": padded, "attention_mask": mask.long()}, packed):
+        found = lrc.input_moments(model, [batch])
+        for name, moment in alone.items():
+            torch.testing.assert_close(found[name], moment, rtol=1e-4, atol=1e-6)
 
 
 def test_a_gap_that_is_none_is_not_divided_by():

@@ -28,6 +28,28 @@ def reference_int8(x):
     return torch.tensor(rows, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("scale, dims", [("least_squares", (0, 1)), ("rows", (1,))])
+def test_no_multiple_of_the_codes_is_nearer_than_least_squares(wide, scale, dims):
+    W = wide.float()
+    codes, factor = ternary.codes_and_scale(W, scale)
+    assert torch.equal(codes, ternary.codes_and_scale(W)[0])  # the same codes
+    left = (W - codes * factor).double()
+    assert (left * codes).sum(dims).abs().max() < 1e-4  # what is left is orthogonal to them
+    for away in (0.98, 1.02):
+        assert ((W - away * factor * codes).double().square().sum(dims) > left.square().sum(dims)).all()
+    wider = ternary.codes_and_scale(torch.randn(512, 512), scale)[1] / ternary.codes_and_scale(torch.randn(512, 512))[1]
+    assert 1.3 < float(wider.mean()) < 1.38  # of normally distributed weights
+
+
+def test_a_row_of_small_weights_and_another_scale():
+    W = torch.ones(4, 4)
+    W[0] = 1e-3
+    codes, factor = ternary.codes_and_scale(W, "rows")
+    assert codes[0].abs().sum() == 0 and factor[0] == 0 and torch.isfinite(ternary.ternary(W, "rows")).all()
+    with pytest.raises(ValueError, match="scale = 'max': allowed are mean, least_squares, rows"):
+        ternary.codes_and_scale(W, "max")
+
+
 def test_both_roundings_equal_a_reference_in_float64(wide):
     torch.testing.assert_close(ternary.ternary(wide.float()).double(), reference_ternary(wide), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ternary.int8(wide.float()).double(), reference_int8(wide), rtol=1e-6, atol=1e-7)
@@ -94,8 +116,17 @@ def test_packing_takes_two_bits_and_returns_every_code(shape):
 def test_the_same_tensor_is_rounded_once_and_another_again():
     once, x = ternary.Once(), torch.randn(3, 8)
     first = once(x)
-    assert once(x) is first and torch.equal(first, ternary.int8(x))
-    assert once(x.clone()) is not first
+    assert once(x).data_ptr() == first.data_ptr() and torch.equal(first, ternary.int8(x))
+    assert once(x.clone()).data_ptr() != first.data_ptr()
+
+
+def test_no_graph_is_kept_between_two_calls():
+    """A loss that is dropped without a backward pass would keep all its activations."""
+    once, x = ternary.Once(), torch.randn(3, 8, requires_grad=True)
+    first, second = once(x), once(x)
+    assert first.grad_fn is not second.grad_fn and once.result.grad_fn is None
+    (first.sum() + 2 * second.sum()).backward()
+    assert torch.equal(x.grad, torch.full_like(x, 3.0))
 
 
 def test_a_tensor_changed_in_place_is_rounded_again():
