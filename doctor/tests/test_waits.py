@@ -149,7 +149,7 @@ def test_the_methods_are_put_back():
     assert dict(vars(torch.Tensor)) == before
 
 
-@pytest.mark.parametrize("case", test_noninterference.CASES, ids=lambda case: getattr(case, "__name__", str(case)))
+@pytest.mark.parametrize("case", test_noninterference.CASES, ids=lambda case: f"{case[0].__name__}-{case[1]}")
 def test_every_bit_is_the_same(case, everywhere):
     test_noninterference.test_every_bit_is_the_same(*case)
 
