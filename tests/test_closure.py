@@ -155,7 +155,7 @@ def test_every_pitfall_that_a_notebook_shows_is_in_its_key(project):
         declared = dict(re.findall(r'id="(P\d\d)",\s+title="([^"]+)"', file.read_text()))
         titles |= declared
         family |= dict.fromkeys(declared, f"lessons.pitfalls.{file.stem}")
-    assert len(titles) == 71
+    assert len(titles) == 73
     for path in sorted((project / "notebooks").glob("*.ipynb")):
         outputs = json.dumps([c.get("outputs", []) for c in json.loads(path.read_text())["cells"]])
         shown = {number for number in re.findall(r"P\d\d", outputs) if f"{number} {titles.get(number, '?')}" in outputs}

@@ -36,7 +36,7 @@ def left_as_floats(model: nn.Module) -> str:
 
 def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> show.Picture:
     """A histogram of a float matrix, with what each weight is rounded to."""
-    figure = Figure(figsize=(6.4, 2.4), layout="constrained")
+    figure = Figure(figsize=(6.0, 2.2), layout="constrained")
     axes = figure.add_subplot()
     axes.hist(weight.flatten().numpy(), bins=200, color="tab:blue", alpha=0.6)
     for value in (-1, 0, 1):
@@ -54,7 +54,7 @@ def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> sho
 
 def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show.Picture, dict[str, float]]:
     """Energy of the residual over the rank, a line per layer; and each layer's share at `percent`."""
-    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    figure = Figure(figsize=(6.0, 2.3), layout="constrained")
     axes = figure.add_subplot()
     for n, (name, share) in enumerate([*held.items(), ("a random matrix", noise)]):
         x = 100 * torch.arange(1, len(share) + 1) / len(share)
@@ -81,16 +81,16 @@ def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
 
 def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     """Gains by (scale, correction), over the directions."""
-    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    figure, most = Figure(figsize=(5.6, 2.1), layout="constrained"), 32
     axes = figure.add_subplot()
     colours = dict(zip(dict.fromkeys(scale for scale, _ in found), ("tab:red", "tab:blue")))
     for (scale, what), gain in found.items():
         line = dict(color=colours[scale], linestyle=":" if what == "no correction" else "-", linewidth=1.2)
-        axes.plot(range(1, len(gain) + 1), gain, label=f"{scale}, {what}", **line)
+        axes.plot(range(1, len(gain[:most]) + 1), gain[:most], label=f"{scale}, {what}", **line)
     axes.axhline(1, color="black", linewidth=0.6)
-    axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output", xscale="log")
+    axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8.5)
-    words = f"How much of the float output of {name} arrives, for each direction of its inputs. 1 is all of it."
+    words = f"How much of the float output of {name} arrives, for the strongest directions of its inputs."
     return show.Picture(figure, words, title="A low rank mends the gain of few directions")
 
 
@@ -106,7 +106,7 @@ def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
 
 def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties: Sequence[float]) -> show.Picture:
     """The weight of the first loss at the end, over the ratio of the losses and the penalty, a panel per router."""
-    figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+    figure = Figure(figsize=(7.8, 2.4), layout="constrained")
     line = torch.linspace(0.05, 0.55, 50)
     for axes, (title, w1) in zip(figure.subplots(1, len(panels), sharey=True), panels.items()):
         mesh = axes.pcolormesh(penalties, ratios, w1, vmin=0, vmax=1, cmap="viridis", shading="nearest")
@@ -147,7 +147,7 @@ def training(
     first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float], labels: dict[str, str]
 ) -> show.Picture:
     """Validation losses over the steps, and as dotted lines the losses between which they run, on the same rows."""
-    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    figure = Figure(figsize=(6.2, 2.4), layout="constrained")
     axes = figure.add_subplot()
     for name, records in history.items():
         points = [(0, first[name])] + [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]

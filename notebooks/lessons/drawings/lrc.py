@@ -27,7 +27,7 @@ def rounding_error() -> show.Picture:
         "svd_residual": (s.square() * (Zh @ favour).square().sum(1), "tab:orange"),
         "svd_activation": (torch.linalg.svdvals(R @ favour).square(), "tab:blue"),
     }
-    figure = Figure(figsize=(6.8, 2.6), layout="constrained")
+    figure = Figure(figsize=(6.0, 2.3), layout="constrained")
     axes = figure.add_subplot()
     rank = 100 * torch.arange(SIZE + 1) / SIZE
     for name, (error, colour) in errors.items():
