@@ -19,4 +19,4 @@ def test_a_number_that_stays_on_the_card_is_refused_by_matplotlib(tmp_path):
     fault = ("/ kl.numel() for loss in hump", '/ losses.supervised(few["labels"]).to("cuda") for loss in hump')
     ended = card_runs.run("run_notebook.py", "13_distillation", "--instead", *fault)
     assert ended.returncode == 1
-    assert "can't convert cuda:0 device type tensor to numpy" in ended.stderr and "in code cell 19" in ended.stderr
+    assert "can't convert cuda:0 device type tensor to numpy" in ended.stderr and "in code cell 18" in ended.stderr
