@@ -235,7 +235,8 @@ def estimate(
                 attach(model)
             if checkpointing:
                 compiling.checkpoint_blocks(model)
-            gc.collect()  # what was replaced may wait for it
+            if four_bit or rank or attach:
+                gc.collect()  # what was replaced may wait for it
             kinds = {"weights": account.live}
             told = loss(model) if loss else None
             kinds["beside"] = account.live - kinds["weights"]
@@ -244,13 +245,18 @@ def estimate(
                 raise ValueError("nothing trains: give a rank, or attach what does")
             updaters = optimizer(model) if callable(optimizer) else OPTIMIZERS[optimizer](params)
             updaters = updaters if isinstance(updaters, list) else [updaters]
-            step = partial(training_step, model, updaters, ids, precision, logits, loss=told)
-            step()  # the first step makes the optimizer's state
+            for p in params:  # a step with any gradients makes the optimizer's state
+                p.grad = torch.zeros_like(p)
+            for one in updaters:
+                one.step()
+                one.zero_grad(set_to_none=True)
         states = [t for one in updaters for s in one.state.values() for t in s.values()]
         kinds["optimizer"] = _bytes(t for t in states if isinstance(t, Tensor))
         with Account() as during:
             during.known.update(account.known)
-            marks = step(during, accumulate=min(2, accumulate))  # the second finds gradients; no later one finds more
+            # the second of two finds gradients, and no later one finds more
+            options = dict(loss=told, accumulate=min(2, accumulate))
+            marks = training_step(model, updaters, ids, precision, logits, during, **options)
     return kinds | {
         "gradients": _bytes(params),
         "activations": marks["hidden"],

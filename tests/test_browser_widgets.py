@@ -4,6 +4,7 @@ Only the cells that a widget needs are opened, so that a test asks the page and 
 the sentence of the picture that the page shows after a hand has moved something.
 """
 
+import math
 import re
 import time
 
@@ -19,8 +20,8 @@ RAISED = re.compile(r"wiring (\d+) of \1 tensors have none, and it raised: eleme
 
 
 def soon(seconds: dict[str, float]) -> None:
-    """Every answer within a second, from the click to the new picture. Where others use the machine as well the
-    quickest answer is late, and the others may be late in proportion."""
+    """Every menu answers within a second, from the click to the new picture. Others may use the machine as well: then
+    the quickest answer is late, the others may be late in proportion, and of several of a menu the best counts."""
     print({name: round(took, 2) for name, took in seconds.items()})
     assert max(seconds.values()) < max(1.0, 3 * min(seconds.values())), seconds
 
@@ -28,8 +29,10 @@ def soon(seconds: dict[str, float]) -> None:
 def outside(page, height: int, things: list) -> list[int]:
     """Which of the things a page of this height does not show when it begins with the first of them."""
     page.on_page.set_viewport_size({"width": 1280, "height": height})
-    things[0].evaluate("thing => thing.scrollIntoView({block: 'center'})")
-    boxes = [thing.bounding_box() for thing in things]
+    boxes, deadline = None, time.monotonic() + 20
+    while boxes != (boxes := [thing.bounding_box() for thing in things]) and time.monotonic() < deadline:
+        things[0].evaluate("thing => thing.scrollIntoView({block: 'center'})")
+        time.sleep(0.5)  # the page lays itself out anew, later where others use the machine
     page.snapshot(f"at-{height}")
     page.on_page.set_viewport_size({"width": 1280, "height": 12_000})
     ends = [(box["x"] + box["width"], box["y"], box["y"] + box["height"]) for box in boxes]
@@ -52,11 +55,15 @@ def test_menus_of_the_wiring(lab):
             ("order", "checkpointing, then adapter", ALIVE),
             ("order", "adapter, then checkpointing", RAISED),
             ("adapter", "low rank (own)", RAISED),
+            ("adapter", "LoRA (peft)", RAISED),
+            ("above", "norm", DEAD),
+            ("above", "head", DEAD),
+            ("adapter", "low rank (own)", DEAD),
         ):
             before, since = page.picture(), time.monotonic()
             page.choose(menu, option)
             page.summary(seen, after=before)
-            seconds[menu] = time.monotonic() - since
+            seconds[menu] = min(time.monotonic() - since, seconds.get(menu, math.inf))
         soon(seconds)
 
 

@@ -53,6 +53,8 @@ def _corpus(value: str) -> str | None:
     except ValueError as error:
         return f"cannot be read: {error}"
     if place.startswith("hf:"):
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", place[3:]):
+            return "names no dataset of the hub; write hf:HuggingFaceFW/fineweb-edu?tokens=200M"
         return None if find_spec("datasets") else "needs the package datasets: pip install datasets"
     if value in inputs.EMBEDDED:
         return None

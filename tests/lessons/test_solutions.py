@@ -13,7 +13,8 @@ PAGE = paths.root() / "docs" / "solutions.ipynb"
 
 
 def said(page) -> str:
-    return "\n".join(o.get("text", "") for c in page.cells if c.cell_type == "code" for o in c.outputs)
+    """What the cells print; whether a cell's text came in one message or in two is not said."""
+    return "".join(o.get("text", "") for c in page.cells if c.cell_type == "code" for o in c.outputs)
 
 
 def test_every_judged_exercise_is_solved_and_stored_as_right():
