@@ -94,7 +94,7 @@ class Speed:
 
     def __init__(self, machine: Machine):
         self.machine, self.count, self.positions, self.card, self.asked = machine, Count(), 0, {}, 0.0
-        self.done = self.since = 0.0
+        self.done = self.since = 0.0  # steps after the first, in units of its positions, and when it ended
 
     def counting(self, micro: list[Batch]) -> AbstractContextManager:
         """For forward and backward: the first time it counts."""
@@ -104,9 +104,10 @@ class Speed:
     @torch.no_grad()
     def step(self, micro: list[Batch], spent: float) -> dict[str, float]:
         """For the record of this step, `spent` seconds of training after the process began."""
-        share = _positions(micro) / self.positions
-        rate = (self.done + share) * self.count.new / (spent - self.since)
-        self.done, self.since = (self.done + share, self.since) if self.since else (0.0, spent)
+        self.done += _positions(micro) / self.positions
+        rate = self.done * self.count.new / (spent - self.since)
+        if not self.since:  # the first step has a rate of its own, and what follows is counted from its end
+            self.done, self.since = 0.0, spent
         mfu = rate / peak(self.machine.device, self.machine.dtype)
         again = {"hfu": mfu * (1 + self.count.again / self.count.new)} if self.count.again else {}
         if self.machine.device.type == "cuda" and time.monotonic() - self.asked > 1:

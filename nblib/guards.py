@@ -49,7 +49,8 @@ def starved(waiting: float, total: float, *, share: float = 0.2, at_least: float
 
 def repeated(epoch: int, tokens: int, *, allowed: int = 2) -> str | None:
     """`epoch` counts from 0; `tokens` are those of one."""
-    said = f"epoch {epoch + 1} of a corpus of {tokens / 1e6:.1f} M tokens: a larger corpus would show it new text"
+    size = f"{tokens / 1e6:.1f} M" if tokens >= 1e5 else f"{tokens:,}"
+    said = f"epoch {epoch + 1} of a corpus of {size} tokens: a larger corpus would show it new text"
     return said if epoch >= allowed else None
 
 

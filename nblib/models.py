@@ -151,10 +151,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _save_wide(layer: nn.Module, state: dict[str, Tensor], prefix: str, _) -> None:
-    low = [
-        name for name, p in layer._parameters.items() if p is not None and p.dtype in (torch.bfloat16, torch.float16)
-    ]
-    state.update({prefix + name: state[prefix + name].float() for name in low})
+    for name, p in layer._parameters.items():
+        if p is not None and p.dtype in (torch.bfloat16, torch.float16):
+            state[prefix + name] = state[prefix + name].float()
 
 
 def count(model: nn.Module) -> dict[str, int]:

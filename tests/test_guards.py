@@ -96,3 +96,4 @@ def test_clipping_and_starvation_are_said_once(tiny, batches, capsys, monkeypatc
 def test_a_corpus_that_is_read_again_and_again_is_named():
     assert guards.repeated(0, 500_000) is guards.repeated(1, 500_000) is None
     assert guards.repeated(2, 512_345).startswith("epoch 3 of a corpus of 0.5 M tokens")
+    assert "corpus of 4,200 tokens" in guards.repeated(2, 4_200)
