@@ -10,8 +10,9 @@ import torch
 import transformers as tf
 from conftest import native_bf16
 
+from lessons import goose
 from nblib import cli, compiling, memory, models, runtime, text, train, wiring
-from nblib.methods import ard, goose, lrc, moe, objective, param_groups, teacher_cache
+from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
 
 VOCABULARY = 32_768
 

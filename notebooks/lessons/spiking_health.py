@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from lessons.goose import Spike
 from nblib import wiring
-from nblib.methods.goose import Spike
 
 CLIP = 1.0  # the loop's largest gradient norm
 

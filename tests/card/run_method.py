@@ -19,12 +19,11 @@ import peft
 import torch
 from torch import nn
 
-from lessons import multi_token, skipping, spiking_health
+from lessons import goose, multi_token, skipping, spiking_health
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
     ard_ranks,
-    goose,
     lrc,
     mixture_of_depths,
     moe,

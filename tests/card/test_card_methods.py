@@ -17,7 +17,7 @@ METHODS = {
     "tokens ahead": "nblib/losses.py",
     "distillation, live": "transformers/models/qwen3/",
     "distillation, cached": "nblib/methods/",
-    "goose": "nblib/methods/goose.py",
+    "goose": "lessons/goose.py",
 }
 
 

@@ -6,11 +6,11 @@ from statistics import median
 import pytest
 import torch
 
-from lessons import bf16_adamw, check, comparing
+from lessons import bf16_adamw, check, comparing, goose
 from lessons.exercises import EXERCISES
 from lessons.pitfalls import distillation, gradient_flow
 from nblib import train, wiring
-from nblib.methods import ard, divergences, goose, moe, muon
+from nblib.methods import ard, divergences, moe, muon
 
 
 def _backward(term, params):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lessons import spiking_health
-from nblib.methods import goose
+from lessons import goose, spiking_health
 
 
 def test_correlation_is_pearsons_over_the_vocabulary():

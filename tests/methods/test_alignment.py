@@ -7,8 +7,9 @@ import torch
 from conftest import FP32
 from toy_distillation import ragged
 
+from lessons import goose
 from nblib import compiling, losses, models, text, train
-from nblib.methods import alignment, goose
+from nblib.methods import alignment
 from nblib.methods.alignment import Dynamics, Hidden
 from nblib.methods.objective import from_teacher
 

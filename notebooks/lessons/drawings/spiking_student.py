@@ -8,9 +8,9 @@ Footgun: at a slow decay the divided form looks right in a row this short. That 
 import torch
 from matplotlib.figure import Figure
 
+from lessons import goose
 from lessons.drawings import STORED, TRAINED, Sketch
 from lessons.pitfalls.distillation import divided
-from nblib.methods import goose
 from nblib.run import show
 
 LENGTH, DECAY = 96, 0.38

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lessons import goose
 from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.autocast import teacher_use
 from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, quiet, stream, trained
 from nblib import losses, models, text, train
-from nblib.methods import alignment, goose, objective, teacher_cache
+from nblib.methods import alignment, objective, teacher_cache
 from nblib.methods.temperature import Adversarial
 
 ROWS = 4

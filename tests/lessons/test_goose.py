@@ -7,9 +7,9 @@ import torch
 import transformers as tf
 from conftest import FP32
 
+from lessons import goose
+from lessons.goose import Spike
 from nblib import compiling, losses, memory, models, text, train, wiring
-from nblib.methods import goose
-from nblib.methods.goose import Spike
 from nblib.methods.objective import from_teacher
 
 DECAYS = (0.38, 0.5, 0.73, 0.88, 0.95, 0.99)
