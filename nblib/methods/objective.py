@@ -23,7 +23,7 @@ of a causal model is next-token prediction with a damaged past, not bidirectiona
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from nblib import compiling, losses
 from nblib.losses import Batch, Terms
-from nblib.methods import alignment, divergences, loss_weights, teacher_cache
+from nblib.methods import alignment, divergences, teacher_cache
 
 Teacher = nn.Module | teacher_cache.Cache
 NAMES = ("ce", "logits", "hidden", "masked")
@@ -42,8 +42,9 @@ CHUNK_ENTRIES = 2**25  # of logits at once; a divergence with all its gradients 
 
 @dataclass
 class Objective:
-    """A loss for the loop: the weighted sum of what `weights` names, fixed or from a `loss_weights.Curriculum`.
+    """A loss for the loop: the weighted sum of what `weights` names.
 
+    weights      by name; or a schedule: called, it gives those of now, and its `all()` lists all that it may give
     teacher      a frozen model; for `logits` also the `teacher_cache.Cache` of one, with `teacher_cache.Cached` batches
     temperature  a number, or a module of nblib/methods/temperature.py
     divergence   of `logits`: forward, reverse, js, soft_ce
@@ -52,12 +53,12 @@ class Objective:
     distance, layers  of `hidden`: the distance, and the weight of each layer
     alignment    a module of nblib/methods/alignment.py; its value is one more term
     mask_id, mask_probability, special_ids, complementary  of `masked`, see `masked_tokens`
-    router       a `loss_weights.Router`: what it makes of the plain losses is still multiplied by `weights`
+    router       with `names` and `mix(plain losses, tokens)`; what it makes of them is still multiplied by `weights`
 
     Attach what is a module to the model (`model.mixer = router`), so that it is clipped and saved with it.
     """
 
-    weights: dict[str, float] | loss_weights.Curriculum
+    weights: dict[str, float] | Callable[[], dict[str, float]]
     _: KW_ONLY
     teacher: Teacher | None = field(default=None, repr=False)
     temperature: float | nn.Module = 1.0
@@ -71,13 +72,13 @@ class Objective:
     mask_probability: float = 0.15
     special_ids: Sequence[int] = ()
     complementary: bool = False
-    router: loss_weights.Router | None = None
+    router: nn.Module | None = None
     chunk: int | None = None  # rows whose logits exist at a time
     _seen: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)  # name -> loss, weighted, tokens
 
     def __post_init__(self):
         phases = [self.weights] if isinstance(self.weights, dict) else self.weights.all()
-        used = sorted({name for phase in phases for name, w in loss_weights.check(phase, NAMES).items() if w})
+        used = sorted({name for phase in phases for name, w in check_weights(phase).items() if w})
         needs = [n for n in ("logits", "hidden") if n in used] + ["alignment"] * (self.alignment is not None)
         if self.teacher is None and needs:
             raise ValueError(f"teacher = None: needed for {' and '.join(needs)}")
@@ -176,6 +177,15 @@ class Objective:
                     f"{name}: the {type(part).__name__} is not attached to the model, so it would be neither clipped "
                     f"nor saved: model.{name} = ..."
                 )
+
+
+def check_weights(weights: dict[str, float]) -> dict[str, float]:
+    """The same weights, or an error that says what is wrong with them."""
+    if unknown := [name for name in weights if name not in NAMES]:
+        raise ValueError(f"objective {unknown[0]!r}: allowed are {', '.join(NAMES)}")
+    if not any(weights.values()) or not all(0 <= w < math.inf for w in weights.values()):
+        raise ValueError(f"weights = {weights}: must be numbers from 0 up, not all zero")
+    return dict(weights)
 
 
 def from_teacher(

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lessons.loss_weights import Router
 from nblib import runtime
-from nblib.methods.loss_weights import Router
 
 
 def phase_diagram(

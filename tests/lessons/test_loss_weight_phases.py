@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lessons.loss_weight_phases import phase_diagram
+from lessons.loss_weights import Router
 from nblib import runtime
-from nblib.methods.loss_weights import Router
 
 
 @pytest.mark.parametrize("penalty", [0.1, 0.3, 0.5])

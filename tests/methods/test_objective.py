@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from toy_distillation import confident_teacher, other_teacher, ragged
 
 from lessons import goose
+from lessons.loss_weights import Curriculum, Router
 from nblib import compiling, losses, models, runtime, text, train, wiring
 from nblib.methods import alignment, divergences, objective
-from nblib.methods.loss_weights import Curriculum, Router
 from nblib.methods.objective import Objective, from_teacher
 from nblib.methods.temperature import Learned
 

@@ -18,10 +18,11 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lessons import loss_weights
 from lessons.pitfalls import WITH_PEFT, Pitfall, bench
 from lessons.pitfalls.bench import fresh_dynamo, seeded
 from nblib import compiling, losses, memory, models, train, wiring
-from nblib.methods import loss_weights, lrc, objective
+from nblib.methods import lrc, objective
 
 GIB = 2**30
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from nblib.methods.loss_weights import Curriculum, Router
+from lessons.loss_weights import Curriculum, Router
 
 
 def test_curriculum_values():

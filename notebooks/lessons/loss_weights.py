@@ -1,9 +1,10 @@
 """Who sets the weights of several losses: a schedule, or a small network trained along with the model.
 
-Both are modules to attach to the model (`model.mixer = ...`, after the model's own optimizer was made), so that their
-state is in every checkpoint. The router's parameters get an optimizer of their own and are clipped with the rest. They
-step once per optimizer step, on the gradient summed over micro-batches and processes. The write-up's router stood
-outside the model: never clipped, not saved, and stepped after each of 32 micro-batches on the noise of one.
+A `Curriculum` is the `weights` of an `objective.Objective`, a `Router` its `router`. Both are modules to attach to the
+model (`model.mixer = ...`, after the model's own optimizer was made), so that their state is in every checkpoint. The
+router's parameters get an optimizer of their own and are clipped with the rest. They step once per optimizer step, on
+the gradient summed over micro-batches and processes. The write-up's router stood outside the model: never clipped, not
+saved, and stepped after each of 32 micro-batches on the noise of one.
 
 `Router` is LDC-MTL (arXiv:2502.08585) as the write-up simplified it: over the weights w, too, it minimises
 
@@ -27,14 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-
-def check(weights: dict[str, float], names: Sequence[str] | None = None) -> dict[str, float]:
-    """The same weights, or an error that says what is wrong with them."""
-    if names is not None and (unknown := [n for n in weights if n not in names]):
-        raise ValueError(f"objective {unknown[0]!r}: allowed are {', '.join(names)}")
-    if not any(weights.values()) or not all(0 <= w < math.inf for w in weights.values()):
-        raise ValueError(f"weights = {weights}: must be numbers from 0 up, not all zero")
-    return dict(weights)
+from nblib.methods.objective import check_weights
 
 
 class Curriculum(nn.Module):
@@ -56,7 +50,7 @@ class Curriculum(nn.Module):
             raise ValueError(f"how = {how!r}: allowed are step, linear, cosine")
         if total < 1 or accumulate < 1:
             raise ValueError(f"total = {total}, accumulate = {accumulate}: must be at least 1")
-        self.phases = [(end, check(weights)) for end, weights in phases]
+        self.phases = [(end, check_weights(weights)) for end, weights in phases]
         self.total, self.accumulate, self.how = total, accumulate, how
         self.register_buffer("micro_batches", torch.zeros((), dtype=torch.long))
 
