@@ -1,4 +1,4 @@
-"""Mixtures of experts: the two losses that keep a router healthy, and what the router does with the tokens.
+"""Mixtures of experts: the two losses that keep a router healthy, and what each router chose.
 
     balance   E sum_e f_e P_e     f_e the share of the k N assignments that go to expert e, P_e its mean probability
     z         mean (log sum_e exp logit_e)^2                          (Fedus et al., 2021; Zoph et al., 2022)
@@ -19,7 +19,6 @@ in backward, does not count twice.
 Footgun: a collapsed router costs little language loss on a small model. Look at the load, not at the loss.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -27,10 +26,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nblib import losses, wiring
+from nblib import losses
 from nblib.train import Batch, Terms
-
-STARVED = 0.1  # of the fair share
 
 
 def is_router(module: nn.Module) -> bool:
@@ -156,67 +153,3 @@ def _unpadded(routed: Routed, mask: Tensor | None) -> Routed:
         )
     keep = mask.flatten().bool()
     return routed._replace(logits=routed.logits[keep], chosen=routed.chosen[keep])
-
-
-# ---------------------------------------------------------------------------------------------------- diagnosis
-
-
-class Health(NamedTuple):
-    """How one router spreads its tokens. Shares are in units of the fair share 1 / E."""
-
-    layer: str
-    smallest: float
-    largest: float
-    entropy: float  # of the load, over that of a uniform one
-    gini: float  # 0 when all experts take the same, towards 1 when one takes all
-    effective: float  # experts, exp of the entropy
-    dead: int  # experts without a token
-    starved: int  # experts under a tenth of the fair share, the dead included
-    balance: float
-    z: float
-    collapsed: bool
-
-
-@torch.no_grad()
-def health(routed: Routed) -> Health:
-    """Judge one router. Collapsed: nearer to 'always the same k' than to uniform, on the scale of the entropy."""
-    (_, E), k = routed.logits.shape, routed.chosen.shape[1]
-    share = load(routed.chosen, E)
-    entropy = float(-torch.xlogy(share, share).sum())
-    least, most = math.log(k), math.log(E)
-    return Health(
-        layer=routed.layer,
-        smallest=float(share.min()) * E,
-        largest=float(share.max()) * E,
-        entropy=entropy / most if E > 1 else 1.0,
-        gini=gini(share),
-        effective=math.exp(entropy),
-        dead=int((share == 0).sum()),
-        starved=int((share < STARVED / E).sum()),
-        balance=float(balance(routed.logits, routed.chosen)),
-        z=float(z(routed.logits)),
-        collapsed=k < E and entropy < (least + most) / 2,
-    )
-
-
-def gini(share: Tensor) -> float:
-    """Mean absolute difference between two experts over twice the mean."""
-    return float((share[:, None] - share[None]).abs().mean() / (2 * share.mean()))
-
-
-@torch.no_grad()
-def observe(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Routed]:
-    """What every router does on rows (R, T) in evaluation mode, the batches put together, on the CPU."""
-    device, parts = next(model.parameters()).device, {}
-    with wiring.evaluating(model):
-        for few in rows.split(batch):
-            with routing(model) as seen:
-                model.base_model(input_ids=few.to(device), use_cache=False)
-            for r in seen:
-                parts.setdefault(r.layer, []).append((r.logits.cpu(), r.chosen.cpu()))
-    return [Routed(name, *(torch.cat(column) for column in zip(*pairs))) for name, pairs in parts.items()]
-
-
-def diagnose(model: nn.Module, rows: Tensor, *, batch: int = 16) -> list[Health]:
-    """The health of every router on rows (R, T)."""
-    return [health(r) for r in observe(model, rows, batch=batch)]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lessons import jamba
+from lessons import jamba, router_health
 from lessons.each import Counting, each
 from nblib import losses, models, runtime, text, train, wiring
 from nblib.methods import mixture_of_depths, moe, param_groups
@@ -69,7 +69,7 @@ SKIPPING = Setting(capacity=0.75, every=1)
 class Outcome(NamedTuple):
     loss: float  # language loss on held-out rows
     curve: list[float]  # language loss per step, in training
-    health: list[moe.Health]
+    health: list[router_health.Health]
     seconds: float
 
 
@@ -174,7 +174,7 @@ def run(
         checkpoint_every=max(1, steps // 2),
     )
     held_out_loss = train.evaluate(model, data.held_out, machine=machine)["loss"]
-    health = moe.diagnose(model, data.held_out)
+    health = router_health.diagnose(model, data.held_out)
     return Outcome(held_out_loss, [r["ce"] for r in records], health, time.perf_counter() - started)
 
 

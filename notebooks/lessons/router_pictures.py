@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn import functional as F
 
-from lessons import token_kinds
+from lessons import router_health, token_kinds
 from nblib.methods import moe
 from nblib.run import show
 
@@ -46,7 +46,7 @@ def training(history: list[dict], named: dict[str, str], title: str) -> show.Pic
     labels = {"eval_smallest": "smallest load", "eval_entropy": "entropy of the load"}
     for (name, label), color in zip(labels.items(), ("#2f855a", "#805ad5")):
         right.plot([r["step"] for r in seen], [r[name] for r in seen], marker=".", label=label, color=color)
-    right.axhline(moe.STARVED, color="0.7", linewidth=0.8, label="starved below")
+    right.axhline(router_health.STARVED, color="0.7", linewidth=0.8, label="starved below")
     right.set(xlabel="optimizer step", ylim=(0, 1.05), title="worst layer, 1 is even")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8)
     terms = [f"{name} {history[-1][name]:.4f}" for name in ("balance", "z", "depth") if name in history[-1]]

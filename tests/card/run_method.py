@@ -19,7 +19,7 @@ import peft
 import torch
 from torch import nn
 
-from lessons import goose, multi_token, skipping, spiking_health
+from lessons import goose, multi_token, router_health, skipping, spiking_health
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
@@ -98,7 +98,7 @@ def mixture(folder: Path, plant: bool) -> None:
     if plant:
         stay_behind(next(iter(moe.routers(net).values())), "weight")
     learn(net, param_groups.optimizers(net), folder, loss=moe.loss())
-    moe.diagnose(net, fixed())
+    router_health.diagnose(net, fixed())
 
 
 def depths(folder: Path, plant: bool) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lessons import jamba
+from lessons import jamba, router_health
 from nblib import text, train
 from nblib.methods import moe, param_groups
 
@@ -57,7 +57,7 @@ def test_routed_mamba_gives_each_token_to_its_experts(rows):
     outputs = torch.stack([m(hidden_states=x) for m in layer.mixers], dim=2)  # (B, T, E, D)
     expected = outputs.flatten(0, 1)[torch.arange(18), chosen[:, 0]].view(2, 9, 32)
     torch.testing.assert_close(layer(hidden_states=x), expected)
-    assert any("mamba" in r.layer for r in moe.observe(model, rows))  # balanced and diagnosed like any router
+    assert any("mamba" in r.layer for r in router_health.observe(model, rows))  # balanced and diagnosed like any router
 
 
 def test_hybrids_refuse_by_name(tiny):

@@ -1,14 +1,13 @@
 """The two auxiliary losses against their definitions and transformers' own; the mixture itself; its diagnosis."""
 
 import copy
-import math
 
 import pytest
 import torch
 from torch.nn import functional as F
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
-from lessons import jamba
+from lessons import jamba, router_health
 from nblib import compiling, losses, models, text, train
 from nblib.methods import moe, param_groups
 
@@ -151,7 +150,7 @@ def test_blocks_compiled_before_anybody_listened_report_too(mixture, rows):
         assert {n: float(t.detach()) for n, t in terms.items()} == pytest.approx(
             {n: float(t.detach()) for n, t in plain.items()}, rel=1e-5
         )
-    assert len(moe.observe(compiled, rows)) == 4
+    assert len(router_health.observe(compiled, rows)) == 4
     torch._dynamo.reset()
 
 
@@ -179,7 +178,7 @@ def test_the_losses_work(mixture, stream, machine):
                 router.weight[:K] *= 40
         options = dict(total=30, loss=moe.loss(balance_weight=weight, z_weight=0.0), machine=machine, clip=0)
         train.fit(model, text.Batches(stream, rows=4, length=32), train.adamw(model, lr=1e-2), **options)
-        after[weight] = moe.diagnose(model, text.fixed_rows(stream, length=32, limit=16))
+        after[weight] = router_health.diagnose(model, text.fixed_rows(stream, length=32, limit=16))
     mean = {weight: sum(h.balance for h in layers) / len(layers) for weight, layers in after.items()}
     assert mean[0.3] < mean[0.0] and mean[0.3] < 1.3
 
@@ -209,34 +208,7 @@ def test_with_all_experts_it_is_the_dense_mixture():
 
 
 def test_no_token_is_lost_or_served_twice(mixture, rows):
-    for r in moe.observe(mixture, rows):
+    for r in router_health.observe(mixture, rows):
         assert r.chosen.shape == (rows.numel(), K)
         assert all(len(set(row)) == K for row in r.chosen.tolist())
         assert float(moe.load(r.chosen, E).sum()) == pytest.approx(1)
-
-
-def test_health_tells_spread_from_collapse():
-    spread = moe.health(moe.Routed("a", torch.zeros(400, E), torch.arange(400 * K).view(400, K) % E))
-    assert spread.entropy == pytest.approx(1) and spread.effective == pytest.approx(E, rel=1e-4)
-    assert spread.gini == pytest.approx(0, abs=1e-6)
-    assert (spread.dead, spread.starved, spread.collapsed) == (0, 0, False)
-    fallen = moe.health(routed(towards([2, 5])))
-    assert fallen.effective == pytest.approx(K) and fallen.entropy == pytest.approx(math.log(K) / math.log(E))
-    assert (fallen.dead, fallen.starved, fallen.collapsed) == (E - K, E - K, True)
-    assert fallen.largest == pytest.approx(E / K) and fallen.smallest == 0
-    assert fallen.gini == pytest.approx(1 - K / E)
-    assert not moe.health(routed(torch.randn(400, E), E)).collapsed  # k = E cannot
-
-
-def test_gini_is_that_of_the_lorenz_curve():
-    share = torch.rand(12).softmax(0).sort().values.double()
-    rank = torch.arange(1, 13)
-    lorenz = float((2 * (rank * share).sum() / (12 * share.sum())) - 13 / 12)
-    assert moe.gini(share) == pytest.approx(lorenz)
-
-
-def test_starved_is_under_a_tenth_of_the_fair_share():
-    counts = [1, 20, 100, 100, 100, 100, 100, 100]  # fair is 77.6
-    chosen = torch.cat([torch.full((n,), e) for e, n in enumerate(counts)] + [torch.tensor([2])])[:, None]
-    found = moe.health(moe.Routed("a", torch.zeros(len(chosen), E), chosen))
-    assert (found.dead, found.starved) == (0, 1)
