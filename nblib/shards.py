@@ -29,7 +29,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from nblib import files, inputs, paths, text
+from nblib import files, hashed, inputs, paths, text
 
 BATCH, SHARD = 2**16, 2**24  # characters tokenised at a time; bytes of ids in a shard, at least
 
@@ -52,7 +52,7 @@ def open(corpus: str, tokenizer) -> dict[str, Tensor]:
         raise ValueError("the tokenizer has no eos_token: documents could not be told apart")
     source, read = _source(corpus)
     about = source | _words(tokenizer) | {"splits": str(text.SPLITS)}
-    folder = paths.outputs() / "corpora" / _hash(about)
+    folder = paths.outputs() / "corpora" / hashed.digest(about)[:16]
     waiting = f"another process is tokenising the corpus {corpus}; waiting for it"
     with files.locked(folder.with_name(f".{folder.name}.lock"), waiting=waiting):
         state, hashes = _intact(folder, about)
@@ -74,11 +74,7 @@ def _words(tokenizer) -> dict[str, str]:
     dtype = "uint16" if max(words.values()) < 2**16 else "uint32"
     if getattr(tokenizer, "is_fast", False):  # without what its last call left in it, which plays no part here
         words = json.loads(tokenizer.backend_tokenizer.to_str()) | {"padding": None, "truncation": None}
-    return {"tokenizer": _hash([type(tokenizer).__name__, tokenizer.eos_token_id, words]), "dtype": dtype}
-
-
-def _hash(about: Any) -> str:
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    return {"tokenizer": hashed.digest([type(tokenizer).__name__, tokenizer.eos_token_id, words])[:16], "dtype": dtype}
 
 
 def _intact(folder: Path, about: dict) -> tuple[dict, dict]:
@@ -86,10 +82,10 @@ def _intact(folder: Path, about: dict) -> tuple[dict, dict]:
     files.remove_partials(files.make_folder(folder))
     state, hashes = {"about": about, "sizes": dict.fromkeys(text.SPLITS, 0), "next": 0}, {}
     try:
-        if manifest := files.read_json(folder / files.MANIFEST):
+        if manifest := hashed.read(folder / files.MANIFEST):
             state = manifest["state"]
-            if manifest["sha256"] != _hash(state) or state["about"] != about:
-                raise files.Unreadable("its manifest changed since it was written")
+            if state["about"] != about:
+                raise files.Unreadable("its manifest is that of another corpus")
         for name, size in state["sizes"].items():
             if state["next"] is not None:
                 (folder / name).touch()
@@ -127,7 +123,7 @@ def _tokenise(folder: Path, state: dict, hashes: dict, read: Callable, tokenizer
                 files.flush(folder / name)
             digests = {name: each.hexdigest() for name, each in hashes.items()}
             state = {"about": about, "sizes": dict(sizes), "next": place, "sha256": digests}
-            files.write(folder / files.MANIFEST, json.dumps({"state": state, "sha256": _hash(state)}))
+            hashed.write(folder / files.MANIFEST, {"state": state})
             print(f"tokenised {sum(sizes.values()) / dtype.itemsize / 1e6:.1f} M tokens of {corpus}", flush=True)
         if place is None:
             break

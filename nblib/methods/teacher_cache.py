@@ -32,7 +32,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nblib import checkpoint, files, losses, runtime
+from nblib import checkpoint, files, hashed, losses, runtime
 from nblib.losses import Batch
 
 MANIFEST = "manifest.json"
@@ -186,9 +186,7 @@ class _Shards:
             self.about, self.entries, self.done = about, [], 0
             return
         try:
-            manifest = files.read_json(self.folder / MANIFEST)
-            if manifest.pop("sha256") != _digest(manifest):
-                raise ValueError("it changed since it was written")
+            manifest = hashed.read(self.folder / MANIFEST)
             self.about, self.entries, self.done = manifest["about"], manifest["shards"], manifest["done"]
             self.k, self.draws, self.vocabulary = (self.about[name] for name in ("k", "draws", "vocabulary"))
             self.temperatures = tuple(self.about["temperatures"])
@@ -222,8 +220,7 @@ class _Shards:
 
     def note(self, done: int) -> None:
         self.done = done
-        manifest = {"about": self.about, "shards": self.entries, "done": done}
-        files.write(self.folder / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
+        hashed.write(self.folder / MANIFEST, {"about": self.about, "shards": self.entries, "done": done})
 
     def open(self, entry: dict) -> dict[str, Tensor]:
         """The tensors of a shard, memory-mapped, after its hash was checked."""
@@ -266,10 +263,6 @@ def _shard(number: int) -> str:
 def widened(answer: Tensor) -> Tensor:
     """Indices as torch wants them for indexing; values and tails as they are."""
     return answer if answer.is_floating_point() else answer.to(torch.int64)
-
-
-def _digest(manifest: dict) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 class Cache:

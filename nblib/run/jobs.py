@@ -13,8 +13,6 @@ Footgun: `device=auto` is one key on every machine, so a run that is done on a C
 ask for `device=cuda`. A new message of an error repeats nothing either: a stored output may show the old one.
 """
 
-import hashlib
-import json
 import os
 import shlex
 import subprocess
@@ -22,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nblib import closure, inputs, paths
+from nblib import closure, hashed, inputs, paths
 from nblib.run import parameters
 from nblib.run.parameters import ParameterError
 
@@ -176,8 +174,7 @@ def _job(name: str, profile: str | None, overrides: Any, files: Any, profile_opt
     for option, given in (("-f", files), ("-p", overrides)):
         resume += [part for each in given for part in (option, str(each))]
     parts = _values(known, everything) | inputs.versions() | inputs.threads() | (code or _code(name))
-    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return Job(name, path, values, everything, parts, key, shlex.join(resume))
+    return Job(name, path, values, everything, parts, hashed.digest(parts), shlex.join(resume))
 
 
 def _code(name: str) -> dict[str, str]:
@@ -209,7 +206,7 @@ def _values(known: Mapping[str, parameters.Parameter], values: Mapping[str, Any]
 
 
 def _hash(value: Any) -> str:
-    return HASH + hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return HASH + hashed.digest(value)[:16]
 
 
 def cells(path: Path) -> list[str]:

@@ -23,7 +23,6 @@ line counts. `Run.history` reads them so.
 
 import ast
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -36,7 +35,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nblib import files, paths
+from nblib import files, hashed, paths
 from nblib.run import parameters as declarations
 from nblib.run import ticker
 
@@ -252,10 +251,7 @@ def new_folder(notebook: str) -> Path:
 
 def record(folder: Path) -> dict[str, Any]:
     """What run.json says, empty when there is none; Unreadable when it is not as it was written."""
-    facts = files.read_json(folder / "run.json")
-    if facts.get("sha256", _hash(facts)) != _hash(facts):
-        raise files.Unreadable(f"cannot read {folder / 'run.json'}: it changed since it was written")
-    return facts
+    return hashed.read(folder / "run.json", needed=False)
 
 
 def note(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -265,13 +261,7 @@ def note(folder: Path, facts: Mapping[str, Any]) -> None:
     except files.Unreadable as error:
         files.set_aside(folder / "run.json", str(error))
         known = {}
-    facts = json.loads(files.to_json({k: v for k, v in (known | dict(facts)).items() if v is not None}))
-    files.write(folder / "run.json", files.to_json(facts | {"sha256": _hash(facts)}, indent=1) + "\n")
-
-
-def _hash(facts: Mapping[str, Any]) -> str:
-    rest = {name: value for name, value in facts.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    hashed.write(folder / "run.json", {name: v for name, v in (known | dict(facts)).items() if v is not None})
 
 
 def seal(folder: Path, names: Sequence[str] = SEALED) -> dict[str, str]:

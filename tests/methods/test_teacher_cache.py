@@ -12,7 +12,7 @@ from bit_flips import flips
 from conftest import FP32
 from torch.nn import functional as F
 
-from nblib import base, files, losses, memory, models, text, train
+from nblib import base, files, hashed, losses, memory, models, text, train
 from nblib.methods import divergences, objective, teacher_cache
 from nblib.methods.objective import from_teacher
 from nblib.methods.teacher_cache import Cache, Cached, CacheError
@@ -436,7 +436,7 @@ def test_a_manifest_that_says_nonsense_is_refused(tmp_path, teacher, numbers, so
     manifest = files.read_json(tmp_path / "manifest.json")
     del manifest["sha256"]
     change(manifest)
-    files.write(tmp_path / "manifest.json", files.to_json(manifest | {"sha256": teacher_cache._digest(manifest)}))
+    files.write(tmp_path / "manifest.json", files.to_json(manifest | {"sha256": hashed.digest(manifest)}))
     with pytest.raises(CacheError, match="is damaged"):
         Cache(tmp_path)
 
