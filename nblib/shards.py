@@ -207,10 +207,11 @@ def _pieces(path: Path, size: int = 8192) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in iter(partial(file.readline, BATCH), ""):
             piece += line
-            if len(piece) >= (size if line == "\n" else BATCH):
-                yield piece.removesuffix("\n\n")
+            if len(piece) >= (size if line == "\n" else BATCH) and (cut := piece.removesuffix("\n\n")):
+                yield cut
                 piece = ""
-    yield piece
+    if piece:
+        yield piece
 
 
 def _check(column: str, names: list[str]) -> None:
