@@ -14,9 +14,9 @@ import peft
 import torch
 from torch import Tensor, nn
 
-from lessons import goose, multi_token
+from lessons import goose, mixture_of_depths, multi_token
 from nblib import compiling, losses, models, train
-from nblib.methods import ard, lrc, mixture_of_depths, moe, objective, param_groups, teacher_cache
+from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
 
 
 class Size(NamedTuple):

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lessons import jamba, router_health
+from lessons import jamba, mixture_of_depths, router_health
 from lessons.each import Counting, each
 from nblib import losses, models, runtime, text, train, wiring
-from nblib.methods import mixture_of_depths, moe, param_groups
+from nblib.methods import moe, param_groups
 
 FAMILIES = ("qwen3_moe", "mixtral", "jamba")
 SHAPE = dict(family="qwen3_moe", hidden=128, layers=2, heads=4, width=128, experts=8, top_k=2)

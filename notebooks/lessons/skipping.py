@@ -12,8 +12,8 @@ from math import isclose
 import torch
 from torch import Tensor, nn
 
+from lessons import mixture_of_depths
 from nblib import wiring
-from nblib.methods import mixture_of_depths
 
 
 @torch.no_grad()

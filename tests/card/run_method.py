@@ -19,13 +19,12 @@ import peft
 import torch
 from torch import nn
 
-from lessons import goose, multi_token, router_health, skipping, spiking_health
+from lessons import goose, mixture_of_depths, multi_token, router_health, skipping, spiking_health
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
     ard_ranks,
     lrc,
-    mixture_of_depths,
     moe,
     objective,
     param_groups,

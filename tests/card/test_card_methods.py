@@ -13,7 +13,7 @@ METHODS = {
     "LRC": "nblib/methods/lrc.py",
     "ARD-LoRA": "nblib/methods/ard.py",
     "MoE with Muon": "transformers/models/qwen3_moe/",
-    "mixture of depths": "nblib/methods/mixture_of_depths.py",
+    "mixture of depths": "lessons/mixture_of_depths.py",
     "tokens ahead": "nblib/losses.py",
     "distillation, live": "transformers/models/qwen3/",
     "distillation, cached": "nblib/methods/",

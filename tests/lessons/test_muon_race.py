@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from lessons import multi_token, muon_race
+from lessons import mixture_of_depths, multi_token, muon_race
 from nblib import doctor, text, train
-from nblib.methods import mixture_of_depths, moe, param_groups
+from nblib.methods import moe, param_groups
 
 SMALL = dict(rows=4, length=32, hidden=32, layers=2, heads=2, width=32)
 

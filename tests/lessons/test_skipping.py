@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from lessons import skipping
+from lessons import mixture_of_depths, skipping
 from nblib import models
-from nblib.methods import mixture_of_depths
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import torch
 from matplotlib.figure import Figure
 
+from lessons import mixture_of_depths
 from lessons.drawings import COMPUTED, FROZEN, LOSS, TRAINED, Sketch
 from nblib import models, runtime
-from nblib.methods import mixture_of_depths
 from nblib.run import show
 
 LAYERS = 12

@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lessons import weight_movement
+from lessons import mixture_of_depths, weight_movement
 from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.bench import LENGTH, batches, byte_model, held_out_loss, learn, mean_loss, stream
 from nblib import losses, train
-from nblib.methods import mixture_of_depths, moe, muon, param_groups
+from nblib.methods import moe, muon, param_groups
 
 
 def _by_muon(model: nn.Module, steps: int, *, optimizers: list[Optimizer] | None = None, **options) -> list[dict]:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lessons import skipping
+from lessons import mixture_of_depths, skipping
 from nblib import compiling, losses, models, text, train
-from nblib.methods import mixture_of_depths, moe
+from nblib.methods import moe
 
 
 @pytest.fixture
