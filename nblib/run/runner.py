@@ -45,6 +45,34 @@ LONGEST = 40  # lines of one table on the terminal
 BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what decides which base model a notebook loads
 
 
+class Workers:
+    """The processes that work for us. All are told when somebody asks to stop."""
+
+    def __init__(self) -> None:
+        self.live: set[subprocess.Popen] = set()
+        self.stopping = threading.Event()
+
+    def start(self, *module: str, share: dict[str, str], **pipes: Any) -> subprocess.Popen:
+        """A program of ours in a process of its own, with a card or a part of the cores as its share."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", *module],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
+            env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | share,
+            **pipes,
+        )
+        self.live.add(process)
+        if self.stopping.is_set():  # asked while this process was being started
+            process.send_signal(signal.SIGINT)
+        return process
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for process in list(self.live):
+            process.send_signal(signal.SIGINT)
+
+
 class Outcome(NamedTuple):
     notebook: str
     status: str  # done, skipped, failed, stopped, not run, or unwritten: something of it could not be written
@@ -72,7 +100,7 @@ def run(
     _remove_leftovers({job.notebook for job in jobs})
     expected, outcomes = _expected(jobs, force), {}
     waiting = sorted(range(len(jobs)), key=lambda number: -expected[number] if jobs_at_once > 1 else 0)  # positions
-    turn, halt, stopping, live = threading.Lock(), threading.Event(), threading.Event(), set()
+    turn, halt, workers = threading.Lock(), threading.Event(), Workers()
     pace = Pace([job.notebook for job in jobs], expected, waiting, jobs_at_once)
 
     def work(slot: int) -> None:
@@ -85,7 +113,7 @@ def run(
                 pace.starts(number)
             job = jobs[number]
             try:
-                outcome = _one(job, share, force, timeout, live, stopping, detail, pace)
+                outcome = _one(job, workers, pace, share=share, force=force, timeout=timeout, detail=detail)
             except Exception as error:  # nothing that one run does ends the others
                 status = "unwritten" if isinstance(error, files.Unwritable) else "failed"
                 sentence = f"{job.notebook} failed: {unforeseen(error, paths.outputs() / job.notebook)}"
@@ -102,23 +130,21 @@ def run(
                 halt.set()
 
     def stop(*_: Any) -> None:
-        if not stopping.is_set():
+        if not workers.stopping.is_set():
             sentence = f"stopping; cells have {GRACE} s to save what they have; ask again to kill them"
             _say(f"nblib: {sentence}", sys.stderr)
         halt.set()
-        stopping.set()
-        for process in list(live):
-            process.send_signal(signal.SIGINT)
+        workers.stop()
 
     threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
     with _handling(stop):
         if jobs_at_once > 1:
-            _make_bases([job for job in jobs if force or not done(job)], live, stopping)
+            _make_bases([job for job in jobs if force or not done(job)], workers)
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    left = "stopped" if stopping.is_set() else "not run"
+    left = "stopped" if workers.stopping.is_set() else "not run"
     return [outcomes.get(n) or Outcome(job.notebook, left, 0.0, None) for n, job in enumerate(jobs)]
 
 
@@ -291,12 +317,12 @@ def _alive(pid: int) -> bool:
 
 
 def _one(
-    job: Job, share: dict[str, str], force: bool, timeout: int | None, live: set, stopping: Any, detail: str, pace: Pace
+    job: Job, workers: Workers, pace: Pace, *, share: dict[str, str], force: bool, timeout: int | None, detail: str
 ) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
     if job.label:
         _say(f"[{job.notebook}] {job.label}")
-    folder, lock = _take_folder(job, force, stopping)
+    folder, lock = _take_folder(job, force, workers.stopping)
     if folder is None:
         return Outcome(job.notebook, "stopped", 0.0, None)
     if lock is None:
@@ -306,15 +332,8 @@ def _one(
         try:
             resumes = runs.record(folder).get("attempts", 1) > 1
             _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{pace}")
-            process = _start(
-                "nblib.run.execute",
-                share=share,
-                live=live,
-                stopping=stopping,
-                stdin=subprocess.PIPE,
-                bufsize=0,  # nothing of the order waits here
-                pass_fds=(lock, theirs),
-            )
+            pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "pass_fds": (lock, theirs)}  # 0: the order does not wait
+            process = workers.start("nblib.run.execute", share=share, **pipes)
         finally:
             os.close(lock), os.close(theirs)
         order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
@@ -325,30 +344,14 @@ def _one(
             prefix = f"[{job.notebook}] " if share else ""
             record = _relay(process.stdout, words, job.notebook, prefix=prefix, detail=detail, pace=pace)
             process.wait()
-        live.remove(process)
+        workers.live.remove(process)
     if record is None:
-        status = "stopped" if stopping.is_set() else "failed"
+        status = "stopped" if workers.stopping.is_set() else "failed"
         how = f"{status}: its process ended with code {process.returncode}"
         record = {"status": status, "sentence": f"{job.notebook} {how}; resume with: {job.resume}", "seconds": 0.0}
         runs.note(folder, record)
     status = "unwritten" if record.get("unwritten") and record["status"] == "failed" else record["status"]
     return Outcome(job.notebook, status, record["seconds"], folder, record["sentence"])
-
-
-def _start(*module: str, share: dict[str, str], live: set, stopping: threading.Event, **pipes: Any) -> Any:
-    """A program of ours in a process of its own, which is told when somebody asks to stop."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *module],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # a Ctrl-C in the terminal reaches us alone, and we pass it on once
-        env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1", "PYTHONIOENCODING": "utf-8"} | share,
-        **pipes,
-    )
-    live.add(process)
-    if stopping.is_set():  # asked while this process was being started
-        process.send_signal(signal.SIGINT)
-    return process
 
 
 def _relay(stdout: Any, words: Any, notebook: str, *, prefix: str, detail: str, pace: Pace) -> dict[str, Any] | None:
@@ -443,20 +446,20 @@ def _numbers(*files: str) -> list[int]:
     return [int(number) for number in re.findall(r"(?<!\S)[1-9]\d*\b", text)]
 
 
-def _make_bases(jobs: Sequence[Job], live: set, stopping: threading.Event) -> None:
+def _make_bases(jobs: Sequence[Job], workers: Workers) -> None:
     """Make the base models that the jobs will load; `nblib.base` ends at once where one is there."""
     needy = [job.parameters for job in jobs if "nblib.base" in closure.reached(cells(job.path))]
     wanted = [tuple(p.get(name, value) for name, value in BASE.items()) for p in needy if not p.get("model")]
     for arguments in dict.fromkeys(wanted):
-        if stopping.is_set():
+        if workers.stopping.is_set():
             return
-        process = _start("nblib.base", *arguments, share={}, live=live, stopping=stopping)
+        process = workers.start("nblib.base", *arguments, share={})
         for line in process.stdout:
-            if not stopping.is_set():
+            if not workers.stopping.is_set():
                 _say(line.decode("utf-8", "backslashreplace").rstrip("\n"))
-        if process.wait() and not stopping.is_set():
+        if process.wait() and not workers.stopping.is_set():
             _say("nblib: the base model was not made; each notebook that needs it tries again", sys.stderr)
-        live.remove(process)
+        workers.live.remove(process)
 
 
 def _expected(jobs: Sequence[Job], force: bool) -> list[float]:

@@ -298,7 +298,7 @@ def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch
     monkeypatch.setattr(runner, "gpus", lambda: [])
     planned = jobs.plan(jobs.names())
     monkeypatch.setattr(runner.closure, "reached", REACHED)
-    runner._make_bases(planned, set(), threading.Event())
+    runner._make_bases(planned, runner.Workers())
     assert started == [["default", "auto", "auto"], ["full", "auto", "auto"]]
     assert capfd.readouterr().out == "base model: step 1 of 1\n" * 2
 
