@@ -114,6 +114,7 @@ class Objective:
         by_layer, one_pass = "hidden" in weights or self.alignment is not None, self.one_pass and "logits" in weights
         if by_layer or set(weights) != {"masked"}:
             student = states_of(model, batch, layers=by_layer)
+        teacher = None
         if by_layer or ("logits" in weights and isinstance(self.teacher, nn.Module)):
             with torch.no_grad():
                 teacher = states_of(self.teacher, batch, layers=by_layer)
@@ -123,17 +124,7 @@ class Objective:
         if "logits" in weights:
             T, tokens = self.temperature, losses.supervised(labels)
             T = T() if isinstance(T, nn.Module) else torch.full((), float(T), device=labels.device)
-            if isinstance(self.teacher, nn.Module):
-                # On a card the scores are a product in the autocast dtype, as the student's are; on a CPU in fp32.
-                low = teacher.last.is_cuda and torch.is_autocast_enabled("cuda")
-                answers = (teacher.last.to(torch.get_autocast_dtype("cuda")) if low else teacher.last,)
-                scores = divergences.live(T.detach(), teacher.head.detach().to(answers[0].dtype))
-            else:
-                if teacher_cache.VALUES not in batch:
-                    raise ValueError("no answers in the batch: train on teacher_cache.Cached(batches, cache)")
-                answers = tuple(map(teacher_cache.widened, (batch[n] for n in teacher_cache.KEYS if n in batch)))
-                at = None if isinstance(self.temperature, nn.Module) else float(self.temperature)
-                scores = divergences.stored(T.detach(), self.teacher, tail=self.tail, at=at)
+            answers, scores = self._answers(batch, teacher, T.detach())
             options = dict(temperature=T, divergence=self.divergence, chunk=self.chunk)
             options |= dict(kd=weights["logits"], ce=weights.get("ce", 0.0)) if one_pass else {}
             options["token_weights"] = batch.get(TOKEN_WEIGHTS)
@@ -153,6 +144,21 @@ class Objective:
         if self.alignment is not None:
             added["alignment"] = self.alignment(student.layers, teacher.layers, labels)
         return plain, added
+
+    def _answers(
+        self, batch: Batch, teacher: "States | None", T: Tensor
+    ) -> tuple[tuple[Tensor, ...], divergences.Scores]:
+        """What the teacher says of the next tokens, live or as the cache has it, and how scores are made of that."""
+        if teacher is not None:
+            # On a card the scores are a product in the autocast dtype, as the student's are; on a CPU in fp32.
+            low = teacher.last.is_cuda and torch.is_autocast_enabled("cuda")
+            last = teacher.last.to(torch.get_autocast_dtype("cuda")) if low else teacher.last
+            return (last,), divergences.live(T, teacher.head.detach().to(last.dtype))
+        if teacher_cache.VALUES not in batch:
+            raise ValueError("no answers in the batch: train on teacher_cache.Cached(batches, cache)")
+        answers = tuple(teacher_cache.widened(batch[name]) for name in teacher_cache.KEYS if name in batch)
+        at = None if isinstance(self.temperature, nn.Module) else float(self.temperature)
+        return answers, divergences.stored(T, self.teacher, tail=self.tail, at=at)
 
     def _note(self, name: str, loss: Tensor, weighted: Tensor, tokens: Tensor) -> None:
         now = torch.stack([loss.detach(), weighted.detach(), tokens.to(loss.dtype)])

@@ -44,7 +44,7 @@ class Learned(nn.Module):
         return self.strength * (self.raw - math.log(self.anchor)).square()
 
     def optimizer(self, lr: float = 1e-2) -> torch.optim.Optimizer:
-        return _own(self, lr)
+        return torch.optim.Adam(self.parameters(), lr=lr, weight_decay=0.0)
 
 
 class Adversarial(nn.Module):
@@ -76,7 +76,7 @@ class Adversarial(nn.Module):
         return self.low + (self.high - self.low) * raw.sigmoid()
 
     def optimizer(self, lr: float = 1e-2) -> torch.optim.Optimizer:
-        return _own(self, lr)
+        return torch.optim.Adam(self.parameters(), lr=lr, weight_decay=0.0)
 
 
 class Reversed(torch.autograd.Function):
@@ -90,7 +90,3 @@ class Reversed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return -ctx.strength * grad, None
-
-
-def _own(module: nn.Module, lr: float) -> torch.optim.Optimizer:
-    return torch.optim.Adam(module.parameters(), lr=lr, weight_decay=0.0)

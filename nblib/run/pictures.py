@@ -113,17 +113,16 @@ def live_curves(series: dict[str, Points], *, x: str, y: str, looks: dict[str, d
         look = f'transform="translate({place})" font-size="11" fill="{fill}" {look}'
         return f"<text {look}>{html.escape(words)}</text>"
 
+    def ticks(low: float, high: float, most: int) -> list[float]:
+        return [tick for tick in MaxNLocator(most, steps=[1, 2, 5, 10]).tick_values(low, high) if low <= tick <= high]
+
     parts, axes = [text("4,11", y, ""), text("508,200", x, 'text-anchor="end"')], "M56,20V168H508"
-    for place, value in [
-        (at(tick, y0), tick) for tick in MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(x0, x1) if x0 <= tick <= x1
-    ]:
-        axes += f"M{place}v4"
-        parts.append(text(place, f"{value:g}", 'text-anchor="middle" y="16"'))
-    for place, value in [
-        (at(x0, tick), tick) for tick in MaxNLocator(5, steps=[1, 2, 5, 10]).tick_values(y0, y1) if y0 <= tick <= y1
-    ]:
-        axes += f"M{place}h-4"
-        parts.append(text(place, f"{value:.5g}", 'text-anchor="end" x="-7" y="4"'))
+    for tick in ticks(x0, x1, 6):
+        axes += f"M{at(tick, y0)}v4"
+        parts.append(text(at(tick, y0), f"{tick:g}", 'text-anchor="middle" y="16"'))
+    for tick in ticks(y0, y1, 5):
+        axes += f"M{at(x0, tick)}h-4"
+        parts.append(text(at(x0, tick), f"{tick:.5g}", 'text-anchor="end" x="-7" y="4"'))
     parts.append(f'<path d="{axes}" fill="none" stroke="currentColor"/>')
     for number, (name, points) in enumerate(series.items()):
         dots, colour = looks[name].get("marker"), looks[name]["color"]
