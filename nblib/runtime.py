@@ -63,7 +63,7 @@ def pick(device: str = "auto", precision: str = "auto") -> Machine:
     if device not in ("cpu", "cuda"):
         raise ValueError(f"device = {device!r}: allowed are auto, cpu, cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device = 'cuda', but torch sees no CUDA device here; use auto or cpu")
+        raise ValueError("device = 'cuda': torch sees no CUDA device here (nblib gpu-check says why); use auto or cpu")
     if precision == "auto":
         precision, why_precision = native_precision(device)
     elif precision in PRECISIONS:

@@ -7,7 +7,8 @@ the inverse-gamma estimate
 
 is also the variance at which the sum of the KL terms (ard.py) is smallest, so fitting v and training the adapter pull
 the same way. n counts real tokens, and so does beta: with padding in one of them only, v depends on how a batch was
-padded. E z^2 is taken exactly, not by drawing, so an update uses no random numbers and a run resumes bit for bit.
+padded. E z^2 is taken exactly, not by drawing, so an update uses no random numbers and a run resumes bit for bit. The
+adapters below draw nothing either. In training they do, which makes E z^2 larger there: v_k is a little below its best.
 
 The rows come from a pool that training never sees, and are drawn anew each epoch. Fitted to training text, the priors
 would believe what the adapter has learned by heart.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nblib import checkpoint, files, losses, wiring
 from nblib.losses import Batch, Loss
+from nblib.methods import lora_folder
 from nblib.methods.ard import adapters, install
 
 FILE = "ard.safetensors"
@@ -97,7 +98,10 @@ def save(model: nn.Module, folder: Path | str) -> Path:
     if not specs:
         raise ValueError("the model has no adapters: there is nothing to save")
     state, specs = _state(model), json.dumps(specs)
-    return _write(Path(folder) / FILE, state, {"format": "pt", "ard": specs, "sha256": _digest(specs, state)})
+    path, about = Path(folder) / FILE, {"format": "pt", "ard": specs, "sha256": _digest(specs, state)}
+    with files.replacing(path) as partial:
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=about)
+    return path
 
 
 def load(model: nn.Module, folder: Path | str) -> nn.Module:
@@ -130,31 +134,13 @@ def load(model: nn.Module, folder: Path | str) -> nn.Module:
 
 def export_peft(model: nn.Module, folder: Path | str) -> Path:
     """The mean adapter as a PEFT LoRA folder: `PeftModel.from_pretrained(base, folder)` gives the same logits."""
-    from peft import LoraConfig
-
-    layers, folder = adapters(model), Path(folder)
+    layers = adapters(model)
     if not layers:
         raise ValueError("the model has no adapters: there is nothing to export")
-    ranks = {name: a.rank for name, a in layers.items()}
-    alphas = {name: a.scale * a.rank for name, a in layers.items()}  # PEFT divides by the rank a layer has left
-    config = LoraConfig(
-        r=max(ranks.values()),
-        lora_alpha=max(alphas.values()),
-        target_modules=list(layers),
-        rank_pattern=ranks,
-        alpha_pattern=alphas,
-        fan_in_fan_out=any(isinstance(a.base, wiring.Conv1D) for a in layers.values()),
-        base_model_name_or_path=getattr(model, "name_or_path", None),
-        task_type="CAUSAL_LM",
-        inference_mode=True,
-    )
-    state = {}
-    for name, a in layers.items():
-        state[f"base_model.model.{name}.lora_A.weight"] = a.lora_mean.detach()
-        state[f"base_model.model.{name}.lora_B.weight"] = a.lora_up.detach()
-    _write(folder / "adapter_model.safetensors", state, {"format": "pt"})
-    config.save_pretrained(folder)
-    return folder
+    factors = {name: lora_folder.Factors(a.lora_mean, a.lora_up, a.scale) for name, a in layers.items()}
+    transposed = any(isinstance(a.base, wiring.Conv1D) for a in layers.values())
+    base = getattr(model, "name_or_path", None)
+    return lora_folder.save(factors, folder, base=base, transposed=transposed)
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
@@ -167,9 +153,3 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
 
 def _digest(specs: str, state: dict[str, Tensor]) -> str:
     return checkpoint.fingerprint((specs + name, state[name]) for name in sorted(state))
-
-
-def _write(path: Path, state: dict[str, Tensor], metadata: dict[str, str]) -> Path:
-    with files.replacing(path) as partial:
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, partial, metadata=metadata)
-    return path

@@ -38,9 +38,12 @@ class DepthLayer(nn.Module):
 
     def __init__(self, block: nn.Module, hidden: int, *, capacity: float, causal: bool, skipped: str, first: bool):
         super().__init__()
+        like = next(block.parameters())
+        like = dict(device=like.device, dtype=like.dtype)
         self.block, self.capacity, self.causal, self.skipped, self.first = block, capacity, causal, skipped, first
-        self.router = nn.Linear(hidden, 1)
-        self.predictor = nn.Sequential(nn.Linear(hidden, hidden // 4), nn.SiLU(), nn.Linear(hidden // 4, 1))
+        self.router = nn.Linear(hidden, 1, **like)
+        middle = nn.Linear(hidden, hidden // 4, **like)
+        self.predictor = nn.Sequential(middle, nn.SiLU(), nn.Linear(hidden // 4, 1, **like))
         for linear in (self.router, self.predictor[0], self.predictor[2]):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
@@ -176,9 +179,8 @@ def attach(
     if wrong := [i for i in layers if not 0 <= i < len(stack) or isinstance(stack[i], DepthLayer)]:
         raise ValueError(f"layers = {layers}: {wrong[0]} is not one of 0 to {len(stack) - 1}, or is wrapped already")
     for i in layers:
-        weight = next(stack[i].parameters())
         options = dict(capacity=capacity, causal=causal, skipped=skipped, first=i == 0)
-        stack[i] = DepthLayer(stack[i], model.config.hidden_size, **options).to(weight.device, weight.dtype)
+        stack[i] = DepthLayer(stack[i], model.config.hidden_size, **options)
         stack[i].train(model.training)
     return layers
 

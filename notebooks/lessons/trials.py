@@ -151,7 +151,7 @@ def _coloured(lines: list[str], beside: list[str] | None, style: str) -> str:
         else f"<span style='{style}'>{html.escape(line)}</span>"
         for n, line in enumerate(lines)  # the first line is the name of the function, which always differs
     ]
-    return f"<pre style='text-align: left; margin: 0'>{chr(10).join(rows)}</pre>"
+    return f"<pre style='text-align: left; margin: 0; font-family: monospace'>{chr(10).join(rows)}</pre>"
 
 
 def _verdict(p: Pitfall, shows: dict[str, bool | None]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What the gpu profiles of notebooks 10 to 13 need, by the notebooks' own lines on a card of shapes.
+"""What the gpu profiles of notebooks 10 to 15 need, by the notebooks' own lines on a card of shapes.
 
     python tests/card/profile_memory.py [NOTEBOOK ...] [--one]
 
@@ -25,7 +25,7 @@ import transformers as tf
 from torch import nn
 from torch.nn import functional as F
 
-from lessons import muon_race
+from lessons import goose, jamba, mixture_of_depths, multi_token, muon_race
 from nblib import base, losses, memory, models, paths, runtime
 from nblib.methods import ard, lrc, moe, objective, param_groups
 from nblib.run import parameters
@@ -39,8 +39,10 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM2-1.7B": tf.LlamaConfig(
         vocab_size=49152, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=32, **KEYS
     ),
+    "openai-community/gpt2": tf.GPT2Config(use_cache=False),
 }
 DEFAULTS = {"10_lrc": 8, "11_ard_lora": 8, "12_moe_muon": 8, "13_distillation": 4}
+DEFAULTS |= {"14_sparse_depth": 8, "15_spiking_student": 4}
 LINE = "# As computed, not measured, in GB of the card: "
 
 
@@ -70,6 +72,7 @@ def chosen(name: str, values: dict, net: nn.Module | None):
     machine = runtime.Machine(torch.device("cuda:0"), "bf16", "a card of shapes")
     world = dict(values) | dict(torch=torch, partial=partial, models=models, losses=losses, machine=machine)
     world |= dict(lrc=lrc, ard=ard, moe=moe, objective=objective, param_groups=param_groups, muon_race=muon_race)
+    world |= dict(goose=goose, jamba=jamba, mixture_of_depths=mixture_of_depths, multi_token=multi_token)
     world |= dict(vocabulary=base.RECIPES["full"]["vocab"] if net is None else net.config.vocab_size, teacher=net)
     world |= dict(setup=SimpleNamespace(model=net), data=SimpleNamespace(model=net))
     world["shape"] = {
@@ -89,20 +92,34 @@ def chosen(name: str, values: dict, net: nn.Module | None):
         return options["rows"], options["accumulate"]
 
     world["memory"] = SimpleNamespace(estimate=memory.estimate, build=memory.build, fit=fit)
-    for cell in parameters.cells(paths.notebooks() / f"{name}.ipynb"):
-        if "memory.fit(" in cell["source"]:
-            keep = [n for n in ast.parse(cell["source"]).body if _needed(n)]
-            exec(compile(ast.Module(keep, []), name, "exec"), world)
+    exec(compile(ast.Module(_lines(name), []), name, "exec"), world)
     need, beside = calls["need"], calls["beside"]
     return lambda rows: need(rows) + beside + here, lambda gb: memory.fit(
         need, beside=beside, room=int(gb * 1e9) - here, **calls["options"]
     )
 
 
-def _needed(node: ast.stmt) -> bool:
+def _lines(name: str) -> list[ast.stmt]:
+    """Of the cell that chooses the rows what the choice needs, and before it the notebook's functions that it calls."""
+    functions: dict[str, ast.stmt] = {}
+    keep: list[ast.stmt] = []
+    for cell in parameters.cells(paths.notebooks() / f"{name}.ipynb"):
+        if cell["cell_type"] == "code" and "await " not in cell["source"]:
+            nodes = ast.parse(cell["source"]).body
+            if "memory.fit(" in cell["source"]:
+                keep = [node for node in nodes if _names(node) & {"need", "copies", "plan", "fit"}]
+                break
+            functions |= {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+    for node in keep:  # grows while it is read
+        keep += [functions.pop(called) for called in sorted(_names(node) & functions.keys())]
+    return [node for node in keep if isinstance(node, ast.FunctionDef)] + [
+        node for node in keep if not isinstance(node, ast.FunctionDef)
+    ]
+
+
+def _names(node: ast.stmt) -> set[str]:
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {getattr(node, "name", "")}
-    attributes = {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
-    return bool(names & {"need", "copies", "plan"} or "fit" in attributes)
+    return names | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
 
 
 def model_of(name: str, values: dict) -> nn.Module | None:
@@ -112,7 +129,7 @@ def model_of(name: str, values: dict) -> nn.Module | None:
 def work(name: str, values: dict, net: nn.Module | None) -> tuple[int, float]:
     """Tokens of the main training, and hours."""
     tokens = DEFAULTS[name] * values["accumulate"] * values["length"] * values["steps"]
-    each = 8 if values["checkpointing"] else 6
+    each = 8 if values.get("checkpointing") else 6
     with torch.device("meta"):
         if name == "12_moe_muon":
             mixture = muon_race.backbone(
@@ -125,6 +142,17 @@ def work(name: str, values: dict, net: nn.Module | None) -> tuple[int, float]:
         elif name == "13_distillation":
             shape = dict(hidden=values["hidden"], layers=values["layers"], heads=values["attention_heads"])
             student = models.tiny(net.config.vocab_size, length=values["length"], **shape)
+            operations = each * models.count(student)["all"] + 2 * models.count(net)["all"]
+        elif name == "14_sparse_depth":
+            parts = {key: values[key] for key in ("hidden", "layers", "width", "experts", "top_k")}
+            family, heads, words = values["backbone"], values["attention_heads"], base.RECIPES["full"]["vocab"]
+            mixture = muon_race.backbone(words, family=family, heads=heads, **parts)
+            sizes = moe.sizes(mixture)
+            blocks = sizes["active"] - words * values["hidden"]  # every second one works on a share of the tokens
+            operations = each * (blocks * (1 + values["capacity"]) / 2 + words * values["hidden"] * values["ahead"])
+        elif name == "15_spiking_student":
+            shape = dict(hidden=values["hidden"], layers=values["layers"], length=values["length"])
+            student = goose.tiny(net.config.vocab_size, **shape)
             operations = each * models.count(student)["all"] + 2 * models.count(net)["all"]
         else:
             operations = each * models.count(net)["all"]

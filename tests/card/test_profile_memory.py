@@ -6,7 +6,7 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(absent_card.missing()), reason=absent_card.missing())]
 
-PROFILES = ("10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation")
+PROFILES = ("10_lrc", "11_ard_lora", "12_moe_muon", "13_distillation", "14_sparse_depth", "15_spiking_student")
 
 
 @pytest.fixture(scope="module")

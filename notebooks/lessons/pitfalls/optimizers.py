@@ -23,7 +23,7 @@ from lessons.pitfalls import VERSIONS, Pitfall, bench
 from nblib import train
 from nblib.methods import param_groups
 
-STEPS = 60
+STEPS = 40
 
 # ---------------------------------------------------------------- P30
 
@@ -186,7 +186,7 @@ def clock_per_step(optimizer, backward, accumulate, plan, schedule=clamped_cosin
 
 def scheduled(schedule: str, *, per_micro_batch: bool = False, steps: int = 24, accumulate: int = 4) -> dict:
     """Steps of four micro-batches; `schedule` is the cosine of 'transformers' or of 'nblib'."""
-    model, data = bench.trained(), bench.batches("code", rows=4)
+    model, data = bench.trained(), bench.batches("code", rows=2)
     optimizer = AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     first, rates, facts = model.model.norm.weight.detach().clone(), [], {}
 
