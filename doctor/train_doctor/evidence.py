@@ -18,6 +18,9 @@ import torch
 from torch import Tensor, nn
 
 
+ROOM = 256  # events of one kind that a round keeps
+
+
 def nothing() -> None:
     """Stands in for a weak reference to an object that is not there any more."""
 
@@ -178,6 +181,8 @@ class Evidence:
         self.started = time.time()
         self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
         self.events: list[Event] = []
+        self.crowded: set[type[Event]] = set()  # kinds of which some were not kept
+        self._room: Counter = Counter()  # events of the round under way, by kind
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
@@ -207,6 +212,19 @@ class Evidence:
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
 
     # ---------------------------------------------------------------- events
+    def note(self, event: Event) -> bool:
+        """Keep an event, unless its round has enough of its kind: an evaluation or a rollout makes thousands."""
+        if self._room.pop("round", self.rounds) != self.rounds:
+            self._room.clear()
+        self._room["round"] = self.rounds
+        kind = type(event), *(getattr(event, name, None) for name in ("role", "grad", "name"))
+        self._room[kind] += 1
+        if self._room[kind] > ROOM:
+            self.crowded.add(type(event))
+            return False
+        self.events.append(event)
+        return True
+
     def of(self, kind: type[E], **where) -> list[E]:
         """Events of a kind, in order, that have these attributes."""
         found = (event for event in self.events if isinstance(event, kind))

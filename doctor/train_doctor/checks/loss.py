@@ -244,6 +244,8 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     however few tokens it has, so tokens in short ones weigh more. Fix: Sum the losses and divide by the number of
     supervised tokens in the whole step (num_items_in_batch).
     """
+    if Backward in e.crowded:
+        return unknown("a step has more backwards than are kept")
     rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in rounds if _accumulates(bs)]
     if not rounds:
