@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train_doctor import owners
+from train_doctor import fed, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
@@ -29,7 +29,6 @@ from train_doctor.waits import Waits
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
 CALLS = 4096  # of models without a backward, for each step to be watched; then the watch ends
 HELD = 64  # losses whose tensors are held until the next backward
-LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
 
@@ -61,7 +60,7 @@ class Calls(Part):
             self._root(m)
         for wrapper in e.wrappers:
             self._wrapper(wrapper)
-        for name in LOSSES:
+        for name in fed.LOSSES:
             self.at.around(F, name, self._see_loss)
         if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
             self._discover()
@@ -123,13 +122,18 @@ class Calls(Part):
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
-        value = original(*args, **kwargs)
+        try:
+            value = original(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if not self.at.blind:
+                self._loss(original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error))
+            raise
         if not self.at.blind:
             self._loss(original.__name__, args, kwargs, value, torch.is_grad_enabled())
         return value
 
     @quietly
-    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool) -> None:
+    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
         given = dict(zip(("input", "target"), args)) | kwargs
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
@@ -145,7 +149,11 @@ class Calls(Part):
             number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
+            raised=raised,
         )
+        early = self.e.rounds < fed.ROUNDS and len(self.entropies) < fed.CALLS
+        if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
+            entropy.fed = fed.look(name, entropy.input, entropy.target)
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:

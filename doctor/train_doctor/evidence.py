@@ -61,10 +61,32 @@ class Call(Event):
 
 
 @dataclass
+class Fed:
+    """What a loss was given, see fed.py: numbers about some rows of it, and where they come from."""
+
+    makers: list[str]  # functions that made the input, the last one first, views left out
+    logged: bool  # a logarithm is in the arithmetic before it
+    shape: tuple[int, ...] = ()
+    target_shape: tuple[int, ...] | None = None
+    classes: int | None = None
+    rows: int = 0  # looked at
+    tolerance: float = 1e-4  # of sums, in its dtype
+    low: float | None = None
+    high: float | None = None
+    sums: float | None = None  # largest distance of a row's sum from 1
+    over_classes: float | None = None  # largest distance of a row's logsumexp from 0
+    over_rows: float | None = None  # the same down the columns; NaN where it was not looked at
+    target_low: float | None = None  # of targets that are no indices
+    target_high: float | None = None
+    target_sums: list[float] | None = None  # least and largest sum of a row
+    target_hard: bool = False  # only zeros and ones
+
+
+@dataclass
 class Entropy(Event):
     """One call of a loss function of torch.nn.functional. Tensors are live until the next backward begins."""
 
-    name: str  # "cross_entropy", "kl_div", "nll_loss", "mse_loss"
+    name: str  # one of fed.LOSSES
     input: Tensor | None
     target: Tensor | None
     value: Tensor | None
@@ -73,8 +95,11 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
-    number: float | None = None  # its value, of a divergence
+    number: float | None = None  # its value, of a divergence or of a loss that is used
     shape: tuple[int, ...] = ()  # of the input
+    fed: Fed | None = None  # in the first rounds
+    used: bool = False  # the differentiated loss hangs on it
+    raised: str = ""
 
 
 @dataclass

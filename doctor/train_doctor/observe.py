@@ -29,7 +29,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fingerprint, measures, owners, probes
+from train_doctor import anatomy, fed, fingerprint, measures, owners, probes
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -452,6 +452,8 @@ class Observer(Part):
         if not e.note(event):
             return None  # only counted
         if scalar:
+            if e.rounds < fed.ROUNDS:
+                event.entropies += fed.mark(loss, event.entropies, e.rounds)
             event.reading = fingerprint.read(e, event, loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)

@@ -97,11 +97,18 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
     module = unwrap(module, [])
     if is_compiled(module):
         raise RuntimeError("a compiled module would be compiled anew for other tensors")
-    held = (*module.named_parameters(), *module.named_buffers())
-    copies = {name: t.detach().clone() for name, t in held if type(t) in PLAIN and not t.is_meta}
+    instead = {id(p): (others or {}).get(name) for name, p in module.named_parameters()}
+    swaps = {}
+    for prefix, m in module.named_modules():  # each once: under two names functional_call would put back its own copy
+        for name, t in (*m._parameters.items(), *m._buffers.items()):
+            if type(t) not in PLAIN or t.is_meta:
+                continue
+            if instead.get(id(t)) is None:
+                instead[id(t)] = t.detach().clone()
+            swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
     args, kwargs = _copied(args), _copied(kwargs)
     with _state_copied(module):
-        return torch.func.functional_call(module, copies | (others or {}), args, kwargs)
+        return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
 
 @contextlib.contextmanager
