@@ -1,4 +1,4 @@
-"""The doctor does no harm: programs that it once crashed, slowed or blamed, each in the style in which people write them.
+"""The doctor does no harm: programs that it once crashed, slowed or blamed, written as people write them.
 
 The first seven were found on public programs. Each trains alone, and must train to the same bits under the watch.
 """
@@ -241,7 +241,7 @@ def test_a_watch_of_calls_alone_ends(monkeypatch):
 
 # ------------------------------------------------------------------------------------------------ hooks of the user
 def test_hooks_of_the_user_see_the_run_and_not_the_replays():
-    """The fp32 shadow steps an optimizer of its own, and a teacher is asked again: neither is anything of the user's."""
+    """The fp32 shadow steps an optimizer of its own, and a teacher is asked again: neither is the user's."""
     student, teacher = small().bfloat16(), small().bfloat16().eval()
     optimizer = torch.optim.AdamW(student.parameters(), 1e-2)
     steps, calls = [], []

@@ -32,7 +32,7 @@ ASIDE = threading.local()  # .busy while some watch works aside in this thread; 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 FAULTS = 16  # of watching itself that are kept
 COPYING = ("__getstate__", "__reduce__", "__reduce_ex__", "__deepcopy__")
-SHARED = {  # of every module, of every optimizer: those that a user has put there are not called by what a watch replays
+SHARED = {  # hooks of every module and optimizer: those that a user has put there are not called by replays
     nn.modules.module: [name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name],
     torch_optimizer: ["_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"],
 }
@@ -82,7 +82,8 @@ class Attachments:
         self.undo.append(handle.remove)
         for kind in type(module).__mro__:
             for name in COPYING if issubclass(kind, nn.Module) else ():
-                own = isinstance(vars(kind).get(name), types.FunctionType) or (kind, name) == (nn.Module, "__getstate__")
+                inherited = kind is nn.Module and name == "__getstate__"  # from object
+                own = inherited or isinstance(vars(kind).get(name), types.FunctionType)
                 if own and (kind, name) not in self.guarded:
                     self.guarded.add((kind, name))
                     self.around(kind, name, self.lifted if name == "__deepcopy__" else self.without_hooks)

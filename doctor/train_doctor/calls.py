@@ -150,6 +150,7 @@ class Calls(Part):
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
             raised=raised,
+            log_target=bool(kwargs.get("log_target", False)),
         )
         early = self.e.rounds < fed.ROUNDS and len(self.entropies) < fed.CALLS
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):

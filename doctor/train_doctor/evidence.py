@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-
 ROOM = 256  # events of one kind that a round keeps
 
 
@@ -100,6 +99,7 @@ class Entropy(Event):
     fed: Fed | None = None  # in the first rounds
     used: bool = False  # the differentiated loss hangs on it
     raised: str = ""
+    log_target: bool = False  # of kl_div
 
 
 @dataclass
@@ -116,6 +116,7 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
 

@@ -138,3 +138,29 @@ def _unrecorded(node, here: str, round: int) -> Entropy | None:
     event = Entropy(round, name, None, None, None, "", None, grad=True, connected=True)
     event.fed, event.used = fed, True
     return event
+
+
+def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """A difference of (N, 1) or (N) with something that has no gradient, which became (N, N) on its way to the loss."""
+    node = loss.grad_fn
+    for _ in range(8):
+        if node is None:
+            return None
+        edges = [edge for edge, _ in node.next_functions]
+        live = [edge for edge in edges if edge is not None]
+        after = _shape(node)
+        if (
+            kind(node) in ("Sub", "Rsub")
+            and len(after) == 2
+            and after[0] == after[1] > 1
+            and len(live) == 1 < len(edges)
+        ):
+            before = _shape(live[0])
+            return (before, after) if before in ((after[0], 1), (after[0],)) else None
+        node = live[0] if len(live) == 1 else None
+    return None
+
+
+def _shape(node) -> tuple[int, ...]:
+    held = getattr(node, "_input_metadata", None)
+    return tuple(held[0].shape) if held else ()

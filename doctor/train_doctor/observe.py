@@ -50,7 +50,6 @@ from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
 from train_doctor.waits import Waits
 
-
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 
@@ -454,6 +453,7 @@ class Observer(Part):
         if scalar:
             if e.rounds < fed.ROUNDS:
                 event.entropies += fed.mark(loss, event.entropies, e.rounds)
+                event.square = fed.square(loss)
             event.reading = fingerprint.read(e, event, loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)

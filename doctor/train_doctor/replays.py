@@ -17,10 +17,13 @@ from train_doctor.evidence import Call, Evidence, is_adapter
 from train_doctor.reading import is_compiled, unwrap
 
 ELEMENTS = 2**28  # logits of a replay
-PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so, and nothing writes to it
+PLAIN = (
+    Tensor,
+    nn.Parameter,
+    nn.Buffer,
+)  # a packed weight (bitsandbytes) cannot be copied so, and nothing writes to it
 HELD = ("_parameters", "_buffers", "_modules")
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # not copied: functional_call swaps what counts of it
-
 
 
 def run(e: Evidence) -> None:

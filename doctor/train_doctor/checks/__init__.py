@@ -17,6 +17,7 @@ from train_doctor.checks import (
     forward,
     labels,
     loss,
+    losses,
     modes,
     parallel,
     precision,
@@ -31,7 +32,7 @@ from train_doctor.checks import (
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 

@@ -80,15 +80,15 @@ def dead_term(e: Evidence) -> Fired | Verdict:
 
     Declared terms (report.terms) are looked at one by one. Otherwise the loss's graph is followed: a number that was
     added outside of it and is a fixed multiple of a recorded loss without a gradient is such a term. A metric that is
-    only printed, and a true constant in the loss, are left alone. Where a teacher is asked at each step and no other term
-    teaches, the dead term is the distillation, which is an error.
+    only printed, and a true constant in the loss, are left alone. Where a teacher is asked at each step and no other
+    term teaches, the dead term is the distillation, which is an error.
 
     ERROR or WARN dead-loss-term: {term} changes the number but trains nothing: it was computed without the trained
     model's own output (the teacher's twice, detached logits, or under no_grad). Fix: Compute the term from the trained
     model's logits, with gradients on and without detach.
-    ERROR or WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from the
-    student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and leave
-    it alone.
+    ERROR or WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from
+    the student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and
+    leave it alone.
     """
     backwards = [b for b in e.of(Backward) if b.requires_grad]
     if not backwards:

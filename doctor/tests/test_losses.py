@@ -1,0 +1,324 @@
+"""Losses without tokens: each is fed the wrong thing in the way people do it, and mended by one line.
+
+A fault and its mended twin train the same small network on the same batches. What is wrong is named first, at the
+severity that its evidence supports; the twin, and healthy programs that look alike, raise nothing.
+"""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.functional import binary_cross_entropy_with_logits as bce_logits_by_name
+from torch.nn.functional import cross_entropy as entropy_by_name
+from torch.nn.functional import mse_loss as mse_by_name
+from torch.nn.functional import nll_loss as nll_by_name
+
+import train_doctor as doctor
+from train_doctor import ERROR, NOTE, WARN
+
+N, CLASSES = 32, 5
+
+
+def train(loss_of, *, out: int = CLASSES, top=None, rounds: int = 6, model=None, per_step: int = 1):
+    """Train a small network, `top` at its end, on `loss_of(outputs, inputs)`."""
+    torch.manual_seed(0)
+    body = [nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, out)]
+    model = model or nn.Sequential(*body, *([top] if top is not None else []))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with contextlib.suppress(RuntimeError, ValueError), doctor.watch(model, say=False) as report:
+        for _ in range(rounds):
+            optimizer.zero_grad()
+            for _ in range(per_step):
+                x = torch.randn(N, 8)
+                loss_of(model(x), x).backward()
+            optimizer.step()
+    return report
+
+
+def classes(x):
+    """Targets that can be learnt."""
+    return x[:, :CLASSES].argmax(1)
+
+
+def flags(x, width: int = CLASSES):
+    return (x[:, :width] > 0).float()
+
+
+def value(x):
+    """(N)"""
+    return x.sum(1)
+
+
+def soft(x):
+    return (2 * x[:, :CLASSES]).softmax(-1)
+
+
+CE, NLL, BCE, BCEL = nn.CrossEntropyLoss(), nn.NLLLoss(), nn.BCELoss(), nn.BCEWithLogitsLoss()
+KL = nn.KLDivLoss(reduction="batchmean")
+
+
+def case(wrong, right, check, fault, severity=ERROR, **how):
+    """`how` is for both; what ends in _wrong or _right for one of them."""
+    common = {k: v for k, v in how.items() if not k.endswith(("_wrong", "_right"))}
+    ways = [
+        common | {k.removesuffix(end): v for k, v in how.items() if k.endswith(end)} for end in ("_wrong", "_right")
+    ]
+    return (wrong, ways[0]), (right, ways[1]), check, fault, severity
+
+
+def dense(loss):
+    """On images: (N, C, H, W)."""
+    return lambda y, x: loss(y.view(-1, CLASSES, 2, 2), (x[:, :4] > 0).long().view(-1, 2, 2))
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 16 * CLASSES)
+
+    def forward(self, x):
+        return self.inner(x).view(-1, CLASSES, 16)
+
+
+CASES = {
+    "softmax layer, module": case(
+        lambda y, x: CE(y, classes(x)), lambda y, x: CE(y, classes(x)), "F3", "double softmax", top_wrong=nn.Softmax(-1)
+    ),
+    "softmax, function": case(
+        lambda y, x: F.cross_entropy(y.softmax(1), classes(x)),
+        lambda y, x: F.cross_entropy(y, classes(x)),
+        "F3",
+        "double softmax",
+    ),
+    "softmax, two classes": case(
+        lambda y, x: F.cross_entropy(y.softmax(1), (x[:, 0] > 0).long()),
+        lambda y, x: F.cross_entropy(y, (x[:, 0] > 0).long()),
+        "F3",
+        "double softmax",
+        out=2,
+    ),
+    "softmax by hand": case(
+        lambda y, x: CE(y.exp() / y.exp().sum(-1, keepdim=True), classes(x)),
+        lambda y, x: CE(y, classes(x)),
+        "F3",
+        "double softmax",
+    ),
+    "softmax, soft targets": case(
+        lambda y, x: CE(y.softmax(-1), soft(x)), lambda y, x: CE(y, soft(x)), "F3", "double softmax"
+    ),
+    "softmax, a name of one's own": case(
+        lambda y, x: entropy_by_name(y.softmax(-1), classes(x)),
+        lambda y, x: entropy_by_name(y, classes(x)),
+        "F3",
+        "double softmax",
+    ),
+    "softmax on images": case(
+        dense(lambda y, t: CE(y.softmax(1), t)), dense(CE), "F3", "double softmax", out=4 * CLASSES
+    ),
+    "softmax under log_softmax": case(
+        lambda y, x: NLL(F.log_softmax(y.softmax(-1), -1), classes(x)),
+        lambda y, x: NLL(F.log_softmax(y, -1), classes(x)),
+        "F3",
+        "double softmax",
+    ),
+    "sigmoid before cross_entropy": case(
+        lambda y, x: CE(y, classes(x)), lambda y, x: CE(y, classes(x)), "F3", "sigmoid", WARN, top_wrong=nn.Sigmoid()
+    ),
+    "ReLU before cross_entropy": case(
+        lambda y, x: CE(y, classes(x)), lambda y, x: CE(y, classes(x)), "F3", "relu", WARN, top_wrong=nn.ReLU()
+    ),
+    "logits into nll_loss": case(
+        lambda y, x: F.nll_loss(y, classes(x)),
+        lambda y, x: F.nll_loss(y.log_softmax(-1), classes(x)),
+        "F3",
+        "softmax is missing",
+    ),
+    "logits into nll_loss, a name of one's own": case(
+        lambda y, x: nll_by_name(y, classes(x)),
+        lambda y, x: nll_by_name(y.log_softmax(-1), classes(x)),
+        "F3",
+        "softmax is missing",
+    ),
+    "probabilities into nll_loss": case(
+        lambda y, x: NLL(y, classes(x)),
+        lambda y, x: NLL(y, classes(x)),
+        "F3",
+        "given probabilities",
+        top_wrong=nn.Softmax(-1),
+        top_right=nn.LogSoftmax(-1),
+    ),
+    "softmax over the batch": case(
+        lambda y, x: NLL(y.log_softmax(0), classes(x)),
+        lambda y, x: NLL(y.log_softmax(1), classes(x)),
+        "F3",
+        "dimension",
+    ),
+    "logits into BCE": case(
+        lambda y, x: BCE(y, flags(x)), lambda y, x: BCE(y, flags(x)), "F3", "sigmoid is", top_right=nn.Sigmoid()
+    ),
+    "sigmoid twice": case(
+        lambda y, x: BCEL(y, flags(x)), lambda y, x: BCEL(y, flags(x)), "F3", "double sigmoid", top_wrong=nn.Sigmoid()
+    ),
+    "sigmoid twice, squeezed": case(
+        lambda y, x: F.binary_cross_entropy_with_logits(y.sigmoid().squeeze(-1), flags(x, 1).squeeze(-1)),
+        lambda y, x: F.binary_cross_entropy_with_logits(y.squeeze(-1), flags(x, 1).squeeze(-1)),
+        "F3",
+        "double sigmoid",
+        out=1,
+    ),
+    "sigmoid twice, a name of one's own": case(
+        lambda y, x: bce_logits_by_name(y.sigmoid(), flags(x)),
+        lambda y, x: bce_logits_by_name(y, flags(x)),
+        "F3",
+        "double sigmoid",
+    ),
+    "sigmoid twice before BCE": case(
+        lambda y, x: BCE(y.sigmoid(), flags(x)),
+        lambda y, x: BCE(y, flags(x)),
+        "F3",
+        "double sigmoid",
+        top=nn.Sigmoid(),
+    ),
+    "softmax into BCE with logits": case(
+        lambda y, x: BCEL(y.softmax(-1), flags(x)), lambda y, x: BCEL(y, flags(x)), "F3", "double sigmoid"
+    ),
+    "probabilities into kl_div": case(
+        lambda y, x: KL(y.softmax(-1), soft(x)),
+        lambda y, x: KL(y.log_softmax(-1), soft(x)),
+        "F3",
+        "given probabilities",
+    ),
+    "logits into kl_div": case(
+        lambda y, x: F.kl_div(y, soft(x), reduction="batchmean"),
+        lambda y, x: F.kl_div(y.log_softmax(-1), soft(x), reduction="batchmean"),
+        "F3",
+        "softmax is missing",
+    ),
+    "logarithms as targets of kl_div": case(
+        lambda y, x: KL(y.log_softmax(-1), soft(x).log()),
+        lambda y, x: F.kl_div(y.log_softmax(-1), soft(x).log(), reduction="batchmean", log_target=True),
+        "F20",
+        "log_target",
+    ),
+    "probabilities with log_target": case(
+        lambda y, x: F.kl_div(y.log_softmax(-1), soft(x), reduction="batchmean", log_target=True),
+        lambda y, x: F.kl_div(y.log_softmax(-1), soft(x), reduction="batchmean"),
+        "F20",
+        "log_target",
+    ),
+    "classes of -1 and 1 in BCE with logits": case(
+        lambda y, x: BCEL(y, 2 * flags(x) - 1), lambda y, x: BCEL(y, flags(x)), "F20", "targets"
+    ),
+    "pixels of 0 to 255 in BCE": case(
+        lambda y, x: BCE(y, 255 * flags(x)), lambda y, x: BCE(y, flags(x)), "F20", "255", top=nn.Sigmoid()
+    ),
+    "several classes in cross_entropy": case(
+        lambda y, x: CE(y, flags(x)), lambda y, x: BCEL(y, flags(x)), "F20", "multi-hot", WARN
+    ),
+    "(N, 1) and (N) in MSE": case(
+        lambda y, x: nn.MSELoss()(y, value(x)),
+        lambda y, x: nn.MSELoss()(y.squeeze(-1), value(x)),
+        "F21",
+        "shape",
+        out=1,
+    ),
+    "(N) and (N, 1) in L1": case(
+        lambda y, x: F.l1_loss(y.squeeze(-1), value(x)[:, None]),
+        lambda y, x: F.l1_loss(y, value(x)[:, None]),
+        "F21",
+        "shape",
+        out=1,
+    ),
+    "(N, 1) and (N) in Huber": case(
+        lambda y, x: nn.HuberLoss()(y, value(x)),
+        lambda y, x: nn.HuberLoss()(y, value(x)[:, None]),
+        "F21",
+        "shape",
+        out=1,
+    ),
+    "(N, 1) and (N) in SmoothL1": case(
+        lambda y, x: nn.SmoothL1Loss()(y, value(x)),
+        lambda y, x: nn.SmoothL1Loss()(y, value(x)[:, None]),
+        "F21",
+        "shape",
+        out=1,
+    ),
+    "(N, 1) and (N), a name of one's own": case(
+        lambda y, x: mse_by_name(y, value(x)), lambda y, x: mse_by_name(y[:, 0], value(x)), "F21", "shape", out=1
+    ),
+    "(N, 1) minus (N) by hand": case(
+        lambda y, x: (y - value(x)).pow(2).mean(),
+        lambda y, x: (y[:, 0] - value(x)).pow(2).mean(),
+        "F21",
+        "shape",
+        WARN,
+        out=1,
+    ),
+    "(N) minus (N, 1) by hand": case(
+        lambda y, x: (value(x)[:, None] - y[:, 0]).abs().mean(),
+        lambda y, x: (value(x) - y[:, 0]).abs().mean(),
+        "F21",
+        "shape",
+        WARN,
+        out=1,
+    ),
+    "(N, 5) and (N, 1) in MSE": case(
+        lambda y, x: F.mse_loss(y, value(x)[:, None]), lambda y, x: F.mse_loss(y, x[:, :5]), "F21", "shape", WARN
+    ),
+    "(N, 1) and (N) in BCE with logits": case(
+        lambda y, x: BCEL(y, flags(x, 1)[:, 0]), lambda y, x: BCEL(y, flags(x, 1)), "F21", "shape", out=1
+    ),
+    "(N, 1) and (N) in BCE": case(
+        lambda y, x: BCE(y, flags(x, 1)[:, 0]),
+        lambda y, x: BCE(y, flags(x, 1)),
+        "F21",
+        "shape",
+        out=1,
+        top=nn.Sigmoid(),
+    ),
+    "one class": case(
+        lambda y, x: CE(y, torch.zeros(N, dtype=torch.long)), lambda y, x: BCEL(y, flags(x, 1)), "F21", "one", out=1
+    ),
+    "summed over the batch": case(
+        lambda y, x: F.cross_entropy(y, classes(x), reduction="sum"),
+        lambda y, x: F.cross_entropy(y, classes(x), reduction="sum") / N,
+        "F3",
+        "sum over",
+        WARN,
+    ),
+    "a mean divided by the batch": case(
+        lambda y, x: F.cross_entropy(y, classes(x)) / N,
+        lambda y, x: F.cross_entropy(y, classes(x)),
+        "F3",
+        "twice",
+        WARN,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_the_fault_is_named_first(name):
+    (loss_of, how), _, check, words, severity = CASES[name]
+    report = train(loss_of, **how)
+    root = report.root
+    assert not report.faults, report.faults
+    assert root is not None and (root.check, root.severity) == (check, severity), f"\n{report}"
+    assert words in f"{root.observed} {root.diagnosis} {root.fix}".lower(), f"\n{report}"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CASES)
+def test_its_mended_twin_is_clean(name):
+    _, (loss_of, how), check, *_ = CASES[name]
+    report = train(loss_of, **how)
+    clean(report)
+    assert report.verdicts[check].state == "OK" or check == "F20", report.verdicts[check]
+
+
+def clean(report) -> None:
+    assert report.done and not report.faults, report.faults
+    assert report.exception is None
+    assert not [f for f in report.findings if f.severity != NOTE], f"\n{report}"
