@@ -451,7 +451,7 @@ class Observer(Part):
         if not e.note(event):
             return None  # only counted
         if scalar:
-            if e.rounds < fed.ROUNDS:
+            if e.rounds < fed.ROUNDS or any(n.fed is not None for n in event.entropies):
                 event.entropies += fed.mark(loss, event.entropies, e.rounds)
                 event.square = fed.square(loss)
             event.reading = fingerprint.read(e, event, loss)
