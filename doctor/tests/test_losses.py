@@ -316,7 +316,9 @@ def test_its_mended_twin_is_clean(name):
     _, (loss_of, how), check, *_ = CASES[name]
     report = train(loss_of, **how)
     clean(report)
-    assert report.verdicts[check].state == "OK" or check == "F20", report.verdicts[check]
+    seen = {"OK"} | ({"NOT-APPLICABLE"} if check == "F20" else set())  # the twin's targets may be classes
+    unseen = {"UNKNOWN"} if "by hand" in name or "of one's own" in name else set()  # its shapes leave no trace
+    assert report.verdicts[check].state in seen | unseen, report.verdicts[check]
 
 
 def clean(report) -> None:
@@ -529,3 +531,11 @@ def test_a_token_model_is_judged_as_before():
             optimizer.step()
     clean(report)
     assert report.verdicts["F3"].state == "OK"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_first_line_says_when_the_loss_was_not_judged():
+    told = str(train(lambda y, x: (y[:, 0] - value(x)).pow(2).mean())).splitlines()[0]
+    assert "nothing found" in told and "its loss was not judged" in told
+    assert "not judged" not in str(train(lambda y, x: CE(y, classes(x))))
+    assert "not judged" not in str(train(lambda y, x: CE(y.softmax(-1), classes(x))))

@@ -257,7 +257,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
         found = [_broadcast(n.fed.shape, n.fed.target_shape) for n in calls]
         if name in (*fed.PLAIN, "kl_div") and None not in found:
             return found[0]
-    seen = bool(losses)
+    seen = any(name in fed.PLAIN for name, _ in losses)
     for text in e.warned:  # a name that was imported before the watch: torch warns
         match = SIZES.search(text) if not seen else None
         if match:
@@ -272,7 +272,9 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             f"a difference of {before}",
             fault="shapes-broadcast/by-hand",
         )
-    return OK if seen or squares else unknown("no loss was seen")
+    if any(n.fed.target_shape is not None for calls in losses.values() for n in calls):
+        return OK
+    return unknown("no call of a loss was seen with its shapes")
 
 
 def _broadcast(given: tuple[int, ...], target: tuple[int, ...] | None) -> Fired | None:
