@@ -7,6 +7,7 @@ import copy
 import gc
 import io
 import pickle
+from collections import OrderedDict, UserDict
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.optim import optimizer as optimizer_module
 
 import train_doctor as doctor
 from tests.bench import batches
-from train_doctor import ERROR, NOTE, evidence
+from train_doctor import ERROR, NOTE, evidence, replays
 
 
 def entropy(model, ids):
@@ -411,3 +412,31 @@ def test_a_replay_of_tied_and_shared_parts_leaves_every_parameter_in_place():
             optimizer.step()
     assert report.verdicts["F6"].state == "OK", report.verdicts["F6"]
     assert [id(p) for m in teacher.modules() for p in m._parameters.values()] == before
+
+
+def test_a_large_model_is_not_held_twice(monkeypatch):
+    """Its weights stay where they are for a replay, but for a table that the forward itself writes to."""
+    monkeypatch.setattr(replays, "LARGE", 0)
+    model, given = Counts(), []
+    model.head.register_forward_pre_hook(lambda m, args: given.append((m.weight, model.table.weight)))
+    replays.again(model, (batches(1)[0],), {})
+    head, table = given[0]
+    assert head is model.head.weight and table is not model.table.weight
+    assert model.calls == 0 and not model.seen
+
+
+class Takes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = small()
+
+    def forward(self, batch):
+        batch["ids"].clamp_(max=200)
+        return self.inner(batch.pop("ids"))
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, OrderedDict])
+def test_a_replay_takes_nothing_out_of_a_batch(kind):
+    batch = kind(ids=torch.tensor([[255, 3]]))
+    replays.again(Takes(), (batch,), {})
+    assert batch["ids"].tolist() == [[255, 3]]

@@ -9,6 +9,8 @@ them. The two answers of a teacher must not: with the same numbers its live drop
 """
 
 import contextlib
+import copy
+from collections import UserDict
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ PLAIN = (
     nn.Parameter,
     nn.Buffer,
 )  # a packed weight (bitsandbytes) cannot be copied so, and nothing writes to it
+LARGE = 2**32  # bytes of weights that are not held twice
 HELD = ("_parameters", "_buffers", "_modules")
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # not copied: functional_call swaps what counts of it
 
@@ -96,17 +99,23 @@ def _answer(module: nn.Module, call: Call, others: dict[str, Tensor] | None = No
 
 
 def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor] | None = None):
-    """Call a module on copies of its parameters, buffers, other state and arguments, with `others` in their place."""
+    """Call a module on copies of its parameters, buffers, other state and arguments, with `others` in their place.
+
+    Of a large model, a second copy might end the run. There the weights stay, but for tables that a forward writes to.
+    """
     module = unwrap(module, [])
     if is_compiled(module):
         raise RuntimeError("a compiled module would be compiled anew for other tensors")
     instead = {id(p): (others or {}).get(name) for name, p in module.named_parameters()}
+    large = sum(p.numel() * p.element_size() for p in module.parameters()) > LARGE
     swaps = {}
     for prefix, m in module.named_modules():  # each once: under two names functional_call would put back its own copy
         for name, t in (*m._parameters.items(), *m._buffers.items()):
             if type(t) not in PLAIN or t.is_meta:
                 continue
             if instead.get(id(t)) is None:
+                if large and name in m._parameters and getattr(m, "max_norm", None) is None:
+                    continue
                 instead[id(t)] = t.detach().clone()
             swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
     args, kwargs = _copied(args), _copied(kwargs)
@@ -119,11 +128,11 @@ def _state_copied(module: nn.Module):
     """Attributes of modules (counters, lists of activations, running tensors) are copies meanwhile, and come back."""
     saved = [(m, dict(m.__dict__), {kind: set(getattr(m, kind)) for kind in HELD}) for m in module.modules()]
     flags = [(p, p.requires_grad) for p in module.parameters()]
-    for m, before, _ in saved:
-        for name, value in before.items():
-            if name not in OWN and isinstance(value, (Tensor, list, dict, set)):
-                m.__dict__[name] = _copied(value)
     try:
+        for m, before, _ in saved:
+            for name, value in before.items():
+                if name not in OWN and isinstance(value, (Tensor, list, dict, set)):
+                    m.__dict__[name] = _copied(value)
         yield
     finally:
         for m, before, names in saved:
@@ -144,7 +153,11 @@ def _copied(x):
         return x.detach().clone()
     if type(x) in (list, tuple, set):
         return type(x)(map(_copied, x))
-    return {k: _copied(v) for k, v in x.items()} if type(x) is dict else x
+    if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
+        twin = copy.copy(x)
+        twin.update({k: _copied(v) for k, v in x.items()})
+        return twin
+    return x
 
 
 def _switched_off(module: nn.Module):
