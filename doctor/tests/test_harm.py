@@ -440,3 +440,32 @@ def test_a_replay_takes_nothing_out_of_a_batch(kind):
     batch = kind(ids=torch.tensor([[255, 3]]))
     replays.again(Takes(), (batch,), {})
     assert batch["ids"].tolist() == [[255, 3]]
+
+
+# ------------------------------------------------------------------------------------------------ a dead distillation
+def distil(dead: bool, by_hand: bool):
+    """The student's logits are detached in the second term."""
+    torch.manual_seed(0)
+    teacher, student = small().eval(), small()
+    optimizer = torch.optim.AdamW(student.parameters(), 1e-3)
+    with doctor.watch(student, teacher=teacher, say=False) as report:
+        for ids in batches(6):
+            with torch.no_grad():
+                goal = teacher(ids[:, :-1]).softmax(-1).flatten(0, 1)
+            logits = student(ids[:, :-1]).flatten(0, 1)
+            mine = (logits.detach() if dead else logits).log_softmax(-1)
+            if by_hand:
+                kd = (goal * (goal.log() - mine)).sum(-1).mean()
+            else:
+                kd = F.kl_div(mine, goal, reduction="batchmean")
+            optimizer.zero_grad()
+            (F.cross_entropy(logits, ids[:, 1:].flatten()) + 2.0 * kd).backward()
+            optimizer.step()
+    return report
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_dead_distillation_is_an_error(by_hand):
+    root = distil(dead=True, by_hand=by_hand).root
+    assert root is not None and (root.check, root.severity) == ("F2", ERROR), root
+    silent(distil(dead=False, by_hand=by_hand))
