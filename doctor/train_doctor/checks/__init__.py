@@ -15,6 +15,7 @@ from train_doctor.checks import (
     backward,
     compiling,
     forward,
+    idle,
     labels,
     loss,
     losses,
@@ -33,7 +34,7 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 
