@@ -32,7 +32,7 @@ def flag(name, value):
     return prepare
 
 
-@pytest.mark.parametrize("name", ["require_grad", "requires_grads", "required_grad", "requiresgrad"])
+@pytest.mark.parametrize("name", ["require_grad", "requires_grads", "required_grad", "requiresgrad", "requires_gard"])
 def test_a_misspelt_flag(name):
     report = train(flag(name, False))
     assert_root(report, "S18")
@@ -53,6 +53,23 @@ def test_flags_that_say_what_is_so():
 
     for prepare in (right, flag("requires_grad", False), flag("require_grad", True)):
         assert not [f for f in train(prepare).findings if f.severity != NOTE]
+
+
+def test_an_option_of_the_modules_own():
+    """Its code reads the flag, so it means what its author says."""
+
+    class Gate(nn.Linear):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+            self.requires_grads = False
+
+        def forward(self, x):
+            return super().forward(x.detach() if not self.requires_grads else x)
+
+    def prepare(model):
+        model[0] = Gate(8, 16)
+
+    assert not [f for f in train(prepare).findings if f.severity != NOTE]
 
 
 def two_groups(rate):

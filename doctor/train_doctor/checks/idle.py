@@ -14,7 +14,7 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence, Step
 from train_doctor.finding import OK, Verdict, unknown
 
-MISSPELT = re.compile(r"requires?d?_?grads?_?", re.IGNORECASE)
+MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
 
 
 @check("S18")
@@ -57,7 +57,8 @@ def misspelt_flag(e: Evidence) -> Fired | Verdict:
 
 def _own(module: nn.Module) -> set[str]:
     """Names that the module's own code reads: an option of that name is its author's business."""
-    codes = [f.__code__ for f in vars(type(module)).values() if hasattr(f, "__code__")]
+    kinds = [kind for kind in type(module).__mro__ if kind not in (nn.Module, object)]
+    codes = [f.__code__ for kind in kinds for f in vars(kind).values() if hasattr(f, "__code__")]
     return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
 
 
