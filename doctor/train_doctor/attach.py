@@ -22,13 +22,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
-from train_doctor.evidence import Evidence
+from train_doctor.evidence import ROOM, Evidence
 from train_doctor.probes import generators, restore
 
 ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
+FAULTS = 16  # of watching itself that are kept
+COPYING = ("__getstate__", "__reduce__", "__reduce_ex__", "__deepcopy__")
+SHARED = {  # hooks of every module and optimizer: those that a user has put there are not called by replays
+    nn.modules.module: [name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name],
+    torch_optimizer: ["_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"],
+}
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
 
@@ -39,8 +46,10 @@ class Attachments:
     def __init__(self, e: Evidence):
         self.e = e
         self.on = False
+        self.full: Callable[[], None] = dict  # ends the watch
         self.depth = 0  # of backwards inside each other; a call inside one is a recomputation
         self.handles: set[int] = set()  # of our hooks on modules
+        self.guarded: set[tuple[type, str]] = set()  # classes and those of their methods that make copies
         self.undo: list[Callable[[], None]] = []
 
     @property
@@ -66,18 +75,31 @@ class Attachments:
         while self.undo:
             self.undo.pop()()
 
-    def hook(self, handle: RemovableHandle) -> None:
-        """Until `off`."""
+    def hook(self, module: nn.Module, handle: RemovableHandle) -> None:
+        """Until `off`. Copies and files made of the module meanwhile carry none of our hooks, whatever class it is:
+        many have a way of their own to be copied (nn.LSTM, traced graphs)."""
         self.handles.add(handle.id)
         self.undo.append(handle.remove)
+        for kind in type(module).__mro__:
+            for name in COPYING if issubclass(kind, nn.Module) else ():
+                inherited = kind is nn.Module and name == "__getstate__"  # from object
+                own = inherited or isinstance(vars(kind).get(name), types.FunctionType)
+                if own and (kind, name) not in self.guarded:
+                    self.guarded.add((kind, name))
+                    self.around(kind, name, self.lifted if name == "__deepcopy__" else self.without_hooks)
 
     def aside(self, work: Callable, *args) -> None:
         """Do something that may call modules, optimizers or generators of its own, unseen and without a trace."""
         ASIDE.busy = True
         state = generators()
+        shared = [(owner, name, getattr(owner, name)) for owner, names in SHARED.items() for name in names]
         try:
+            for owner, name, hooks in shared:  # others may be walking through the hooks, so these are not emptied
+                setattr(owner, name, type(hooks)())
             work(*args)
         finally:
+            for owner, name, hooks in shared:
+                setattr(owner, name, hooks)
             restore(state)
             ASIDE.busy = False
 
@@ -129,22 +151,40 @@ class Attachments:
         result = original(module, *args, **kwargs)
         if self.on and not self.busy:
             missing, unexpected = (list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys"))
-            self.e.loaded.append((type(module).__name__, missing, unexpected))
+            self.e.loaded = self.e.loaded[-ROOM:] + [(type(module).__name__, missing, unexpected)]
         return result
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
-        if not self.idle:
+        if not self.idle and len(self.e.warned) < 8 * ROOM:
             self.e.warned.append(str(message))
         original(message, category, stacklevel + 2, *args, **kwargs)  # this frame and the patch's
 
-    def without_hooks(self, original: Callable, module: nn.Module) -> Any:
-        """Copies and files made of a model while it is watched carry none of our hooks."""
-        state = original(module)
+    def without_hooks(self, original: Callable, module: nn.Module, *args) -> Any:
+        """What a module gives to be copied or written."""
+        return self._bare(original(module, *args))
+
+    def _bare(self, state: Any) -> Any:
+        if type(state) is tuple:
+            return tuple(map(self._bare, state))
         for name in HOOKS if isinstance(state, dict) else ():
-            ours = self.handles.intersection(state.get(name) or ())
+            hooks = state.get(name)
+            ours = self.handles.intersection(hooks) if isinstance(hooks, dict) else ()
             if ours:
-                state = state | {name: type(state[name])((k, v) for k, v in state[name].items() if k not in ours)}
+                state = state | {name: type(hooks)((k, v) for k, v in hooks.items() if k not in ours)}
         return state
+
+    def lifted(self, original: Callable, module: nn.Module, *args) -> Any:
+        """A module that copies itself reads its own attributes: our hooks are off meanwhile."""
+        kept = [(getattr(m, name), dict(getattr(m, name))) for m in module.modules() for name in HOOKS]
+        kept = [(hooks, before) for hooks, before in kept if self.handles.intersection(before)]
+        try:
+            for hooks, before in kept:
+                for key in self.handles.intersection(before):
+                    del hooks[key]
+            return original(module, *args)
+        finally:
+            for hooks, before in kept:
+                hooks.update(before)
 
 
 class Part:
@@ -169,7 +209,8 @@ def quietly(method: Callable) -> Callable:
             with torch.no_grad():
                 return method(self, *args, **kwargs)
         except Exception:
-            self.e.faults.append(f"{method.__name__}: {traceback.format_exc(limit=-3)}")
+            if len(self.e.faults) < FAULTS:
+                self.e.faults.append(f"{method.__name__}: {traceback.format_exc(limit=-3)}")
             return None
 
     return guarded

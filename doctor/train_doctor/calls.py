@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train_doctor import owners
+from train_doctor import fed, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
 from train_doctor.waits import Waits
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
+CALLS = 4096  # of models without a backward, for each step to be watched; then the watch ends
 HELD = 64  # losses whose tensors are held until the next backward
-LOSSES = ("cross_entropy", "kl_div", "nll_loss", "mse_loss")
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
 
@@ -43,6 +43,7 @@ class Calls(Part):
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.given = [unwrap(m, []) for m in teachers]
         self.discovering = False
+        self.idle = 0  # calls since the last backward
         self.calls_deep = 0  # modules inside each other, while discovering
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked as whole models
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
@@ -59,7 +60,7 @@ class Calls(Part):
             self._root(m)
         for wrapper in e.wrappers:
             self._wrapper(wrapper)
-        for name in LOSSES:
+        for name in fed.LOSSES:
             self.at.around(F, name, self._see_loss)
         if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
             self._discover()
@@ -97,6 +98,7 @@ class Calls(Part):
 
     def forget(self) -> None:
         """After a backward: the next calls belong to the next one."""
+        self.idle = 0
         self.calls, self.entropies = [], []
 
     def next_round(self) -> None:
@@ -120,13 +122,18 @@ class Calls(Part):
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
-        value = original(*args, **kwargs)
+        try:
+            value = original(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if not self.at.blind:
+                self._loss(original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error))
+            raise
         if not self.at.blind:
             self._loss(original.__name__, args, kwargs, value, torch.is_grad_enabled())
         return value
 
     @quietly
-    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool) -> None:
+    def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
         given = dict(zip(("input", "target"), args)) | kwargs
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
@@ -142,14 +149,19 @@ class Calls(Part):
             number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
+            raised=raised,
+            log_target=bool(kwargs.get("log_target", False)),
         )
+        early = self.e.rounds < fed.ROUNDS and len(self.entropies) < fed.CALLS
+        if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
+            entropy.fed = fed.look(name, entropy.input, entropy.target)
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:
             old = self.entropies[-HELD]
             old.input = old.target = old.value = None
-        self.e.events.append(entropy)
-        self.entropies.append(entropy)
+        if self.e.note(entropy):
+            self.entropies.append(entropy)
 
     # ---------------------------------------------------------------- models
     @quietly
@@ -165,7 +177,7 @@ class Calls(Part):
         if getattr(module, "_compiled_call_impl", None) is not None:
             self._in_place(module)
             return
-        self.at.hook(module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
+        self.at.hook(module, module.register_forward_hook(self._called, with_kwargs=True, always_call=True))
 
     def _in_place(self, module: nn.Module) -> None:
         """See the calls of a module after `module.compile()`: its hooks are inside the graph and do not fire."""
@@ -193,7 +205,7 @@ class Calls(Part):
         def count(m, args):
             self._count(m)
 
-        self.at.hook(module.register_forward_pre_hook(count))
+        self.at.hook(module, module.register_forward_pre_hook(count))
         if is_compiled(module) and module not in self.roots:
             self._root(module)
 
@@ -241,7 +253,7 @@ class Calls(Part):
                 continue
             if isinstance(m, nn.Linear) and m not in self.heads and m.out_features in tables:
                 self.heads.add(m)
-                self.at.hook(m.register_forward_hook(self._headed))
+                self.at.hook(m, m.register_forward_hook(self._headed))
             if m in self.covered:
                 continue
             self.covered.add(m)
@@ -251,9 +263,9 @@ class Calls(Part):
                 if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                     self.e.dropouts[id(module)] = name, module.training, module.p
 
-            self.at.hook(m.register_forward_pre_hook(count))
+            self.at.hook(m, m.register_forward_pre_hook(count))
             if isinstance(m, nn.Embedding):
-                self.at.hook(m.register_forward_hook(self._embedded))
+                self.at.hook(m, m.register_forward_hook(self._embedded))
 
     def _count(self, module: nn.Module) -> None:
         if self.at.blind:
@@ -334,6 +346,9 @@ class Calls(Part):
             return  # a part called by itself: the model is read at its two ends
         if role == "model" and module is not inner:
             module = inner
+        self.idle += 1
+        if self.idle > CALLS * (self.e.declared.get("steps") or 1):
+            return self.at.full()  # no training comes by
         self.kept[role, grad] += 1
         kept = self.kept[role, grad] <= KEPT
         device = next((p.device.type for p in module.parameters()), "cpu")
@@ -360,9 +375,9 @@ class Calls(Part):
                 return  # the backbone without its head: with tied weights it holds every parameter
         if role == "model":
             self._cover(inner)
-        self._make_room(call)
-        self.e.events.append(call)
-        self.calls.append(call)
+        if self.e.note(call):
+            self._make_room(call)
+            self.calls.append(call)
 
     def _make_room(self, call: Call) -> None:
         """Hold on to few logits: an evaluation makes many calls and no backward."""
@@ -402,5 +417,5 @@ class Calls(Part):
             call.ids = on_cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
             call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
             call.finite = finite(logits)
-        self.e.events.append(call)
-        self.calls.append(call)
+        if self.e.note(call):
+            self.calls.append(call)

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+ROOM = 256  # events of one kind that a round keeps
+
 
 def nothing() -> None:
     """Stands in for a weak reference to an object that is not there any more."""
@@ -58,10 +60,32 @@ class Call(Event):
 
 
 @dataclass
+class Fed:
+    """What a loss was given, see fed.py: numbers about some rows of it, and where they come from."""
+
+    makers: list[str]  # functions that made the input, the last one first, views left out
+    logged: bool  # a logarithm is in the arithmetic before it
+    shape: tuple[int, ...] = ()
+    target_shape: tuple[int, ...] | None = None
+    classes: int | None = None
+    rows: int = 0  # looked at
+    tolerance: float = 1e-4  # of sums, in its dtype
+    low: float | None = None
+    high: float | None = None
+    sums: float | None = None  # largest distance of a row's sum from 1
+    over_classes: float | None = None  # largest distance of a row's logsumexp from 0
+    over_rows: float | None = None  # the same down the columns; NaN where it was not looked at
+    target_low: float | None = None  # of targets that are no indices
+    target_high: float | None = None
+    target_sums: list[float] | None = None  # least and largest sum of a row
+    target_hard: bool = False  # only zeros and ones
+
+
+@dataclass
 class Entropy(Event):
     """One call of a loss function of torch.nn.functional. Tensors are live until the next backward begins."""
 
-    name: str  # "cross_entropy", "kl_div", "nll_loss", "mse_loss"
+    name: str  # one of fed.LOSSES
     input: Tensor | None
     target: Tensor | None
     value: Tensor | None
@@ -70,8 +94,12 @@ class Entropy(Event):
     grad: bool  # gradients were enabled
     connected: bool  # its value requires a gradient
     width: int | None = None  # size of the input's last dimension
-    number: float | None = None  # its value, of a divergence
+    number: float | None = None  # its value, of a divergence or of a loss that is used
     shape: tuple[int, ...] = ()  # of the input
+    fed: Fed | None = None  # in the first rounds
+    used: bool = False  # the differentiated loss hangs on it
+    raised: str = ""
+    log_target: bool = False  # of kl_div
 
 
 @dataclass
@@ -88,6 +116,7 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
 
@@ -178,6 +207,8 @@ class Evidence:
         self.started = time.time()
         self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
         self.events: list[Event] = []
+        self.crowded: set[type[Event]] = set()  # kinds of which some were not kept
+        self._room: Counter = Counter()  # events of the round under way, by kind
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
@@ -207,6 +238,19 @@ class Evidence:
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
 
     # ---------------------------------------------------------------- events
+    def note(self, event: Event) -> bool:
+        """Keep an event, unless its round has enough of its kind: an evaluation or a rollout makes thousands."""
+        if self._room.pop("round", self.rounds) != self.rounds:
+            self._room.clear()
+        self._room["round"] = self.rounds
+        kind = type(event), *(getattr(event, name, None) for name in ("role", "grad", "name"))
+        self._room[kind] += 1
+        if self._room[kind] > ROOM:
+            self.crowded.add(type(event))
+            return False
+        self.events.append(event)
+        return True
+
     def of(self, kind: type[E], **where) -> list[E]:
         """Events of a kind, in order, that have these attributes."""
         found = (event for event in self.events if isinstance(event, kind))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 ERROR, WARN, NOTE = "ERROR", "WARN", "NOTE"
 SEVERITIES = (ERROR, WARN, NOTE)
+LOSSES = ("F3", "F20", "F21")  # checks that look at what a loss is given
 
 
 class Finding(NamedTuple):
@@ -122,6 +123,10 @@ class Report:
         lines += [f"\nthe doctor itself failed at: {fault}" for fault in self.faults]
         return "\n".join(lines)
 
+    def _judged(self) -> bool:
+        """Whether some check of the loss itself could look; one that fired is in no verdict."""
+        return any(check not in self.verdicts or self.verdicts[check].state == "OK" for check in LOSSES)
+
     def _headline(self) -> str:
         states = [verdict.state for verdict in self.verdicts.values()]
         counts = f"{states.count('OK')} checks passed, {states.count('UNKNOWN')} could not see enough"
@@ -132,7 +137,8 @@ class Report:
             nothing = f"doctor: nothing was watched, {looked}no backward and no optimizer step came by"
             return f"{nothing}; {', '.join(said)}" if said else f"{nothing}. This says nothing about the run."
         raised = f", then {type(self.exception).__name__}" if self.exception is not None else ""
-        found = ", ".join(said) or ("the cause was not found" if raised else "nothing found")
+        nothing = "nothing found" if self._judged() else "nothing found, but its loss was not judged"
+        found = ", ".join(said) or ("the cause was not found" if raised else nothing)
         return f"doctor, {self.rounds} steps watched{raised}: {found}; {counts}"
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict:

@@ -18,6 +18,7 @@ every scheduler steps once when it is made. Only the outermost step of a schedul
 """
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fingerprint, measures, owners, probes
+from train_doctor import anatomy, fed, fingerprint, measures, owners, probes
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -49,6 +50,9 @@ from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
 from train_doctor.waits import Waits
 
+BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
+MARKS = 64  # numbers of a tensor that tell whether it moved
+
 
 class Optimizers(Part):
     """Sees optimizers step and gradients being cleared, clipped and scaled."""
@@ -57,6 +61,9 @@ class Optimizers(Part):
         super().__init__(at)
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
         self.count = 0  # of outermost backwards
+        self.waiting = 0  # of those since an optimizer stepped, or the weights moved
+        self.marks: list[Tensor] = []  # a few weights at the last backward, while no optimizer has stepped
+        self.moves = 0  # how often they had changed
         self.backwards: dict[int, int] = {}  # index -> count at its last step
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.closure = False  # inside an optimizer's step that was given one
@@ -81,8 +88,8 @@ class Optimizers(Part):
         else:
             at.before(torch.nn.utils, "clip_grad_norm_", self._clip)
         for kind in with_own(torch.optim.Optimizer, "zero_grad"):
-            at.before(kind, "zero_grad", self._zero)
-        at.before(nn.Module, "zero_grad", self._zero_module)
+            at.around(kind, "zero_grad", self._see_zero)
+        at.around(nn.Module, "zero_grad", self._see_zero)
         for kind in with_own(LRScheduler, "step"):
             at.around(kind, "step", self._see_schedule)
         for kind in with_own(scaler, "step"):
@@ -93,6 +100,21 @@ class Optimizers(Part):
             at.before(kind, "unscale_", self._unscale)
 
     # ---------------------------------------------------------------- at a backward
+    def by_hand(self) -> bool:
+        """Whether the weights are moved without an optimizer of torch, so that this backward begins a step.
+
+        Once may be a search for a direction (SAM) whose optimizer has yet to step; the third time is a habit.
+        """
+        if self.backwards or self.closure:
+            return False
+        marks = [measures.strided(p)[:: max(1, p.numel() // MARKS)].clone() for p in self._sampled().values()]
+        same = len(marks) == len(self.marks) and all(map(torch.equal, marks, self.marks))
+        fresh, self.marks = not self.marks, marks
+        if same or fresh:
+            return False
+        self.moves += 1
+        return self.moves > 2
+
     def before_backward(self) -> None:
         if not self.e.first:
             self.sample()
@@ -108,9 +130,10 @@ class Optimizers(Part):
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
+        self.waiting = 0
 
     def release(self) -> None:
-        self.shadow, self.before, self.old = Shadow(), {}, {}
+        self.shadow, self.before, self.old, self.marks = Shadow(), {}, {}, []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -132,8 +155,11 @@ class Optimizers(Part):
     @quietly
     def _before_step(self, optimizer, args, kwargs) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is not None:  # the backward comes inside
+        if closure is not None:  # the backward comes inside, or has come already (Lightning, by hand)
             self.closure = True
+            if self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0):
+                self.learn(optimizer)
+                self.note_gradients()
             self._remember(self._sampled(optimizer))
             return
         self.learn(optimizer)
@@ -159,7 +185,7 @@ class Optimizers(Part):
         self.old.pop(index, None)
         self.uncleared.add(index)
         self.backwards[index] = self.count
-        self.e.events.append(event)
+        self.e.note(event)
         ps = (p for group in optimizer.param_groups for p in group["params"])
         self.e.optimizers[index].live |= {id(p) for p in ps if p.grad is not None}
 
@@ -192,7 +218,7 @@ class Optimizers(Part):
         ps = self.e.trainable()
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
-        self.e.events.append(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
+        self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
         self.at.aside(probes.fault, self.e)
@@ -250,18 +276,30 @@ class Optimizers(Part):
         for index in cleared:
             self.old.pop(index, None)
 
-    @quietly
-    def _zero(self, optimizer, *args, **kwargs) -> None:
-        ps = [p for group in optimizer.param_groups for p in group["params"]]
-        ids = frozenset(id(p) for p in ps)
-        self.e.events.append(ZeroGrad(self.e.rounds, any(p.grad is not None for p in ps), ids))
-        self._cleared(ids)
+    def _see_zero(self, original: Callable, holder, *args, **kwargs) -> Any:
+        """What counts is the effect: accelerate's zero_grad does nothing until gradients are synced."""
+        before = None if self.at.idle else self._there(holder)
+        result = original(holder, *args, **kwargs)
+        if before is not None:
+            self._zeroed(before, isinstance(holder, nn.Module))
+        return result
 
     @quietly
-    def _zero_module(self, module, *args, **kwargs) -> None:
-        ids = frozenset(id(p) for p in module.parameters())
-        if any(p.grad is not None for p in module.parameters()):
-            self.e.events.append(ZeroGrad(self.e.rounds, True, ids))
+    def _there(self, holder) -> list[tuple[Tensor, Tensor | None, int]]:
+        groups = [{"params": holder.parameters()}] if isinstance(holder, nn.Module) else holder.param_groups
+        ps = [p for group in groups for p in group["params"]]
+        return [(p, p.grad, 0 if p.grad is None else _version(p.grad)) for p in ps]
+
+    @quietly
+    def _zeroed(self, before: list[tuple[Tensor, Tensor | None, int]], module: bool) -> None:
+        had = any(g is not None for _, g, _ in before)
+        left = [p for p, g, version in before if g is not None and p.grad is g and _version(g) == version]
+        if had and len(left) == sum(g is not None for _, g, _ in before):
+            return  # nothing was cleared
+        kept = {id(p) for p in left}
+        ids = frozenset(id(p) for p, _, _ in before if id(p) not in kept)
+        if had or not module:
+            self.e.note(ZeroGrad(self.e.rounds, had, ids))
         self._cleared(ids)
 
     # ---------------------------------------------------------------- clipping, scalers, schedulers
@@ -272,7 +310,7 @@ class Optimizers(Part):
         total = float(total_norm) if isinstance(total_norm, Tensor) and gradients else None
         scaled = self.scaling and not self.unscaled
         ids = frozenset(id(p) for p in parameters)
-        self.e.events.append(Clip(self.e.rounds, float(max_norm), total, not gradients, scaled, ids))
+        self.e.note(Clip(self.e.rounds, float(max_norm), total, not gradients, scaled, ids))
 
     @quietly
     def _scaled(self, scaler, *args, **kwargs) -> None:
@@ -283,7 +321,7 @@ class Optimizers(Part):
     def _unscale(self, scaler, *args, **kwargs) -> None:
         if scaler.is_enabled():
             self.unscaled = True
-            self.e.events.append(Unscale(self.e.rounds))
+            self.e.note(Unscale(self.e.rounds))
 
     def _see_scaler_step(self, original: Callable, scaler, optimizer, *args, **kwargs) -> Any:
         before = len(self.e.of(Step)) if self.at.on else 0
@@ -292,7 +330,7 @@ class Optimizers(Part):
             self.stepped = True
             stepped = len(self.e.of(Step)) > before
             scale = float(scaler.get_scale())
-            self.e.events.append(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
+            self.e.note(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
         return result
 
     def _see_schedule(self, original: Callable, scheduler, *args, **kwargs) -> Any:
@@ -309,7 +347,7 @@ class Optimizers(Part):
     def _scheduled(self, scheduler) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
-        self.e.events.append(Schedule(self.e.rounds, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
+        self.e.note(Schedule(self.e.rounds, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
 
 
 class Observer(Part):
@@ -326,7 +364,8 @@ class Observer(Part):
         **declared,
     ):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
-        self.steps, self.full, self.terms = steps, full, terms
+        self.steps, self.terms = steps, terms
+        self.at.full = full
         self.waits = Waits(self.at)
         self.calls = Calls(self.at, model, teachers, self.waits)
         self.optimizers = Optimizers(self.at, optimizers)
@@ -341,7 +380,6 @@ class Observer(Part):
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)
-        at.around(nn.Module, "__getstate__", at.without_hooks)
         at.around(warnings, "warn", at.see_warning)
 
     def stop(self) -> None:
@@ -358,7 +396,7 @@ class Observer(Part):
         self.calls.release()
         self.optimizers.release()
         self.at.e = Evidence(**self.e.declared)
-        self.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
+        self.at.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
 
     def _see_backward(self, original: Callable, tensors: Any, *args, **kwargs) -> None:
         at = self.at
@@ -382,10 +420,12 @@ class Observer(Part):
 
     @quietly
     def _begin_backward(self, tensors: Any) -> Backward | None:
-        if self.optimizers.stepped:
+        if self.optimizers.stepped or self.optimizers.by_hand():
             self._next_round()
-            if not self.at.on:
-                return None
+        elif self.optimizers.waiting >= BACKWARDS * self.steps:
+            self.at.full()
+        if not self.at.on:
+            return None
         e, scale = self.e, self.optimizers.scale
         loss = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
         if not isinstance(loss, Tensor):
@@ -408,8 +448,12 @@ class Observer(Part):
             entropies=self.calls.entropies,
             declared=self.terms(),
         )
-        e.events.append(event)
+        if not e.note(event):
+            return None  # only counted
         if scalar:
+            if e.rounds < fed.ROUNDS or any(n.fed is not None for n in event.entropies):
+                event.entropies += fed.mark(loss, event.entropies, e.rounds)
+                event.square = fed.square(loss)
             event.reading = fingerprint.read(e, event, loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
@@ -418,6 +462,7 @@ class Observer(Part):
     @quietly
     def _end_backward(self, event: Backward | None) -> None:
         self.optimizers.count += 1
+        self.optimizers.waiting += 1
         if event is not None:
             event.norm = self.optimizers.sampled_norm()
             for call in event.calls:
@@ -431,7 +476,12 @@ class Observer(Part):
         self.optimizers.next_round()
         self.calls.next_round()
         if self.e.rounds >= self.steps:
-            self.full()
+            self.at.full()
+
+
+def _version(g: Tensor) -> int:
+    """How often it was written to; a tensor made under inference_mode does not count that, and passes as written to."""
+    return time.perf_counter_ns() if g.is_inference() else g._version
 
 
 def _rate(group: dict) -> float:

@@ -13,7 +13,7 @@ import gc
 
 from torch import nn
 
-from train_doctor.evidence import Call, Evidence
+from train_doctor.evidence import Backward, Call, Evidence
 
 
 def merge(e: Evidence) -> nn.Module | None:
@@ -74,6 +74,21 @@ def settle(e: Evidence) -> None:
     for call in e.of(Call):
         if id(call.module()) in names:
             call.role = names[id(call.module())]
+
+
+def teaching(e: Evidence) -> list[nn.Module]:
+    """The teachers that are asked where the student learns: before the same backward, in at least half of its rounds.
+
+    A model of an earlier demonstration, called once and never again, is none. One that the user named always is.
+    """
+    learning = [b for b in e.of(Backward) if any(c.role == "model" and c.grad for c in b.calls)]
+    rounds = {b.round for b in learning}
+    asked: dict[int, set[int]] = {}
+    for b in learning:
+        for call in b.calls:
+            asked.setdefault(id(call.module()), set()).add(b.round)
+    often = {number for number, when in asked.items() if 2 * len(when) >= len(rounds)}
+    return [t for t in e.teachers if id(t) in often or _among(t, e.named_teachers)]
 
 
 def _among(module: nn.Module, modules: list[nn.Module]) -> bool:

@@ -2,7 +2,7 @@
 
 Some faults show neither in gradients nor in shapes: a model that looks ahead, packed documents that see each other,
 padding that is not masked, a teacher that answers differently each time. One more forward pass with a changed input
-shows them. Replays run without gradients before the first optimizer step; generators, buffers and modes are put back.
+shows them. Replays run without gradients before the first optimizer step, on copies; generators are put back.
 
 Footgun: a replay must repeat the call as it was made, autocast and all, or it measures the difference it made itself.
 """
@@ -274,19 +274,15 @@ def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
         else torch.autocast(device, enabled=False)
     )
     again = Call(call.round, "other", False, False, call.training, call.autocast)
-    buffers = [(b, b.detach().clone()) for b in module.buffers()]
     state = generators()
     try:
         with torch.no_grad(), cast:
-            output = module(*args, **kwargs)
+            output = replays.again(module, args, kwargs)
         read_call(again, module, args, kwargs, output)
     except Exception as error:
         raise Unfit from error
     finally:
         restore(state)
-        for b, value in buffers:
-            if not torch.equal(b, value):
-                b.copy_(value)
     if again.logits is None or again.logits.shape[1] != ids.shape[1]:
         raise Unfit
     return again.logits.detach()

@@ -9,22 +9,33 @@ them. The two answers of a teacher must not: with the same numbers its live drop
 """
 
 import contextlib
+import copy
+from collections import UserDict
 
 import torch
 from torch import Tensor, nn
 
 from train_doctor.evidence import Call, Evidence, is_adapter
+from train_doctor.reading import is_compiled, unwrap
 
 ELEMENTS = 2**28  # logits of a replay
+PLAIN = (
+    Tensor,
+    nn.Parameter,
+    nn.Buffer,
+)  # a packed weight (bitsandbytes) cannot be copied so, and nothing writes to it
+LARGE = 2**32  # bytes of weights that are not held twice
+HELD = ("_parameters", "_buffers", "_modules")
+OWN = {*nn.Module().__dict__, "_flat_weights"}  # not copied: functional_call swaps what counts of it
 
 
 def run(e: Evidence) -> None:
     """Fill e.probes["teachers"] and e.probes["adapter"]; what cannot be replayed stays absent."""
-    for number, teacher in enumerate(e.teachers):
+    for teacher in e.teachers:
         call = next((c for c in e.of(Call, role="teacher") if _module(c) is teacher and _repeatable(c)), None)
         if call is not None:
             with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-                e.probes.setdefault("teachers", {})[number] = _noise(teacher, call)
+                e.probes.setdefault("teachers", {})[id(teacher)] = _noise(teacher, call)
     calls = [c for c in e.forwards if _repeatable(c)]
     call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
     factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
@@ -77,23 +88,76 @@ def _other(p: Tensor) -> Tensor:
 
 def _answer(module: nn.Module, call: Call, others: dict[str, Tensor] | None = None) -> Tensor:
     """The logits, or whatever floating-point tensor comes first, of the call made once more."""
-    kept = [(b, b.detach().clone()) for b in module.buffers()]
     device = next((p.device.type for p in module.parameters()), "cpu")
     cast = torch.autocast(device, dtype=call.autocast) if call.autocast is not None else contextlib.nullcontext()
     off = _switched_off(module) if call.adapters_off else contextlib.nullcontext()
-    try:
-        with torch.no_grad(), cast, off:
-            if others:
-                out = torch.func.functional_call(module, others, call.args, call.kwargs)
-            else:
-                out = module(*call.args, **call.kwargs)
-    finally:
-        for b, value in kept:
-            if not torch.equal(b, value):
-                b.copy_(value)
+    with torch.no_grad(), cast, off:
+        out = again(module, call.args, call.kwargs, others)
     logits = out.get("logits") if hasattr(out, "get") else None
     found = [logits] if isinstance(logits, Tensor) else [x for x in _floats(out) if x.dim() >= 2] or list(_floats(out))
     return found[0].detach().float()
+
+
+def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor] | None = None):
+    """Call a module on copies of its parameters, buffers, other state and arguments, with `others` in their place.
+
+    Of a large model, a second copy might end the run. There the weights stay, but for tables that a forward writes to.
+    """
+    module = unwrap(module, [])
+    if is_compiled(module):
+        raise RuntimeError("a compiled module would be compiled anew for other tensors")
+    instead = {id(p): (others or {}).get(name) for name, p in module.named_parameters()}
+    large = sum(p.numel() * p.element_size() for p in module.parameters()) > LARGE
+    swaps = {}
+    for prefix, m in module.named_modules():  # each once: under two names functional_call would put back its own copy
+        for name, t in (*m._parameters.items(), *m._buffers.items()):
+            if type(t) not in PLAIN or t.is_meta:
+                continue
+            if instead.get(id(t)) is None:
+                if large and name in m._parameters and getattr(m, "max_norm", None) is None:
+                    continue
+                instead[id(t)] = t.detach().clone()
+            swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
+    args, kwargs = _copied(args), _copied(kwargs)
+    with _state_copied(module):
+        return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
+
+
+@contextlib.contextmanager
+def _state_copied(module: nn.Module):
+    """Attributes of modules (counters, lists of activations, running tensors) are copies meanwhile, and come back."""
+    saved = [(m, dict(m.__dict__), {kind: set(getattr(m, kind)) for kind in HELD}) for m in module.modules()]
+    flags = [(p, p.requires_grad) for p in module.parameters()]
+    try:
+        for m, before, _ in saved:
+            for name, value in before.items():
+                if name not in OWN and isinstance(value, (Tensor, list, dict, set)):
+                    m.__dict__[name] = _copied(value)
+        yield
+    finally:
+        for m, before, names in saved:
+            for kind, known in names.items():
+                for name in set(getattr(m, kind)) - known:  # made on the way (a mask that grows)
+                    del getattr(m, kind)[name]
+            for name in set(m.__dict__) - set(before):
+                del m.__dict__[name]
+            m.__dict__.update(before)
+        for p, flag in flags:
+            if p.requires_grad != flag:  # disable_adapter sets it
+                p.requires_grad_(flag)
+
+
+def _copied(x):
+    """Tensors and plain containers of them anew; whatever else is in there is the same object."""
+    if type(x) in PLAIN:
+        return x.detach().clone()
+    if type(x) in (list, tuple, set):
+        return type(x)(map(_copied, x))
+    if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
+        twin = copy.copy(x)
+        twin.update({k: _copied(v) for k, v in x.items()})
+        return twin
+    return x
 
 
 def _switched_off(module: nn.Module):

@@ -15,8 +15,10 @@ from train_doctor.checks import (
     backward,
     compiling,
     forward,
+    idle,
     labels,
     loss,
+    losses,
     modes,
     parallel,
     precision,
@@ -31,8 +33,8 @@ from train_doctor.checks import (
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits)
+MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

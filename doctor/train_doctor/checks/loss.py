@@ -8,7 +8,9 @@ import math
 
 import torch
 
+from train_doctor import fed
 from train_doctor.check import Fired, check, fires
+from train_doctor.checks import losses
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -22,7 +24,9 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
 
     The targets, found in the loss, are laid against the ids: one ahead is right; two ahead is a shift too many, none
     at all asks a model for the token it has just read. Sums over tokens, a softmax too many, and the divergence that
-    is averaged over the vocabulary are named as well. Masked and encoder-decoder models, heads that predict several
+    is averaged over the vocabulary are named as well. Of every loss of torch (cross-entropy, NLL, binary
+    cross-entropy, divergence), on any shape, it is read whether it is given the logits, probabilities or logarithms
+    that it asks for, and whether a mean is divided again. Masked and encoder-decoder models, heads that predict several
     tokens ahead, label smoothing and auxiliary losses are left alone.
 
     ERROR or WARN wrong-loss/unshifted: The labels are not shifted (off by one): the model is asked to repeat the token
@@ -42,14 +46,35 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     WARN wrong-loss/averaged-over-vocabulary: The distillation term (KL) is averaged over the vocabulary as well
     (reduction='mean'), so it hardly counts. Fix: Flatten to (tokens, classes) and use reduction='batchmean', or sum
     over classes and average over tokens.
-    WARN wrong-loss/summed: The loss is a sum over tokens (reduction='sum'): gradients are that many times too large,
-    and grow with the batch. Fix: Use reduction='mean', or divide by the number of supervised tokens.
+    WARN wrong-loss/summed: The loss is a sum over tokens or rows (reduction='sum'): gradients are that many times too
+    large, and grow with the batch. Fix: Use reduction='mean', or divide by the number of supervised tokens.
+    WARN wrong-loss/divided-twice: The loss is divided by the size of the batch twice: reduction='mean' has done it
+    already, so gradients are that many times too small. Fix: Leave the division out, or use reduction='sum' with it.
+    WARN wrong-loss/squashed-logits: Logits go through {by} before cross_entropy, which wants them as they are; the
+    loss cannot come near 0. Fix: Remove it: give cross_entropy what the last linear layer gives.
+    ERROR wrong-loss/no-logarithm: {name} takes log-probabilities and is given probabilities: a softmax without its
+    logarithm. Fix: Use log_softmax before it (or cross_entropy on the logits).
+    ERROR wrong-loss/no-softmax-before-kl: A softmax is missing: kl_div takes log-probabilities as its input, and is
+    given logits. Fix: Use log_softmax on the student's logits, and softmax on the teacher's.
+    ERROR wrong-loss/over-the-batch: The softmax is taken over the wrong dimension (the batch), so the rows of a batch
+    compete with each other. Fix: Use dim=-1 (classes) in softmax or log_softmax.
+    ERROR wrong-loss/logits-into-bce: binary_cross_entropy takes probabilities and is given logits: a sigmoid is
+    missing. Fix: Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or a sigmoid before it.
+    ERROR wrong-loss/double-sigmoid: A double sigmoid: the loss is given the probabilities of a sigmoid (or softmax) and
+    applies one itself. Fix: Give binary_cross_entropy_with_logits (BCEWithLogitsLoss) the logits, or use
+    binary_cross_entropy (BCELoss) with one sigmoid.
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
-    for test in (_probabilities, _told, _offset, _divergence, _summed):
+    if (found := losses.odd_input(e)) is not None:
+        return found
+    for test in (_probabilities, _told, _offset, _divergence, _summed, _summed_over_batch):
         if (found := test(e, backwards, readings)) is not None:
             return found
+    if (found := losses.divided_twice(e)) is not None:
+        return found
+    if losses.judged(e):
+        return OK
     if not any(r.offset is not None for r in readings):
         return not_applicable("the loss is none that is known") if readings else unknown("no loss could be read")
     return OK
@@ -183,6 +208,28 @@ def _summed(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> 
     )
 
 
+def _summed_over_batch(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
+    """The same of classes without tokens, where the summed cross-entropy is the whole loss."""
+    if any(r.offset is not None for r in readings) or _divided_by_hand(e):
+        return None
+    early = [b for b in backwards if any(n.fed is not None for n in b.entropies)]
+    for b in early:
+        used = [n for n in b.entropies if n.used]
+        whole = len(used) == 1 and used[0].fed is not None and used[0].number is not None and b.value is not None
+        if not whole or used[0].name not in fed.CLASSES or used[0].reduction != "sum":
+            return None
+        if used[0].fed.shape[:1] < (16,) or abs(b.value - used[0].number) > 1e-4 * abs(b.value):
+            return None
+    if not early:
+        return None
+    rows = early[0].entropies[0].shape[0]
+    return fires(
+        f"the loss {early[0].value:.4g} is a sum over {rows} rows",
+        f"a mean over them, {early[0].value / rows:.4g}",
+        fault="wrong-loss/summed",
+    )
+
+
 def _divided_by_hand(e: Evidence) -> bool:
     """Gradients were made smaller between backward and step, other than by clipping."""
     for number, steps in e.by_round(Step).items():
@@ -244,6 +291,8 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     however few tokens it has, so tokens in short ones weigh more. Fix: Sum the losses and divide by the number of
     supervised tokens in the whole step (num_items_in_batch).
     """
+    if Backward in e.crowded:
+        return unknown("a step has more backwards than are kept")
     rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in rounds if _accumulates(bs)]
     if not rounds:

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from train_doctor import replays
+from train_doctor import owners, replays
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import in_graph_only
 from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
@@ -25,23 +25,25 @@ EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 def noisy_teacher(e: Evidence) -> Fired | Verdict:
     """Distillation or preference training is noisy, and the teacher's loss is not the same twice.
 
-    Asks each teacher the first batch twice, without gradients: the answers must agree. Differing answers mean live
-    dropout, so the teacher was left in train mode. For a teacher that changes during the run (an average of the
-    student) noise may be on purpose: a warning.
+    Asks each teacher the first batch twice, without gradients: the answers must agree. A teacher is a model that is
+    called where the student learns, in at least half of the steps; one that was shown once and left is none. Differing
+    answers mean live dropout, so the teacher was left in train mode. For a teacher that changes during the run (an
+    average of the student) noise may be on purpose: a warning.
 
     ERROR or WARN teacher-not-deterministic: The teacher (or reference model) is in train mode, so its dropout makes
     other targets at every call. Fix: Call teacher.eval() before the loop, and after anything that calls .train() on a
     module that holds it.
     """
-    if not e.teachers:
+    teachers = {id(t): t for t in owners.teaching(e)}
+    if not teachers:
         return not_applicable("no teacher or reference model")
-    found = e.probes.get("teachers", {})
+    found = {number: what for number, what in e.probes.get("teachers", {}).items() if number in teachers}
     if not found:
         return unknown("the teacher's call could not be repeated")
     for number, (gap, deviation, before) in found.items():
         if not gap > NOISE * deviation:  # NaN is F5's
             continue
-        teacher = e.teachers[number]
+        teacher = teachers[number]
         fixed = all(torch.equal(a, b) for a, b in zip(before, replays.sample(teacher)))
         live = sum(m.p > 0 and m.training for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd))
         return fires(
@@ -67,8 +69,8 @@ def teacher_in_train_mode(e: Evidence) -> Fired | Verdict:
     if not e.of(Backward):
         return unknown("no backward was seen, so whatever was called is no teacher yet")
     tried = e.probes.get("teachers", {})
-    for number, teacher in enumerate(e.teachers):
-        gap = tried.get(number, (None,))[0]
+    for teacher in owners.teaching(e):
+        gap = tried.get(id(teacher), (None,))[0]
         live = [m for m in teacher.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training and m.p > 0]
         called = [c for c in e.of(Call, role="teacher") if c.module() is teacher]
         if gap is None and live and called:
@@ -165,7 +167,9 @@ def teacher_in_graph(e: Evidence) -> Fired | Verdict:
                 "0",
                 fault="teacher-in-optimizer",
             )
+    asked = {id(t) for t in owners.teaching(e)}
     called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
+    called = [c for c in called if id(c.module()) in asked]
     idle = in_graph_only(e)
     if not called and not idle:
         return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")

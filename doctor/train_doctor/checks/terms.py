@@ -6,6 +6,7 @@ from step to step as a recorded loss does was meant to train something.
 
 from statistics import fmean
 
+from train_doctor import owners
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, unknown
@@ -79,14 +80,15 @@ def dead_term(e: Evidence) -> Fired | Verdict:
 
     Declared terms (report.terms) are looked at one by one. Otherwise the loss's graph is followed: a number that was
     added outside of it and is a fixed multiple of a recorded loss without a gradient is such a term. A metric that is
-    only printed, and a true constant in the loss, are left alone.
+    only printed, and a true constant in the loss, are left alone. Where a teacher is asked at each step and no other
+    term teaches, the dead term is the distillation, which is an error.
 
     ERROR or WARN dead-loss-term: {term} changes the number but trains nothing: it was computed without the trained
     model's own output (the teacher's twice, detached logits, or under no_grad). Fix: Compute the term from the trained
     model's logits, with gradients on and without detach.
-    WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from the
-    student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and leave
-    it alone.
+    ERROR or WARN dead-loss-term/same-answers: The teacher's answers are the student's own (its weights are copied from
+    the student, or it is the same model), so the distillation term teaches nothing. Fix: Load the teacher once, and
+    leave it alone.
     """
     backwards = [b for b in e.of(Backward) if b.requires_grad]
     if not backwards:
@@ -95,14 +97,18 @@ def dead_term(e: Evidence) -> Fired | Verdict:
         for name, (value, alive) in b.declared.items():
             if not alive and value != 0:
                 return _dead(f"the term {name}", f"{name} = {value:.4g} requires no gradient")
+    taught = bool(owners.teaching(e))
     if _same_answers(backwards):
+        only = all(b.value is not None and abs(b.value) < 1e-6 for b in backwards if b.round > 0)
         return fires(
             "the divergence (kl_div) was 0 in every step, also after the weights had changed",
             "a teacher that differs from its student",
+            ERROR if only else WARN,
             fault="dead-loss-term/same-answers",
         )
     if _always_zero(backwards):
-        return _dead("the kl_div term", "kl_div is 0 in every step and requires no gradient", WARN)
+        what = "kl_div is 0 in every step and requires no gradient"
+        return _dead("the kl_div term", what, ERROR if taught else WARN)
     dead = [b for b in backwards if b.dead_term is not None]
     if len(dead) < max(1, 0.8 * len(backwards)):
         seen = any(b.entropies or b.declared or (b.reading is not None and b.reading.ratio) for b in backwards)
@@ -129,9 +135,14 @@ def dead_term(e: Evidence) -> Fired | Verdict:
         return _dead(
             "a term",
             f"{sizes[0]:.4g} of the loss {dead[0].value:.4g} was added without a gradient, new in each step",
-            WARN,
+            ERROR if taught and not any(_alive(b) for b in backwards) else WARN,
         )
     return OK
+
+
+def _alive(b: Backward) -> bool:
+    """Whether a recorded term that teaches carries a gradient: then the dead one may be for the log."""
+    return any(n.connected for n in b.entropies if n.name in ("kl_div", "mse_loss"))
 
 
 def _spread(found: list[float]) -> float:

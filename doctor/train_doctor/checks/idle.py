@@ -1,0 +1,87 @@
+"""Tensors that learn or rest against what was written: a misspelt flag, a group without a rate: S18, N22.
+
+Python lets anybody set an attribute that does not exist. `p.require_grad = False` and `module.requires_grad = False`
+do nothing at all, and nothing says so.
+
+Footgun: a group may rest on purpose until a schedule wakes it, so only a group that rests in every step is named.
+"""
+
+import re
+
+from torch import nn
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.evidence import Evidence, Step
+from train_doctor.finding import OK, Verdict, unknown
+
+MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
+
+
+@check("S18")
+def misspelt_flag(e: Evidence) -> Fired | Verdict:
+    """Layers that were frozen go on learning; or layers that were set to learn stay as they are.
+
+    Fires when a parameter carries a flag whose name is nearly requires_grad, or a module carries requires_grad itself,
+    and the parameters do the opposite of what it says.
+
+    ERROR misspelt-flag/parameter: `{name}` is no flag of a parameter: setting it does nothing. Fix: Write
+    p.requires_grad = {value}, or p.requires_grad_({value}).
+    ERROR misspelt-flag/module: requires_grad is no flag of a module: setting it does nothing to its parameters. Fix:
+    Write module.requires_grad_({value}).
+    """
+    if not e.models:
+        return unknown("no model was seen")
+    for name, p in e.parameters().items():
+        for flag, value in vars(p).items():
+            if isinstance(value, bool) and MISSPELT.fullmatch(flag) and value != p.requires_grad:
+                return fires(
+                    f"{name}.{flag} = {value}, and {name}.requires_grad = {p.requires_grad}",
+                    "flags that parameters have",
+                    fault="misspelt-flag/parameter",
+                    name=flag,
+                    value=value,
+                )
+    for name, module in e.modules():
+        ps = list(module.parameters())
+        for flag, value in vars(module).items():
+            against = isinstance(value, bool) and ps and all(p.requires_grad != value for p in ps)
+            if against and MISSPELT.fullmatch(flag) and flag not in _own(module):
+                return fires(
+                    f"{name or type(module).__name__}.{flag} = {value}, and its {len(ps)} parameters do the opposite",
+                    "module.requires_grad_()",
+                    fault="misspelt-flag/module",
+                    value=value,
+                )
+    return OK
+
+
+def _own(module: nn.Module) -> set[str]:
+    """Names that the module's own code reads: an option of that name is its author's business."""
+    kinds = [kind for kind in type(module).__mro__ if kind not in (nn.Module, object)]
+    codes = [f.__code__ for kind in kinds for f in vars(kind).values() if hasattr(f, "__code__")]
+    return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
+
+
+@check("N22")
+def group_at_rest(e: Evidence) -> Fired | Verdict:
+    """Part of the model does not change at all, while the rest learns.
+
+    Fires when the rate of one group of an optimizer was exactly zero in all steps, three or more, while another
+    group's was not.
+
+    WARN group-at-rest: A group of parameters has the learning rate 0 in every step, so what is in it does not learn.
+    Fix: Give the group a rate; if it should rest, freeze it with requires_grad_(False) and leave it out.
+    """
+    steps = e.of(Step)
+    for number, optimizer in enumerate(e.optimizers):
+        mine = [s.rates for s in steps if s.optimizer == number]
+        if len(mine) < 3 or len({len(rates) for rates in mine}) > 1:
+            continue
+        columns = list(zip(*mine))
+        resting = [k for k, rates in enumerate(columns) if all(r == 0 for r in rates)]
+        if resting and any(any(r > 0 for r in rates) for rates in columns):
+            return fires(
+                f"group {resting[0]} of {optimizer.kind.__name__} had the rate 0 in all {len(mine)} steps",
+                "a rate above zero",
+            )
+    return OK if len(steps) >= 3 else unknown("fewer than three steps were seen")

@@ -1,0 +1,297 @@
+"""Losses of every kind: what they are fed (for F3), their targets and the shapes that meet: F20, F21.
+
+Every loss of torch asks for one of three things: logits, probabilities or their logarithms. It takes the wrong one
+without a word, trains a little, and stays there. What was given is read from its numbers and from the graph (fed.py).
+
+Footgun: a loss of one's own may use a library loss in a strange and right way. So only losses that the differentiated
+one hangs on are judged, and a fault must show at each call. How classes are distributed is nobody's fault.
+"""
+
+import math
+import re
+
+import torch
+
+from train_doctor import fed
+from train_doctor.check import Fired, check, fires
+from train_doctor.evidence import Backward, Entropy, Evidence, Fed
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+
+SIZES = re.compile(r"target size \(torch\.Size\(\[([\d, ]*)\]\)\).*input size \(torch\.Size\(\[([\d, ]*)\]\)\)")
+SQUASHED = {"Sigmoid": "a sigmoid", "Relu": "a ReLU", "Tanh": "a tanh"}
+OUTSIDE = 0.5  # how far beyond 0 and 1 the targets of a binary loss may be: noisy labels of a GAN reach 1.2
+
+
+def judged(e: Evidence) -> dict[tuple, list[Entropy]]:
+    """The losses at work, by name and by the sizes behind the batch's."""
+    found: dict[tuple, list[Entropy]] = {}
+    for b in e.of(Backward):
+        for n in b.entropies:
+            if n.fed is not None and n.used:
+                found.setdefault((n.name, n.fed.shape[1:]), []).append(n)
+    return found
+
+
+def raised(e: Evidence, *texts: str) -> Entropy | None:
+    """The loss that ended the run with such a message."""
+    if not any(text in e.complaint for text in texts):
+        return None
+    return next((n for n in reversed(e.of(Entropy)) if any(text in n.raised for text in texts)), None)
+
+
+# ------------------------------------------------------------------------------------------------ what is fed in
+def odd_input(e: Evidence) -> Fired | None:
+    """A loss that is given something else than it asks for."""
+    n = raised(e, "all elements of input should be between 0 and 1")
+    if n is not None and n.fed is not None and n.fed.low is not None and math.isfinite(n.fed.low + n.fed.high):
+        return fires(
+            f"numbers from {n.fed.low:.3g} to {n.fed.high:.3g} given to {n.name}",
+            "probabilities, from 0 to 1",
+            fault="wrong-loss/logits-into-bce",
+        )
+    for (name, _), losses in judged(e).items():
+        found = [_odd(name, n.fed) for n in losses]
+        if None not in found:
+            return found[0]
+    return None
+
+
+def _odd(name: str, f: Fed) -> Fired | None:
+    if name == "cross_entropy":
+        return _into_cross_entropy(f)
+    if name in ("nll_loss", "kl_div"):
+        return _into_logarithms(name, f)
+    if name in fed.BINARY:
+        return _into_binary(name, f)
+    return None
+
+
+def _sum_to_one(f: Fed) -> bool:
+    return f.sums is not None and f.rows > 3 and (f.classes or 0) > 1 and f.low >= 0 and f.sums < f.tolerance
+
+
+def _told(f: Fed, what: str = "every row") -> str:
+    numbers = f"{what} is positive and sums to 1" if _sum_to_one(f) else ""
+    made = f"they come straight from a {f.makers[0].lower()}" if f.makers[:1] in (["Softmax"], ["Sigmoid"]) else ""
+    return "; ".join(text for text in (numbers, made) if text)
+
+
+def _into_cross_entropy(f: Fed) -> Fired | None:
+    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
+        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
+    if f.makers[:1] == ["Softmax"] or _sum_to_one(f):
+        return fires(f"rows given to cross_entropy: {_told(f)}", "logits", fault="wrong-loss/double-softmax")
+    if f.makers[:1] and f.makers[0] in SQUASHED and (f.classes or 0) > 1:
+        return fires(
+            f"numbers from {f.low:.3g} to {f.high:.3g}, straight from {SQUASHED[f.makers[0]]}, given to cross_entropy",
+            "logits, which may be any number",
+            fault="wrong-loss/squashed-logits",
+            by=SQUASHED[f.makers[0]],
+        )
+    return None
+
+
+def _into_logarithms(name: str, f: Fed) -> Fired | None:
+    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
+        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
+    if f.makers[:1] == ["Softmax"] or (_sum_to_one(f) and not f.logged):
+        return fires(
+            f"rows given to {name}: {_told(f)}",
+            "log-probabilities, which are negative",
+            fault="wrong-loss/no-logarithm",
+            name=name,
+        )
+    if f.high is not None and math.isfinite(f.high) and f.high > 1e-3 and not f.logged:
+        return fires(
+            f"rows given to {name} hold positive numbers (up to {f.high:.3g}), which no logarithm of a probability is",
+            "log-probabilities",
+            fault="wrong-loss/no-softmax" if name == "nll_loss" else "wrong-loss/no-softmax-before-kl",
+        )
+    if f.over_rows is not None and f.over_rows < 1e-3 and f.over_classes > 0.05:
+        return fires(
+            f"the probabilities given to {name} sum to 1 over the batch, not over the {f.classes} classes",
+            "log_softmax over the classes",
+            fault="wrong-loss/over-the-batch",
+        )
+    return None
+
+
+def _into_binary(name: str, f: Fed) -> Fired | None:
+    twice = f.makers[:2] == ["Sigmoid", "Sigmoid"]
+    if twice or (name.endswith("logits") and f.makers[:1] in (["Sigmoid"], ["Softmax"])):
+        what = "a sigmoid of a sigmoid" if twice else f"the output of a {f.makers[0].lower()}"
+        return fires(
+            f"{what} is given to {name}" + (f", from {f.low:.3g} to {f.high:.3g}" if f.low is not None else ""),
+            "probabilities" if not name.endswith("logits") else "logits, which may be any number",
+            fault="wrong-loss/double-sigmoid",
+        )
+    cut = f.low is not None and (f.low == 0.0 or f.high == 1.0)
+    if not name.endswith("logits") and cut and f.makers[:1] == ["Clamp"] and f.makers[1:2] in (["Addmm"], ["Add"]):
+        return fires(
+            f"logits cut to 0 and 1 (clamp) are given to {name}", "a sigmoid", fault="wrong-loss/logits-into-bce"
+        )
+    return None
+
+
+def divided_twice(e: Evidence) -> Fired | None:
+    """A mean over the batch that is divided by the batch once more. As many micro-batches as rows are no sign of it."""
+    seen = []
+    for backwards in e.by_round(Backward).values():
+        for b in backwards:
+            losses = [n for n in b.entropies if n.fed is not None and n.used and n.number]
+            if len(losses) != 1 or not b.value or losses[0].reduction != "mean" or not losses[0].fed.shape:
+                continue
+            rows = losses[0].fed.shape[0]
+            seen.append(
+                (rows, rows >= 8 and rows != len(backwards) and abs(b.value * rows / losses[0].number - 1) < 1e-3)
+            )
+    if len(seen) < 3 or not all(wrong for _, wrong in seen):
+        return None
+    return fires(
+        f"the loss is a mean over the batch, divided by its {seen[0][0]} rows again",
+        "a mean, divided once",
+        fault="wrong-loss/divided-twice",
+    )
+
+
+# ------------------------------------------------------------------------------------------------ targets
+@check("F20")
+def wrong_targets(e: Evidence) -> Fired | Verdict:
+    """The loss turns negative or NaN, or falls without end, and nothing in the model explains it.
+
+    Looks at targets that are numbers, not indices: those of a binary loss lie between 0 and 1, those of a divergence
+    are probabilities (or logarithms, with log_target=True), and those of a cross-entropy sum to 1 in each row. Soft,
+    smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less.
+
+    ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
+    lower end. Fix: Scale the targets to 0 .. 1 (classes -1 and 1: (y + 1) / 2; pixels: x / 255).
+    ERROR wrong-targets/logarithms: kl_div is given logits or log-probabilities as targets and takes them for
+    probabilities; the logarithm of a negative number is NaN. Fix: Give it probabilities (softmax), or log-probabilities
+    with log_target=True; its first argument is the student's log_softmax.
+    ERROR wrong-targets/probabilities: kl_div was told log_target=True and is given probabilities, whose exponentials it
+    takes. Fix: Leave log_target out, or give it log-probabilities.
+    WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
+    softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
+    row, or divide each row by its sum.
+    """
+    n = raised(e, "all elements of target should be between 0 and 1")
+    if n is not None and n.fed is not None and n.fed.target_low is not None:
+        return _outside(n)
+    losses = judged(e)
+    for (name, _), calls in losses.items():
+        found = [_targets(name, n) for n in calls]
+        if None not in found:
+            return found[0]
+    if any(n.fed.target_low is not None for calls in losses.values() for n in calls):
+        return OK
+    return not_applicable("no loss with targets that are numbers") if losses else unknown("no loss of torch was seen")
+
+
+def _outside(n: Entropy) -> Fired:
+    return fires(
+        f"targets from {n.fed.target_low:.3g} to {n.fed.target_high:.3g} given to {n.name}",
+        "targets from 0 to 1",
+        fault="wrong-targets/outside",
+    )
+
+
+def _targets(name: str, n: Entropy) -> Fired | None:
+    f = n.fed
+    if f.target_low is None or not math.isfinite(f.target_low + f.target_high):
+        return None
+    if name in fed.BINARY and (f.target_low < -OUTSIDE or f.target_high > 1 + OUTSIDE):
+        return _outside(n)
+    low, high = f.target_sums
+    if name == "kl_div":
+        apart = max(abs(low - 1), abs(high - 1))
+        if n.log_target and f.target_low >= 0 and apart < f.tolerance and (f.classes or 0) > 1:
+            return fires("rows of targets are positive and sum to 1", "logarithms", fault="wrong-targets/probabilities")
+        if not n.log_target and f.target_low < 0:
+            return fires(
+                f"targets from {f.target_low:.3g} to {f.target_high:.3g} given to kl_div",
+                "probabilities",
+                fault="wrong-targets/logarithms",
+            )
+    if name == "cross_entropy" and f.target_hard and high > 1:
+        return fires(
+            f"rows of zeros and ones with up to {high:.0f} ones are given to cross_entropy as targets",
+            "one class in a row, or rows that sum to 1",
+            WARN,
+            "wrong-targets/several-classes",
+        )
+    return None
+
+
+# ------------------------------------------------------------------------------------------------ shapes
+@check("F21")
+def shapes_meet(e: Evidence) -> Fired | Verdict:
+    """A regression learns the mean and no more; or a loss is 0 from the first step on; or a target size is refused.
+
+    Fires when predictions and targets of a loss differ in shape and are broadcast: (N, 1) with (N) compares each
+    prediction with every target. The same is looked for where the difference is written by hand. One number as the
+    target of all, and shapes that differ by sizes of 1 at the front, are left alone.
+
+    ERROR or WARN shapes-broadcast: Predictions and targets have different shapes and are broadcast against each other,
+    so predictions are compared with targets of other rows. Fix: Give both the same shape: prediction.squeeze(-1), or
+    target.unsqueeze(-1).
+    ERROR shapes-broadcast/refused: Predictions and targets have different shapes, which this loss refuses. Fix: Give
+    both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
+    WARN shapes-broadcast/by-hand: A difference of predictions and targets became a square: (N, 1) minus (N) compares
+    each prediction with every target. Fix: Give both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
+    ERROR shapes-broadcast/one-class: A cross-entropy over one class: its softmax is 1 whatever the logit, so the loss
+    is 0 and has no gradient. Fix: Use binary_cross_entropy_with_logits for one output, or two outputs.
+    """
+    n = raised(e, "that is different to the input size", "must be the same as input size")
+    if n is not None and n.fed is not None:
+        return fires(
+            f"predictions {n.fed.shape} and targets {n.fed.target_shape} given to {n.name}",
+            "the same shape",
+            fault="shapes-broadcast/refused",
+        )
+    losses = judged(e)
+    for (name, _), calls in losses.items():
+        if name in fed.CLASSES and all(n.fed.classes == 1 for n in calls):
+            return fires(
+                f"{name} on {calls[0].fed.shape}: one class", "two classes or more", fault="shapes-broadcast/one-class"
+            )
+        found = [_broadcast(n.fed.shape, n.fed.target_shape) for n in calls]
+        if name in (*fed.PLAIN, "kl_div") and None not in found:
+            return found[0]
+    seen = any(name in fed.PLAIN for name, _ in losses)
+    for text in e.warned:  # a name that was imported before the watch: torch warns
+        match = SIZES.search(text) if not seen else None
+        if match:
+            target, given = (tuple(int(x) for x in group.split(",") if x.strip()) for group in match.groups())
+            if (one := _broadcast(given, target)) is not None:
+                return one
+    squares = [b.square for b in e.of(Backward) if b.requires_grad and b.round < fed.ROUNDS]
+    if squares and all(squares):
+        before, after = squares[0]
+        return fires(
+            f"the difference in the loss is {after}, of predictions {before}",
+            f"a difference of {before}",
+            fault="shapes-broadcast/by-hand",
+        )
+    if any(n.fed.target_shape is not None for calls in losses.values() for n in calls):
+        return OK
+    return unknown("no call of a loss was seen with its shapes")
+
+
+def _broadcast(given: tuple[int, ...], target: tuple[int, ...] | None) -> Fired | None:
+    if target is None or given == target:
+        return None
+    sizes = math.prod(given), math.prod(target)
+    try:
+        together = tuple(torch.broadcast_shapes(given, target))
+    except RuntimeError:
+        return None  # refused, and said so
+    if 1 in sizes or math.prod(together) == sizes[0] == sizes[1]:
+        return None
+    crossed = math.prod(together) > max(sizes)
+    if len(given) == len(target) and not crossed and given[-1] == target[-1]:
+        return None  # a template for all rows
+    return fires(
+        f"predictions {given} and targets {target} are compared as {together}",
+        "the same shape",
+        ERROR if crossed and len(given) != len(target) else WARN,
+    )

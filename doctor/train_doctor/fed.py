@@ -1,0 +1,166 @@
+"""What a loss is fed: numbers and shapes at each call, and where the numbers come from.
+
+A cross-entropy that is given probabilities trains, slowly, and says nothing. Two things give it away. The numbers: rows
+that are positive and sum to 1. And the graph: the last function before the loss, views aside, is a softmax. Calls of
+torch's losses are recorded as they are made, by function or by module. A name that was imported before the watch goes
+past that, so the graph of the loss is walked as well; it keeps the node of each loss.
+
+Footgun: a loss may be computed for the log alone. Only one that the differentiated loss hangs on is judged (`used`).
+"""
+
+import contextlib
+
+import torch
+from torch import Tensor
+
+from train_doctor.evidence import Entropy, Fed
+from train_doctor.targets import INSIDE
+
+ROUNDS, CALLS = 4, 8  # for how long losses are looked at, and how many of one backward
+ROWS, WHOLE, NODES = 64, 2**20, 500  # rows of a sample; elements that are taken as they are; nodes of a walk
+CLASSES = ("cross_entropy", "nll_loss")  # classes lie in dimension 1
+BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
+PLAIN = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # any shape, and shapes that differ are broadcast
+LOSSES = (*CLASSES, *BINARY, *PLAIN, "kl_div")
+VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Slice", "Select")
+VIEWS += ("Index", "ToCopy", "Clone", "Alias", "Split", "Unbind", "Expand")
+STEPS = ("Mul", "Div", "Add", "Sub", "Neg", "Cat", "Stack", "Where", "MaskedFill", "Clamp", "Rsub")  # of arithmetic
+LOGARITHMS = ("LogSoftmax", "Log", "Log1P", "LogSigmoid", "LogSigmoidForward", "Logsumexp", "Logaddexp")
+NODES_OF = {"NllLoss": "nll_loss", "NllLoss2D": "nll_loss", "NllLossND": "nll_loss"}
+NODES_OF |= {"BinaryCrossEntropy": BINARY[0], "BinaryCrossEntropyWithLogits": BINARY[1]}
+
+
+def kind(node) -> str:
+    """NllLoss of NllLossBackward0."""
+    return type(node).__name__.partition("Backward")[0] if node is not None else ""
+
+
+def chain(node, length: int = 3) -> list[str]:
+    """The functions that made a tensor, the last one first, views left out."""
+    found: list[str] = []
+    while node is not None and len(found) < length:
+        if (here := kind(node)) not in VIEWS:
+            found.append(here)
+        node = next((edge for edge, _ in node.next_functions if edge is not None), None)
+    return found
+
+
+def logged(node) -> bool:
+    """Whether a logarithm is in the arithmetic that made a tensor."""
+    queue, seen = [node], 0
+    while queue and seen < 32:
+        node, seen = queue.pop(0), seen + 1
+        if kind(node) in LOGARITHMS:
+            return True
+        if kind(node) in VIEWS or kind(node) in STEPS:
+            queue += [edge for edge, _ in node.next_functions if edge is not None]
+    return False
+
+
+def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
+    """The facts of one call."""
+    fed = Fed(chain(given.grad_fn), logged(given.grad_fn), shape=tuple(given.shape))
+    if isinstance(target, Tensor):
+        fed.target_shape = tuple(target.shape)
+    if given.is_meta or given.is_nested or not given.is_floating_point() or not given.numel():
+        return fed
+    x = given.detach()
+    rows = _rows(x, 1 if name in CLASSES and x.dim() > 1 else x.dim() - 1).float()
+    facts = [*_ends(rows)]
+    if name in CLASSES or name == "kl_div":
+        fed.classes = rows.shape[-1]
+        facts += [(rows.sum(-1) - 1).abs().max(), rows.logsumexp(-1).abs().max()]
+        along = x.dim() == 2 and 1 < x.shape[0] and x.numel() <= WHOLE
+        facts.append(x.float().logsumexp(0).abs().max() if along else torch.full_like(facts[0], float("nan")))
+    fed.rows = rows.numel() // max(1, rows.shape[-1])
+    fed.tolerance = 1e-4 if given.dtype in (torch.float32, torch.float64) else 1e-2
+    fed.low, fed.high, fed.sums, fed.over_classes, fed.over_rows = (*torch.stack(facts).tolist(), *3 * [None])[:5]
+    if isinstance(target, Tensor) and target.is_floating_point() and target.numel() and not target.is_meta:
+        wanted = _rows(target.detach(), 1 if name in CLASSES and target.dim() > 1 else target.dim() - 1).float()
+        facts = [*_ends(wanted), *_ends(wanted.sum(-1)), ((wanted != 0) & (wanted != 1)).any().float()]
+        fed.target_low, fed.target_high, *fed.target_sums, between = torch.stack(facts).tolist()
+        fed.target_hard = not between
+    return fed
+
+
+def _ends(x: Tensor) -> tuple[Tensor, Tensor]:
+    return tuple(torch.aminmax(x))
+
+
+def _rows(x: Tensor, dim: int) -> Tensor:
+    """Some rows of (..., classes), evenly spread, without a copy of a large tensor."""
+    if x.dim() < 2:
+        return x.reshape(1, -1)[:, :WHOLE]
+    if x.dim() > 2 and dim == 1:  # (N, C, ...)
+        x = x[:: max(1, x.shape[0] // 8)][:8].flatten(2)
+        x = x[..., :: max(1, x.shape[-1] // 8)][..., :8].movedim(1, -1)
+    x = x[:: max(1, x.shape[0] // ROWS)][:ROWS]
+    x = x.reshape(-1, x.shape[-1])
+    return x[:: max(1, x.shape[0] // ROWS)][:ROWS]
+
+
+def mark(loss: Tensor, entropies: list[Entropy], round: int) -> list[Entropy]:
+    """Say of each recorded loss whether the differentiated one hangs on it; return those that were not recorded."""
+    nodes = {n.value.grad_fn: n for n in entropies if n.value is not None and n.value.grad_fn is not None}
+    found: list[Entropy] = []
+    queue, seen = [loss.grad_fn], set()
+    while queue and len(seen) < NODES:
+        node = queue.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node in nodes:
+            n = nodes[node]
+            n.used = True
+            if n.number is None and n.value.numel() == 1:
+                n.number = float(n.value.detach())
+            continue
+        here = kind(node)
+        if here in NODES_OF or here == "LogSoftmax":
+            with contextlib.suppress(AttributeError, RuntimeError):  # freed, or another version's name
+                found += [_unrecorded(node, here, round)]
+            continue
+        if not type(node).__name__.startswith(INSIDE):
+            queue += [edge for edge, _ in node.next_functions]
+    return [n for n in found if n is not None]
+
+
+def _unrecorded(node, here: str, round: int) -> Entropy | None:
+    """A loss that was called by a name of the user's own, from what its node keeps."""
+    name = NODES_OF.get(here, "nll_loss")
+    before = node if here == "LogSoftmax" else node.next_functions[0][0]
+    makers = chain(before)
+    if here == "LogSoftmax" or makers[:1] == ["LogSoftmax"]:
+        fed = Fed(makers, True)
+    else:
+        fed = look(name, node._saved_self.detach(), node._saved_target)
+        fed.makers, fed.logged = makers, logged(before)
+    event = Entropy(round, name, None, None, None, "", None, grad=True, connected=True)
+    event.fed, event.used = fed, True
+    return event
+
+
+def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """A difference of (N, 1) or (N) with something that has no gradient, which became (N, N) on its way to the loss."""
+    node = loss.grad_fn
+    for _ in range(8):
+        if node is None:
+            return None
+        edges = [edge for edge, _ in node.next_functions]
+        live = [edge for edge in edges if edge is not None]
+        after = _shape(node)
+        if (
+            kind(node) in ("Sub", "Rsub")
+            and len(after) == 2
+            and after[0] == after[1] > 1
+            and len(live) == 1 < len(edges)
+        ):
+            before = _shape(live[0])
+            return (before, after) if before in ((after[0], 1), (after[0],)) else None
+        node = live[0] if len(live) == 1 else None
+    return None
+
+
+def _shape(node) -> tuple[int, ...]:
+    held = getattr(node, "_input_metadata", None)
+    return tuple(held[0].shape) if held else ()
