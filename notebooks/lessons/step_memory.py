@@ -64,7 +64,7 @@ def measured(config, rows: int, length: int, *, checkpointing: bool = False, **o
     return peak.bytes / MIB
 
 
-def compared(config, settings: list[dict], *, rows: int = 4, length: int = 256) -> list[dict]:
+def compared(config, settings: list[dict], *, rows: int = 2, length: int = 256) -> list[dict]:
     """Each setting predicted on fake tensors and measured in a real run."""
     table = []
     for options in each(settings, "settings"):

@@ -125,7 +125,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
         ("lrc_tables.phase_diagram(", ABOUT),
     ],
     "11_ard_lora": [
-        ("ard_lora.planted()", CPU_ONLY),
+        ("ard_lora.planted(", CPU_ONLY),
         ("ard_tables.planted(", ABOUT),
         ('on["ARD"]', ABOUT),
     ],

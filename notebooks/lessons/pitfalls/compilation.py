@@ -9,6 +9,7 @@ Footgun: dynamo stores compiled code by code object, for all models together. Wi
 the second one starts with the guards of the first.
 """
 
+import atexit
 import functools
 import os
 import shutil
@@ -28,6 +29,7 @@ from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome,
 from nblib import compiling, models
 
 Loss = Callable[[nn.Module, Tensor], Tensor]
+ADAPTED = ["q_proj", "v_proj"]  # peft's own choice for most models; each adapted layer is more to trace
 
 
 def difference(got: dict[str, Tensor | None], right: dict[str, Tensor]) -> float:
@@ -51,7 +53,7 @@ def without_hook(model: nn.Module, ids: Tensor) -> Tensor:
 
 def compiled_gradients(loss: Loss, *, checkpointing: bool = False) -> dict:
     """One step of a frozen model with adapters as a single graph, against the same step in eager mode."""
-    model, ids = lora(layers=1), tokens()
+    model, ids = lora(targets=ADAPTED, layers=1), tokens()
     right = flow(model, lambda: whole_logits(model, ids))["gradients"]
     if checkpointing:
         library_checkpointing(model, use_reentrant=False)
@@ -113,7 +115,8 @@ def only_compiled(model: nn.Module) -> Loss:
 
 def eager_and_compiled(*, reentrant: bool | None, graph_break: bool = False) -> dict:
     """Gradients of adapters in the blocks while the head trains too: in eager mode, and compiled."""
-    model, ids = lora(layers=2, tie_word_embeddings=False), tokens()
+    layers = 1 + graph_break  # two blocks, one of them with the break
+    model, ids = lora(targets=ADAPTED, layers=layers, tie_word_embeddings=False), tokens()
     model.get_output_embeddings().requires_grad_(True)
     with fresh_dynamo():
         step = {None: only_compiled, True: compiled_over_reentrant, False: compiled_over_non_reentrant}[reentrant](
@@ -176,7 +179,7 @@ def one_step(model: nn.Module) -> None:
 
 def saved_and_loaded(train: Callable[[nn.Module], dict[str, Tensor]]) -> dict:
     """What a compiled training saves, loaded into a plain model that forgives missing names."""
-    trained, plain = models.tiny(64, hidden=32, layers=2, seed=1), models.tiny(64, hidden=32, layers=2, seed=2)
+    trained, plain = (models.tiny(64, hidden=32, layers=1, seed=seed) for seed in (1, 2))
     with fresh_dynamo():
         saved = train(trained)
         unmatched = plain.load_state_dict(saved, strict=False)
@@ -193,7 +196,7 @@ def saved_and_loaded(train: Callable[[nn.Module], dict[str, Tensor]]) -> dict:
 def recompiles(changes: dict[str, object]) -> list[dict]:
     """How many graphs are compiled at each change: a length, or a function of the model."""
     model, rows, before = models.tiny(64, hidden=32, layers=1), [], 0
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")  # what dynamo captures, and nothing behind it
     with fresh_dynamo():
         step = torch.compile(whole_logits, backend=counter)
         length = 16
@@ -288,20 +291,47 @@ P18 = Pitfall(
 
 # ------------------------------------------------------------------------------- P23, a cache cut off by a kill
 
-PROGRAM = "import torch; print(float(torch.compile(lambda x: (x.sin() + 1).sum())(torch.ones(8))))"
+# Importing torch takes seconds, so it is done once. Each run is a fork of this process, which has compiled nothing.
+PROGRAM = """
+import os, signal, sys, torch
+import torch._inductor.compile_fx
+
+
+def outcome():
+    try:
+        torch.compile(lambda x: (x.sin() + 1).sum())(torch.ones(8))
+    except Exception as error:
+        lines = f"{type(error).__name__}: {error}".splitlines()
+        return [line for line in lines if "Error: " in line][-1]
+    return "ok"
+
+
+for cache in sys.stdin:
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print("" if code == 0 else f"killed by signal {-code}" if code < 0 else f"exit code {code}", flush=True)
+    else:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.strip()
+        signal.alarm(300)  # one that hangs is killed
+        print(outcome(), end="", flush=True)
+        os._exit(0)
+"""
+
+
+@functools.cache
+def _forks() -> subprocess.Popen:
+    # Without vector instructions nothing is probed, and the first run takes seconds, not half a minute.
+    environment = os.environ | {"TORCHINDUCTOR_VEC_ISA_OK": "0"}
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    forks = subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, **pipes)
+    atexit.register(forks.communicate)  # closes its input: it ends, as it does if this process is killed
+    return forks
 
 
 def run_with(cache: Path) -> str:
     """A fresh process compiles with inductor, its cache in `cache`; 'ok' or how it ended."""
-    # Without vector instructions nothing is probed, and the first run takes seconds, not half a minute.
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TORCHINDUCTOR_VEC_ISA_OK": "0"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=300)
-    if done.returncode == 0:
-        return "ok"
-    if done.returncode < 0:
-        return f"killed by signal {-done.returncode}"
-    errors = [line for line in done.stderr.splitlines() if "Error: " in line]
-    return errors[-1].replace(f"{cache}/", "") if errors else f"exit code {done.returncode}"
+    print(cache, file=_forks().stdin, flush=True)
+    return _forks().stdout.readline().strip().replace(f"{cache}/", "") or "it ended without a word"
 
 
 @functools.cache

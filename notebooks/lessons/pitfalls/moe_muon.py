@@ -215,8 +215,9 @@ def _followed(rule: Callable, *, eight_bits: bool = False, steps: int = 20) -> d
     def look(*_) -> None:
         for p, m in zip(matrices, trend, strict=True):
             m.lerp_(p.grad, 0.05)
-        wanted[:] = [muon.orthogonalise(p.grad.lerp(m, 0.95)) for p, m in zip(matrices, trend, strict=True)]
         before[:] = [p.detach().clone() for p in matrices]
+        if len(updates) == 2 * steps - 1:  # the last trend is the one asked for
+            wanted[:] = [muon.orthogonalise(p.grad.lerp(m, 0.95)) for p, m in zip(matrices, trend, strict=True)]
 
     def compare(*_) -> None:
         updates.append([was - p.detach() for was, p in zip(before, matrices, strict=True)])

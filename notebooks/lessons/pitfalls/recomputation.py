@@ -24,9 +24,10 @@ MIB = 2**20
 VOCABULARY = 512
 
 
-def lora(rank: int = 8, *, vocabulary: int = VOCABULARY, **shape) -> nn.Module:
-    """A tiny Qwen3 with LoRA on every projection; B starts away from zero, so that no gradient is zero by design."""
-    return bench.lora(bench.base(vocabulary=vocabulary, **shape), r=rank, init_lora_weights=False).train()
+def lora(rank: int = 8, *, vocabulary: int = VOCABULARY, targets="all-linear", **shape) -> nn.Module:
+    """A tiny Qwen3 with LoRA on its projections; B starts away from zero, so that no gradient is zero by design."""
+    frozen = bench.base(vocabulary=vocabulary, **shape)
+    return bench.lora(frozen, r=rank, target_modules=targets, init_lora_weights=False).train()
 
 
 def tokens(rows: int = 2, length: int = 16, vocabulary: int = VOCABULARY) -> Tensor:
