@@ -96,6 +96,8 @@ def attach(
         raise ValueError(f"init = {init!r}: allowed are {', '.join(INITS)}")
     if init == "svd_activation" and moments is None:
         raise ValueError("init = 'svd_activation': needs moments = input_moments(model, batches) of the float model")
+    if scale and scale not in ternary.SCALES:
+        raise ValueError(f"scale = {scale!r}: allowed are {', '.join(ternary.SCALES)}")
     if not 0 < percent <= 100:
         raise ValueError(f"percent = {percent}: must be above 0 and at most 100")
     if rank < 0 or bits not in (0, 4, 8):
