@@ -10,8 +10,8 @@ The start of U and V decides most of the result. R = W - Q(W) is what rounding t
 decomposition is the best U V^T of that rank in squared error (Eckart and Young, 1936). But what counts is the error of
 the output, R x. So `svd_activation` decomposes R C^(1/2), with C the inputs' second moments over a few batches, and
 multiplies by C^(-1/2) afterwards (QERA, Zhang et al., 2024; LQER is the same with the diagonal of C alone). Any L with
-L L^T = C gives the same U V^T; that of Cholesky takes a tenth of the time. Once U V^T is known, W - U V^T can be rounded
-in the place of W, and so on in turns: `rounds`.
+L L^T = C gives the same U V^T; that of Cholesky takes a tenth of the time. Once U V^T is known, W - U V^T can be
+rounded in the place of W, and so on in turns: `rounds`.
 
 The scale of Q(W) matters as much (ternary.py). With the mean of |W|, every layer's output is too small; a correction of
 low rank mends that for the few strongest inputs alone and so tilts the rest. At small ranks it is then worse than none.

@@ -120,9 +120,9 @@ def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties:
     agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
     least = {name: float(torch.minimum(w1, 1 - w1).min()) for name, w1 in panels.items()}
     words = (
-        "Dark: the first, larger loss has no weight at the end. Red: ratio = (1 + penalty) / (1 - penalty). The published "
-        f"router should give it up above that line, and does as predicted in {agree:.0%} of the cells. Least weight of "
-        "either loss: "
+        "Dark: the first, larger loss has no weight at the end. Red: ratio = (1 + penalty) / (1 - penalty). The "
+        f"published router should give it up above that line, and does as predicted in {agree:.0%} of the cells. Least "
+        "weight of either loss: "
     )
     words += ", ".join(f"{name} {w:.2f}" for name, w in least.items()) + "."
     return show.Picture(figure, words, title="When a learned weighting gives up on one of two losses")
