@@ -56,7 +56,7 @@ def svd_of_the_error(W: Tensor, Q: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return U, V
 
 
-def started(factors: Callable, *, hook: bool, steps: int = 20, lr: float = 2e-3) -> dict:
+def started(factors: Callable, *, hook: bool, steps: int = 10, lr: float = 2e-3) -> dict:
     """Train from these first factors. `hook` makes the embedding's output require a gradient, the prescribed cure."""
     model = bench.trained()
     lrc.attach(model, init="zeros", keep_original=True)
