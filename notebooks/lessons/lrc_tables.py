@@ -91,7 +91,7 @@ def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     axes.axhline(1, color="black", linewidth=0.6)
     axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8.5)
-    words = f"How much of the float output of {name} arrives, for the strongest directions of its inputs."
+    words = f"How much of {name}'s float output arrives."
     return show.Picture(figure, words, title="A low rank mends the gain of few directions")
 
 
@@ -114,8 +114,8 @@ def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties:
         axes.plot(line, (1 + line) / (1 - line), color="tab:red")
         axes.set(xlabel="penalty on the spread", ylim=(1.0, 4.2), xlim=(0.025, 0.55))
         axes.set_title(title, fontsize=8)
-    figure.axes[0].set_ylabel("first loss / second loss, at first")
-    figure.colorbar(mesh, ax=figure.axes, label="weight of the first loss")
+    figure.axes[0].set_ylabel("first loss / second")
+    figure.colorbar(mesh, ax=figure.axes, label="weight of the first")
     predicted = torch.tensor([[r > (1 + p) / (1 - p) for p in penalties] for r in ratios])
     agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
     least = {name: float(torch.minimum(w1, 1 - w1).min()) for name, w1 in panels.items()}
