@@ -60,7 +60,7 @@ CASES = [
         "lrc_tables.gap(",
         "corrected, {step} of {of} steps",
         TINY | dict(steps=200, quick_rows=4),
-        cosine(3e-3, 200, 10),
+        cosine(5e-4, 200, 10),
     ),
     Case(
         "11_ard_lora",

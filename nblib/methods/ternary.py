@@ -61,7 +61,7 @@ def _ternary(weight: Tensor, scale: str) -> Tensor:
 
 def _int8(x: Tensor) -> Tensor:
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    g = torch.linalg.vector_norm(wide, torch.inf, dim=-1, keepdim=True).clamp_min_(SMALLEST)  # (..., 1)
+    g = wide.abs().amax(-1, keepdim=True).clamp_min_(SMALLEST)  # (..., 1); vector_norm takes ten times as long
     return (wide * (LEVELS / g)).round_().mul_(g / LEVELS).to(x.dtype)
 
 

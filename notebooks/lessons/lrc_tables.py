@@ -36,7 +36,7 @@ def left_as_floats(model: nn.Module) -> str:
 
 def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> show.Picture:
     """A histogram of a float matrix, with what each weight is rounded to."""
-    figure = Figure(figsize=(6.0, 2.2), layout="constrained")
+    figure = Figure(figsize=(5.6, 1.8), layout="constrained")
     axes = figure.add_subplot()
     axes.hist(weight.flatten().numpy(), bins=200, color="tab:blue", alpha=0.6)
     for value in (-1, 0, 1):
@@ -60,7 +60,8 @@ def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show
         x = 100 * torch.arange(1, len(share) + 1) / len(share)
         layer = name in held
         label = name if not layer else "layers" if n == 0 else None
-        axes.plot(x, 100 * share, color="tab:blue" if layer else "black", linewidth=0.7 if layer else 1.5, label=label)
+        colour, width = ("tab:blue", 0.7) if layer else ("black", 1.5)  # sharp edges: many thin lines take few bytes
+        axes.plot(x, 100 * share, color=colour, linewidth=width, label=label, antialiased=not layer)
     axes.axvline(percent, color="tab:red", linestyle="--", label="percent")
     axes.set(xlabel="rank (% of the smaller side)", ylabel="share of the error held (%)")
     figure.legend(frameon=False, loc="outside right upper", fontsize=9)
@@ -81,7 +82,7 @@ def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
 
 def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     """Gains by (scale, correction), over the directions."""
-    figure, most = Figure(figsize=(5.6, 2.1), layout="constrained"), 32
+    figure, most = Figure(figsize=(5.4, 1.9), layout="constrained"), 32
     axes = figure.add_subplot()
     colours = dict(zip(dict.fromkeys(scale for scale, _ in found), ("tab:red", "tab:blue")))
     for (scale, what), gain in found.items():
@@ -90,7 +91,7 @@ def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     axes.axhline(1, color="black", linewidth=0.6)
     axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8.5)
-    words = f"How much of the float output of {name} arrives, for the strongest directions of its inputs."
+    words = f"How much of {name}'s float output arrives."
     return show.Picture(figure, words, title="A low rank mends the gain of few directions")
 
 
@@ -106,22 +107,22 @@ def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
 
 def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties: Sequence[float]) -> show.Picture:
     """The weight of the first loss at the end, over the ratio of the losses and the penalty, a panel per router."""
-    figure = Figure(figsize=(7.8, 2.4), layout="constrained")
+    figure = Figure(figsize=(6.4, 2.1), layout="constrained")
     line = torch.linspace(0.05, 0.55, 50)
     for axes, (title, w1) in zip(figure.subplots(1, len(panels), sharey=True), panels.items()):
         mesh = axes.pcolormesh(penalties, ratios, w1, vmin=0, vmax=1, cmap="viridis", shading="nearest")
         axes.plot(line, (1 + line) / (1 - line), color="tab:red")
         axes.set(xlabel="penalty on the spread", ylim=(1.0, 4.2), xlim=(0.025, 0.55))
-        axes.set_title(title, fontsize=10)
-    figure.axes[0].set_ylabel("first loss / second loss, at first")
-    figure.colorbar(mesh, ax=figure.axes, label="weight of the first loss")
+        axes.set_title(title, fontsize=8)
+    figure.axes[0].set_ylabel("first loss / second")
+    figure.colorbar(mesh, ax=figure.axes, label="weight of the first")
     predicted = torch.tensor([[r > (1 + p) / (1 - p) for p in penalties] for r in ratios])
     agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
     least = {name: float(torch.minimum(w1, 1 - w1).min()) for name, w1 in panels.items()}
     words = (
-        "Colour: the weight that the first, larger loss has at the end; dark is no weight at all. Red: ratio = (1 + "
-        "penalty) / (1 - penalty). The published router should give the first loss up above that line, and does as "
-        f"predicted in {agree:.0%} of the cells. Least weight of either loss: "
+        "Dark: the first, larger loss has no weight at the end. Red: ratio = (1 + penalty) / (1 - penalty). The "
+        f"published router should give it up above that line, and does as predicted in {agree:.0%} of the cells. Least "
+        "weight of either loss: "
     )
     words += ", ".join(f"{name} {w:.2f}" for name, w in least.items()) + "."
     return show.Picture(figure, words, title="When a learned weighting gives up on one of two losses")
@@ -147,7 +148,7 @@ def training(
     first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float], labels: dict[str, str]
 ) -> show.Picture:
     """Validation losses over the steps, and as dotted lines the losses between which they run, on the same rows."""
-    figure = Figure(figsize=(6.2, 2.4), layout="constrained")
+    figure = Figure(figsize=(5.8, 2.1), layout="constrained")
     axes = figure.add_subplot()
     for name, records in history.items():
         points = [(0, first[name])] + [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]

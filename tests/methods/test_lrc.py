@@ -484,6 +484,16 @@ def test_bad_input_is_refused_by_name(options, words):
     assert model.state_dict().keys() == before.keys()
 
 
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_wrong_scale_is_refused_before_any_weight_is_read(joint):
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(8, 8))
+    with pytest.raises(ValueError, match="^scale = 'max': allowed are mean, least_squares, rows$"):
+        lrc.attach(model, scale="max", joint=joint)
+    assert type(model[0]) is nn.Linear
+    lrc.attach(model, scale="rows", joint=joint)
+
+
 def test_a_second_attach_is_refused():
     model = small()
     with pytest.raises(ValueError, match="Qwen3ForCausalLM has LRC layers already"):

@@ -27,9 +27,12 @@ from nblib.methods import lrc, objective
 GIB = 2**30
 
 
-def corrected(init: str = "svd_residual", layer: type[lrc.LRCLinear] = lrc.LRCLinear) -> nn.Module:
-    """The byte model with ternary weights; every correction starts as `init` says, in layers of this class."""
-    model = bench.trained()
+def corrected(
+    init: str = "svd_residual", layer: type[lrc.LRCLinear] = lrc.LRCLinear, model: nn.Module | None = None
+) -> nn.Module:
+    """The byte model, unless another is given, with ternary weights; every correction starts as `init` says, in layers
+    of this class."""
+    model = bench.trained() if model is None else model
     with seeded():
         lrc.attach(model, init=init)
     for module in lrc.layers(model).values():
@@ -54,7 +57,7 @@ def svd_of_the_error(W: Tensor, Q: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return U, V
 
 
-def started(factors: Callable, *, hook: bool, steps: int = 20, lr: float = 2e-3) -> dict:
+def started(factors: Callable, *, hook: bool, steps: int = 10, lr: float = 2e-3) -> dict:
     """Train from these first factors. `hook` makes the embedding's output require a gradient, the prescribed cure."""
     model = bench.trained()
     lrc.attach(model, init="zeros", keep_original=True)
@@ -154,7 +157,7 @@ def inputs_rounded(rounding: Callable, *, lr: float = 1e-2) -> dict:
 # P51: the rank takes the blame for the logits
 
 
-def step_bytes(percent: float, logits: str, *, rows: int = 4, layers: int = 2) -> dict:
+def step_bytes(percent: float, logits: str, *, rows: int = 2, layers: int = 2) -> dict:
     """The write-up's step by the estimate: Qwen3-0.6B's width and vocabulary, a few of its 28 layers."""
     config = tf.Qwen3Config(
         vocab_size=151_936,
@@ -199,7 +202,7 @@ def chain(rows: int, length: int = 32) -> Tensor:
 def _speaker() -> nn.Module:
     with seeded():
         model = models.tiny(32, hidden=64, layers=2, heads=2, length=32)
-        learn_chain(model, losses.causal_lm, steps=120)
+        learn_chain(model, losses.causal_lm, steps=80)
     return model
 
 
@@ -249,7 +252,7 @@ class Ruled(loss_weights.Router):
         return self.rule(self, losses)
 
 
-def routed(rule: Callable | None = None, *, steps: int = 60, **options) -> dict:
+def routed(rule: Callable | None = None, *, steps: int = 30, **options) -> dict:
     """Next words and masked words, weighted by LDC-MTL's router; judged on the harder one, masked words."""
     model, ids = speaker(), chain(64)
     router = (Ruled if rule else loss_weights.Router)(("ce", "masked"), **options)
@@ -293,7 +296,7 @@ def mask_with_its_own_token(ids: Tensor, chosen: Tensor) -> Tensor:
     return ids.masked_fill(chosen, mask_id)
 
 
-def masked_with(mask: Callable, *, probability: float = 0.15, steps: int = 40) -> dict:
+def masked_with(mask: Callable, *, probability: float = 0.15, steps: int = 25) -> dict:
     """The write-up's two objectives. Judged on plain text: the loss after the word of id 0, and after other words."""
     model, rows = speaker(), chain(256)
 
@@ -357,18 +360,21 @@ def alive_and_close(eager: dict[str, Tensor], compiled: dict[str, Tensor]) -> di
 
 
 def eager_against_compiled(init: str, layer: type, check: Callable) -> dict:
-    """The test of a compiled layer against the eager one, by this check of their gradients."""
+    """The test of a compiled layer against the eager one, by this check of their gradients. One block of random weights
+    does: what it computes is compared, not what it knows."""
     batch = next(bench.batches(rows=2))
+
+    def made(init: str, layer: type = lrc.LRCLinear) -> nn.Module:
+        return corrected(init, layer, bench.byte_model(layers=1))
 
     def gradients(model: nn.Module) -> dict[str, Tensor | None]:
         bench.mean_loss(model, batch).backward()
         return {name: p.grad for name, p in wiring.trainable(model).items()}
 
-    eager = gradients(corrected(init))
+    eager = gradients(made(init))
     with fresh_dynamo():
-        compiled = gradients(compiling.compile_blocks(corrected(init, layer), backend="aot_eager"))
-    wrong = gradients(corrected("svd_residual", layer))
-    right = gradients(corrected("svd_residual"))
+        compiled = gradients(compiling.compile_blocks(made(init, layer), backend="aot_eager"))
+    wrong, right = gradients(made("svd_residual", layer)), gradients(made("svd_residual"))
     return {
         "init": init,
         "layer": layer.__name__,
