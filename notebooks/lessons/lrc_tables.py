@@ -9,18 +9,22 @@
     gap            every model's loss as a share of what rounding cost; control_name says what one of them may claim
     training       validation losses between the levels of the float and the ternary model
     on_disk        what a saved model is made of
+    in_stock       an exported model, opened by transformers and PEFT alone
 
 Footgun: a share of the gap is only as good as the gap. All losses in one table must come from the same rows.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import peft
 import torch
+import transformers as tf
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from nblib import compiling, models
-from nblib.methods import lrc
+from nblib.methods import lrc, lrc_export
 from nblib.run import show
 
 
@@ -184,3 +188,15 @@ def on_disk(model: nn.Module, bits: int) -> list[dict]:
         "the rest": (rest, 4 * rest),
     }
     return [{"part": name, "numbers": int(count), "bytes": int(b)} for name, (count, b) in parts.items()]
+
+
+def in_stock(folder: Path) -> nn.Module:
+    """What `lrc_export.save` wrote. transformers says on every CPU that a card would be faster, and would compile its
+    rounding, which takes longer than all else here; so call the model with torch's stance `force_eager`."""
+    level = tf.utils.logging.get_verbosity()
+    tf.utils.logging.set_verbosity_error()
+    try:
+        model = tf.AutoModelForCausalLM.from_pretrained(folder)
+    finally:
+        tf.utils.logging.set_verbosity(level)
+    return peft.PeftModel.from_pretrained(model, folder / lrc_export.ADAPTER).eval()
