@@ -14,6 +14,7 @@
 Footgun: a share of the gap is only as good as the gap. All losses in one table must come from the same rows.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -199,4 +200,6 @@ def in_stock(folder: Path) -> nn.Module:
         model = tf.AutoModelForCausalLM.from_pretrained(folder)
     finally:
         tf.utils.logging.set_verbosity(level)
-    return peft.PeftModel.from_pretrained(model, folder / lrc_export.ADAPTER).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers in a way that it will forget
+        return peft.PeftModel.from_pretrained(model, folder / lrc_export.ADAPTER).eval()
