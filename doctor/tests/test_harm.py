@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.optim import optimizer as optimizer_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import train_doctor as doctor
 from tests.bench import batches
@@ -469,3 +470,22 @@ def test_a_dead_distillation_is_an_error(by_hand):
     root = distil(dead=True, by_hand=by_hand).root
     assert root is not None and (root.check, root.severity) == ("F2", ERROR), root
     silent(distil(dead=False, by_hand=by_hand))
+
+
+class Counting(TorchDispatchMode):
+    """A program that counts operations, as profilers and counters of FLOPs do."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_program_may_look_at_every_operation_itself():
+    model = small()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with doctor.watch(model, optimizer=sgd, say=False) as report:
+        for ids in batches(8):
+            with Counting():
+                (entropy(model, ids) + 0.001 * model[0].weight.square().mean()).backward()
+            sgd.step()
+            sgd.zero_grad()
+    silent(report)

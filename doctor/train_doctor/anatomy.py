@@ -80,4 +80,8 @@ def _factor(node, kind: str) -> float | None:
     other = node._saved_other
     if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad:
         return None
-    return float(other) if kind == "MulBackward0" else 1.0 / float(other)
+    with (
+        torch._C._DisableTorchDispatch()
+    ):  # inside a mode of the program's, torch cannot read a number of its own graph
+        number = float(other)
+    return number if kind == "MulBackward0" else 1.0 / number
