@@ -87,7 +87,7 @@ def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
 
 def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     """Gains by (scale, correction), over the directions."""
-    figure, most = Figure(figsize=(5.4, 1.9), layout="constrained"), 32
+    figure, most = Figure(figsize=(6.0, 2.1), layout="constrained"), 32
     axes = figure.add_subplot()
     colours = dict(zip(dict.fromkeys(scale for scale, _ in found), ("tab:red", "tab:blue")))
     for (scale, what), gain in found.items():
@@ -97,7 +97,7 @@ def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     axes.set(xlabel="direction of the inputs, the strongest first", ylabel="gain of the output")
     figure.legend(frameon=False, loc="outside right upper", fontsize=8.5)
     words = f"How much of {name}'s float output arrives."
-    return show.Picture(figure, words, title="A low rank mends the gain of few directions")
+    return show.Picture(figure, words, title="A low rank mends few directions")
 
 
 def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
