@@ -160,7 +160,7 @@ def training(
         axes.plot(*zip(*points), marker="o", label=labels[name])
     for (name, level), colour in zip(levels.items(), ("black", "tab:red")):
         axes.axhline(level, color=colour, linestyle=":", label=name)
-    axes.set(xlabel="optimizer step", ylabel="validation loss (nats per token)")
+    axes.set(xlabel="optimizer step", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     figure.legend(frameon=False, loc="outside right upper", fontsize=9)
     (full, low), (rounded, high) = levels.items()
