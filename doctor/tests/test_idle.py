@@ -1,4 +1,4 @@
-"""Flags that do nothing and groups that rest: S18, N22."""
+"""Flags that do nothing and groups that rest: S18, N24."""
 
 import pytest
 import torch
@@ -78,6 +78,6 @@ def two_groups(rate):
 
 def test_a_group_whose_rate_is_zero():
     report = train(lambda m: None, two_groups(0.0))
-    assert_root(report, "N22")
+    assert_root(report, "N24")
     assert report.root.severity == WARN
     assert not [f for f in train(lambda m: None, two_groups(1e-5)).findings if f.severity != NOTE]

@@ -1,4 +1,4 @@
-"""Tensors that learn or rest against what was written: a misspelt flag, a group without a rate: S18, N22.
+"""Tensors that learn or rest against what was written: a misspelt flag, a group without a rate: S18, N24.
 
 Python lets anybody set an attribute that does not exist. `p.require_grad = False` and `module.requires_grad = False`
 do nothing at all, and nothing says so.
@@ -62,7 +62,7 @@ def _own(module: nn.Module) -> set[str]:
     return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
 
 
-@check("N22")
+@check("N24")
 def group_at_rest(e: Evidence) -> Fired | Verdict:
     """Part of the model does not change at all, while the rest learns.
 
