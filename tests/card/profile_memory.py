@@ -17,6 +17,7 @@ import json
 import re
 import sys
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,8 +101,9 @@ def chosen(name: str, values: dict, net: nn.Module | None):
 
 
 def _lines(name: str) -> list[ast.stmt]:
-    """Of the cell that chooses the rows what the choice needs, and before it the notebook's functions that it calls."""
-    functions: dict[str, ast.stmt] = {}
+    """Of the cell that chooses the rows what the choice needs, and before it what of earlier cells it refers to:
+    functions, and the models that are made on the meta device."""
+    earlier: dict[str, ast.stmt] = {}
     keep: list[ast.stmt] = []
     for cell in parameters.cells(paths.notebooks() / f"{name}.ipynb"):
         if cell["cell_type"] == "code" and "await " not in cell["source"]:
@@ -109,12 +111,16 @@ def _lines(name: str) -> list[ast.stmt]:
             if "memory.fit(" in cell["source"]:
                 keep = [node for node in nodes if _names(node) & {"need", "copies", "plan", "fit"}]
                 break
-            functions |= {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
-    for node in keep:  # grows while it is read
-        keep += [functions.pop(called) for called in sorted(_names(node) & functions.keys())]
-    return [node for node in keep if isinstance(node, ast.FunctionDef)] + [
-        node for node in keep if not isinstance(node, ast.FunctionDef)
-    ]
+            earlier |= {node.name: node for node in nodes if isinstance(node, ast.FunctionDef)}
+            earlier |= {n.id: node for node in nodes if isinstance(node, ast.With) for n in ast.walk(node) if _set(n)}
+    before: list[ast.stmt] = []
+    for node in chain(keep, before):  # which grows while it is read
+        before += [earlier.pop(called) for called in sorted(_names(node) & earlier.keys())]
+    return before[::-1] + keep
+
+
+def _set(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
 
 
 def _names(node: ast.stmt) -> set[str]:
