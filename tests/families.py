@@ -181,7 +181,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nblib-families-") as folder:
         for name in options.names:
             for family in options.only:
-                plans = [{}] + [GIVEN[name, family]] * ((name, family) in GIVEN)
+                plans = [{}, *filter(None, [GIVEN.get((name, family))])]
                 for given in plans:
                     kind, words, seconds = in_process(name, family, Path(folder), **given)
                     worst |= kind == FAILED
