@@ -12,6 +12,11 @@ any instant the folder is either whole or not there. Reading checks the hashes. 
 
 The records of all steps so far are in it too, so a training that was resumed has the same history as a straight one.
 
+Several processes write one checkpoint: rank 0 gathers the shards, and nothing on disk shows how many there were. So any
+number reads it, on any mesh, under two rules. The position in the data counts batches of the notebook, which the
+processes share, so it is the same for any number (`Batches` that were told their `world` count their own). And process
+r takes the generators that process r had. Where there was none it makes them from rank 0's and r.
+
 Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a hash of all of it notices another.
 
 Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep the ones it is given. A snapshot
@@ -33,7 +38,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from nblib import files, runtime, wiring
+from nblib import files, parallel, runtime, wiring
 
 FILES = ("model.safetensors", "training.pt")
 PARTS = {"optimizers": list, "scaler": dict, "generators": list, "progress": dict, "frozen": str}  # of training.pt
@@ -61,7 +66,7 @@ def capture(
         "training": {
             "optimizers": [o.state_dict() for o in optimizers],
             "scaler": scaler.state_dict() if scaler is not None else {},
-            "generators": _every_rank(runtime.generators()),
+            "generators": parallel.every(runtime.generators()),
             "batches": batches.state_dict() if hasattr(batches, "state_dict") else None,
             "progress": progress,
             "frozen": fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad),
@@ -91,21 +96,27 @@ def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batch
                 raise CheckpointError(
                     f"{name}: checkpoint {tuple(state['weights'][name].shape)}, model {tuple(tensor.shape)}"
                 )
-            tensor.copy_(state["weights"][name])
+            tensor.copy_(parallel.like(state["weights"][name], tensor))
     for optimizer, saved in zip(optimizers, training["optimizers"], strict=True):
+        params = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+        for number, known in saved.get("state", {}).items():
+            known.update({k: parallel.like(v, params[number]) for k, v in known.items() if isinstance(v, Tensor)})
         optimizer.load_state_dict(saved)
     if scaler is not None and training["scaler"]:
         scaler.load_state_dict(training["scaler"])
     if training["batches"] is not None and batches is not None:
         batches.load_state_dict(training["batches"])
-    generators = training["generators"]
-    runtime.set_generators(generators[runtime.rank() if len(generators) > runtime.rank() else 0])
+    generators, rank = training["generators"], runtime.rank()
+    runtime.set_generators(generators[rank if rank < len(generators) else 0])
+    if rank >= len(generators):
+        runtime.branch(rank)
     return training["progress"]
 
 
 def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
     """Write a captured state as `folder/step-N`; keep the newest `keep`. Every process may call it, rank 0 writes."""
     final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
+    state = parallel.gathered(state, everywhere=False)
     if runtime.rank() != 0:
         return final
     try:
@@ -156,14 +167,15 @@ def read(path: Path) -> dict:
 
 def newest(folder: Path) -> dict | None:
     """The newest checkpoint that is whole, or None. Damaged ones are set aside, and named."""
-    return next((state for path in folders(folder) if (state := _whole(path)) is not None), None)
+    candidates = parallel.every(folders(folder))[0]
+    return next((state for path in candidates if (state := _whole(path)) is not None), None)
 
 
 def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progress: dict, **parts) -> dict | None:
     """Restore the newest checkpoint of a folder and return it; None when there is none. Its progress must look like
     the one given."""
     broken = None
-    for path in folders(folder):
+    for path in parallel.every(folders(folder))[0]:
         if (state := _whole(path)) is None:
             continue
         try:
@@ -182,11 +194,13 @@ def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progr
 
 
 def _whole(path: Path) -> dict | None:
+    """Rank 0 judges for all: another process would find it set aside already."""
+    state = None
     try:
-        return read(path)
+        state = read(path) if runtime.rank() == 0 else None
     except CheckpointError as error:
         _set_aside(path, str(error))
-        return None
+    return read(path) if parallel.every(state is not None)[0] and state is None else state
 
 
 def _set_aside(path: Path, why: str) -> None:
@@ -211,21 +225,14 @@ def fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _hash(values: Tensor, tensor: Tensor) -> str:
-    state = (tensor.data_ptr(), None if tensor.is_inference() else tensor._version)
+    mine = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    state = (mine.data_ptr(), None if tensor.is_inference() else tensor._version)
     known, value = _HASHES.get(tensor, (None, ""))
     if known != state:
-        raw = values.cpu().contiguous().flatten().view(torch.uint8)
+        raw = parallel.gathered(values).cpu().contiguous().flatten().view(torch.uint8)
         value = hashlib.sha256(raw.numpy()).hexdigest()
         _HASHES[tensor] = (state, value)
     return value
-
-
-def _every_rank(mine: dict) -> list[dict]:
-    if runtime.world() == 1 or not torch.distributed.is_initialized():
-        return [mine]
-    gathered: list[dict] = [{}] * runtime.world()
-    torch.distributed.all_gather_object(gathered, mine)
-    return gathered
 
 
 def _bytes(state: dict) -> int:

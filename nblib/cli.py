@@ -1,5 +1,5 @@
-"""The command line. Of notebooks: `nblib list`, `run`, `sweep`, `refresh`. Of runs: `report`, `compare`, `note`, `rm`,
-`export`. And `estimate`, `doctor` and `gpu-check`.
+"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `refresh`. Of runs: `report`, `compare`,
+`note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -159,6 +159,10 @@ def _run(options: argparse.Namespace) -> int:
     return runner.exit_code(outcomes)
 
 
+def _train(options: argparse.Namespace) -> int:
+    return _import("lessons.launch", INSTALL).main(options, **_how(options))
+
+
 def _sweep(options: argparse.Namespace) -> int:
     from nblib.run import report, runner, sweep
 
@@ -297,12 +301,13 @@ def _parser() -> argparse.ArgumentParser:
     detail.add_argument("--quiet", dest="detail", action="store_const", const="little", help="no tables of the cells")
     detail.add_argument("--verbose", dest="detail", action="store_const", const="all", help="a line for every cell")
     both.set_defaults(detail="some")
-    command = add("run", _run, parents=[both], help="execute notebooks; skips what is done, resumes what is not")
+    given = argparse.ArgumentParser(add_help=False)
+    given.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
+    given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
+    given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
+    command = add("run", _run, parents=[both, given], help="execute notebooks; skips what is done, resumes what is not")
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
-    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
-    command.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
-    command.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
     command.add_argument(
         "--jobs",
         type=_at_once,
@@ -311,6 +316,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
+
+    command = add("train", _train, parents=[both, given], help="one notebook in several processes that train as one")
+    command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
+    command.add_argument(
+        "--processes", type=_positive, default=1, metavar="N", help="share rows, by -p mesh=ddp (default), fsdp or hsdp"
+    )
 
     command = add(
         "sweep",
@@ -373,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
         _doctor,
         help="run a training script and name what is wrong with its loop",
         epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
-        "or the script raised; 2: it could not be run.",
+        "or the script raised; 2: it could not be run. `train-doctor --help` has more ways to ask and to be told.",
     )
     command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
     command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")

@@ -13,7 +13,7 @@ step ahead. `Feed.state_dict()` is the position that belongs to the checkpoint. 
 from the global generators, which are in the checkpoint: those are not fetched ahead.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -23,10 +23,12 @@ from nblib.losses import Batch
 
 
 class Feed:
-    """The micro-batches of one step after the other: `micro, tokens = next(feed)`, on the device and counted."""
+    """The micro-batches of one step after the other: `micro, tokens = next(feed)`, on the device and counted. `deal`
+    takes this process's rows out of a batch, unless the batches are told their `rank` and `world` and do it alone."""
 
-    def __init__(self, batches: Iterator[Batch], *, accumulate: int, device: torch.device):
+    def __init__(self, batches: Iterator[Batch], *, accumulate: int, device: torch.device, deal: Callable = dict):
         self.batches, self.accumulate, self.device = batches, accumulate, device
+        self.deal = deal if getattr(batches, "world", 1) == 1 else dict  # as it is
         self.ahead: list[Batch] = []  # of the next step, still on the host
         self.position = None  # of the batches, before those were fetched
         self.early = device.type == "cuda" and hasattr(batches, "state_dict")
@@ -34,7 +36,7 @@ class Feed:
             self.state_dict, self.load_state_dict = self._position, self._go_to
 
     def __next__(self) -> tuple[list[Batch], int]:
-        micro = self.ahead or [next(self.batches) for _ in range(self.accumulate)]
+        micro = self.ahead or self._fetch()
         self.ahead, self.position = [], None
         tokens = sum(int(losses.supervised(batch["labels"])) for batch in micro)
         return [to_device(batch, self.device) for batch in micro], tokens
@@ -43,7 +45,10 @@ class Feed:
         """Call it when the card has all its work for this step, before the host waits for the numbers."""
         if self.early:
             self.position = self.batches.state_dict()
-            self.ahead = [next(self.batches) for _ in range(self.accumulate)]
+            self.ahead = self._fetch()
+
+    def _fetch(self) -> list[Batch]:
+        return [self.deal(next(self.batches)) for _ in range(self.accumulate)]
 
     def _position(self) -> dict:
         return self.batches.state_dict() if self.position is None else self.position

@@ -11,6 +11,7 @@ Footgun: a seed fixes the random numbers, not the order of additions. Bit-equali
 thread count; across machines expect the last digits to differ.
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -117,6 +118,12 @@ def set_generators(state: dict) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def branch(rank: int) -> None:
+    """Generators of another process: decided by those of now and its rank, and unlike both."""
+    seed = hashlib.sha256(torch.get_rng_state().numpy().tobytes() + str(rank).encode()).digest()
+    seed_all(int.from_bytes(seed[:7]))
 
 
 @contextmanager

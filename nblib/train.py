@@ -4,8 +4,8 @@
     step  = autocast forward, scaled backward, add up gradients over processes, unscale, clip, guard, update
 
 Parameters stay fp32 and autocast lowers the products. Dividing by the *total* of supervised tokens makes 1 x 8, 2 x 4
-and 8 x 1 rows the same step; a mean per micro-batch does not. Gradients are added over processes once per step, after
-the last micro-batch. So there is no `no_sync` to get wrong, but no overlap with backward either.
+and 8 x 1 rows the same step; a mean per micro-batch does not. Several processes share the rows of a batch, and `mesh`
+says how they share the rest (parallel.py).
 
 `steps()` is a generator that yields a record per step. Iterate to watch. In a notebook cell with controls `live()`
 hands control to the kernel once per step. For the list alone call `fit()`. A folder of checkpoints makes it resume by
@@ -32,12 +32,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from nblib import checkpoint, flops, guards, losses, runtime, wiring
+from nblib import checkpoint, flops, guards, losses, parallel, runtime, wiring
 from nblib.feed import Feed
 from nblib.losses import Batch, Loss, Terms
 
 MAX_ROLLBACKS = 3
 SIGNALS = ("SIGINT", "SIGTERM")
+REASONS = (None, "Stop", *SIGNALS)
 TURNS = 8  # of the event loop per step: ipykernel takes four to hand a press to its button
 
 
@@ -63,6 +64,7 @@ def steps(
     snapshot_every: int = 20,
     controls=None,
     records: list[dict] | None = None,
+    mesh: str = "auto",
 ) -> Iterator[dict]:
     """Train for `total` optimizer steps, yielding what happened in each. See `fit` for the options."""
     machine = machine or runtime.pick()
@@ -72,24 +74,28 @@ def steps(
     scaler = torch.amp.GradScaler(machine.device.type, enabled=machine.precision == "fp16")
     for group in _groups(optimizers):
         group.setdefault("base_lr", group["lr"])
-    feed = Feed(batches, accumulate=accumulate, device=machine.device)
-    everything = dict(batches=feed, scaler=scaler)
+    plan = parallel.plan(machine, mesh)
+    feed = Feed(batches, accumulate=accumulate, device=machine.device, deal=plan.mine)
+    everything = dict(model=model, optimizers=optimizers, batches=feed, scaler=scaler)
     progress = {"step": 0, "tokens": 0, "seconds": 0.0, "cut": 1.0, "rollbacks": 0, "recent": [], "clipped": []}
     records = [] if records is None else records
     snapshot, reason, warned, clock, speed = None, None, set(), _Clock(), flops.Speed(machine)
-    if checkpoints and (state := checkpoint.resume(checkpoints, model, optimizers, progress=progress, **everything)):
-        progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
-        records[:] = state["training"].get("history", [])
-        _say(f"resumed at step {progress['step']} of {total}")
-    recent, clipped = _windows(progress)
-    before = progress.get("seconds", 0.0)  # of training, in the processes before this one
-    model.train()
+    checkpoints = parallel.every(checkpoints)[0]
 
-    def capture(clone: bool = False, **more) -> dict:
-        now = progress | {"recent": list(recent), "clipped": list(clipped)}
-        return checkpoint.capture(model, optimizers, progress=now, clone=clone, **everything, **more)
+    with _stop_signals() as stop, parallel.Spread(plan, model, loss, optimizers) as spread:
+        params = [p for group in _groups(optimizers) for p in group["params"]]  # under a mesh they are shards
+        if checkpoints and (state := checkpoint.resume(checkpoints, progress=progress, **everything)):
+            progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
+            records[:] = state["training"].get("history", [])
+            _say(f"resumed at step {progress['step']} of {total}")
+        recent, clipped = _windows(progress)
+        before = progress.get("seconds", 0.0)  # of training, in the processes before this one
+        model.train()
 
-    with _stop_signals() as stop:
+        def capture(clone: bool = False, **more) -> dict:
+            now = progress | {"recent": list(recent), "clipped": list(clipped)}
+            return checkpoint.capture(progress=now, clone=clone, **everything, **more)
+
         while progress["step"] < total and not reason:
             step = progress["step"]
             if spike and (snapshot is None or step % snapshot_every == 0):
@@ -103,28 +109,27 @@ def steps(
             epoch = getattr(batches, "epoch", None)  # of these, before the next are fetched
             clock.data_ready()
             generators = runtime.generators()
-            tokens = _all_sum(torch.full((), count, device=machine.device))  # over all processes
+            tokens = parallel.added(torch.full((), count, device=machine.device))  # over all processes
             sums: Terms = {}
             with speed.counting(micro):
                 for batch in micro:
                     with machine.autocast():
-                        terms = loss(model, batch)
+                        terms = spread(batch, last=batch is micro[-1])  # the loss; then gradients are added up
                     scaler.scale(sum(terms.values()) / tokens).backward()
                     sums = {name: sums.get(name, 0) + term.detach() for name, term in terms.items()}
-            _add_gradients(params)
             for optimizer in optimizers:
                 scaler.unscale_(optimizer)  # before the clip, or the clip acts on the scale
-            norm = nn.utils.clip_grad_norm_(params, clip if clip else math.inf)
+            norm = parallel.gathered(nn.utils.clip_grad_norm_(params, clip if clip else math.inf))
             if step + 1 < total:  # while a card works
                 feed.fetch_ahead()
-            *terms, norm, count = _read([*sums.values(), norm, tokens])  # here the host waits for the device
+            *terms, norm, count = parallel.read([*sums.values(), norm, tokens])  # here the host waits for the device
             if count == 0:
                 raise ValueError(f"step {step}: no label is supervised (all are {losses.IGNORED}), so there is no loss")
             terms = {name: value / count for name, value in zip(sums, terms)}
             value = sum(terms.values())
             fault = _fault(value, norm, recent, spike, scaler)
             if fault and not spike:
-                where = _explain(model, optimizers, generators, micro, loss, machine)
+                where = _explain(model, optimizers, generators, micro, spread, machine)
                 raise guards.NonFinite(f"step {step}: {fault}. Source: {where}")
             if not fault:
                 for optimizer in optimizers:
@@ -154,10 +159,11 @@ def steps(
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
                 record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
-            reason = _agreed(stop.name or ("Stop" if controls and controls.stop else None), machine.device)
+            wish = REASONS.index(stop.name or ("Stop" if controls and controls.stop else None))
+            reason = REASONS[parallel.highest(wish, machine.device)]
             last = step + 1 == total or reason is not None
             if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
-                with clock.paused():
+                with clock.paused(), spread.whole():
                     record |= {f"eval_{k}": v for k, v in evaluate().items()}
                     model.train()
             if log and (last or (step + 1) % log_every == 0 or "eval_loss" in record) and runtime.rank() == 0:
@@ -188,6 +194,7 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
                  non-finite losses roll back too instead of ending the run
     controls     an object with .stop and .lr_scale, read once per step
     records      of steps: a list that it fills with what this returns, for cells that iterate
+    mesh         of several processes: ddp, fsdp or hsdp (parallel.py); auto is ddp, and nothing where there is one
     """
     records = []
     for record in steps(*args, records=records, **options):
@@ -268,42 +275,6 @@ def _windows(progress: dict) -> tuple[deque, deque]:
     return deque(progress["recent"], maxlen=32), deque(progress["clipped"], maxlen=100)
 
 
-def _all_sum(tensor: Tensor) -> Tensor:
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(tensor)
-    return tensor
-
-
-def _add_gradients(params: list[Tensor]) -> None:
-    """One all-reduce over all gradients laid end to end. They are sums over tokens already divided by the global
-    count, so adding them is exact; averaging over processes would not be."""
-    if not torch.distributed.is_initialized():
-        return
-    for p in params:  # a rank may not have reached every expert
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-    flat = _all_sum(torch.cat([p.grad.flatten() for p in params]))
-    for p, part in zip(params, flat.split([p.numel() for p in params])):
-        p.grad.copy_(part.view_as(p))
-
-
-def _read(values: list[Tensor]) -> list[float]:
-    """Every number of the step in one transfer; the loss terms are added up over the processes."""
-    numbers = torch.stack([v.detach().double() for v in values])
-    if torch.distributed.is_initialized():
-        torch.distributed.all_reduce(numbers[:-2])  # norm and token count are the same everywhere
-    return numbers.tolist()
-
-
-def _agreed(reason: str | None, device: torch.device) -> str | None:
-    """One process that ends alone leaves the others waiting in an all-reduce, so they end together."""
-    if not torch.distributed.is_initialized():
-        return reason
-    reasons = (None, "Stop", *SIGNALS)
-    code = torch.tensor(reasons.index(reason), device=device)
-    torch.distributed.all_reduce(code, op=torch.distributed.ReduceOp.MAX)
-    return reasons[int(code)]
-
-
 def _fault(value: float, norm: float, recent: deque, spike: float, scaler) -> str | None:
     """Why this step must not be taken. With a scaler an overflowing gradient is ordinary: the scaler skips the step,
     until the scale has come down and it still overflows."""
@@ -324,7 +295,7 @@ def _warn_of_habits(step: int, clipped: deque, clock: "_Clock", epoch: tuple[int
             _say(f"step {step + 1}: {warning}")
 
 
-def _explain(model, optimizers, generators: dict, micro: list[Batch], loss, machine) -> str:
+def _explain(model, optimizers, generators: dict, micro: list[Batch], spread, machine) -> str:
     """Run the step again under hooks: same batches, same dropout masks."""
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=True)
@@ -333,7 +304,7 @@ def _explain(model, optimizers, generators: dict, micro: list[Batch], loss, mach
     def again() -> None:
         for batch in micro:
             with machine.autocast():
-                terms = loss(model, batch)
+                terms = spread(batch, last=False)
             sum(terms.values()).backward()
 
     return guards.source_of_nonfinite(model, again)

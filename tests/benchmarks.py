@@ -216,7 +216,7 @@ def drawing(count: int = 20, steps: int = 400) -> dict:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    times = json.loads("".join(outputs))
+    times = json.loads("".join(outputs).strip().splitlines()[-1])  # what comes before are remarks of libraries
     ratios = [drawn / silent for drawn, silent in zip(times["drawn"], times["silent"])]
     return {"drawn / silent: seconds": spread(ratios), "silent seconds": spread(times["silent"])}
 
@@ -231,6 +231,8 @@ SECTIONS = {
 
 
 def main(chosen: list[str]) -> None:
+    if strangers := [name for name in chosen if name not in SECTIONS]:
+        sys.exit(f"section {strangers[0]!r}: allowed are {', '.join(SECTIONS)}")
     report = {"environment": runtime.environment(runtime.pick())}
     for name in chosen or SECTIONS:
         print(f"\n{name}: {SECTIONS[name].__doc__ or ''}", flush=True)

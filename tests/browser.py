@@ -206,7 +206,10 @@ class Page:
             return [cell for cell in json.loads(self.path.read_text())["cells"] if cell["cell_type"] == "code"]
 
         def counts() -> list[int | None]:
-            return [cell["execution_count"] for cell in cells()]
+            try:
+                return [cell["execution_count"] for cell in cells()]
+            except json.JSONDecodeError:  # the server is writing it
+                return [None]
 
         self.until(lambda: all(counts()), lambda: f"saved with the numbers {counts()}")
         return cells()

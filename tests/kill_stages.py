@@ -4,7 +4,8 @@
 each checkpoint are places: "before mixture 6", "after mixture 6". What is reached is noted in the folder KILLS; whoever
 reaches the first place of the plan there takes it off the list and dies of SIGKILL.
 
-Cut out of the copy: the trials of pitfalls, which only demonstrate, and what is printed about them.
+Cut out of the copy: the trials of pitfalls and the other demonstrations that the campaign of kills leaves out
+(torture.SHORT), which have no state to lose, and what is printed about them.
 """
 
 import json
@@ -20,12 +21,15 @@ TRIAL = re.compile(r"^.*(?<!\.)\btrial[.(].*\n?", re.M)
 
 
 def write(name: str, to: Path) -> None:
+    import torture  # here, because a kernel can import this module and no other one beside it
+
     notebook = json.loads((paths.root() / "notebooks" / f"{name}.ipynb").read_text())
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    notebook["cells"] = [cell for cell in code if not torture.demonstrates(name, cell)]
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "code":
-            source = TRIAL.sub("", "".join(cell["source"]))
-            armed = "\nimport kill_stages; kill_stages.arm(run)" if "run = runs.begin(" in source else ""
-            cell |= {"source": source + armed, "outputs": []}
+        source = TRIAL.sub("", "".join(cell["source"]))
+        armed = "\nimport kill_stages; kill_stages.arm(run)" if "run = runs.begin(" in source else ""
+        cell |= {"source": source + armed, "outputs": []}
     (to / f"{name}.ipynb").write_text(json.dumps(notebook))
 
 

@@ -5,8 +5,8 @@
 
 The kernel is told that a person sits at it, as in JupyterLab, so what only a person sees is there. The base model
 comes from the store (NBLIB_BASE), the runs go to a temporary folder. A silence is the time between two messages of a
-running cell that change what stands below it: text, an output, an update of one, an error. It begins with the cell and
-ends with it.
+running cell that change what stands below it: text, an output, an update of one, a new value of a widget, an error. It
+begins with the cell and ends with it.
 
 Footgun: on a busy machine every silence is longer. Compare two tables of the same hour, or the longest silence with
 the rhythm of what should have spoken.
@@ -93,14 +93,14 @@ class Kernel:
         return [self._listen(request, timeout) for request in asked]
 
     def _listen(self, request: str, timeout: float) -> Execution:
-        began, messages, error = time.monotonic(), [], None
-        end = began + timeout
+        began, messages, error = None, [], None
+        asked = time.monotonic()
         while True:
             try:
                 message = self.client.get_iopub_msg(timeout=1)
             except queue.Empty:
-                if time.monotonic() > end or not self.client.is_alive():
-                    return Execution(began, time.monotonic(), messages, "the kernel died, or the time is up")
+                if time.monotonic() > asked + timeout or not self.client.is_alive():
+                    return Execution(began or asked, time.monotonic(), messages, "the kernel died, or the time is up")
                 continue
             if message["parent_header"].get("msg_id") != request:
                 continue
@@ -109,19 +109,21 @@ class Kernel:
             if kind == "error":
                 error = f"{content['ename']}: {content['evalue']}"
             if kind == "status" and content["execution_state"] == "busy":
-                began = now
+                began = began or now  # a training with controls says again and again that its cell is running
             if kind == "status" and content["execution_state"] == "idle":
-                return Execution(began, now, messages, error)
+                return Execution(began or asked, now, messages, error)
 
 
 def seen(messages: Sequence[Message]) -> list[Message]:
-    """Those that change what stands below the cell; a display of another cell may be far away."""
+    """Those that change what stands below the cell; a display or a widget of another cell may be far away."""
     own, signs = set(), []
     for message in messages:
-        name = message.content.get("transient", {}).get("display_id")
-        if message.kind in ADDS:
+        content = message.content
+        name = content.get("comm_id") or content.get("transient", {}).get("display_id")
+        if message.kind in (*ADDS, "comm_open"):
             own.add(name)
-        if message.kind in ADDS or (message.kind == "update_display_data" and name in own):
+        updates = message.kind == "update_display_data" or "value" in content.get("data", {}).get("state", ())
+        if message.kind in ADDS or (updates and name in own and message.kind != "comm_open"):
             signs.append(message)
     return signs
 

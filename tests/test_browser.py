@@ -16,6 +16,7 @@ from pathlib import Path
 
 import browser
 import pytest
+from test_browser_training import facts, stop
 
 TOTAL = 100_000  # steps of the live cell: more than anyone waits for, so only Stop ends it
 LIVE = re.compile(rf"live: step (\d+) of {TOTAL}, loss \d")
@@ -34,20 +35,20 @@ def test_run_all_slider_and_stop_in_jupyterlab(lab):
         scale = _move_slider(page)
         _wait_for_rate(page, RATE * scale)
         page.snapshot("slider")
-        stop = page.on_page.locator(".jp-OutputArea").get_by_role("button", name="Stop")
-        stop.click()
-
+        said, of = stop(page, "live")
         stopped, rate = page.text(ENDED)
-        assert int(first) < int(stopped) < TOTAL
+        assert int(first) < int(stopped) == said and of == TOTAL
         assert rate == f"{RATE * scale:.2e}" != f"{RATE:.2e}"
         page.summary(re.compile(rf"live: step {stopped} of {TOTAL}, .*stopped by Stop"))  # what stays is a picture
-        assert stop.count() == 0  # controls of a finished cell would do nothing
+        buttons = page.on_page.locator(".jp-OutputArea").get_by_role("button", name="Stop")
+        assert buttons.count() == 0  # controls of a finished cell would do nothing
 
         page.text(re.compile("resume bit-equal: True"))
         page.finished()
         cells = page.saved()
         assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
         assert "error" not in {output["output_type"] for cell in cells for output in cell["outputs"]}
+        assert facts(lab.folder)["stopped"]["live"] == {"step": said, "of": of, "by": "Stop"}
 
 
 def test_make_lab_on_a_port_in_use():

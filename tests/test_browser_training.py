@@ -1,5 +1,5 @@
 """Stop and the slider of every training that a person meets, in a real browser: the training hears both, ends within
-three steps, and whatever comes after it says that it is half-trained.
+three steps, and whatever comes after it says that it is half-trained. Notebook 00 as a whole is in test_browser.py.
 
 A page holds the cells that a table of the training needs, out of the notebook as it is, with parameters that make a
 step take a good part of a second: then the page shows every step, and what it shows when Stop is pressed counts.
@@ -47,14 +47,6 @@ def cosine(lr: float, total: int, warmup: int) -> Callable[[int], float]:
 TINY = dict(eval_rows=8)
 CASES = [
     Case(
-        "00_setup",
-        "live",
-        "live = show.Training(",
-        "",
-        dict(live_steps=200, rows=8, length=256),
-        lambda step: 3e-4,
-    ),
-    Case(
         "10_lrc",
         "corrected",
         "lrc_tables.gap(",
@@ -94,7 +86,7 @@ def test_slider_and_stop_of_a_training(lab, case):
     with lab.open(case.name, _page(case)) as page:
         page.run_all()
         page.text(_live(case), browser.LONG)
-        assert _state(page) == "Busy"
+        assert state(page) == "Busy"
         page.snapshot("live")
         page.press("rate x", "ArrowLeft", PRESSES)
         scale = 10 ** (-0.1 * PRESSES)
@@ -104,12 +96,12 @@ def test_slider_and_stop_of_a_training(lab, case):
             return math.isclose(float(rate), scale * case.rate(int(step)), rel_tol=0.06)  # two digits are shown
 
         page.until(moved, lambda: f"the rate is still {page.text(_live(case))[2]}")
-        assert _state(page) == "Busy"  # after the messages of a widget too
-        stopped, of = _stop(page, case.title)
+        assert state(page) == "Busy"  # after the messages of a widget too
+        stopped, of = stop(page, case.title)
 
         notice = f"{case.title} was stopped at step {stopped} of {of}"
         if case.name == "10_lrc":  # its control has a Stop of its own, which nobody has pressed
-            ours, (stopped, _) = stopped, _stop(page, "control")
+            ours, (stopped, _) = stopped, stop(page, "control")
             page.on_page.get_by_role("cell", name=f"float, {stopped} steps and not {ours}").wait_for()
             stopped = ours
         if case.says:
@@ -117,20 +109,20 @@ def test_slider_and_stop_of_a_training(lab, case):
             page.on_page.locator("table caption").get_by_text(notice).wait_for()
         page.finished()
         assert page.on_page.locator(".jp-OutputArea").get_by_role("button", name="Stop").count() == 0
-        page.until(lambda: _state(page) == "Idle", lambda: _state(page))
+        page.until(lambda: state(page) == "Idle", lambda: state(page))
         page.snapshot("stopped")
-        record = next(r for r in _records(lab.folder) if r.get("stopped") and r["step"] == stopped)
+        record = next(r for r in records(lab.folder) if r.get("stopped") and r["step"] == stopped)
         assert record["lr"] == pytest.approx(scale * case.rate(stopped))
-        assert _facts(lab.folder)["stopped"][case.title] == {"step": stopped, "of": of, "by": "Stop"}
+        assert facts(lab.folder)["stopped"][case.title] == {"step": stopped, "of": of, "by": "Stop"}
 
 
 def test_run_again_a_stopped_training_goes_on(lab):
     """In the same kernel: the cell ends on the last step, and the table that is made anew is of a whole training."""
-    case = CASES[3]._replace(parameters=CASES[3].parameters | {"steps": 16})
+    case = CASES[2]._replace(parameters=CASES[2].parameters | {"steps": 16})
     with lab.open(case.name, _page(case)) as page:
         page.run_all()
         page.text(_live(case), browser.LONG)
-        stopped, of = _stop(page, case.title)
+        stopped, of = stop(page, case.title)
         page.finished()
         for text in ("show.Training(", case.cell):
             page.on_page.locator(".jp-CodeCell", has_text=text).locator(".jp-Editor").click()
@@ -139,7 +131,7 @@ def test_run_again_a_stopped_training_goes_on(lab):
         page.finished()
         page.on_page.locator("table caption").get_by_text("on held-out rows", exact=True).wait_for()
         assert page.on_page.get_by_text("was stopped").count() == 0
-        assert [r["step"] for r in _records(lab.folder)][-1] == of and not _facts(lab.folder).get("stopped")
+        assert [r["step"] for r in records(lab.folder)][-1] == of and not facts(lab.folder).get("stopped")
         page.snapshot("again")
 
 
@@ -160,7 +152,7 @@ def _live(case: Case | str) -> re.Pattern:
     return re.compile(rf"{title}: step (\d+) of (\d+), loss \S+, rate (\S+),")
 
 
-def _stop(page, title: str) -> tuple[int, int]:
+def stop(page, title: str) -> tuple[int, int]:
     """Press Stop; the step at which the training ended, at most three after the one that the page showed."""
     page.text(_live(title), browser.LONG)
     button = page.on_page.locator(".jp-OutputArea").get_by_role("button", name="Stop")
@@ -177,15 +169,15 @@ def _stop(page, title: str) -> tuple[int, int]:
     return stopped, of
 
 
-def _state(page) -> str:
+def state(page) -> str:
     """What the page says of the kernel, below."""
     return re.search(r"Idle|Busy|\w+$", page.on_page.locator("#jp-main-statusbar").inner_text())[0]
 
 
-def _records(folder: Path) -> list[dict]:
+def records(folder: Path) -> list[dict]:
     return [json.loads(line) for file in folder.rglob("metrics.jsonl") for line in file.read_text().splitlines()]
 
 
-def _facts(folder: Path) -> dict:
+def facts(folder: Path) -> dict:
     (file,) = (folder / "outputs").rglob("run.json")
     return json.loads(file.read_text())

@@ -219,10 +219,10 @@ def test_what_counts_as_the_same_cell(one, other, same):
 
 
 def test_a_module_that_is_no_python_ends_planning_in_one_sentence(project):
-    (project / "nblib" / "compiling.py").write_text("import torch\n\ndef broken(:\n")
+    (project / "nblib" / "methods" / "lrc.py").write_text("import torch\n\ndef broken(:\n")
     with pytest.raises(ParameterError) as caught:
-        jobs.plan(["10_lrc", "02"])
+        jobs.plan(["10_lrc", "20"])
     sentences = str(caught.value).splitlines()
-    assert len(sentences) == 2 and all("compiling.py line 3 is not Python: invalid syntax." in s for s in sentences)
+    assert len(sentences) == 2 and all("lrc.py line 3 is not Python: invalid syntax." in s for s in sentences)
     assert sentences[0].startswith("10_lrc cannot be planned: ")
     assert len(jobs.plan(["00"])) == 1  # it does not reach that module

@@ -47,7 +47,8 @@ def test_executed_in_order_without_errors_or_stderr(notebook):
 
 
 def test_no_widgets_no_run_metadata_no_paths(notebook):
-    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert set(notebook.metadata) <= {"kernelspec", "language_info", "nblib"}
+    assert notebook.metadata.nblib.keys() == {"seconds"}  # how long it takes, for a batch to begin with the longest
     assert notebook.metadata.kernelspec.name == "python3"
     for cell in notebook.cells:
         assert set(cell.metadata) <= {"tags", "jupyter"}, cell.metadata

@@ -20,11 +20,15 @@ def test_silences_lie_between_what_a_person_sees():
         message(1.0, "status", execution_state="busy"),
         message(3.0, "display_data", **shown),
         message(4.0, "update_display_data", **elsewhere),
-        message(5.0, "comm_msg", data={}),
+        message(5.0, "comm_msg", comm_id="bar", data={"state": {"value": "of another cell"}}),
+        message(5.5, "comm_open", comm_id="bar", data={"state": {"value": ""}}),
+        message(6.0, "comm_msg", comm_id="bar", data={"state": {"value": "step 2"}}),
+        message(7.0, "comm_msg", comm_id="bar", data={"state": {"disabled": True}}),
+        message(7.5, "status", execution_state="busy"),
         message(8.0, "update_display_data", **shown),
     ]
     waits = [wait for wait, _ in Execution(1.0, 9.0, messages, None).silences()]
-    assert waits == [2.0, 5.0, 1.0]
+    assert waits == [2.0, 3.0, 2.0, 1.0]
 
 
 @pytest.mark.slow

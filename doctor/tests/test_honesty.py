@@ -12,13 +12,42 @@ from torch.nn import functional as F
 import train_doctor as doctor
 from tests.bench import assert_healthy, assert_root, batches, lm, quiet
 
-BUILD = {"S1", "S2", "S6", "S7", "S9", "S14", "S15", "S18"}  # how model and optimizer are built, seen without a step
+BUILD = {
+    "S1",
+    "S2",
+    "S6",
+    "S7",
+    "S9",
+    "S14",
+    "S15",
+    "S18",
+    "S19",
+}  # how model and optimizer are built, seen without a step
 BACKWARD = {"F1", "F2", "F3", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
 ONE = BUILD | BACKWARD | {"S3", "S4", "S17", "B1", "B3", "B4", "F11"}
 OUTSIDE = (
     BUILD
     | BACKWARD
-    | {"S3", "S4", "S17", "B3", "B4", "N1", "N2", "N3", "N5", "N11", "N13", "N14", "N16", "N18", "N24", "D8"}
+    | {
+        "S3",
+        "S4",
+        "S17",
+        "S20",
+        "B3",
+        "B4",
+        "B7",
+        "N1",
+        "N2",
+        "N3",
+        "N5",
+        "N11",
+        "N13",
+        "N14",
+        "N16",
+        "N18",
+        "N24",
+        "D8",
+    }
 )
 
 

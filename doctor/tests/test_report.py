@@ -8,8 +8,9 @@ import torch
 
 import train_doctor as doctor
 from tests import bench
-from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding, Report, Unhealthy
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding
 from train_doctor.observe import Optimizers
+from train_doctor.report import Report, Unhealthy
 
 
 def made(*findings) -> Report:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import train_doctor as doctor
@@ -157,3 +158,19 @@ def test_clip_before_unscale():
     assert_root(quiet(scaled("cu")), "N7")
     assert_healthy(quiet(scaled("uc")))
     assert_healthy(quiet(scaled("c", float("inf"))))
+
+
+def test_a_step_that_fp32_rounds_away_is_no_stuck_weight():
+    """The gradient of a bias in front of a normalisation is what rounding leaves of zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+    before = model[0].bias.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with doctor.watch(model, optimizer=optimizer, say=False, steps=6) as report:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(16, 8)).square().mean().backward()
+            assert model[0].bias.grad.any()
+            optimizer.step()
+    assert torch.equal(model[0].bias, before), "it does not move at all"
+    assert report.verdicts["N3"].state == "OK", f"\n{report}"

@@ -75,3 +75,22 @@ def test_the_callback_can_train_twice(seen, tmp_path):
     first = callback.report
     run.train()
     assert first.done and callback.report.done and callback.report is not first and len(seen) == 2
+
+
+@pytest.mark.parametrize("windows", [{}, {"at": [0, 2]}])
+def test_the_trainer_has_its_own_step_again(tmp_path, windows):
+    run, callback = trainer(transformers.Trainer, tmp_path, steps=1, severity={"N5": "info"}, **windows)
+    seen = []
+    run.add_callback(looking(lambda: seen.append("training_step" in vars(run))))
+    run.train()
+    assert seen[0] and seen[-1] == bool(windows), "it is needed for as long as something may be watched"
+    assert "training_step" not in vars(run) and callback.report.done and not callback.report.faults
+    assert [w.first for w in callback.report.windows] == ([0, 2] if windows else [])
+
+
+def looking(note):
+    class Looks(transformers.TrainerCallback):
+        def on_step_end(self, *args, **kwargs):
+            note()
+
+    return Looks()

@@ -13,14 +13,16 @@ findings are ordered by a graph of causes and effects (causes.py): a report begi
 Three mechanisms see what a look at gradients and shapes cannot: the loss fingerprint (fingerprint.py), the fp32 shadow
 (shadow.py) and replays of the first batch (probes.py).
 
-It needs torch alone. `TrainerCallback` is imported when it is first asked for, because transformers takes seconds.
+It needs torch alone. The callbacks are imported when they are first asked for, because transformers takes seconds.
 
 Footgun: ten steps show ten steps. A fault that needs a thousand is not seen, and a silent report is no proof.
 """
 
+import importlib
 from typing import Any
 
-from train_doctor.finding import ERROR, NOTE, WARN, Finding, Report, Unhealthy, Verdict
+from train_doctor.finding import ERROR, NOTE, WARN, Finding, Verdict
+from train_doctor.report import Report, Unhealthy
 from train_doctor.watching import preflight, watch
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "NOTE",
     "WARN",
     "Finding",
+    "LightningCallback",
     "Report",
     "TrainerCallback",
     "Unhealthy",
@@ -37,9 +40,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "TrainerCallback":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from train_doctor.trainer import TrainerCallback
+CALLBACKS = {"TrainerCallback": "train_doctor.trainer", "LightningCallback": "train_doctor.lightning"}
 
-    return TrainerCallback
+
+def __getattr__(name: str) -> Any:
+    if name not in CALLBACKS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(CALLBACKS[name]), name)

@@ -350,7 +350,7 @@ class Calls(Part):
         if self.idle > CALLS * (self.e.declared.get("steps") or 1):
             return self.at.full()  # no training comes by
         self.kept[role, grad] += 1
-        kept = self.kept[role, grad] <= KEPT
+        kept = self.kept[role, grad] <= KEPT or not any(c.role == role and c.grad == grad for c in self.calls)
         device = next((p.device.type for p in module.parameters()), "cpu")
         cast = autocast_of(device)
         call = Call(

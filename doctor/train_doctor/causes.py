@@ -10,6 +10,7 @@ nearly so; two faults that merely may occur together both stay roots.
 from train_doctor.finding import SEVERITIES, Finding
 
 CAUSES: dict[str, tuple[str, ...]] = {
+    "N25": ("N17", "B4", "F5", "N3", "N5", "S7"),
     "F5": ("N17", "B4", "N15", "F3", "N5", "N3", "N7", "B6"),
     "S10": ("F1", "B1", "B2", "B3", "N3", "S1"),
     "S8": ("S1", "S2", "S3", "F1"),
@@ -27,7 +28,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "F14": ("F16", "F17", "N17", "F3", "F5", "B2", "B3", "N2", "N3"),
     "F7": ("N14", "F8", "S12", "F6"),
     "N2": ("B1", "B2", "B3", "N3", "N8", "N14", "N20"),
-    "F2": ("B1",),
+    "F2": ("B1", "B7"),
     "B1": ("B2", "B3", "N3", "N8"),
     "B3": ("B2", "N3"),
     "F17": ("F3",),
@@ -54,8 +55,12 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "S11": ("N16",),
     "S4": (),
     "S18": ("S3",),
+    "S19": ("S1", "S2", "S3", "F1", "N3"),
     "N24": (),
     "N14": ("B3",),
+    "L1": ("L2", "L3", "L5"),  # of a log alone
+    "L2": ("L4", "L5"),
+    "L3": ("L5",),
 }
 
 

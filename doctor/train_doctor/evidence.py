@@ -233,13 +233,21 @@ class Evidence:
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
         self.rounds = 0  # complete ones, and so the number of the one under way
+        self.late = False  # the watch began in the middle of a run
+        self.begun = False  # a model, a loss or a backward was seen
         self.accelerator = ""  # kind of device that a model was called on, where it is not the CPU
         self.waits: dict[int, Counter[str]] = {}  # round -> lines that read from it before the step, see waits.py
         self.settled = False  # who learns and who teaches is known, because an optimizer stepped
 
     # ---------------------------------------------------------------- events
     def note(self, event: Event) -> bool:
-        """Keep an event, unless its round has enough of its kind: an evaluation or a rollout makes thousands."""
+        """Keep an event, unless its round has enough of its kind: an evaluation or a rollout makes thousands.
+
+        Of a watch that begins in the middle of a run, what ends the step before it is left out.
+        """
+        self.begun = self.begun or isinstance(event, Call | Entropy | Backward)
+        if self.late and not self.begun:
+            return False
         if self._room.pop("round", self.rounds) != self.rounds:
             self._room.clear()
         self._room["round"] = self.rounds

@@ -76,13 +76,15 @@ class Optimizers(Part):
         self.scaling = False  # an enabled scaler has scaled a loss
         self.unscaled = False
         self.scheduling = False  # inside a scheduler's step
+        self.hold: Callable | None = None  # takes the hook after a step where torch cannot, see windows.py
         for optimizer in optimizers:
             self.learn(optimizer)
 
     def start(self) -> None:
         at, clip, scaler = self.at, torch.nn.utils.clip_grad, torch.amp.GradScaler
         at.undo.append(torch_optimizer.register_optimizer_step_pre_hook(self._before_step).remove)
-        at.undo.append(torch_optimizer.register_optimizer_step_post_hook(self._after_step).remove)
+        register = torch_optimizer.register_optimizer_step_post_hook
+        at.undo.append(register(self._after_step).remove if self.hold is None else self.hold(self._after_step))
         if hasattr(clip, "_clip_grads_with_norm_"):  # looked up by clip_grad_norm_ at each call
             at.before(clip, "_clip_grads_with_norm_", self._clip)
         else:

@@ -8,7 +8,9 @@ Footgun: a replay must repeat the call as it was made, autocast and all, or it m
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -109,41 +111,72 @@ def _padding(e: Evidence) -> None:
 def fault(e: Evidence) -> None:
     """The first module whose output is not finite although what went in and its weights are: e.probes["broken"].
 
-    Only for a round in which something was not finite.
+    Only for a round in which something was not finite. A call without token ids is repeated whole, if it is no longer
+    than seconds.
     """
     if "broken" in e.probes:
         return
     now = max((b.round for b in e.of(Backward)), default=0)
-    wrong = [c for c in e.forwards if c.round == now and c.finite is False and (c.args or c.kwargs)]
+    spoilt = any(b.value is not None and not math.isfinite(b.value) for b in e.of(Backward, round=now))
+    calls = [c for c in e.forwards if c.round == now and (c.args or c.kwargs)]
+    wrong = [c for c in calls if c.finite is False or spoilt and c.logits is None and c.vocabulary is None]
     if not wrong:
         return
     with contextlib.suppress(Unfit):
         e.probes["broken"] = _first_broken(e, wrong[0])
 
 
-def _first_broken(e: Evidence, call: Call) -> tuple[str, str, str] | None:
+class Broken(NamedTuple):
+    """The first module that gave what is not finite; of one whose weights are not finite only the fact."""
+
+    name: str
+    kind: str
+    fact: str  # its dtype and the largest number that went in, or "weights"
+    inputs: str = ""  # what went in: shapes and ranges
+
+
+def _first_broken(e: Evidence, call: Call) -> Broken | None:
     module = _module(call)
     if not all(bool(torch.isfinite(p.detach()).all()) for p in module.parameters() if p.is_floating_point()):
-        return ("", "", "weights")
-    found: list[tuple[str, str, str]] = []
+        return Broken("", "", "weights")
+    found: list[Broken] = []
     hooks = []
+    tokens = call.finite is False  # then hidden states have three dimensions, and masks, which may be -inf, others
     for name, m in module.named_modules():
 
         def look(m, args, kwargs, output, name=name):
-            outs = [x for x in _floats(output) if x.dim() > 1]
-            ins = [x for x in _floats((args, kwargs)) if x.dim() == 3]
+            outs = [x for x in _floats(output) if x.dim() > 1 or not tokens]
+            ins = [x for x in _floats((args, kwargs)) if x.numel() and (x.dim() == 3 or not tokens)]
             if found or not any(_bad(x) for x in outs) or any(_bad(x) for x in ins):
                 return
             big = max((float(x.float().abs().max()) for x in ins), default=0.0)
-            found.append((name, type(m).__name__, f"{outs[0].dtype}".removeprefix("torch.") + f" {big:.3g}"))
+            fact = f"{outs[0].dtype}".removeprefix("torch.") + f" {big:.3g}"
+            ranges = ", ".join(f"{tuple(x.shape)} from {x.min():.3g} to {x.max():.3g}" for x in ins[:3])
+            found.append(Broken(name, type(m).__name__, fact, ranges))
 
         hooks.append(m.register_forward_hook(look, with_kwargs=True))
     try:
-        _replay(e, call, call.ids)
+        _replay(e, call, call.ids) if tokens and call.ids is not None else _repeat(e, call, module)
     finally:
         for hook in hooks:
             hook.remove()
     return found[0] if found else None
+
+
+def _repeat(e: Evidence, call: Call, module: nn.Module) -> None:
+    """A call that is no text, once more: same modes, same autocast, no trace."""
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    rows = max((len(x) for x in _floats((call.args, call.kwargs)) if x.dim()), default=1)
+    if e.opaque or rows * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
+        raise Unfit
+    state = generators()
+    try:
+        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+            replays.again(module, call.args, call.kwargs)
+    except Exception as error:
+        raise Unfit from error
+    finally:
+        restore(state)
 
 
 def _bad(x: Tensor) -> bool:

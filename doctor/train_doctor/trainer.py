@@ -7,7 +7,7 @@ Footgun: the Trainer prints 0.0 for a loss that is NaN (`logging_nan_inf_filter`
 
 import inspect
 
-from train_doctor.finding import Report
+from train_doctor.report import Report
 from train_doctor.watching import begin, end
 
 try:  # imported when somebody asks for the callback, see __init__.py: the rest of the package needs torch alone
@@ -22,7 +22,7 @@ class TrainerCallback(_Base):
     def __init__(self, *, steps: int = 10, teacher=None, say: bool = True, **declared):
         self.report, self.steps, self.say, self.declared = Report(), steps, say, declared
         self.teachers = [] if teacher is None else list(teacher) if isinstance(teacher, (list, tuple)) else [teacher]
-        self.observer = None
+        self.observer, self.undo = None, dict
 
     def on_train_begin(self, args, state, control, model=None, optimizer=None, processing_class=None, **kwargs):
         self.close()
@@ -58,19 +58,25 @@ class TrainerCallback(_Base):
                 raise
 
         def back() -> None:
+            if vars(trainer).get("training_step") is not step:
+                return  # put back before
             if mine is not None:
                 trainer.training_step = mine
             else:
                 vars(trainer).pop("training_step", None)
 
         trainer.training_step = step
-        self.observer.at.undo.append(back)
+        self.undo = back  # a watch that stays on has it until the end, any other until its steps are over
+        if hasattr(self.observer, "at"):
+            self.observer.at.undo.append(back)
 
     def on_train_end(self, args, state, control, **kwargs):
         self.close()
 
     def close(self, error: BaseException | None = None) -> Report:
         """End the watch; for a Trainer that raised, because it does not call `on_train_end` then."""
+        self.undo()
+        self.undo = dict
         if self.observer is not None:
             observer, self.observer = self.observer, None
             end(self.report, observer, error, say=self.say)

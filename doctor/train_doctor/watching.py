@@ -5,18 +5,22 @@ is empty until then, which is not the same as healthy: ask `report.done`.
 """
 
 import copy
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from train_doctor import causes, checks
+from train_doctor import checks, record
+from train_doctor.control import ControlError, control
 from train_doctor.evidence import Backward, Call, Step
-from train_doctor.finding import NOTE, Report
+from train_doctor.finding import NOTE
 from train_doctor.observe import Observer
 from train_doctor.probes import generators, restore
+from train_doctor.report import Report
+from train_doctor.windows import Windows
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 DECLARED = {"tokenizer": None, "untied": False, "from_scratch": False, "orig_vocab": None}  # see `watch`
@@ -35,8 +39,12 @@ def watch(
     untied: bool = False,
     from_scratch: bool = False,
     orig_vocab: int | None = None,
+    ignore: Mapping[str, str] | None = None,
+    severity: Mapping[str, str] | None = None,
+    at: Sequence[int] = (),
+    every: int | None = None,
 ) -> Iterator[Report]:
-    """Watch the first `steps` training steps of the loop inside the block.
+    """Watch the first `steps` training steps of the loop inside the block, or windows of as many.
 
     model: what is trained; found by itself when not given
     optimizer, teacher: one or several; found by themselves, but naming the teacher lets its absence be noticed
@@ -45,6 +53,9 @@ def watch(
     untied: the embedding and the head are apart on purpose, whatever the config says
     from_scratch: the model is untrained, so that its first loss must be near ln(vocabulary)
     orig_vocab: size of the vocabulary before tokens were added
+    ignore: ids of checks, each with a reason: what they find decides nothing and is listed at the end of the report
+    severity: ids of checks, each with "error", "warn" or "note"; both may stand in pyproject.toml, see control.py
+    at, every: steps at which a window opens, for a watch that stays on: at=[0, 500], every=1000; see windows.py
     """
     report = Report()
     observer = begin(
@@ -58,6 +69,10 @@ def watch(
         untied=untied,
         from_scratch=from_scratch,
         orig_vocab=orig_vocab,
+        ignore=ignore,
+        severity=severity,
+        at=at,
+        every=every,
     )
     try:
         yield report
@@ -67,31 +82,79 @@ def watch(
     end(report, observer, None, say=say)
 
 
-def begin(report: Report, model, *, optimizers, teachers, steps: int, say: bool, **declared) -> Observer:
-    """Start to observe; for code that cannot be a block (callbacks)."""
+def begin(
+    report: Report,
+    model,
+    *,
+    optimizers,
+    teachers,
+    steps: int,
+    say: bool,
+    ignore=None,
+    severity=None,
+    at: Sequence[int] = (),
+    every: int | None = None,
+    **declared,
+) -> Observer | Windows:
+    """Start to observe; for code that cannot be a block (callbacks). What is returned is given to `end`."""
+    report.control = control(ignore, severity)
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model = {type(model).__name__}: must be a torch.nn.Module or None")
     if not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps = {steps!r}: must be a whole number of at least 1")
     if wrong := sorted(set(declared) - set(DECLARED)):
-        raise TypeError(f"{wrong[0]} = {declared[wrong[0]]!r}: no such option; allowed are {', '.join(DECLARED)}")
-    made: list[Observer] = []
-    observer = Observer(
-        model,
-        optimizers,
-        teachers,
-        steps,
-        full=lambda: (end(report, made[0], None, say=say), report.when_done()),
-        terms=lambda: _taken(report),
-        **(DECLARED | declared),
-    )
-    made.append(observer)
-    observer.start()
-    return observer
+        allowed = ", ".join([*DECLARED, "ignore", "severity"])
+        raise TypeError(f"{wrong[0]} = {declared[wrong[0]]!r}: no such option; allowed are {allowed}")
+
+    def opened(part: Report, hold: Callable | None = None, known: Sequence[torch.optim.Optimizer] = ()) -> Observer:
+        made: list[Observer] = []
+        late = part.first > 0
+        observer = Observer(
+            model,
+            list({id(o): o for o in (*optimizers, *known)}.values()),
+            teachers,
+            steps,
+            full=lambda: (end(part, made[0], None, say=say and part is report), part.when_done()),
+            terms=lambda: _taken(report),
+            **(DECLARED | declared | ({"from_scratch": False} if late else {})),
+        )
+        made.append(observer)
+        part.control = report.control
+        observer.e.late, observer.optimizers.hold = late, hold
+        observer.start()
+        return observer
+
+    def closed(part: Report, observer: Observer | None, error: BaseException | None, fresh: bool = False) -> None:
+        if observer is not None:
+            end(part, observer, error, say=False)
+            part.when_done()
+        elif say and fresh:
+            _print(part)
+
+    if not at and every is None:
+        return opened(report)
+    _check_windows(at, every, steps)
+    return Windows(report, at, every, opened, closed)
 
 
-def end(report: Report, observer: Observer, error: BaseException | None, *, say: bool) -> None:
+def _check_windows(at: Sequence[int], every: int | None, steps: int) -> None:
+    if every is not None and (not isinstance(every, int) or every <= steps):
+        raise ControlError(f"every = {every!r}: must be a whole number above steps = {steps}, or None")
+    if isinstance(at, str) or not isinstance(at, Sequence) or not all(isinstance(s, int) and s >= 0 for s in at):
+        raise ControlError(f"at = {at!r}: must be a list of whole numbers from 0 on")
+    if close := [b for a, b in itertools.pairwise(sorted(set(at))) if b - a <= steps]:
+        raise ControlError(f"at = {at!r}: the window at {close[0]} opens before the one before it is over")
+
+
+def _print(report: Report) -> None:
+    if any(f.severity != NOTE for f in report.findings):
+        print(report, file=sys.stderr, flush=True)
+
+
+def end(report: Report, observer: Observer | Windows, error: BaseException | None, *, say: bool) -> None:
     """Stop observing and write the report; later calls change nothing but note an error."""
+    if isinstance(observer, Windows):
+        observer.end(error)
     report.exception = _bare(error)
     if report.done:
         return
@@ -102,15 +165,17 @@ def end(report: Report, observer: Observer, error: BaseException | None, *, say:
     state = generators()
     try:
         found, report.verdicts = checks.examine(e)
+        report.record = record.of(e)
     finally:
         restore(state)
         observer.release()
         e.exception = None
     report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "itself failed" in v.why]
-    report.findings, report.rounds, report.done = causes.order(found), e.rounds, True
+    report.findings, report.ignored = report.control.sort(found)
+    report.rounds, report.done = e.rounds, True
     report.calls, report.stepped = len(e.of(Call)), e.stepped
-    if say and any(f.severity != NOTE for f in report.findings):
-        print(report, file=sys.stderr, flush=True)
+    if say:
+        _print(report)
 
 
 def preflight(

@@ -12,22 +12,25 @@ from the same logits. Its gradient with respect to T costs no second pass: with 
 
 Against a cache of the k largest there are four ways to read the tail, all that is not in them:
 
-    drawn     the tail goes in equal parts to a few tokens that were drawn from it: the gradient of forward and soft_ce
-              is that of the whole distribution in the mean (compare sparse logit sampling, arXiv:2503.16870)
+    drawn     the tail goes to a few tokens that were drawn from it: in equal parts at the temperature of the draws, by
+              importance weights p_T / p_drawn at another. The cross-entropy with them less the stored entropy, and all
+              its gradients, are those of the whole distribution in the mean, for forward and soft_ce (compare sparse
+              logit sampling, arXiv:2503.16870)
     spread    the tail goes to the other tokens in proportion to its mean probabilities: D over all of them
     bucket    the others are one class, for the student too, whose gradient is dealt out by its own shares. What the
               teacher thinks inside the bucket is not taught, so a student from scratch does not learn it
     none      the k are renormalised
 
 Footgun: `none` looks harmless. It claims that the teacher thinks all others impossible, and the student, who has the
-whole vocabulary, is taught so.
+whole vocabulary, is taught so. And draws far from their temperature have weights that differ by orders of magnitude:
+right in the mean, but few of them count.
 """
 
 import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nblib import losses
 from nblib.methods import teacher_cache
@@ -35,9 +38,9 @@ from nblib.methods import teacher_cache
 NEVER = -1e4  # a score whose probability is exactly 0, and 0 times it as well
 Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Callable[[], Tensor]]]
 # log p, log q (n, C) -> D (n,), its gradient with respect to the scores of q (n, C), and on request to those of p
-Scores = Callable[..., tuple[Tensor, Tensor, Callable[[], Tensor], Callable[[Tensor], Tensor]]]
-# s / T (n, V), what the teacher said -> scores of q and of p (n, C); on request d (scores of p) / d log(1 / T); and how
-# a gradient of q's scores becomes one of s / T
+Scores = Callable[..., tuple[Tensor, Tensor, Callable[[], Tensor]]]
+# s / T (n, V), what the teacher said, a Divergence -> D (n,), its gradient with respect to s / T (n, V), and on request
+# its derivative by log(1 / T) (n,) through p alone
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
@@ -84,12 +87,45 @@ def check(divergence: str, tail: str, teacher: object = None) -> None:
         raise ValueError("tail = 'drawn': the cache was made with draws = 0")
 
 
+@torch.no_grad()
+def check_learned(temperature: nn.Module, divergence: str, tail: str, teacher: object) -> None:
+    """Refuse a learned temperature that this divergence drives off, or that a cache does not know all along its way."""
+    if divergence == "soft_ce":
+        raise ValueError(
+            "divergence = 'soft_ce': it holds the teacher's entropy, whose T^2 would drive a learned temperature; use "
+            "'forward', which teaches the student the same"
+        )
+    if not isinstance(teacher, teacher_cache.Cache) or not teacher.k:
+        return
+    if tail != "drawn":
+        raise ValueError(
+            f"tail = {tail!r}: its shape is not the teacher's, which misleads a learned temperature; use 'drawn' or "
+            "a cache with k = 0"
+        )
+    known, way = teacher.temperatures, {"start": float(temperature())}
+    way |= {name: getattr(temperature, name) for name in ("anchor", "low", "high") if hasattr(temperature, name)}
+    bad = {n: T for n, T in way.items() if not min(known) * (1 - 1e-6) <= T <= max(known) * (1 + 1e-6)}
+    if bad or not min(known) < way["start"] < max(known):
+        name = next(iter(bad), "start")
+        raise ValueError(
+            f"temperature: {name} = {way[name]:.4g} of a learned one is not between those that the cache was made at, "
+            f"{known}: make it with temperatures=(start, lowest, highest)"
+        )
+
+
+def _between(divergence: Divergence, ours: Tensor, theirs: Tensor, slopes: Callable, dealt: Callable = lambda d: d):
+    """What a `Scores` gives, from scores of q and p (n, C); `slopes()` is d theirs / d log(1 / T), and `dealt` makes a
+    gradient with respect to s / T of one with respect to `ours`."""
+    value, d_ours, d_theirs = divergence(theirs.log_softmax(1), ours.log_softmax(1))
+    return value, dealt(d_ours), lambda: (d_theirs() * slopes()).sum(1)
+
+
 def live(temperature: Tensor, weight: Tensor) -> Scores:
     """Scores over the vocabulary, the teacher's made from its hidden states (n, D) and its head (V, D)."""
 
-    def scores(a: Tensor, h: Tensor):
+    def scores(a: Tensor, h: Tensor, divergence: Divergence):
         b = ((h @ weight.T).to(a.dtype) / temperature).clamp_min_(NEVER)
-        return a, b, lambda: b, lambda d_a: d_a
+        return _between(divergence, a, b, lambda: b)
 
     return scores
 
@@ -100,33 +136,44 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "draw
     check("forward", tail)
     if cache.k and tail != "none":
         known = temperature if at is None and temperature.is_cuda else at or float(temperature)
-        of_knot = [_vector(w, temperature) for w in cache.tail_weights(known)]
+        of_knot = _vector(cache.tail_weights(known), temperature)
 
-    def everything(a: Tensor, values: Tensor):
+    def everything(a: Tensor, values: Tensor, divergence: Divergence):
         b = (values.to(a.dtype) / temperature).clamp_min_(NEVER)
-        return a, b, lambda: b, lambda d_a: d_a
+        return _between(divergence, a, b, lambda: b)
 
-    def last(a: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
-        """The score of the tail (n, 1), and its derivative by log(1 / T)."""
+    def last(a: Tensor, tails: Tensor, entropies: Tensor) -> tuple[Tensor, Tensor]:
+        """The score of the tail (n, 1), and its derivative by log(1 / T): the mean of the scores in the tail."""
         if tail == "none":
             return a.new_full((len(a), 1), NEVER), a.new_zeros((len(a), 1))
-        flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # at infinite temperature
-        knots = torch.cat([flat, tails.to(a.dtype)], 1)
-        return tuple(knots @ w.to(a.dtype)[:, None] for w in of_knot)
+        flat = a.new_full((len(a), 1), math.log(cache.vocabulary - cache.k))  # both, at infinite temperature
+        whole, entropy = (
+            torch.cat([flat, x.to(a.dtype)], 1) @ of_knot.to(a.dtype)[:, None] for x in (tails, entropies)
+        )
+        return whole, whole - entropy
 
-    def drawn(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, tokens: Tensor):
-        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
+    def drawn(a: Tensor, values, indices, tails, tokens, entropies, tokens_values, divergence: Divergence):
+        top, own = ((x.to(a.dtype) / temperature).clamp_min_(NEVER) for x in (values, tokens_values))
+        whole, slope = last(a, tails, entropies)
+        total = torch.cat([top, whole], 1).logsumexp(1, keepdim=True)  # of the teacher, not of what was drawn
+        inside = (top - total).exp()
+        mean = (inside * top).sum(1, keepdim=True) + (whole - total).exp() * slope  # of the teacher's scores
+        then = tokens_values.to(a.dtype) / cache.temperatures[0]  # when they were drawn
         times = (tokens[:, :, None] == tokens[:, None, :]).sum(2)  # (n, draws), how often each was drawn
-        part = whole + (times.to(a.dtype) / cache.draws).log()
-        b = torch.full_like(a, NEVER).scatter_(1, tokens, part).scatter_(1, indices, top)
+        part = (own - then + tails[:, :1].to(a.dtype) - total).exp() * times.to(a.dtype) / cache.draws
+        p = torch.zeros_like(a).scatter_(1, tokens, part).scatter_(1, indices, inside)  # adds up to 1 in the mean
+        of_p = float(divergence is forward_kl)  # whether p's entropy, which is total - mean, counts
+        value = a.logsumexp(1) - (p * a).sum(1) - of_p * (total - mean)[:, 0]
 
-        def slopes() -> Tensor:
-            return torch.zeros_like(a).scatter_(1, tokens, slope.expand_as(part)).scatter_(1, indices, top)
+        def through_p() -> Tensor:
+            b = torch.zeros_like(a).scatter_(1, tokens, own).scatter_(1, indices, top)
+            gap = of_p * (b - total) - a.log_softmax(1)  # whose mean is `value`: centred twice, it is the least noisy
+            return (p * (b - mean) * (gap - value[:, None])).sum(1)
 
-        return a, b, slopes, lambda d_a: d_a
+        return value, a.softmax(1).sub_(p), through_p
 
-    def spread(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, _: Tensor):
-        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
+    def spread(a: Tensor, values, indices, tails, _, entropies, *rest, divergence: Divergence):
+        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails, entropies)
         prior = (cache.prior.to(a) / temperature).clamp_min_(NEVER)  # (V,)
         shares = prior.expand_as(a).scatter(1, indices, NEVER)  # (n, V)
         together = shares.logsumexp(1, keepdim=True)
@@ -135,19 +182,19 @@ def stored(temperature: Tensor, cache: teacher_cache.Cache, *, tail: str = "draw
             mean = ((shares - together).exp_() * prior).sum(1, keepdim=True)
             return (prior + (slope - mean)).scatter_(1, indices, top)
 
-        return a, (shares + (whole - together)).scatter_(1, indices, top), slopes, lambda d_a: d_a
+        return _between(divergence, a, (shares + (whole - together)).scatter_(1, indices, top), slopes)
 
-    def bucket(a: Tensor, values: Tensor, indices: Tensor, tails: Tensor, _: Tensor):
+    def bucket(a: Tensor, values, indices, tails, _, entropies, *rest, divergence: Divergence):
         others = a.scatter(1, indices, NEVER)  # (n, V)
         together = others.logsumexp(1, keepdim=True)  # (n, 1)
         share = others.sub_(together).exp_()  # of each in the bucket; 0 for the k
-        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails)
+        top, (whole, slope) = values.to(a.dtype) / temperature, last(a, tails, entropies)
 
         def dealt(d_a: Tensor) -> Tensor:  # (n, k + 1) -> (n, V)
             return share.mul_(d_a[:, -1:]).scatter_(1, indices, d_a[:, :-1])
 
         ours = torch.cat([a.gather(1, indices), together], 1)
-        return ours, torch.cat([top, whole], 1), lambda: torch.cat([top, slope], 1), dealt
+        return _between(divergence, ours, torch.cat([top, whole], 1), lambda: torch.cat([top, slope], 1), dealt)
 
     return everything if not cache.k else {"drawn": drawn, "spread": spread}.get(tail, bucket)
 
@@ -171,11 +218,9 @@ def mixed_rows(
     def rows(logits: Tensor, labels: Tensor, weights: Tensor, *answers: Tensor) -> tuple[Tensor, Tensor]:
         T = temperature.detach().to(logits.dtype)
         a = logits / T
-        ours, theirs, slope, dealt = scores(a, *answers)
-        value, d_ours, d_theirs = divergence(theirs.log_softmax(1), ours.log_softmax(1))
-        grad = dealt(d_ours)  # of D, with respect to a
+        value, grad, through_p = scores(a, *answers, divergence=divergence)
         if temperature.requires_grad:
-            per_row = 2 * value - (grad * a).sum(1) - (d_theirs() * slope()).sum(1)
+            per_row = 2 * value - (grad * a).sum(1) - through_p()
             add("slope", kd * T * (weights * per_row).sum())
         add("logits", T**2 * (weights * value).sum())
         loss, grad = kd * T**2 * value, grad.mul_(kd * T)

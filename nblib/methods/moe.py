@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nblib import losses
+from nblib import losses, parallel
 from nblib.train import Batch, Terms
 
 
@@ -92,7 +92,8 @@ def sizes(model: nn.Module) -> dict[str, int]:
 def balance(logits: Tensor, chosen: Tensor) -> Tensor:
     """E sum f P of one router: logits (N, E), chosen (N, k)."""
     E = logits.shape[1]
-    return E * (load(chosen, E) * logits.float().softmax(dim=1).mean(dim=0)).sum()
+    share = parallel.averaged(load(chosen, E))  # of all processes: a product of their own averages would be another
+    return E * (share * logits.float().softmax(dim=1).mean(dim=0)).sum()
 
 
 def z(logits: Tensor) -> Tensor:
@@ -121,7 +122,8 @@ def loss(
     def terms(model: nn.Module, batch: Batch) -> Terms:
         with routing(model) as seen:
             values = language(model, batch)
-        tokens, mask = losses.supervised(batch["labels"]), batch.get("attention_mask")
+        # Both terms are means over rows, also over those of other processes: so each process weighs the same.
+        tokens, mask = parallel.averaged(losses.supervised(batch["labels"])), batch.get("attention_mask")
         return values | auxiliary(seen, tokens=tokens, mask=mask, **weights)
 
     return terms

@@ -46,7 +46,7 @@ class Objective:
 
     weights      by name; or a schedule: called, it gives those of now, and its `all()` lists all that it may give
     teacher      a frozen model; for `logits` also the `teacher_cache.Cache` of one, with `teacher_cache.Cached` batches
-    temperature  a number, or a module of nblib/methods/temperature.py
+    temperature  a number, or a module of notebooks/lessons/temperature.py
     divergence   of `logits`: forward, reverse, js, soft_ce
     tail         how to read what a cache knows of all other tokens: drawn, spread, bucket, none (the trap)
     one_pass     `logits` and `ce` from the same logits, with their weights, as one term: `distillation`
@@ -87,6 +87,8 @@ class Objective:
         if not isinstance(self.temperature, nn.Module) and not 0 < self.temperature < math.inf:
             raise ValueError(f"temperature = {self.temperature}: must be above 0")
         divergences.check(self.divergence, self.tail, self.teacher)
+        if isinstance(self.temperature, nn.Module) and "logits" in used:
+            divergences.check_learned(self.temperature, self.divergence, self.tail, self.teacher)
         if self.mask_id is None and "masked" in used:
             raise ValueError("mask_id = None: masked needs one of the tokenizer's special tokens, see check_mask_id")
         if self.router is not None and set(self.router.names) != set(used):

@@ -3,11 +3,13 @@
 A teacher that never changes gives the same answer to the same row in every epoch and every experiment, so one forward
 pass will do. All logits would be 0.1 to 0.3 MB a token for real vocabularies. Stored are the k largest as fp16 with
 their indices (uint16 where they fit). Beside them stand the *tail bucket*, which is the log-sum-exp of the others, and
-a few tokens drawn from it. The teacher's mean probabilities are stored once for all tokens.
+its entropy, which the value of a loss needs; and a few tokens drawn from it with their log-probabilities, by which a
+draw counts at another temperature than its own. The teacher's mean probabilities are stored once for all tokens.
 nblib/methods/divergences.py computes a loss of that.
 
-The tail depends on the temperature, and k values do not determine how. It is stored at a few; at infinite temperature
-it is log(V - k) in any case. Between these a polynomial in 1/T is near, at the stored ones it is exact. A row is found
+The tail depends on the temperature, and k values do not determine how. It and its entropy are stored at a few; at
+infinite temperature both are log(V - k). Between these a polynomial in 1/T is near, at the stored ones it is exact. The
+derivative of the tail by log(1/T) is the tail less its entropy, so that of a learned T is exact too. A row is found
 by the hash of its token ids, in any order, batch size and masking of labels.
 
 The folder holds shards of rows and `manifest.json`. That names teacher, tokenizer, data, k, temperatures and precision
@@ -37,7 +39,10 @@ from nblib.losses import Batch
 
 MANIFEST = "manifest.json"
 PRIOR = "prior"  # mean log-probability of each token (V,), over the rows of the first shard, where it stands
-VALUES, INDICES, TAILS, DRAWN = KEYS = ("teacher_values", "teacher_indices", "teacher_tails", "teacher_drawn")
+VALUES, INDICES, TAILS, DRAWN = "teacher_values", "teacher_indices", "teacher_tails", "teacher_drawn"
+ENTROPIES, DRAWN_VALUES = "teacher_entropies", "teacher_drawn_values"
+KEYS = (VALUES, INDICES, TAILS, DRAWN, ENTROPIES, DRAWN_VALUES)
+FORM = 2  # of what is stored beside the k largest: 1 had neither the tail's entropy nor the draws' log-probabilities
 POSITIONS = 512  # positions whose teacher logits exist at a time
 
 
@@ -82,7 +87,8 @@ def make(
 
     k             log-probabilities stored per token, 0 for all (then without indices and tail)
     draws         tokens drawn from the tail; None is 4 where an index takes two bytes, else 1
-    temperatures  at which the tail is exact, and drawn from at the first; the loss may use any from the lowest up
+    temperatures  at which the tail is exact; the first is that of the draws, so a learned temperature should start
+                  there. The loss may use any from the lowest up
     exact         values in fp32: twice the size, to compare with the live teacher to the last digits
     """
     machine = machine or runtime.pick()
@@ -98,6 +104,7 @@ def make(
         raise ValueError(f"temperatures = {temperatures}: must be different numbers above 0")
     about = {**source, "k": k, "draws": draws if k else 0, "temperatures": list(temperatures), "vocabulary": vocabulary}
     about |= {"precision": machine.precision, "values": "fp32" if exact else "fp16"}
+    about |= {"form": FORM} if k else {}
     start, mean = batches.state_dict(), torch.zeros(vocabulary if k else 0, dtype=torch.float64)
     waiting: list[dict[str, Tensor]] = []  # rows for the next shard
 
@@ -168,9 +175,14 @@ def _ask(teacher: nn.Module, ids: Tensor, k: int, draws: int, temperatures, mach
             log_p.scatter_(1, indices, -torch.inf)
             tails = torch.stack([(log_p / t).logsumexp(1) for t in temperatures], 1)  # (n, temperatures)
             sums = (log_p / temperatures[0] - tails[:, :1]).exp_().cumsum(1)
-            spots = torch.rand(len(h), draws, generator=draw).to(ids.device) * sums[:, -1:]
-            drawn = torch.searchsorted(sums, spots, right=True).clamp_max_(len(weight) - 1)
-            parts.append((top.to(dtype), indices.to(index), tails.to(dtype), drawn.to(index)))
+            spots = (1 - torch.rand(len(h), draws, generator=draw)).to(ids.device) * sums[:, -1:]  # above 0
+            drawn = torch.searchsorted(sums, spots).clamp_max_(len(weight) - 1)
+            entropies = [
+                torch.special.entr((log_p / t - tail[:, None]).exp_()).sum(1) for t, tail in zip(temperatures, tails.T)
+            ]
+            numbers = (top, tails, torch.stack(entropies, 1), log_p.gather(1, drawn))
+            top, tails, entropies, values = (x.to(dtype) for x in numbers)
+            parts.append((top, indices.to(index), tails, drawn.to(index), entropies, values))
     return {name: torch.cat(some).view(B, T - 1, some[0].shape[1]) for name, some in zip(KEYS, zip(*parts))}, total
 
 
@@ -190,6 +202,11 @@ class _Shards:
             self.about, self.entries, self.done = manifest["about"], manifest["shards"], manifest["done"]
             self.k, self.draws, self.vocabulary = (self.about[name] for name in ("k", "draws", "vocabulary"))
             self.temperatures = tuple(self.about["temperatures"])
+            if self.k and self.about.get("form") != FORM:
+                raise Damaged(
+                    f"{self.folder} was made without the tail's entropy and the draws' log-probabilities, so losses "
+                    "and a learned temperature would be wrong: make sets it aside and makes it again"
+                )
             names = [_shard(number) for number in range(len(self.entries))]
             if not isinstance(self.entries, list) or [entry["name"] for entry in self.entries] != names:
                 raise ValueError("it names files that are no shards of it")
@@ -305,10 +322,10 @@ class Cache:
         answers = {name: torch.stack([tensors[name][i] for tensors, i in rows]) for name in names}
         return answers if narrow else {name: widened(tensor) for name, tensor in answers.items()}
 
-    def tail_weights(self, temperature: float | Tensor) -> tuple[list, list]:
-        """The tail's log-sum-exp at a temperature is sum_i w_i (tail at knot i): w, and its derivative by log(1/T).
+    def tail_weights(self, temperature: float | Tensor) -> list:
+        """The tail's log-sum-exp at a temperature is sum_i w_i (tail at knot i), and so is its entropy: w.
 
-        The knots are 1/T = 0, where the tail is log(V - k), and the stored ones; Lagrange's polynomial through them.
+        The knots are 1/T = 0, where both are log(V - k), and the stored ones; Lagrange's polynomial through them.
         """
         temperature = temperature.double() if isinstance(temperature, Tensor) else temperature  # on its device
         knots, point = [0.0, *(1 / t for t in self.temperatures)], 1 / temperature
@@ -320,14 +337,10 @@ class Cache:
                 f"temperature = {temperature:.4g}: the cache knows its tail at {self.temperatures}, and from the "
                 f"lowest of these up; make it with temperatures=({temperature:.4g}, ...)"
             )
-        weights, slopes = [], []
-        for i, own in enumerate(knots):
-            others = [knot for j, knot in enumerate(knots) if j != i]
-            factors = [(point - knot) / (own - knot) for knot in others]
-            weights.append(math.prod(factors))
-            rest = [math.prod(factors[:m] + factors[m + 1 :]) / (own - knot) for m, knot in enumerate(others)]
-            slopes.append(point * sum(rest))
-        return weights, slopes
+        return [
+            math.prod((point - knot) / (own - knot) for j, knot in enumerate(knots) if j != i)
+            for i, own in enumerate(knots)
+        ]
 
 
 class Cached:

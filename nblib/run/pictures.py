@@ -24,7 +24,7 @@ class Table:
     """Rows of dictionaries as a table: HTML on the page, aligned text everywhere else."""
 
     def __init__(self, rows: list[dict], *, caption: str = ""):
-        self.rows, self.caption = [{k: cell(v) for k, v in row.items()} for row in rows], _after_a_stop(caption)
+        self.rows, self.caption = [{k: cell(v) for k, v in row.items()} for row in rows], after_a_stop(caption)
         self.columns = list(dict.fromkeys(name for row in rows for name in row))
         self.numeric = {c for c in self.columns if all(isinstance(row.get(c, 0), (int, float)) for row in rows)}
 
@@ -48,7 +48,7 @@ class Picture:
     """A matplotlib figure as PNG, with a title and, under the axes, the sentence that says what it shows."""
 
     def __init__(self, figure: Figure, summary: str, *, title: str = ""):
-        summary = _after_a_stop(summary)
+        summary = after_a_stop(summary)
         self.figure, self.summary = figure, summary
         width, height = figure.get_size_inches()
         lines = textwrap.wrap(summary, int(14.5 * width))
@@ -188,6 +188,7 @@ def cell(value) -> str:
     return f"{value:,.0f}" if whole else f"{value:.4g}"
 
 
-def _after_a_stop(caption: str) -> str:
+def after_a_stop(caption: str) -> str:
+    """The caption, with what was stopped half-way if something was."""
     notice = runs.notice()
     return f"{caption} ({notice})".strip() if notice else caption

@@ -1,8 +1,9 @@
 """Run jobs headlessly: skip what is done, resume what was interrupted, and report how each one ended.
 
-Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its
-own or on its share of the cores, the longest first. Several at once would wait at the lock of the base model for the
-one that makes it. So it is made before them, with all cores.
+Each job executes in a process of its own (execute.py), `jobs_at_once` side by side, each of those on a GPU of its own
+or on its share of the cores, the longest first. Several at once would wait at the lock of the base model for the one
+that makes it. So it is made before them, with all cores: beside other jobs, with its share of the cores, it takes as
+much longer as they gain, and they end up waiting for it.
 
 Among the runs with a job's key the newest counts. If it is done, the job is skipped, or with `force` made again in a
 fresh folder. If it was killed, stopped or failed, forced or not, it is continued in its own folder, where its
@@ -48,8 +49,8 @@ BASE = {"recipe": "default", "device": "auto", "precision": "auto"}  # what deci
 class Workers:
     """The processes that work for us. All are told when somebody asks to stop."""
 
-    def __init__(self) -> None:
-        self.live: set[subprocess.Popen] = set()
+    def __init__(self, crew: Any = None) -> None:
+        self.live, self.crew = set[subprocess.Popen](), crew
         self.stopping = threading.Event()
 
     def start(self, *module: str, share: dict[str, str], **pipes: Any) -> subprocess.Popen:
@@ -89,9 +90,11 @@ def run(
     keep_going: bool = False,
     timeout: int | None = None,
     detail: str = "some",
+    crew: Any = None,
 ) -> list[Outcome]:
     """Execute the jobs, `capacity()` at once where that is None. After a failure those not yet started stay unstarted,
-    unless `keep_going`. `detail` is little (no tables), some, or all (a line for every cell)."""
+    unless `keep_going`. `detail` is little (no tables), some, or all (a line for every cell). A `crew` are further
+    processes of one job (lessons/launch.py)."""
     jobs_at_once = min(jobs_at_once or capacity(), max(1, len(jobs)))
     for job in jobs:  # a place that cannot be written to is refused before anything starts
         probe = files.make_folder(paths.outputs() / job.notebook) / f".probe-{os.getpid()}"
@@ -99,8 +102,9 @@ def run(
         probe.unlink()
     _remove_leftovers({job.notebook for job in jobs})
     expected, outcomes = _expected(jobs, force), {}
-    waiting = sorted(range(len(jobs)), key=lambda number: -expected[number] if jobs_at_once > 1 else 0)  # positions
-    turn, halt, workers = threading.Lock(), threading.Event(), Workers()
+    times = [_once_took(job) if seconds == math.inf else seconds for job, seconds in zip(jobs, expected)]
+    waiting = sorted(range(len(jobs)), key=lambda number: -times[number] if jobs_at_once > 1 else 0)  # positions
+    turn, halt, workers = threading.Lock(), threading.Event(), Workers(crew)
     pace = Pace([job.notebook for job in jobs], expected, waiting, jobs_at_once)
 
     def work(slot: int) -> None:
@@ -138,7 +142,7 @@ def run(
 
     threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
     with _handling(stop):
-        if jobs_at_once > 1:
+        if jobs_at_once > 1 or crew:
             _make_bases([job for job in jobs if force or not done(job)], workers)
         for thread in threads:
             thread.start()
@@ -320,6 +324,7 @@ def _one(
     job: Job, workers: Workers, pace: Pace, *, share: dict[str, str], force: bool, timeout: int | None, detail: str
 ) -> Outcome:
     """Execute one job in a process of its own and pass on what it prints."""
+    crew = workers.crew
     if job.label:
         _say(f"[{job.notebook}] {job.label}")
     folder, lock = _take_folder(job, force, workers.stopping)
@@ -333,11 +338,14 @@ def _one(
             resumes = runs.record(folder).get("attempts", 1) > 1
             _say(f"[{job.notebook}] {'resumes' if resumes else 'runs'} in {paths.short(folder)}{pace}")
             pipes = {"stdin": subprocess.PIPE, "bufsize": 0, "pass_fds": (lock, theirs)}  # 0: the order does not wait
-            process = workers.start("nblib.run.execute", share=share, **pipes)
+            ranked = crew.environment(0) if crew else {}
+            process = workers.start("nblib.run.execute", share=share | ranked, **pipes)
+            order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
+            order |= {"lock": lock, "words": theirs, "timeout": timeout, "resume": job.resume}
+            if crew:
+                crew.start(process, order, workers)
         finally:
             os.close(lock), os.close(theirs)
-        order = {"notebook": job.notebook, "path": str(job.path), "folder": str(folder), "values": job.values}
-        order |= {"lock": lock, "words": theirs, "timeout": timeout, "resume": job.resume}
         with process.stdout, process.stdin:
             with contextlib.suppress(BrokenPipeError):  # it died at once
                 process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -345,6 +353,7 @@ def _one(
             record = _relay(process.stdout, words, job.notebook, prefix=prefix, detail=detail, pace=pace)
             process.wait()
         workers.live.remove(process)
+    record = crew.end(record) if crew else record
     if record is None:
         status = "stopped" if workers.stopping.is_set() else "failed"
         how = f"{status}: its process ended with code {process.returncode}"
@@ -478,6 +487,14 @@ def _expected(jobs: Sequence[Job], force: bool) -> list[float]:
         return likely[0]["seconds"] if likely else math.inf
 
     return list(map(seconds, jobs))
+
+
+def _once_took(job: Job) -> float:
+    """Seconds that the notebook took where its stored outputs come from: which are long, on a machine that is new."""
+    with contextlib.suppress(files.Unreadable, LookupError, TypeError, AttributeError):  # it may hold anything
+        seconds = took(files.read_json(job.path)["metadata"]["nblib"])
+        return math.inf if seconds is None else seconds
+    return math.inf
 
 
 def _remove_leftovers(notebooks: Collection[str]) -> None:

@@ -23,6 +23,7 @@ line counts. `Run.history` reads them so.
 
 import ast
 import contextlib
+import gc
 import json
 import os
 import secrets
@@ -199,6 +200,8 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     if by_hand:
         run.page = by_hand.Page(run, notebook, known, namespace, remark, continued is not None)
     _HERE[:] = [run]
+    if not gc.get_freeze_count():  # once: what was imported stays, and a full collection need not walk through it
+        gc.freeze()
     return run
 
 

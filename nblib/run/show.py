@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nblib import runtime, train
+from nblib.run import pictures
 from nblib.run.pictures import DPI, Page, Picture, Plain, Points, Table, bars, cell, curves, displayed, live_curves
 from nblib.run.runs import PROGRESS, RUN_DIR, Run, clock
 
@@ -36,6 +37,8 @@ AMBER = "background-color:#ffc34d; color:#222; padding:6px 12px; margin:4px 0"
 
 class Progress:
     """Step, loss, tokens per second, time left and, on CUDA, memory and MFU: call it with each record of the loop."""
+
+    relative = False  # each curve over its first value, where they are losses of different kinds
 
     def __init__(self, title: str = "training"):
         self.title, self.record, self.handle = title, {}, None
@@ -106,16 +109,23 @@ class Progress:
         lines = {**self.rival, "each step": self.losses, "training": self.smooth, "validation": self.looks}
         series = {name: points for name, points in lines.items() if points}
         looks = {name: {"marker": None} | LOOKS.get(name, {"color": "#999999"}) for name in series}
-        return {"series": series, "x": "step", "y": "loss (nats per token)", "looks": looks}
+        y = "loss (nats per token)"
+        if self.relative:
+            first = {name: abs(series["each step" if name == "training" else name][0][1]) or 1.0 for name in series}
+            series = {name: [(step, loss / first[name]) for step, loss in points] for name, points in series.items()}
+            y = "loss / its first value"
+        return {"series": series, "x": "step", "y": y, "looks": looks}
 
 
 class Training(Progress):
     """A training in one output: bar, curve, rate slider and Stop. The loop reads it as its `controls`, and `follow`
-    hands it every record. `rival` is drawn in grey: (step, loss) points or records, by name. Headless, `stop` is False
-    and `lr_scale` is 1 until code sets them."""
+    hands it every record. `rival` is drawn in grey: (step, loss) points or records, by name. `relative` divides each
+    curve by its first value: for training on a loss that is not the one of validation. Headless, `stop` is False and
+    `lr_scale` is 1 until code sets them."""
 
-    def __init__(self, title: str, run: Run | None = None, *, rival: dict[str, list] | list | None = None):
+    def __init__(self, title: str, run: Run | None = None, *, rival: dict | list | None = None, relative: bool = False):
         super().__init__(title)
+        self.relative = relative
         by_name = rival if isinstance(rival, dict) else {"rival": rival or []}
         self.run, self.rival = run, {name: _points(line) for name, line in by_name.items()}
         self.records: list[dict] = []  # for the loop to fill, with those of before a resume
@@ -260,7 +270,7 @@ class predict:
 
     def answer(self, value: Any) -> "Plain":
         before = "" if self.chosen is None else f"you said {cell(self.chosen)}: "
-        return Plain(f"{before}it is {cell(value)}")
+        return Plain(pictures.after_a_stop(f"{before}it is {cell(value)}"))
 
 
 # A long line scrolls, where JupyterLab would break it anywhere.

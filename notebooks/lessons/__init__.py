@@ -18,7 +18,7 @@
     muon_update, router_pictures  tables and pictures of an update, of routers: 12 and 14
     multi_token                   heads that predict several tokens ahead: 14
     skipping                      what the layers of a model do with the tokens that they skip: 14
-    teacher_agreement             a student beside its teacher: 13 and 15
+    teacher_agreement, own_layers  a student beside its teacher, a student of its layers: 13 and 15
     refresh                       stores the outputs of an execution in the notebooks: all
     seeds, progress_line          two trainings at several seeds; a line for one of many: 13 and 15
     training_rules, spiking_health  rules and thresholds of a write-up: 15

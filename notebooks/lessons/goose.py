@@ -16,6 +16,11 @@ is exact on paper. As soon as d^t is below 1e-8 it is wrong: at d = 0.38 from po
 is lost. `scan` doubles instead: S += d^1 shift(S, 1), then d^2 shift(S, 2), d^4 shift(S, 4): log2 T passes, no negative
 power, right at every decay. Its backward pass is the same scan from the other end, so only S is kept.
 
+At the start the decays are spread over the channels, from 0.3 (a few tokens) to 0.997 (hundreds). The write-up starts
+all at 0.38, of which nothing is left after ten tokens, and training hardly moves a decay. Where a document starts, at
+position 0 in `position_ids`, neither the state nor the token shift crosses; padded positions (`attention_mask`) add
+nothing. So packed and padded rows give what separate rows give.
+
 Footgun: only the product of the two amplitudes enters, so they always move together. And theta is relative to the
 token's own channels, so the firing rate hardly depends on the scale of W. W then gets its gradient from the
 straight-through estimator alone. Watch the rate and the dead channels (notebook 15).
@@ -47,7 +52,7 @@ class GooseConfig(tf.PreTrainedConfig):
         num_hidden_layers: int = 4,
         max_position_embeddings: int = 256,
         alpha: float = 1.0,  # threshold over the mean of |x|
-        decay: float = -0.5,  # w at the start: d = 0.38
+        decays: tuple[float, float] = (0.3, 0.997),  # d at the start, of the first and of the last channel
         scan: str = "doubling",
         tie_word_embeddings: bool = True,
         **kwargs,
@@ -56,8 +61,11 @@ class GooseConfig(tf.PreTrainedConfig):
             raise ValueError(f"scan = {scan!r}: allowed are {', '.join(SCANS)}")
         if not alpha > 0:
             raise ValueError(f"alpha = {alpha}: must be above 0")
+        if not (len(decays) == 2 and all(0 < d < 1 for d in decays)):
+            raise ValueError(f"decays = {decays}: must be two numbers above 0 and below 1")
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
-        self.max_position_embeddings, self.alpha, self.decay, self.scan = max_position_embeddings, alpha, decay, scan
+        self.max_position_embeddings, self.alpha, self.scan = max_position_embeddings, alpha, scan
+        self.decays = list(decays)  # as JSON has it
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 
@@ -69,42 +77,50 @@ class Past(NamedTuple):
     length: int
 
 
-def sequential(x: Tensor, d: Tensor) -> Tensor:
-    """S_t = d S_(t-1) + x_t over dimension 1, one step after the other: the definition. x (B, T, D), d (D,)."""
+def sequential(x: Tensor, d: Tensor, documents: Tensor | None = None) -> Tensor:
+    """S_t = d S_(t-1) + x_t over dimension 1, one step after the other: the definition. x (B, T, D), d (D,). With
+    `documents` (B, T), their numbers, S starts at 0 with each."""
     states = [x[:, 0]]
     for t in range(1, x.shape[1]):
-        states.append(torch.addcmul(x[:, t], d, states[-1]))
+        before = states[-1] if documents is None else states[-1] * (documents[:, t] == documents[:, t - 1])[:, None]
+        states.append(torch.addcmul(x[:, t], d, before))
     return torch.stack(states, 1)
 
 
-def scan(x: Tensor, d: Tensor) -> Tensor:
+def scan(x: Tensor, d: Tensor, documents: Tensor | None = None) -> Tensor:
     """The same in log2 T passes."""
-    return _Scan.apply(x, d)
+    return _Scan.apply(x, d, documents)
 
 
-def _doubled(x: Tensor, d: Tensor, *, reverse: bool = False) -> Tensor:
+def _doubled(x: Tensor, d: Tensor, documents: Tensor | None, *, reverse: bool = False) -> Tensor:
     S, reach = x.clone(), 1
     while reach < x.shape[1]:
         late, early = S[:, reach:], S[:, :-reach]
         into, earlier = (early, late) if reverse else (late, early)
-        into += d * earlier.clone()  # S now sums the last 2 reach inputs
-        d, reach = d * d, 2 * reach
+        into += d * (earlier.clone() if documents is None else earlier * _same(documents, reach))
+        d, reach = d * d, 2 * reach  # S now sums the last 2 reach inputs
     return S
+
+
+def _same(documents: Tensor, reach: int) -> Tensor:
+    """Whether a position and the one `reach` before it are of one document, (B, T - reach, 1)."""
+    return (documents[:, reach:] == documents[:, :-reach])[..., None]
 
 
 class _Scan(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, d):
-        S = _doubled(x, d)
-        ctx.save_for_backward(S, d)
+    def forward(ctx, x, d, documents):
+        S = _doubled(x, d, documents)
+        ctx.save_for_backward(S, d, documents)
         return S
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        S, d = ctx.saved_tensors
-        G = _doubled(grad, d, reverse=True)  # what x_t receives from all later states
-        return G, (G[:, 1:] * S[:, :-1]).sum((0, 1))
+        S, d, documents = ctx.saved_tensors
+        G = _doubled(grad, d, documents, reverse=True)  # what x_t receives from all later states
+        of_d = G[:, 1:] * S[:, :-1]
+        return G, (of_d if documents is None else of_d * _same(documents, 1)).sum((0, 1)), None
 
 
 class Spike(nn.Module):
@@ -131,18 +147,26 @@ class Recurrent(nn.Module):
         self.mix = nn.ParameterDict({name: nn.Parameter(torch.full((D,), start)) for name in "kvr"})
         self.key, self.value, self.receptance, self.out = (nn.Linear(D, D, bias=False) for _ in range(4))
         self.spike_k, self.spike_v = Spike(config.alpha), Spike(config.alpha)
-        self.w = nn.Parameter(torch.full((D,), float(config.decay)))
+        self.w = nn.Parameter(torch.linspace(*(math.log(d / (1 - d)) for d in config.decays), D))  # sigmoid(w) is d
 
-    def forward(self, x: Tensor, last: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y = self.norm(x)  # (B, T, D)
+    def forward(
+        self, x: Tensor, last: Tensor, state: Tensor, documents: Tensor | None = None, real: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, T, D). `documents` (B, T) counts starts of documents, so 0 goes on with `last` and `state`; `real`
+        (B, T) is 0 at padding."""
+        y = self.norm(x) if real is None else self.norm(x) * real[..., None].to(x.dtype)
         before = torch.cat([last[:, None].to(y.dtype), y[:, :-1]], 1)
+        if documents is not None:
+            goes_on = documents == F.pad(documents[:, :-1], (1, 0))  # what came before this call is of document 0
+            before, state = before * goes_on[..., None], state * goes_on[:, :1]
         k, v, r = (torch.lerp(before, y, self.mix[name].to(y.dtype)) for name in "kvr")
         k, v, r = self.spike_k(self.key(k)), self.spike_v(self.value(v)), self.receptance(r).sigmoid()
         with torch.autocast(x.device.type, enabled=False):  # hundreds of products: fp32 or better
             exact = torch.promote_types(k.dtype, torch.float32)
             d, kv = self.w.to(exact).sigmoid(), k.to(exact) * v.to(exact)
+            kv = kv if real is None else kv * real[..., None]
             first = torch.addcmul(kv[:, :1], d, state[:, None].to(exact))  # what came before is part of the first input
-            S = self.scan(torch.cat([first, kv[:, 1:]], 1), d)
+            S = self.scan(torch.cat([first, kv[:, 1:]], 1), d, *(() if documents is None else (documents,)))
         return x + r * self.out(S.to(r.dtype)), y[:, -1], S[:, -1]
 
 
@@ -153,8 +177,8 @@ class Block(GradientCheckpointingLayer):
         self.recurrent = Recurrent(config, layer)
         self.norm, self.up, self.down = nn.LayerNorm(D), nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
 
-    def forward(self, x: Tensor, last: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, last, state = self.recurrent(x, last, state)
+    def forward(self, x: Tensor, last: Tensor, state: Tensor, *where: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        x, last, state = self.recurrent(x, last, state, *where)
         return x + self.down(F.silu(self.up(self.norm(x)))), last, state
 
 
@@ -186,19 +210,32 @@ class GooseModel(GoosePreTrainedModel):
     def forward(
         self,
         input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         past_key_values: Past | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        past = past_key_values or self.empty_past(input_ids)
-        most, length = self.config.max_position_embeddings, past.length + input_ids.shape[1]
-        if length > most:
+        """`attention_mask` (B, T), with a past (B, past + T), is 0 at padding. `position_ids` (B, T) start again at 0
+        with each document of a row; without them the tokens that are not padding are counted."""
+        past, T = past_key_values or self.empty_past(input_ids), input_ids.shape[1]
+        most, length = self.config.max_position_embeddings, past.length + T
+        if length > most and position_ids is None:
             raise ValueError(f"length = {length}: max_position_embeddings allows {most}")
-        x = self.embed_tokens(input_ids) + self.embed_positions.weight[past.length : length]
+        real = None
+        if attention_mask is not None:
+            if attention_mask.shape != (len(input_ids), length):
+                raise ValueError(f"attention_mask {tuple(attention_mask.shape)}: must be {(len(input_ids), length)}")
+            real = attention_mask[:, -T:]
+        documents = None if position_ids is None else (position_ids == 0).expand(len(input_ids), T).cumsum(1)
+        if position_ids is None and real is not None:
+            position_ids = (attention_mask.cumsum(1) - 1).clamp_min(0)[:, -T:]
+        places = self.embed_positions.weight[past.length : length]
+        x = self.embed_tokens(input_ids) + (places if position_ids is None else self.embed_positions(position_ids))
         states, pairs = [x], []
         for block, last, state in zip(self.layers, past.shifted, past.state):
-            x, last, state = block(x, last, state)
+            x, last, state = block(x, last, state, documents, real)
             states.append(x)
             pairs.append((last, state))
         states[-1] = x = self.norm(x)
@@ -232,6 +269,40 @@ class GooseForCausalLM(GoosePreTrainedModel):
             loss=loss, logits=logits, past_key_values=out.past_key_values, hidden_states=out.hidden_states
         )
 
+    @torch.no_grad()
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        max_new_tokens: int,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        eos_token_id: int | None = None,
+        pad_token_id: int | None = None,
+    ) -> Tensor:
+        """The rows (B, T), which are padded at the left if at all, and up to `max_new_tokens` more: the likeliest, or
+        drawn. One token per step; the state of fixed size is carried. After its end a row is filled with padding."""
+        if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+            raise ValueError("attention_mask: a prompt that goes on must be padded at the left")
+        past, rows, new = None, [input_ids], input_ids
+        ended = torch.zeros(len(input_ids), 1, dtype=torch.bool, device=input_ids.device)
+        with wiring.evaluating(self):
+            for _ in range(max_new_tokens):
+                out = self(new, attention_mask=attention_mask, past_key_values=past, use_cache=True)
+                past, scores = out.past_key_values, out.logits[:, -1]
+                best = scores.argmax(-1, keepdim=True)
+                new = (scores.float() / temperature).softmax(-1).multinomial(1) if do_sample else best
+                if eos_token_id is not None:
+                    new = new.masked_fill(ended, eos_token_id if pad_token_id is None else pad_token_id)
+                    ended |= new == eos_token_id
+                rows.append(new)
+                if attention_mask is not None:
+                    attention_mask = F.pad(attention_mask, (0, 1), value=1)
+                if eos_token_id is not None and bool(ended.all()):
+                    break
+        return torch.cat(rows, 1)
+
 
 tf.AutoConfig.register("goose", GooseConfig)
 tf.AutoModelForCausalLM.register(GooseConfig, GooseForCausalLM)
@@ -244,15 +315,3 @@ def tiny(
     with runtime.seeded(seed):
         shape = dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=length)
         return GooseForCausalLM(GooseConfig(vocab_size=vocab_size, **shape, **config)).train()
-
-
-@torch.no_grad()
-def continued(model: nn.Module, ids: Tensor, *, tokens: int) -> Tensor:
-    """`tokens` more of each row (B, T), the likeliest each time, with one token per step and a state of fixed size."""
-    past, rows = None, [ids]
-    with wiring.evaluating(model):
-        for _ in range(tokens):
-            out = model(rows[-1], past_key_values=past, use_cache=True)
-            past = out.past_key_values
-            rows.append(out.logits[:, -1:].argmax(-1))
-    return torch.cat(rows, 1)

@@ -3,7 +3,7 @@
 First driver against torch: nvidia-smi may see a card that torch cannot use, and one sentence says why. Then on the card
 
     methods    a few steps of the loop for each, with `torch.cuda.set_sync_debug_mode("error")`: an operation that makes
-               the host wait raises. The one wait of a step, where the loop reads its numbers (train._read), is let
+               the host wait raises. The one wait of a step, where the loop reads its numbers (parallel.read), is let
                through. MFU, and the peak of memory beside what `memory.estimate` predicts
     muon       100 matrices through our Muon and torch's, both in bf16, and our singular values in float64
     4 bit      a bitsandbytes layer forward and backward against the weights that it stands for
@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from lessons.method_steps import METHODS, Size, batches, model
-from nblib import compiling, files, flops, memory, paths, runtime, train
+from nblib import compiling, files, flops, memory, parallel, paths, runtime, train
 from nblib.methods import lrc, muon
 from nblib.run.parameters import ParameterError
 
@@ -104,7 +104,7 @@ def environment(machine: runtime.Machine) -> dict:
 @contextmanager
 def no_waits() -> Iterator[None]:
     """An operation that waits for the card raises, but for the one where the loop reads its numbers."""
-    read = train._read
+    read = parallel.read
 
     def let_through(values: list[Tensor]) -> list[float]:
         torch.cuda.set_sync_debug_mode("default")
@@ -113,13 +113,13 @@ def no_waits() -> Iterator[None]:
         finally:
             torch.cuda.set_sync_debug_mode("error")
 
-    train._read = let_through
+    parallel.read = let_through
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-        train._read = read
+        parallel.read = read
 
 
 def method(name: str, machine: runtime.Machine, size: Size = SIZE) -> Row:

@@ -118,6 +118,8 @@ def cached_teacher(size: Size) -> Training:
             teacher_cache.INDICES: torch.zeros(*each, cache.k, **whole),
             teacher_cache.TAILS: torch.zeros(*each, len(cache.temperatures), **half),
             teacher_cache.DRAWN: torch.zeros(*each, cache.draws, **whole),
+            teacher_cache.ENTROPIES: torch.zeros(*each, len(cache.temperatures), **half),
+            teacher_cache.DRAWN_VALUES: torch.zeros(*each, cache.draws, **half),
         }
 
     return adamw(model(size), loss=objective.from_teacher(cache, ce=0.5), more=answers)

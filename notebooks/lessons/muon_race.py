@@ -4,6 +4,10 @@ A run is a `Setting` and a seed: new model, new optimizers, the same rows in the
 the run ends. So a race in fewer steps is a run of its own. A longer run that is read early is not the same: its rate
 has not come down yet.
 
+Both racers have one `Setting` but for the optimizer and its rates; `over_seeds` refuses others. What a step costs is
+counted, not assumed: tokens, parameters and FLOPs stand beside the loss. A winner is named by the rule of
+`lessons.seeds`, so never at one seed.
+
 The suspects come from a write-up that changed four things together: bf16 weights, a small rate, a missing balance loss
 and a fault in the layers that skip tokens. `trial` runs each alone, all together, and all but one. A fault that stops
 training on its own is sufficient; a fault whose removal restarts training is necessary.
@@ -12,10 +16,9 @@ Footgun: with a fixed number of steps the rate decides most. Tune both rates of 
 AdamW with one rate for all is a weak opponent: embeddings need a higher rate than matrices do.
 """
 
-import math
-import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lessons import jamba, mixture_of_depths, router_health
+from lessons import jamba, mixture_of_depths, router_health, seeds
 from lessons.each import Counting, each
-from nblib import losses, models, runtime, text, train, wiring
+from nblib import compiling, flops, losses, models, runtime, text, train, wiring
 from nblib.methods import moe, param_groups
 
 FAMILIES = ("qwen3_moe", "mixtral", "jamba")
@@ -60,8 +63,11 @@ class Setting(NamedTuple):
     capacity: float = 1.0  # below 1, layers skip tokens
     every: int = 2  # every second layer, or every layer (1)
     skipped: str = "identity"
+    accumulate: int = 1  # micro-batches per step
+    checkpointing: bool = False
 
 
+OWN = ("optimizer", "lr", "adamw_lr", "adjust", "halves")  # what two racers may differ in
 MUON, ADAMW = Setting(), Setting(optimizer="adamw", lr=1e-3)
 SKIPPING = Setting(capacity=0.75, every=1)
 
@@ -71,6 +77,9 @@ class Outcome(NamedTuple):
     curve: list[float]  # language loss per step, in training
     health: list[router_health.Health]
     seconds: float
+    tokens: int  # trained on, by all steps
+    parameters: int
+    flops: int  # of all steps by count, the optimizers' products included; recomputing is not
 
 
 def backbone(
@@ -159,52 +168,131 @@ def run(
 ) -> Outcome:
     started = time.perf_counter()
     model = build(setting, data.vocabulary, seed=seed, **shape).to(machine.device)
+    if setting.checkpointing:
+        compiling.checkpoint_blocks(model)
     language = mixture_of_depths.loss() if setting.capacity < 1 else losses.causal_lm
+    both = optimizers(setting, model)
     records = train.fit(
         model,
         text.Batches(data.stream, rows=rows, length=length, seed=seed),
-        optimizers(setting, model),
+        both,
         total=steps,
         schedule=train.cosine(steps, warmup=min(warmup, steps // 4)),
         loss=moe.loss(balance_weight=setting.balance_weight, z_weight=setting.z_weight, language=language),
+        accumulate=setting.accumulate,
         clip=0,
         machine=machine,
         on_step=on_step,
         checkpoints=checkpoints,
         checkpoint_every=max(1, steps // 2),
     )
+    seconds = time.perf_counter() - started
     held_out_loss = train.evaluate(model, data.held_out, machine=machine)["loss"]
     health = router_health.diagnose(model, data.held_out)
-    return Outcome(held_out_loss, [r["ce"] for r in records], health, time.perf_counter() - started)
+    size, curve = models.count(model)["all"], [r["ce"] for r in records]
+    work = steps * step_flops(setting, data.vocabulary, rows=rows, length=length, **shape)
+    return Outcome(held_out_loss, curve, health, seconds, records[-1]["tokens"], size, work)
+
+
+@cache
+def step_flops(setting: Setting, vocabulary: int, *, rows: int, length: int, **shape) -> int:
+    """FLOPs of a step, counted once on a new model: forward and backward, and what the optimizers multiply."""
+    with runtime.seeded(0):
+        model = build(setting, vocabulary, **shape)
+        ids = torch.randint(vocabulary, (rows, length))
+        with flops.Count() as forth_and_back:
+            sum(losses.causal_lm(model, {"input_ids": ids, "labels": ids}).values()).backward()
+        with flops.Count() as update:
+            for optimizer in optimizers(setting, model):
+                optimizer.step()
+    return setting.accumulate * forth_and_back.new + update.new
 
 
 class Race(NamedTuple):
-    """One race over several seeds."""
+    """One race over several seeds: what each racer reached and paid, seed by seed."""
 
-    differences: list[float]  # loss of AdamW less that of Muon, by seed
-    mean: float
-    deviation: float  # of one difference, over the seeds
-    verdict: str
+    ours: list[Outcome]
+    theirs: list[Outcome]
 
+    @property
+    def gains(self) -> list[float]:
+        return seeds.gains([o.loss for o in self.theirs], [o.loss for o in self.ours])
 
-def over_seeds(data: Data, *, steps: int, share: float, seeds: int = 3, **options) -> Race:
-    """Muon with `share` of AdamW's `steps`, at each seed; a winner needs twice the standard error of the mean."""
-    differences = []
-    with Counting("short trainings", of=2 * seeds) as line:
-        for seed in range(seeds):
-            line.says(f"Muon, seed {seed}")
-            ours = run(MUON, data, steps=round(share * steps), seed=seed, **options)
-            line.says(f"AdamW, seed {seed}")
-            differences.append(run(ADAMW, data, steps=steps, seed=seed, **options).loss - ours.loss)
-    mean, deviation = statistics.mean(differences), statistics.stdev(differences)
-    return Race(differences, mean, deviation, winner(mean, 2 * deviation / math.sqrt(seeds)))
+    @property
+    def verdict(self) -> str:
+        return verdict(self.gains)
 
 
-def winner(difference: float, noise: float) -> str:
-    """Who is ahead, if the difference of the losses is larger than the noise."""
-    if abs(difference) <= noise:
+def over_seeds(
+    data: Data,
+    *,
+    steps: int,
+    share: float,
+    ours: Setting = MUON,
+    theirs: Setting = ADAMW,
+    count: int = 3,
+    **options,
+) -> Race:
+    """`ours` with `share` of the `steps` of `theirs`, at each seed."""
+    fair(ours, theirs)
+    race = Race([], [])
+    with Counting("short trainings", of=2 * count) as line:
+        for seed in range(count):
+            line.says(f"ours, seed {seed}")
+            race.ours.append(run(ours, data, steps=round(share * steps), seed=seed, **options))
+            line.says(f"theirs, seed {seed}")
+            race.theirs.append(run(theirs, data, steps=steps, seed=seed, **options))
+    for a, b in zip(race.ours, race.theirs):  # what the table says is equal
+        assert a.parameters == b.parameters and a.tokens * len(b.curve) == b.tokens * len(a.curve)
+    return race
+
+
+def fair(ours: Setting, theirs: Setting) -> None:
+    """Refuse racers that differ in more than the optimizer and its rates."""
+    if unequal := [n for n in Setting._fields if n not in OWN and getattr(ours, n) != getattr(theirs, n)]:
+        both = ", ".join(f"{n} = {getattr(ours, n)} against {getattr(theirs, n)}" for n in unequal)
+        raise ValueError(f"{both}: both racers need the same")
+
+
+def verdict(gains: list[float]) -> str:
+    """Who is ahead, by the rule of `lessons.seeds`, from AdamW's losses less Muon's."""
+    if not seeds.distinct(gains):
         return "not distinguishable"
-    return "Muon" if difference > 0 else "AdamW"
+    return "Muon" if gains[0] > 0 else "AdamW"
+
+
+def steps_to(curve: list[float], loss: float, *, over: int = 4) -> int | None:
+    """The first step at which the training loss, in the mean of the last `over` steps, is no higher."""
+    means = [sum(curve[max(0, i + 1 - over) : i + 1]) / min(over, i + 1) for i in range(len(curve))]
+    return next((i + 1 for i, mean in enumerate(means) if mean <= loss), None)
+
+
+def row(name: str, outcome: Outcome, *, goal: float) -> dict:
+    """A line of the race's table; `goal` is a training loss."""
+    return {
+        "optimizer": name,
+        "steps": len(outcome.curve),
+        "tokens": outcome.tokens,
+        "parameters": outcome.parameters,
+        "GFLOP": outcome.flops / 1e9,
+        "seconds": outcome.seconds,
+        "held-out loss": outcome.loss,
+        f"steps to {goal:.2f}": steps_to(outcome.curve, goal),
+    }
+
+
+def table(race: Race) -> list[dict]:
+    """Both at the first seed; the goal is the loss at which AdamW's training ends."""
+    last = race.theirs[0].curve[-4:]
+    goal = sum(last) / len(last)
+    return [row(name, side[0], goal=goal) for name, side in (("Muon", race.ours), ("AdamW", race.theirs))]
+
+
+def by_seed(race: Race) -> list[dict]:
+    return [
+        {"seed": n, "Muon": a.loss, "AdamW": b.loss, "AdamW's less Muon's": gain}
+        for n, (a, b, gain) in enumerate(zip(race.ours, race.theirs, race.gains))
+    ]
 
 
 SUSPECTS = {

@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from lessons import group_audit
 from nblib.methods import muon, param_groups
 from nblib.run import show
 
@@ -19,7 +20,7 @@ CUBIC = (1.5, -0.5, 0.0)  # the older iteration, which converges to 1 and needs 
 FALLS = 0.005  # a smaller singular value may end below the band
 
 
-def by_reason(rows: list[param_groups.Row]) -> list[dict]:
+def by_reason(rows: list[group_audit.Row]) -> list[dict]:
     """One line per optimizer and reason: tensors, entries, and where a split by `ndim == 2` puts them."""
     sums: dict[tuple[str, str], dict] = {}
     for row in rows:
@@ -29,12 +30,12 @@ def by_reason(rows: list[param_groups.Row]) -> list[dict]:
     return [{"in": kind, "reason": reason, **entry} for (kind, reason), entry in sums.items()]
 
 
-def misplaced(rows: list[param_groups.Row]) -> int:
+def misplaced(rows: list[group_audit.Row]) -> int:
     """How many tensors a split by `ndim == 2` puts into the wrong optimizer."""
     return sum(_by_ndim(row) != row.belongs_in for row in rows)
 
 
-def _by_ndim(row: param_groups.Row) -> str:
+def _by_ndim(row: group_audit.Row) -> str:
     return "Muon" if len(row.shape) == 2 else "AdamW"
 
 

@@ -1,9 +1,9 @@
 """Execute notebooks on their defaults and store the outputs in them, so that they can be read without being run.
 
 Only outputs and execution counts are taken over, and only when every cell of the notebook succeeded: sources, ids and
-tags stay what the author wrote. What would differ on every execution without telling anything is dropped: times,
-papermill's metadata, widget state. The runs themselves happen in a temporary folder, on copies of the notebooks. A
-notebook that its author saved meanwhile stays as it is, since its new code has not run.
+tags stay what the author wrote. What would differ on every execution without telling anything is dropped: times of
+cells, papermill's metadata, widget state. The runs themselves happen in a temporary folder, on copies of the
+notebooks. A notebook that its author saved meanwhile stays as it is, since its new code has not run.
 
 Footgun: a cell that prints the path of its run folder prints a different one each time.
 """
@@ -55,7 +55,10 @@ def _stored(job: jobs.Job, source: bytes, outcome: runner.Outcome) -> runner.Out
     try:
         if outcome.status == "done" and job.path.read_bytes() == source:
             executed = json.loads((outcome.folder / "notebook.ipynb").read_bytes())
-            files.write(job.path, to_text(with_outputs(json.loads(source), executed)))
+            notebook = with_outputs(json.loads(source), executed)
+            # which are long, for a batch to know; to the half minute, so that the next refresh changes nothing
+            notebook["metadata"]["nblib"] = {"seconds": 30 * round(outcome.seconds / 30)}
+            files.write(job.path, to_text(notebook))
         elif outcome.status == "done":
             status, sentence = "failed", f"{job.notebook} changed while it was executed; its outputs are not stored"
     except OSError as error:

@@ -228,11 +228,12 @@ def opened(given: dict[str, Any], begins: dict[str, str], *, group: str = GROUP,
 
 
 def _unfinished(group: str, key: str) -> Path | None:
-    """The folder of a run with this key that was killed and has a checkpoint: it goes on there. One without is gone."""
+    """The folder of a run with this key that was killed and has a checkpoint: it goes on there. One without goes away,
+    as does one that is done, since it is made again."""
     for folder in sorted(path.parent for path in (paths.outputs() / group).glob("*/run.json")):
-        if runs.problem(folder) or runs.record(folder).get("key") != key or runs.status(folder) in ("done", "running"):
+        if runs.problem(folder) or runs.record(folder).get("key") != key or runs.status(folder) == "running":
             continue
-        if any((folder / "checkpoints").glob("step-*")):
+        if runs.status(folder) != "done" and any((folder / "checkpoints").glob("step-*")):
             return folder
         shutil.rmtree(folder)
     return None

@@ -9,6 +9,7 @@ Footgun: the kinds of an estimate are each counted where they are largest. They 
 """
 
 import copy
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
@@ -99,6 +100,8 @@ MENUS = dict(
 
 def draw(*, vocabulary: int, **options: Any) -> show.Picture:
     """The chart of one choice of the menus, in less than a second."""
+    if not gc.get_freeze_count():  # as `runs.begin` does: collections would walk through all that was imported
+        gc.freeze()
     with _two_of_each():
         return chart(memory.estimate(config_of(vocabulary), **options))
 

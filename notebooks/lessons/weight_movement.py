@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lessons import group_audit
 from nblib import wiring
-from nblib.methods import muon, param_groups
+from nblib.methods import muon
 
 
 class Moved(NamedTuple):
@@ -89,9 +90,9 @@ def by_kind(moved: list[Moved], reasons: dict[str, str]) -> list[dict]:
 
 def _step(p: Tensor, group: dict, rate: float) -> float:
     """Root mean square of a step at this rate; for AdamW the most that it usually is."""
-    if param_groups.convention(group) == "AdamW":
+    if group_audit.convention(group) == "AdamW":
         return rate
-    return muon.step_rms(muon.map_shape(p.shape, group), rate, param_groups.convention(group))
+    return muon.step_rms(muon.map_shape(p.shape, group), rate, group_audit.convention(group))
 
 
 def _verdict(stuck: bool, group: dict | None, reach: float, rounded: float, moved: float) -> str:

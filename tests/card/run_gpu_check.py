@@ -15,7 +15,7 @@ import torch
 
 from lessons import gpu_check
 from lessons.method_steps import Size
-from nblib import runtime, train
+from nblib import parallel, runtime
 
 SIZE = Size("cuda", vocabulary=256, hidden=32, layers=2, heads=2, rows=2, length=32)
 METHODS = ("dense", "LRC", "MoE with Muon")  # the others take too long here
@@ -26,9 +26,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="a file for the rows, by check")
     options = parser.parse_args()
     card_values.begin()
-    modes, at_reading, read = [], [], train._read
+    modes, at_reading, read = [], [], parallel.read
     torch.cuda.set_sync_debug_mode = modes.append
-    train._read = lambda values: at_reading.append(modes[-1] if modes else None) or read(values)
+    parallel.read = lambda values: at_reading.append(modes[-1] if modes else None) or read(values)
     machine = runtime.pick("cuda", "bf16")
     answer = {"problem": gpu_check.problem(), "environment": gpu_check.environment(machine)}
     answer["rows"] = {

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from lessons import goose, mixture_of_depths, multi_token, router_health, skipping, spiking_health
+from lessons.temperature import Learned
 from nblib import losses, models, runtime, text, train
 from nblib.methods import (
     ard,
@@ -30,7 +31,6 @@ from nblib.methods import (
     param_groups,
     teacher_cache,
 )
-from nblib.methods.temperature import Learned
 
 VOCABULARY, LENGTH = 256, 32
 MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")
@@ -144,7 +144,7 @@ def spiking(folder: Path, plant: bool) -> None:
         stay_behind(next(m for m in net.modules() if isinstance(m, goose.Recurrent)), "w")
     learn(net, train.adamw(net, lr=1e-3), folder)
     spiking_health.spiking(net, fixed().to("cuda"))
-    goose.continued(net, fixed()[:1, :8].to("cuda"), tokens=3)
+    net.generate(fixed()[:1, :8].to("cuda"), max_new_tokens=3)
 
 
 METHODS: dict[str, Callable[[Path, bool], None]] = {

@@ -19,7 +19,7 @@ BOUNDS = {
     "mixture of depths": (1, 0, 1, 0, 117),
     "four tokens ahead": (1, 0, 1, 0, 92),
     "distillation, live": (1, 0, 1, 0, 111),
-    "distillation, cached": (1, 0, 5, 2, 90),
+    "distillation, cached": (1, 0, 7, 2, 94),  # the tail's entropy and the draws' log-probabilities travel too
     "goose": (1, 0, 1, 0, 71),
 }
 # Where fp32 products belong, by method and file. TF32 makes them quick on a real card.
@@ -66,7 +66,7 @@ def test_products_in_fp32_are_those_that_belong_there(method, measured):
 def test_every_method_reads_its_numbers_in_one_place_and_sends_its_batch_in_one_place(measured):
     for method in BOUNDS:
         (read,) = measured[method]["waits"]["step"]
-        assert read.startswith("nblib/train.py") and measured[method]["waits"]["step"][read] == 1, method
+        assert read.startswith("nblib/parallel.py") and measured[method]["waits"]["step"][read] == 1, method
         assert any(line.startswith("nblib/feed.py") for line in measured[method]["copies"]["micro"]), method
 
 

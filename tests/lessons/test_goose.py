@@ -103,6 +103,43 @@ def test_no_position_sees_the_future(model, ids):
     assert (before[:, 20:35] - after[:, 20:35]).abs().amax((0, 2)).gt(0).all()  # and those after it see the change
 
 
+@pytest.mark.parametrize("form", goose.SCANS)
+def test_packed_and_padded_rows_equal_separate_rows(form):
+    """Logits and gradients. Without the positions a packed row leaks; without the mask a padded one is another."""
+    model = goose.tiny(64, hidden=32, layers=3, length=64, scan=form)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn_like(p))  # so that the state matters
+    draw = torch.Generator().manual_seed(2)
+    documents = [torch.randint(1, 64, (1, n), generator=draw) for n in (13, 1, 20)]
+    apart = [model(one).logits[0] for one in documents]
+    positions = torch.cat([torch.arange(one.shape[1]) for one in documents])[None]
+    packed = model(torch.cat(documents, 1), position_ids=positions).logits[0]
+    left, mask = (torch.zeros(3, 20, dtype=torch.long) for _ in range(2))
+    for row, one in enumerate(documents):
+        left[row, 20 - one.shape[1] :], mask[row, 20 - one.shape[1] :] = one[0], 1
+    padded, turned = model(left, attention_mask=mask).logits, model(left.flip(1), attention_mask=mask.flip(1)).logits
+    with torch.no_grad():
+        right = [model(one.flip(1)).logits[0] for one in documents]
+    for row, one in enumerate(apart):
+        start = sum(len(other) for other in apart[:row])
+        torch.testing.assert_close(packed[start : start + len(one)], one, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(padded[row, 20 - len(one) :], one, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(turned[row, : len(one)], right[row], rtol=1e-5, atol=1e-5)
+    of_each = torch.autograd.grad(sum(one.square().sum() for one in apart), list(model.parameters()))
+    of_packed = torch.autograd.grad(packed.square().sum(), list(model.parameters()))
+    for a, b in zip(of_each, of_packed):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    leaks = (model(torch.cat(documents, 1)).logits[0, 14:] - apart[2]).abs().max()
+    assert leaks > 0.01 and (model(left).logits[1, -1] - apart[1][0]).abs().max() > 0.01
+    alone = [model.generate(one, max_new_tokens=6)[:, -6:] for one in documents]
+    told = model.generate(left, mask, max_new_tokens=6)[:, -6:]
+    assert torch.equal(told, torch.cat(alone))
+    end = int(told[0, 2])
+    stopped = model.generate(documents[0], max_new_tokens=6, eos_token_id=end, pad_token_id=0)[0, 13:]
+    assert stopped.tolist() == told[0, : len(stopped)].tolist() and stopped[-1] == end and len(stopped) <= 3
+
+
 @pytest.mark.parametrize("piece", [1, 7])
 def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(model, ids, piece):
     with torch.no_grad():
@@ -115,7 +152,7 @@ def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(model, ids, 
             sizes.add(past.shifted.numel() + past.state.numel())
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
     assert sizes == {2 * 3 * 2 * 32} and past.length == 48  # 2 D per layer and row
-    told = goose.continued(model, ids[:, :10], tokens=5)
+    told = model.generate(ids[:, :10], max_new_tokens=5)
     grown = ids[:, :10]
     for _ in range(5):
         grown = torch.cat([grown, model(grown).logits[:, -1:].argmax(-1)], 1)
@@ -164,7 +201,10 @@ def test_it_starts_as_the_write_up_says():
     model = goose.tiny(512, hidden=128, layers=4)
     layers = [block.recurrent for block in model.model.layers]
     assert [round(float(layer.mix["k"][0]), 3) for layer in layers] == [1.0, 0.667, 0.333, 0.0]
-    assert float(layers[0].w.sigmoid()[0]) == pytest.approx(0.378, abs=1e-3)
+    decays = layers[0].w.detach().sigmoid()
+    assert [float(decays[0]), float(decays[-1])] == pytest.approx([0.3, 0.997], abs=1e-4) and (decays.diff() > 0).all()
+    theirs = goose.tiny(512, hidden=128, layers=4, decays=(0.38, 0.38)).model.layers[0].recurrent.w.sigmoid()
+    assert theirs.tolist() == pytest.approx([0.38] * 128)
     assert float(layers[0].key.weight.std()) == pytest.approx(0.1 / math.sqrt(128), rel=0.05)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -200,6 +240,12 @@ def test_what_cannot_be_is_refused(model):
         goose.tiny(64, scan="divided")
     with pytest.raises(ValueError, match="alpha = 0"):
         goose.tiny(64, alpha=0.0)
+    with pytest.raises(ValueError, match="decays = .*1.0.: must be two numbers above 0 and below 1"):
+        goose.tiny(64, decays=(0.3, 1.0))
+    with pytest.raises(ValueError, match=r"attention_mask \(1, 3\): must be \(1, 4\)"):
+        model(torch.zeros(1, 4, dtype=torch.long), attention_mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="must be padded at the left"):
+        model.generate(torch.zeros(1, 2, dtype=torch.long), torch.tensor([[1, 0]]), max_new_tokens=1)
     with pytest.raises(ValueError, match="max_position_embeddings allows 64"):
         model(torch.zeros(1, 65, dtype=torch.long))
 

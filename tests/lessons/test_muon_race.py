@@ -50,12 +50,29 @@ def test_weights_in_bf16_hold_bf16_and_lose_what_is_small(data):
     assert lost == [False, True]
 
 
-def test_a_race_over_seeds_names_a_winner_only_above_the_noise(data, machine):
-    race = muon_race.over_seeds(data, steps=4, share=0.75, machine=machine, **SMALL)
-    assert len(race.differences) == len(set(race.differences)) == 3
-    assert min(race.differences) <= race.mean <= max(race.differences) and race.deviation > 0
-    assert race.verdict == muon_race.winner(race.mean, 2 * race.deviation / 3**0.5)
-    assert [muon_race.winner(x, 0.1) for x in (0.2, -0.2, 0.05)] == ["Muon", "AdamW", "not distinguishable"]
+@pytest.mark.slow
+def test_a_race_is_fair_counted_and_names_a_winner_only_where_the_seeds_agree(data, machine):
+    both = dict(accumulate=2, capacity=0.75, checkpointing=True)
+    ours, theirs = muon_race.MUON._replace(**both), muon_race.ADAMW._replace(**both)
+    race = muon_race.over_seeds(data, steps=3, share=1.0, ours=ours, theirs=theirs, machine=machine, **SMALL)
+    assert len(race.gains) == len(set(race.gains)) == 3
+    assert race.verdict == muon_race.verdict(race.gains) == muon_race.verdict(race.gains * 2)
+    for a, b in zip(race.ours, race.theirs):
+        assert (a.tokens, a.parameters) == (b.tokens, b.parameters) and a.tokens == 3 * 2 * 4 * 31
+        assert a.flops > b.flops > 3 * 2 * 4 * 31 * 6 * 64 * 32  # Muon multiplies; both at least go through the head
+    for change in (dict(accumulate=4), dict(capacity=1.0), dict(checkpointing=False)):
+        with pytest.raises(ValueError, match=f"{next(iter(change))} = .* against .*: both racers need the same"):
+            muon_race.over_seeds(data, steps=3, share=1.0, ours=ours._replace(**change), theirs=theirs, machine=machine)
+    assert muon_race.verdict([0.2]) == muon_race.verdict([0.3, 0.1, 0.5]) == "not distinguishable"
+    assert muon_race.verdict([0.2, 0.21, 0.22]) == "Muon" and muon_race.verdict([-0.2, -0.21, -0.22]) == "AdamW"
+
+
+def test_accumulating_counts_all_its_tokens_and_recomputing_changes_no_loss(data, machine):
+    plain, again = (muon_race.MUON._replace(accumulate=2, checkpointing=on) for on in (False, True))
+    first, second = (muon_race.run(s, data, steps=3, machine=machine, **SMALL) for s in (plain, again))
+    assert first.loss == pytest.approx(second.loss, rel=1e-5) and first.tokens == second.tokens == 3 * 2 * 4 * 31
+    assert muon_race.steps_to([4.0, 3.0, 2.0, 1.0], 2.5, over=1) == 3
+    assert muon_race.steps_to([4.0, 3.0, 2.0, 1.0], 2.5, over=4) == 4 and muon_race.steps_to([4.0], 2.5) is None
 
 
 @pytest.mark.parametrize("wrong", [dict(weights="fp8"), dict(optimizer="sgd")])

@@ -2,7 +2,7 @@
 
 import torch
 
-from lessons import muon_race, muon_update
+from lessons import group_audit, muon_race, muon_update
 from nblib.methods import muon, param_groups
 
 SHAPE = dict(family="qwen3_moe", hidden=32, layers=2, heads=2, width=32, experts=4, top_k=2)
@@ -10,7 +10,7 @@ SHAPE = dict(family="qwen3_moe", hidden=32, layers=2, heads=2, width=32, experts
 
 def test_every_tensor_is_counted_once_and_the_misplaced_are_stacks_embeddings_and_routers():
     model = muon_race.backbone(64, **SHAPE)
-    rows = param_groups.audit(model, param_groups.optimizers(model))
+    rows = group_audit.audit(model, param_groups.optimizers(model))
     table = muon_update.by_reason(rows)
     assert sum(line["tensors"] for line in table) == len(rows) == len(list(model.parameters()))
     assert sum(line["entries"] for line in table) == sum(p.numel() for p in model.parameters())

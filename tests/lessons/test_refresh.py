@@ -31,7 +31,8 @@ def test_refresh_stores_outputs_and_touches_nothing_else(workbook):
     assert after["cells"][2]["outputs"] == [
         {"name": "stdout", "output_type": "stream", "text": ["one 3\n", "two\n"]},
     ]
-    assert after["metadata"] == {"kernelspec": refresh.KERNEL, "language_info": {"name": "python"}}
+    metadata = {"kernelspec": refresh.KERNEL, "language_info": {"name": "python"}, "nblib": {"seconds": 0}}
+    assert after["metadata"] == metadata
     for old, new in zip(before["cells"], after["cells"], strict=True):
         assert (old["id"], old["metadata"], old["source"]) == (new["id"], new["metadata"], "".join(new["source"]))
     refresh.refresh(["00"])

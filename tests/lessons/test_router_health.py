@@ -4,22 +4,10 @@ import math
 
 import pytest
 import torch
+from routings import E, K, routed, towards
 
 from lessons import router_health
 from nblib.methods import moe
-
-E, K = 8, 2
-
-
-def routed(logits, k=K):
-    return moe.Routed("a", logits, logits.topk(k, dim=1).indices)
-
-
-def towards(experts, tokens=400, strength=60.0):
-    """Logits that send every token to these experts, with certainty."""
-    logits = torch.zeros(tokens, E)
-    logits[:, experts] = strength
-    return logits
 
 
 def test_health_tells_spread_from_collapse():

@@ -1,6 +1,7 @@
 """The runs that notebook 20 makes: whole folders, made once per key, the same again at the same seed."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -131,6 +132,20 @@ def test_a_run_of_ones_own_is_running_while_it_runs_and_done_afterwards(setup):
         run.log({"step": 1})
     assert runs.status(run.dir) == "done" and runs.record(run.dir)["sealed"].keys() >= {"metrics.jsonl"}
     assert parameters.load_yaml(run.dir / "parameters.yaml") == {"method": "mine", "seed": 0}
+
+
+def test_a_run_with_a_key_stands_once_however_often_it_is_made(setup):
+    def make() -> Path:
+        with short_runs.opened({"method": "mine"}, {"content": "tiny"}, group="mine", key="a") as run:
+            run.result(held_out_loss=1.0)
+        return run.dir
+
+    folders = [make(), make()]
+    with pytest.raises(KeyboardInterrupt), short_runs.opened({}, {}, group="mine", key="a"):
+        raise KeyboardInterrupt
+    folders.append(make())
+    assert [folder.exists() for folder in folders] == [False, False, True]
+    assert len(list(folders[0].parent.glob("*/run.json"))) == 1
 
 
 def test_an_unknown_method_is_refused(setup):

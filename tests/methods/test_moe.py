@@ -4,14 +4,13 @@ import copy
 
 import pytest
 import torch
+from routings import E, K, routed, towards
 from torch.nn import functional as F
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from lessons import jamba, router_health
 from nblib import compiling, losses, models, text, train
 from nblib.methods import moe, param_groups
-
-E, K = 8, 2
 
 
 @pytest.fixture
@@ -26,17 +25,6 @@ def rows():
 
 def batch_of(rows):
     return {"input_ids": rows, "labels": rows}
-
-
-def routed(logits, k=K):
-    return moe.Routed("a", logits, logits.topk(k, dim=1).indices)
-
-
-def towards(experts, tokens=400, strength=60.0):
-    """Logits that send every token to these experts, with certainty."""
-    logits = torch.zeros(tokens, E)
-    logits[:, experts] = strength
-    return logits
 
 
 def test_balance_is_one_at_uniform_and_known_at_collapse():

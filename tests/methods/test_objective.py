@@ -19,10 +19,10 @@ from toy_distillation import confident_teacher, other_teacher, ragged
 
 from lessons import goose
 from lessons.loss_weights import Curriculum, Router
+from lessons.temperature import Learned
 from nblib import compiling, losses, models, runtime, text, train, wiring
 from nblib.methods import alignment, divergences, objective
 from nblib.methods.objective import Objective, from_teacher
-from nblib.methods.temperature import Learned
 
 EVERY = {"ce": 1.0, "logits": 2.0, "hidden": 0.5, "masked": 0.3}
 

@@ -1,6 +1,7 @@
 """Notebooks really executed: every ending has its sentence, nothing done is repeated, nothing begun is lost."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -311,6 +312,32 @@ def test_the_base_models_that_are_asked_for_are_made_first(workbook, monkeypatch
     assert {outcome.status for outcome in runner.run(pair, jobs_at_once=2)} == {"skipped"} and started == []
     runner.run(pair[:1], force=True)  # one at a time: the notebook makes it, with its own progress
     assert started == ["a notebook"]
+
+
+def test_on_a_new_machine_the_longest_begin_first(workbook, monkeypatch):
+    for name, seconds in (("00_a", 1), ("01_b", 60), ("02_c", 30)):  # what a refresh has stored
+        path = write(name, "pass")
+        notebook = json.loads(path.read_text())
+        path.write_text(json.dumps(notebook | {"metadata": notebook["metadata"] | {"nblib": {"seconds": seconds}}}))
+    write("03_d", "pass")  # nobody knows: it may be the longest
+    for nonsense in ([], {"metadata": []}, {"metadata": {"nblib": 3}}, {"metadata": {"nblib": {"seconds": "soon"}}}):
+        (workbook / "odd.ipynb").write_text(json.dumps(nonsense))
+        assert runner._once_took(jobs.plan(["00"])[0]._replace(path=workbook / "odd.ipynb")) == math.inf
+    began = []
+    monkeypatch.setattr(runner, "_make_bases", lambda jobs, workers: None)
+    monkeypatch.setattr(runner, "_share", lambda slot, slots: {})
+    done = functools.partial(runner.Outcome, status="done", seconds=1.0, folder=None)
+    monkeypatch.setattr(runner, "_one", lambda job, *_, **__: began.append(job.notebook) or done(job.notebook))
+    monkeypatch.setattr(runner.threading, "Thread", Alone)
+    runner.run(jobs.plan(jobs.names()), jobs_at_once=2)
+    assert began == ["03_d", "01_b", "02_c", "00_a"]
+
+
+class Alone:
+    """A thread that does all its work when it is started."""
+
+    def __init__(self, target, args):
+        self.start, self.join = functools.partial(target, *args), lambda: None
 
 
 def test_ctrl_c_while_the_base_model_is_made_starts_no_notebook(workbook, monkeypatch, capfd):

@@ -56,6 +56,16 @@ def test_what_stays_of_a_training_is_a_picture_that_an_untrusted_notebook_shows(
     assert "image/png" in mime(progress) and str(progress).endswith("stopped by Stop")
 
 
+def test_losses_of_two_kinds_are_drawn_over_their_first_values():
+    training = show.Training("t", relative=True)
+    for step, loss in ((1, 4.0), (2, 2.0), (3, 1.0)):
+        training._take({"step": step, "of": 3, "loss": loss, "eval_loss": 10 * loss})
+    drawn = training._curves()
+    assert drawn["y"] == "loss / its first value"
+    assert drawn["series"]["each step"] == drawn["series"]["validation"] == [(1, 1.0), (2, 0.5), (3, 0.25)]
+    assert drawn["series"]["training"][0] == (1, 1.0)
+
+
 def test_a_prediction_says_what_was_chosen_and_headless_what_it_is():
     guess = show.predict("How many of 42 get a gradient?", [0, 21, 42])
     assert str(guess.answer(0)) == "it is 0"
@@ -127,6 +137,7 @@ def test_a_stop_is_in_the_output_in_the_label_in_the_run_and_in_captions(run, ti
     assert training.picture(training.label).figure.get_suptitle().startswith("corrected, 4 of 6 steps: loss")
     assert stops(run) == {"corrected": {"step": 4, "of": 6, "by": "Stop"}}
     assert show.Table([], caption="Losses").caption == "Losses (corrected was stopped at step 4 of 6)"
+    assert str(show.predict("?", [1, 2]).answer(2)) == "it is 2 (corrected was stopped at step 4 of 6)"
 
 
 def test_a_stop_at_the_first_step_has_its_words_and_no_picture(run, tiny, batches, capsys):

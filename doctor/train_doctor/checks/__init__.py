@@ -16,6 +16,7 @@ from train_doctor.checks import (
     compiling,
     forward,
     idle,
+    kinds,
     labels,
     loss,
     losses,
@@ -27,6 +28,7 @@ from train_doctor.checks import (
     steps,
     tables,
     teachers,
+    tensors,
     terms,
     waits,
 )
@@ -34,17 +36,19 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 
 def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict]]:
     """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at. After a
     fault in watching something may not have been seen, so no check may say OK."""
-    findings, verdicts = [], {}
+    findings, verdicts, others = [], {}, kinds.of(e)
     for check in ALL:
         try:
             outcome = check.look(e)
+            if isinstance(outcome, Verdict) and outcome.state == "UNKNOWN":
+                outcome = others.get(check.id, outcome)
         except Exception:
             outcome = unknown(f"the check itself failed: {traceback.format_exc(limit=-3)}")
         if e.faults and isinstance(outcome, Verdict) and outcome.state == "OK":

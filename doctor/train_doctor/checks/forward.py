@@ -19,8 +19,9 @@ def not_finite(e: Evidence) -> Fired | Verdict:
     """The loss is NaN from the first step, or from one special batch on.
 
     Fires when a loss was not finite and the logits it came from were not either, while the weights were. The batch is
-    run again, and the first module whose output is not finite though its input was is named. Logits that are minus
-    infinity on purpose (a vocabulary filled up, a mask) give a finite loss and are left alone.
+    run again, and the first module whose output is not finite though its input was is named, with the range of what
+    went into it; so it is where a model gives no logits. Logits that are minus infinity on purpose (a vocabulary
+    filled up, a mask) give a finite loss and are left alone.
 
     ERROR or WARN output-not-finite: The model's own output is NaN or infinite: something in this module divides by 0 or
     takes the logarithm or root of what is not positive. Fix: Add a small number inside the division, logarithm or root.
@@ -36,14 +37,18 @@ def not_finite(e: Evidence) -> Fired | Verdict:
     if not wrong:
         return OK
     calls = [c for c in wrong[0].calls if c.role == "model" and c.finite is False]
-    if not calls:
-        return OK if any(c.finite for c in wrong[0].calls) else unknown("no logits were seen")
-    name, kind, fact = e.probes.get("broken") or ("", "", "")
+    name, kind, fact, inputs = e.probes.get("broken") or ("", "", "", "")
+    if not calls and kind:
+        calls = [c for c in wrong[0].calls if c.role == "model"]
     if fact == "weights":
         return not_applicable("the weights themselves are not finite")
+    if not calls:
+        seen = any(c.finite for c in wrong[0].calls) or "broken" in e.probes
+        return OK if seen else unknown("no logits were seen, and the batch could not be run again")
     if not kind and wrong[0].round > 0:
         return unknown("the batch could not be run again")
     where = f"the first is the output of {name or kind} ({kind}, {fact.split(' ')[0]})" if kind else "in the logits"
+    where += f", into which went {inputs}" if inputs else ""
     return fires(
         f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
         "finite activations",

@@ -135,16 +135,8 @@ def _into_binary(name: str, f: Fed) -> Fired | None:
 
 def divided_twice(e: Evidence) -> Fired | None:
     """A mean over the batch that is divided by the batch once more. As many micro-batches as rows are no sign of it."""
-    seen = []
-    for backwards in e.by_round(Backward).values():
-        for b in backwards:
-            losses = [n for n in b.entropies if n.fed is not None and n.used and n.number]
-            if len(losses) != 1 or not b.value or losses[0].reduction != "mean" or not losses[0].fed.shape:
-                continue
-            rows = losses[0].fed.shape[0]
-            seen.append(
-                (rows, rows >= 8 and rows != len(backwards) and abs(b.value * rows / losses[0].number - 1) < 1e-3)
-            )
+    rounds = e.by_round(Backward).values()
+    seen = [found for among in rounds for b in among if (found := _rows_and_whether_twice(b, len(among)))]
     if len(seen) < 3 or not all(wrong for _, wrong in seen):
         return None
     return fires(
@@ -152,6 +144,15 @@ def divided_twice(e: Evidence) -> Fired | None:
         "a mean, divided once",
         fault="wrong-loss/divided-twice",
     )
+
+
+def _rows_and_whether_twice(b: Backward, micro_batches: int) -> tuple[int, bool] | None:
+    """The rows of the one mean that this backward's loss was made of, and whether the loss is that mean over them."""
+    losses = [n for n in b.entropies if n.fed is not None and n.used and n.number]
+    if len(losses) != 1 or not b.value or losses[0].reduction != "mean" or not losses[0].fed.shape:
+        return None
+    rows = losses[0].fed.shape[0]
+    return rows, rows >= 8 and rows != micro_batches and abs(b.value * rows / losses[0].number - 1) < 1e-3
 
 
 # ------------------------------------------------------------------------------------------------ targets

@@ -98,7 +98,7 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
-        return _ended_early(e) or OK
+        return OK if e.late else _ended_early(e) or OK  # late, that may be the end of the run
     if not many:
         return fires(
             "scheduler.step() came before the first optimizer.step()",

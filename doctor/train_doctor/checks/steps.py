@@ -12,6 +12,7 @@ from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, S
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
+ROUNDING = 1e-6  # of all gradients: what is left in fp32 of numbers that cancel each other
 
 
 @check("N1")
@@ -135,7 +136,8 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     """Gradients are there, the rate is above zero, and still some weights are exactly what they were.
 
     Looked at in fp32 tensors over three steps: not one element changed, or everything that the steps changed was put
-    back afterwards. Rates of zero (warm-up), gradients of zero and embeddings with few rows in use are left out.
+    back afterwards. Rates of zero (warm-up), gradients of zero and what rounding leaves of zero (a bias in front of a
+    normalisation), and embeddings with few rows in use are left out.
 
     ERROR weights-do-not-move: The optimizer's step has no effect on these weights. Fix: Look at what the step is given
     (another copy, a patched step) and at what is copied into the model after it.
@@ -147,7 +149,8 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     tried: dict[str, list[float]] = {}
     for step in e.of(Step):
         for u in step.updates:
-            if u.gradient and math.isfinite(u.gradient) and u.lr > 1e-9 and u.dtype.itemsize >= 4:
+            sized = u.gradient and math.isfinite(u.gradient) and u.gradient > ROUNDING * (step.own or 0.0)
+            if sized and u.lr > 1e-9 and u.dtype.itemsize >= 4:
                 tried.setdefault(u.name, []).append(u.changed)
     tried = {name: shares for name, shares in tried.items() if len(shares) >= 3}
     if not tried:

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lessons import goose
+from lessons import feature_dynamics, goose
 from lessons.pitfalls import VERSIONS, Pitfall
 from lessons.pitfalls.autocast import teacher_use
 from lessons.pitfalls.bench import CPU, LENGTH, batches, byte_model, held_out_loss, learn, quiet, stream, trained
+from lessons.temperature import Adversarial
 from nblib import losses, models, text, train
-from nblib.methods import alignment, objective, teacher_cache
-from nblib.methods.temperature import Adversarial
+from nblib.methods import objective, teacher_cache
 
 ROWS = 4
 
@@ -286,7 +286,7 @@ def wrong_from(scan: Callable[[Tensor, Tensor], Tensor], d: float, *, length: in
 def remembers(scan: Callable[[Tensor, Tensor], Tensor], hidden: int = 64, steps: int = 40) -> dict:
     """Train the recurrent student on prose, then switch its state off. How far do its predictions change, early and
     late in a row?"""
-    model = goose.tiny(256, hidden=hidden, layers=2, length=LENGTH)
+    model = goose.tiny(256, hidden=hidden, layers=2, length=LENGTH, decays=(0.38, 0.38))  # the write-up's start
     layers, rows = [m for m in model.modules() if isinstance(m, goose.Recurrent)], held_out()
 
     def use(state: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -359,7 +359,7 @@ def dynamics(hsic: Callable[[Tensor, Tensor], Tensor], *, noise: bool, steps: in
     curve = [record["fdd"] for record in records]
     first, last = (sum(part) / 5 for part in (curve[:5], curve[-5:]))
     with torch.no_grad():
-        held_out_similarity = float(alignment.cka(*pair_of(held_out())))
+        held_out_similarity = float(feature_dynamics.cka(*pair_of(held_out())))
     return {
         "CKA": "biased" if hsic is with_the_diagonal else "debiased",
         "in the teacher's place": "noise" if noise else "the teacher",
@@ -464,7 +464,7 @@ PITFALLS = [
         "zero when there are few tokens, because each token is compared with itself too. It rises with the number of "
         "directions that the states fill, so the student spreads its states. The debiased CKA falls only where there "
         f"is something to align with. Seen on {VERSIONS}.",
-        fix="The debiased estimator (alignment.cka), and alignment.floor beside every similarity.",
+        fix="The debiased estimator (feature_dynamics.cka), and feature_dynamics.floor beside every similarity.",
         broken=lambda: dynamics(with_the_diagonal, noise=True),
         fixed=lambda: dynamics(without_the_diagonal, noise=True),
         seen=lambda facts: facts["fell by"] > 0.04 and facts["similarity on many held-out tokens"] < 0.05,

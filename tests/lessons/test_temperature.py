@@ -8,9 +8,9 @@ from conftest import FP32
 from torch import nn
 from toy_distillation import confident_teacher, distilled, other_teacher, problem
 
+from lessons.temperature import Adversarial, Learned, Reversed
 from nblib import losses, models, text, train
 from nblib.methods.objective import from_teacher
-from nblib.methods.temperature import Adversarial, Learned, Reversed
 
 
 def _student(seed: int = 0, temperature: nn.Module | None = None):

@@ -75,8 +75,7 @@ class Adversarial(nn.Module):
             self.micro_batches += 1
         return self.low + (self.high - self.low) * raw.sigmoid()
 
-    def optimizer(self, lr: float = 1e-2) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters(), lr=lr, weight_decay=0.0)
+    optimizer = Learned.optimizer
 
 
 class Reversed(torch.autograd.Function):

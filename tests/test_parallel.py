@@ -1,0 +1,165 @@
+"""Several processes train as one does: real worlds over gloo, started by torchrun, with many trainings in each.
+
+What is compared with one process is the loss of each of 12 steps, with two micro-batches per step, whose rows supervise
+different numbers of tokens.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import worlds
+from torch import nn
+
+from nblib import losses, parallel, runtime, train
+
+CPU = torch.device("cpu")
+ALIKE = ("dense", "checkpointed", "corrected", "latents", "experts", "taught", "part_of_it", "spiky")
+BOTH = [f"{name}:{mesh}" for name in ALIKE for mesh in ("ddp", "fsdp")]
+FURTHER = ["joint:ddp", "joint:fsdp", "drawing:ddp", "drawing:ddp:0-4", "drawing:ddp:4-12", "dense:hsdp"]
+BROKEN = ["poisoned:ddp", "poisoned:fsdp"]
+STOPPED = ["dense:fsdp:0-4", "experts:fsdp:0-4", "experts:ddp:4-6"]
+
+
+def _world(processes: int, folder: Path, *jobs: str) -> list[dict]:
+    """What each process of a world measured."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    script = [worlds.__file__, folder / "results.json", folder, *jobs]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run([*launch, *map(str, script)], capture_output=True, text=True, timeout=400, env=env)
+    assert out.returncode == 0, out.stderr[-4000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    return _world(2, folder, *BOTH, *BROKEN, *FURTHER, *STOPPED)
+
+
+@pytest.fixture(scope="module")
+def one():
+    return {name: worlds.run(name) for name in (*ALIKE, "joint")}
+
+
+def _apart(ours: list[float], theirs: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(two, one):
+    for job in BOTH:
+        ours, theirs = two[0][job], one[job.split(":")[0]]
+        apart = {name: _apart(ours[name], theirs[name]) for name in ("losses", "norms", "evaluated")}
+        print(f"{job:20} largest difference of " + ", ".join(f"{name} {value:.1e}" for name, value in apart.items()))
+        assert max(apart.values()) < 2e-5, job
+        assert ours["weights"] == pytest.approx(theirs["weights"], rel=1e-4)
+        assert ours["losses"] == two[1][job]["losses"] and ours["weights"] == two[1][job]["weights"]
+        assert ours["losses"][0] - ours["losses"][-1] > 0.1 or "latents" in job or "corrected" in job  # it learned
+
+
+@pytest.mark.slow
+def test_rounding_of_weights_that_train_is_alike_until_a_code_flips(two, one):
+    """-1, 0 and 1 are cut at a point, and the order of additions decides for who stands on it. Both meshes add in one
+    order, and so agree for longer."""
+    for mesh in ("ddp", "fsdp"):
+        assert _apart(two[0][f"joint:{mesh}"]["losses"][:5], one["joint"]["losses"][:5]) < 2e-5
+    assert _apart(two[0]["joint:ddp"]["losses"], two[0]["joint:fsdp"]["losses"]) < 2e-5
+
+
+@pytest.mark.slow
+def test_every_process_draws_its_own_noise_also_after_a_stop_and_all_go_on_alike(two):
+    first, second = (results["drawing:ddp"] for results in two)
+    assert len(first["draws"]) == 24 and not set(first["draws"]) & set(second["draws"])
+    assert first["next"] == second["next"]
+    for results in two:
+        straight, stopped = results["drawing:ddp"], results["drawing:ddp:4-12"]
+        assert stopped["losses"] == straight["losses"] and stopped["draws"] == straight["draws"][8:]
+
+
+@pytest.mark.slow
+def test_a_number_that_is_none_ends_all_with_its_source(two):
+    for results in two:
+        for mesh in ("ddp", "fsdp"):
+            said = results[f"poisoned:{mesh}"]
+            assert "step 2: loss nan" in said and "the forward pass of model.layers.1.mlp" in said, said
+
+
+@pytest.mark.slow
+def test_a_mesh_that_does_not_divide_is_refused(two):
+    assert two[0]["dense:hsdp"] == "mesh = 'hsdp': 2 processes do not divide into 2 equal groups of two or more"
+
+
+@pytest.mark.slow
+def test_stopped_on_two_gone_on_with_one_and_back_to_two(two, one, folder):
+    for name in ("dense", "experts"):
+        worlds.run(name, "auto", "4-8", folder)
+    again = _world(2, folder, "dense:fsdp:8-12", "experts:fsdp:8-12")
+    for name in ("dense", "experts"):
+        assert [len(list((folder / name).glob("step-*")))] == [2]
+        apart = _apart(again[0][f"{name}:fsdp:8-12"]["losses"], one[name]["losses"])
+        print(f"{name}: two, one, two processes against straight: largest difference {apart:.1e}")
+        assert apart < 2e-5
+
+
+@pytest.mark.slow
+def test_four_processes_in_two_groups_train_as_one_does(one, tmp_path):
+    jobs = ["dense:hsdp", "experts:hsdp", "latents:hsdp"]
+    results = _world(4, tmp_path, *jobs)
+    for job in jobs:
+        assert _apart(results[0][job]["losses"], one[job.split(":")[0]]["losses"]) < 2e-5, job
+
+
+# ------------------------------------------------------------------ one process
+
+
+def test_the_shares_of_all_processes_are_the_batch():
+    ids = torch.arange(20).view(5, 4)
+    batch = {"input_ids": ids, "labels": ids, "attention_mask": torch.ones(5, 4)}
+    shares = [parallel.Plan("ddp", CPU, world=3, rank=rank).mine(batch) for rank in range(3)]
+    assert [len(share["labels"]) for share in shares] == [2, 2, 1]
+    assert torch.equal(torch.cat([share["input_ids"] for share in shares]), ids)
+    assert all(share["input_ids"] is share["labels"] for share in shares)
+    with pytest.raises(ValueError, match="rows = 5: fewer than the 6 processes that share them"):
+        parallel.Plan("ddp", CPU, world=6).mine(batch)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence_that_names_the_parameter(tiny, machine, monkeypatch, stream):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    for match, mesh, world in [
+        ("mesh = 'fdsp': allowed are auto, ddp, fsdp, hsdp", "fdsp", 2),
+        ("mesh = 'fsdp': this is one process; .*--processes 2", "fsdp", 1),
+        ("mesh = 'hsdp': 5 processes do not divide into 2 equal groups", "hsdp", 5),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            parallel.check(mesh, world)
+    assert [parallel.check("hsdp", 4), parallel.check("fsdp", 3), parallel.check("auto", 1)] == [2, 1, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert parallel.check("hsdp", 32) == 4
+    with pytest.raises(ValueError, match="mesh = 'ddp': this is one process"):
+        train.fit(tiny, iter([]), train.adamw(tiny, lr=1e-3), total=1, machine=machine, mesh="ddp")
+    monkeypatch.setenv(parallel.MESH, "fsdp")
+    with pytest.raises(ValueError, match="mesh = 'fsdp': this is one process"):
+        parallel.plan(machine)
+    tiny.packed = nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    with pytest.raises(ValueError, match=r"mesh = 'fsdp': 4-bit weights cannot be cut \(packed\); take ddp"):
+        parallel.Spread(parallel.Plan("fsdp", CPU, world=2), tiny, losses.causal_lm, [])
+
+
+def test_a_branch_is_decided_by_rank_and_state_and_unlike_both():
+    def draws(rank: int, seed: int = 0) -> float:
+        runtime.seed_all(seed)
+        runtime.branch(rank)
+        return float(torch.rand(()))
+
+    assert draws(1) == draws(1)
+    runtime.seed_all(0)
+    assert len({draws(1), draws(2), draws(1, seed=1), float(torch.rand(()))}) == 4
