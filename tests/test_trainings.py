@@ -23,7 +23,7 @@ RESULTS = {
     "00_setup": "live = show.Training(",
     "10_lrc": "lrc_tables.gap(",
     "11_ard_lora": "{training.label}: held-out loss",
-    "12_moe_muon": "ours, taken = training.named(",
+    "12_moe_muon": "router_pictures.training(",
     "13_distillation": "'of the parameters' is",
     "14_sparse_depth": "router_pictures.training(",
     "15_spiking_student": '"student": training.label',

@@ -112,17 +112,22 @@ def test_started_twice_it_is_one(kernel):
 
 
 def test_it_costs_next_to_nothing(kernel):
-    """What one message costs more with the ticker in between; a training draws four times a second."""
+    """What one message costs more with the ticker in between; a training draws four times a second.
+
+    The messages go to a socket that nobody reads: of thousands on the kernel's own, a slow reader loses the last.
+    """
     code = """
+import zmq
 from timeit import timeit
-kernel, parent = get_ipython().kernel, get_ipython().kernel.get_parent()
+kernel, parent, nobody = get_ipython().kernel, get_ipython().kernel.get_parent(), zmq.Context.instance().socket(zmq.PUB)
 def cost(send):
-    return timeit(lambda: send(kernel.iopub_socket, "comm_msg", {"data": {}}, parent), number=2000) / 2000
+    return timeit(lambda: send(nobody, "comm_msg", {"data": {}}, parent), number=500) / 500
 through, beside = kernel.session.send, kernel.session.send.__self__.send
 print(min(cost(through) for _ in range(5)) - min(cost(beside) for _ in range(5)))
+nobody.close()
 """
-    run = kernel.execute(code)
-    assert float(stays(run)[-1]) < 1e-3 and run.error is None
+    run = kernel.execute(code, timeout=120)
+    assert run.error is None and float(stays(run)[-1]) < 1e-3
 
 
 def test_the_rhythm_is_within_two_seconds():
