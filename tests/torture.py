@@ -595,8 +595,14 @@ def _fact(path: Path) -> Any:
 
 
 def _bytes(path: Path) -> bytes:
-    """What is in the file; safetensors writes the words about its tensors in an order that changes by process."""
+    """What is in the file. safetensors writes the words about its tensors in an order that changes by process; a
+    notebook says how long it took."""
     content = path.read_bytes()
+    if path.suffix == ".ipynb":
+        with contextlib.suppress(ValueError):  # a broken one is compared as it is
+            notebook = json.loads(content)
+            notebook["metadata"].pop("nblib", None)
+            content = json.dumps(notebook).encode()
     if path.suffix == ".safetensors":
         header = 8 + int.from_bytes(content[:8], "little")
         content = json.dumps(json.loads(content[8:header]), sort_keys=True).encode() + content[header:]
