@@ -28,7 +28,16 @@ SHORT = {
         steps=12, rows=2, length=32, small_steps=8, small_tokens=600, samples=1, eval_rows=8, kept="[0.5]"
     ),
     "12_moe_muon": dict(
-        steps=12, suspect_steps=8, race_steps=4, rival="true", rows=2, length=32, eval_rows=8, hidden=32, width=16
+        steps=12,
+        suspect_steps=8,
+        race_steps=4,
+        balance_steps=4,
+        rival="true",
+        rows=2,
+        length=32,
+        eval_rows=8,
+        hidden=32,
+        width=16,
     ),
     "13_distillation": dict(steps=12, eval_every=4, rows=2, length=32, hidden=32, eval_rows=8),
     "14_sparse_depth": dict(steps=12, short_steps=4, rows=2, length=32, eval_rows=8, hidden=32, width=16),

@@ -97,7 +97,8 @@ SHORT = {
         (),
     ),
     "12_moe_muon": (
-        "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 race_steps=4 rival=true eval_rows=8",
+        "steps=60 hidden=32 width=32 rows=2 length=32 suspect_steps=8 race_steps=4 balance_steps=4 rival=true "
+        "eval_rows=8",
         ("muon_update.response(", "theirs_of"),
     ),
     "13_distillation": (

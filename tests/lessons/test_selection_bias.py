@@ -1,0 +1,170 @@
+"""The bias that balances: what it chooses and does not weigh, the step against the load, and that nothing loses it."""
+
+import copy
+
+import pytest
+import torch
+import transformers as tf
+
+from lessons import selection_bias
+from nblib import compiling, models, runtime, text, train
+from nblib.methods import moe, param_groups
+
+CPU = runtime.pick("cpu", "fp32")
+SIZES = dict(vocab_size=128, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+SIZES |= dict(num_key_value_heads=2, max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+EIGHT = dict(num_experts=8, num_experts_per_tok=2)
+LATENT = dict(q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8)
+ROUTED = dict(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=0)
+FAMILIES = {
+    "qwen3_moe": EIGHT | dict(moe_intermediate_size=16, head_dim=8),
+    "qwen2_moe": EIGHT | dict(moe_intermediate_size=16, shared_expert_intermediate_size=16),
+    "mixtral": dict(num_local_experts=8),
+    "olmoe": EIGHT,
+    "deepseek_v2": ROUTED | LATENT,
+    "deepseek_v3": ROUTED | LATENT | dict(n_group=2, topk_group=2),
+    "glm4_moe": ROUTED | dict(n_group=1, topk_group=1, head_dim=8),
+    "gpt_oss": dict(num_local_experts=8, num_experts_per_tok=2, head_dim=8, rope_parameters=None),
+    "jamba": EIGHT | dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=1, expert_layer_offset=0),
+    "ernie4_5_moe": dict(moe_num_experts=8, moe_k=2, moe_intermediate_size=16, moe_layer_start_index=0),
+    "granitemoe": dict(num_local_experts=8, num_experts_per_tok=2),
+    "exaone_moe": EIGHT | dict(moe_intermediate_size=16, first_k_dense_replace=0),
+}
+
+
+def mixture(family: str = "qwen3_moe"):
+    config = tf.AutoConfig.for_model(family, **SIZES, **FAMILIES[family])
+    with runtime.seeded(0):
+        return tf.AutoModelForCausalLM.from_config(config).train()
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(128, (4, 24), generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_family(family, ids):
+    """Zero changes nothing; a large one is chosen and weighs nothing; a step goes against the load."""
+    model = mixture(family)
+    with torch.no_grad():
+        before = model.eval()(input_ids=ids).logits
+    optimizer = sgd(model)
+    routers = selection_bias.attach(model, optimizer, rate=0.01)
+    assert list(moe.routers(model).values()) == routers and len(routers) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(model(input_ids=ids).logits, before, rtol=1e-4, atol=1e-5)
+    first = routers[0]
+    x = torch.randn(64, first.weight.shape[1])
+    with torch.no_grad():
+        _, weights, chosen = first(x)
+        getattr(first, selection_bias.BIAS)[5] = 3.0
+        _, _, now = first(x)
+        assert (now == 5).any(dim=1).all() and not (chosen == 5).any(dim=1).all()
+        getattr(first, selection_bias.BIAS).fill_(3.0)  # alike for all
+        _, same, again = first(x)
+        assert torch.equal(again.sort(dim=1).values, chosen.sort(dim=1).values)
+        torch.testing.assert_close(same.sort(dim=1).values, weights.sort(dim=1).values)
+    getattr(first, selection_bias.BIAS).zero_()
+    model.train()
+    with moe.routing(model) as seen:
+        model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    for router, routed in zip(routers, seen):
+        counts = torch.bincount(routed.chosen.flatten(), minlength=8).float()
+        expected = 0.01 * (counts.mean() - counts).sign()
+        torch.testing.assert_close(getattr(router, selection_bias.BIAS), expected)
+        assert not router.load.any()
+
+
+def test_what_others_see_is_what_was_chosen(ids):
+    """`moe.routing` may have been there before."""
+    model = mixture()
+    with moe.routing(model):
+        pass
+    (first, _) = selection_bias.attach(model, sgd(model))
+    getattr(first, selection_bias.BIAS)[5] = 3.0
+    with moe.routing(model) as seen:
+        model(input_ids=ids)
+    assert (seen[0].chosen == 5).any(dim=1).all()
+
+
+def test_evaluation_counts_nothing(ids):
+    model = mixture()
+    routers = selection_bias.attach(model, sgd(model))
+    model.eval()(input_ids=ids)
+    assert not any(router.load.any() for router in routers)
+
+
+def trained(folder=None, total=6, stop=None, accumulate=1, checkpointing=False):
+    model = mixture()
+    optimizers = param_groups.optimizers(model, lr=0.01, adamw_lr=0.01)
+    selection_bias.attach(model, optimizers[0], rate=0.01)
+    if checkpointing:
+        compiling.checkpoint_blocks(model)
+    stream = torch.randint(128, (5000,), generator=torch.Generator().manual_seed(0))
+    batches = text.Batches(stream, rows=4 // accumulate, length=32, seed=0)
+    options = dict(loss=moe.loss(balance_weight=0.0), machine=CPU, accumulate=accumulate, checkpoints=folder)
+    for record in train.steps(model, batches, optimizers, total=total, checkpoint_every=1, **options):
+        if record["step"] == stop:
+            break
+    return model
+
+
+def test_it_is_saved_and_a_run_that_goes_on_is_the_straight_run(tmp_path):
+    straight = trained(tmp_path / "straight").state_dict()
+    trained(tmp_path / "cut", stop=3)
+    resumed = trained(tmp_path / "cut").state_dict()
+    biases = [name for name in straight if name.endswith(selection_bias.BIAS)]
+    assert len(biases) == 2 and all(straight[name].any() for name in biases)
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    again = mixture()
+    selection_bias.attach(again, sgd(again))
+    again.load_state_dict(straight)
+    assert not any("load" in name.split(".")[-1] for name in straight)
+
+
+def test_micro_batches_and_recomputation_change_no_step_of_it():
+    """The same rows in one piece, in two, and with blocks that run their routers once more in backward."""
+    one, two, again = (trained(total=1, **o) for o in ({}, dict(accumulate=2), dict(checkpointing=True)))
+    for name, value in one.state_dict().items():
+        if name.endswith(selection_bias.BIAS):
+            assert torch.equal(value, two.state_dict()[name]) and torch.equal(value, again.state_dict()[name])
+
+
+def test_it_is_copied_with_the_model(ids):
+    model = mixture()
+    (first, _) = selection_bias.attach(model, sgd(model))
+    copied = copy.deepcopy(model)
+    getattr(first, selection_bias.BIAS)[5] = 3.0
+    with moe.routing(copied) as seen:
+        copied(input_ids=ids)
+    assert not (seen[0].chosen == 5).any(dim=1).all()
+
+
+def test_refused():
+    model = mixture()
+    with pytest.raises(ValueError, match="rate = 2: must be above 0 and below 1"):
+        selection_bias.attach(model, sgd(model), rate=2)
+    selection_bias.attach(model, sgd(model))
+    with pytest.raises(ValueError, match="has a selection bias already"):
+        selection_bias.attach(model, sgd(model))
+    with pytest.raises(ValueError, match="no router"):
+        selection_bias.attach(models.tiny(64), None)
+    other = tf.AutoModelForCausalLM.from_config(tf.AutoConfig.for_model("phimoe", **SIZES, num_local_experts=8))
+    with pytest.raises(ValueError, match="PhimoeTopKRouter: its weights are not its softmax"):
+        selection_bias.attach(other, sgd(other))
+
+
+def test_the_bias_spreads_what_nothing_would_spread():
+    stream = torch.randint(64, (4000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 64
+    shape = dict(vocabulary=64, hidden=32, layers=1, heads=2, width=16, experts=8, top_k=2)
+    options = dict(machine=CPU, steps=40, rate=0.01, weight=0.1, rows=4, length=32, seeds=1)
+    table = selection_bias.compared(stream, stream[:320].view(10, 32), **options, **shape)
+    assert [line["balanced by"] for line in table] == list(selection_bias.WAYS)
+    nothing, _, bias = selection_bias.means(table)
+    assert bias["largest load"] < nothing["largest load"] and bias["smallest load"] > nothing["smallest load"]
