@@ -48,6 +48,9 @@ NO_MODEL = {"12_moe_muon", "14_sparse_depth"}  # they begin with new weights
 ALIKE = {"short_logits", "short_hidden", "live_teacher"}
 ALIKE |= {f"seeds/{seed}/{name}" for seed in (1, 2) for name in ("labels_alone", "live_teacher", "with_a_teacher")}
 ALIKE |= {"32_largest_tail_drawn", "starts/random"}
+ALIKE |= {
+    f"own_words/{seed}/{way}" for seed in (0, 1, 2) for way in ("labels", "text", "words") if seed or way != "words"
+}
 SUSPECTS = [("healthy",), *muon_race.combinations()[2:]]
 ALIKE |= {"suspects/" + "+".join(names).replace(" ", "_") for names in SUSPECTS}
 # a table that holds one of these is about time, which no run repeats; progress is of the steps that one kernel made
