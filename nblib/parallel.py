@@ -110,7 +110,8 @@ class Spread:
         if self.plan.kind == "ddp":
             self.run.require_backward_grad_sync = last
         elif self.plan.kind != "off":
-            self.run.set_requires_gradient_sync(last)
+            self.run.set_requires_all_reduce(last)  # between groups; within one, whole gradients would stay on each
+            torch.set_autocast_cache_enabled(False)  # until its end: it would hold a low copy of every weight
         return self.run(batch)
 
     @contextmanager
