@@ -17,7 +17,6 @@ import queue
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -176,7 +175,18 @@ def hit(workbook: Path, command: Command, draw: random.Random) -> dict | None:
 
 def campaign(folder: Path, kills: int, seed: int, mesh: str) -> dict:
     draw, hits, runs, apart, cannot = random.Random(seed), [], 0, [], []
-    arguments = ["train", "00", "-p", f"steps={STEPS}", "-p", f"pause={PAUSE}", "--processes", "2", "-p", f"mesh={mesh}"]
+    arguments = [
+        "train",
+        "00",
+        "-p",
+        f"steps={STEPS}",
+        "-p",
+        f"pause={PAUSE}",
+        "--processes",
+        "2",
+        "-p",
+        f"mesh={mesh}",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         straight = open_workbook(_new(folder / "straight"), patch)
         code, _, err = nblib("run", "00", "-p", f"steps={STEPS}")

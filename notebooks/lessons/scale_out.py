@@ -1,12 +1,12 @@
 """Several real processes beside a notebook, which run functions together: `world = World(2)`, `world(function, x=1)`.
 
-Each process is a Python of its own with one thread and the environment that torchrun would give it, joined to the others
-over gloo, or over NCCL with a card each. A call runs one function of a module in all of them at once and returns a list:
-what each rank returned, rank 0 first. Arguments and results travel as JSON. The processes stay until `end`, so the time
-that torch takes to load is paid once per world.
+Each process is a Python of its own with one thread and the environment that torchrun would give it, joined to the
+others over gloo, or over NCCL with a card each. A call runs one function of a module in all of them at once and returns
+a list: what each rank returned, rank 0 first. Arguments and results travel as JSON. The processes stay until `end`, so
+the time that torch takes to load is paid once per world.
 
     world(function, ...)       the results; RuntimeError with the first rank's reason if one failed
-    world.ask(function, ...)   {"value": ...}, {"error": sentence} or {"gone": how} for each rank, for cells about failures
+    world.ask(function, ...)   {"value": ...}, {"error": sentence} or {"gone": how} of each rank, to look at failures
 
 A rank that waits for one that is gone would wait for torch's own limit, half an hour over gloo. So when one has failed
 the others get `patience` seconds to tell what they met, and then the world ends. The processes also end by themselves

@@ -1,9 +1,9 @@
 """Six faults of training in several processes, each with the lines that are wrong and those that are right.
 
 They run inside of a `scale_out.World` of two ranks, so they are no pitfalls of the catalogue, whose runs are made in
-one process. `FAULTS` holds them by name. `measured = Measured(world)`, then `measured("norm")` makes both runs and is
-what a page shows: the lines side by side, the verdict, and what every rank measured. Whoever waits for a rank that has left does so in a group of
-its own with a limit of `LIMIT` seconds, so the world can be used again.
+one process. `FAULTS` holds them by name. `trial = Measured(world)`, then `trial("norm")` makes both runs and is what a
+page shows: the lines side by side, the verdict, and what every rank measured. Whoever waits for a rank that has left
+does so in a group of its own with a limit of `LIMIT` seconds, so the world can be used again.
 
 Footgun: most of these faults raise nothing. The numbers differ from one process's, and only a comparison shows it.
 """
@@ -77,6 +77,12 @@ def mean_over_ranks(value: Tensor) -> float:
 
 def error(ours: Tensor, true: Tensor) -> float:
     return float((ours - true).norm() / true.norm())
+
+
+def hello() -> str:
+    total = torch.tensor(float(dist.get_rank() + 1), device=device())
+    dist.all_reduce(total)  # in place, and the same on all ranks
+    return f"rank {dist.get_rank()} of {dist.get_world_size()} over {dist.get_backend()}: the sum is {total:g}"
 
 
 # ------------------------------------------------------------------ mean of means
@@ -326,8 +332,8 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "An expert without tokens on one rank",
             "rank 0 hangs in the middle of a backward, and rank 1 raises in its next forward",
-            "DDP waits for the gradient of every parameter. On rank 1 the second expert has no tokens and so no gradient, "
-            "and its bucket is never sent. Rank 0 waits for it, by default for half an hour.",
+            "DDP waits for the gradient of every parameter. On rank 1 the second expert has no tokens and so no "
+            "gradient, and its bucket is never sent. Rank 0 waits for it, by default for half an hour.",
             "`find_unused_parameters=True`, which looks at the graph in every step; or a loss in which every parameter "
             "takes part",
             lambda facts: facts["says"] != "nothing",
@@ -340,8 +346,8 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "A rank that ends alone",
             "one rank ends its loop, and the others stand still without a word",
-            "The rank that has no more rows is not there for the next sum. The others wait for it until the limit of the "
-            "group, half an hour by default.",
+            "The rank that has no more rows is not there for the next sum. The others wait for it until the limit of "
+            "the group, half an hour by default.",
             "Agree before every step: one `all_reduce` of a wish, with MAX",
             lambda facts: facts["says"] != "nothing",
             leave_alone,
@@ -353,9 +359,9 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "The norm of a shard taken for that of the gradient",
             "clipping lets through gradients that are longer than the limit",
-            "Each rank sees the norm of its own shards, which is smaller than the norm of all. The ranks use different "
-            "factors, so the gradient is too long and has another direction. Nothing is raised.",
-            "`nn.utils.clip_grad_norm_` or `get_total_norm` on the sharded parameters, and `full_tensor()` of the result",
+            "Each rank sees the norm of its own shards, which is smaller than the norm of all. The ranks use "
+            "different factors, so the gradient is too long and has another direction. Nothing is raised.",
+            "`nn.utils.clip_grad_norm_` or `get_total_norm` on the sharded parameters; `full_tensor()` of the result",
             lambda facts: facts["norm after the clip / limit"] > 1.001,
             norm_of_my_shards,
             norm_of_all_shards,
@@ -366,8 +372,8 @@ FAULTS: dict[str, tuple[Callable[..., dict], Pitfall]] = {
         _fault(
             "Equal seeds on all ranks",
             "two processes learn no more per step than one",
-            "With one seed on every rank all draw the same rows and the same noise. The batch holds every row as often as "
-            "there are ranks, and costs as if they were different. Nothing is raised.",
+            "With one seed on every rank all draw the same rows and the same noise. The batch holds every row as often "
+            "as there are ranks, and costs as if they were different. Nothing is raised.",
             "One order of rows for all, of which each rank takes its part; noise from a seed of the rank's own",
             lambda facts: facts["different rows"] < facts["rows of the step"],
             all_alike,

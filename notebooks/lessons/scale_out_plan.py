@@ -1,13 +1,15 @@
 """Memory and traffic of each rank, for models and numbers of cards that nobody here has: computed, not measured.
 
-`memory.estimate` runs a training step on shapes alone. It does so for one block and for two, because blocks are alike:
-what the second one adds, every further one adds (tests hold that against deeper models). `per_rank` then spreads it:
+`memory.estimate` runs a training step on shapes alone, for a model of one block and for one of two, because blocks are
+alike: what the second one adds, every further one adds (a test holds that against deeper models). `per_rank` spreads
+it over the ranks:
 
-    ddp    all states; sends 2 (n-1)/n of the gradient bytes per step, as a ring does
-    fsdp   1/n of the states, and whole: two blocks, one block's gradient, embedding and head with theirs;
-           sends the weights for forward, those of the blocks again for backward, and the gradients:
-           about 3 (n-1)/n of the weight bytes, per micro-batch
-    hsdp   fsdp within groups of g ranks, and between the groups an all-reduce of 1/g of the gradients
+    ddp    all states, and autocast's low copy of all weights until the forward pass ends;
+           sends 2 (n-1)/n of the gradient bytes per step, as a ring does
+    fsdp   1/n of the states, and whole: two blocks, one block's gradient, embedding and head;
+           sends per micro-batch (n-1)/n of the weight bytes for forward, of the blocks again for backward, and of the
+           gradients
+    hsdp   fsdp within groups of g ranks, and between the groups once per step an all-reduce of 1/g of the gradients
 
 States are weights, gradients and two moments of AdamW, all in fp32, as the loop here keeps them. Rows are those of one
 rank, with checkpointed blocks. What tensors need is counted; a CUDA context and an allocator's gaps come on top.
@@ -20,6 +22,7 @@ from functools import cache
 from typing import NamedTuple
 
 from nblib import memory
+from nblib.run import show
 
 NODE = 8  # cards of a node
 MESHES = ("ddp", "fsdp", "hsdp")
@@ -71,19 +74,23 @@ def config(shape: Shape, layers: int):
     return {"qwen3": tf.Qwen3Config, "llama": tf.LlamaConfig}[shape.family](**options)
 
 
+def small(hidden: int, layers: int, vocabulary: int) -> Shape:
+    """The shapes of `models.tiny`."""
+    return Shape("tiny", "qwen3", hidden, layers, 4, 2, hidden // 4, 3 * hidden, vocabulary, True)
+
+
 @cache
 def need(shape: Shape, rows: int, length: int, precision: str = "bf16") -> Need:
-    """From a model of one block and one of two, each with checkpointing and without."""
+    """From a model of one block and one of two. A checkpointed block keeps its input, in fp32."""
     options = dict(rows=rows, length=length, precision=precision)
-    one, two = (memory.estimate(config(shape, n), checkpointing=True, **options) for n in (1, 2))
-    plain_one, plain_two = (memory.estimate(config(shape, n), **options)["activations"] for n in (1, 2))
-    block, kept = two["weights"] - one["weights"], two["activations"] - one["activations"]
+    one, two = (memory.estimate(config(shape, n), **options) for n in (1, 2))
+    block = two["weights"] - one["weights"]
     return Need(
         layers=shape.layers,
         block=block,
         root=one["weights"] - block,
-        kept=one["activations"] + (shape.layers - 1) * kept,
-        inside=plain_two - plain_one,
+        kept=shape.layers * rows * length * shape.hidden * 4,
+        inside=two["activations"] - one["activations"],
         logits=one["logits"],
     )
 
@@ -99,14 +106,14 @@ def per_rank(of: Need, mesh: str, cards: int, *, accumulate: int = 1) -> dict[st
         raise ValueError(f"mesh = {mesh!r}: allowed are {', '.join(MESHES)}")
     working = of.kept + of.inside + of.logits
     if mesh == "ddp":
-        sent = 2 * _share(cards) * of.weights
-        return {"states": 4 * of.weights, "together": 0, "working": working, "sent": round(sent), "between": 0}
+        sent, low = 2 * _share(cards) * of.weights, of.weights // 2
+        return {"states": 4 * of.weights, "together": low, "working": working, "sent": round(sent), "between": 0}
     groups = groups_of(cards) if mesh == "hsdp" else 1
     shards = cards // groups
     gathered = 2 * of.layers * of.block + of.root  # the root stays together between forward and backward
     sent = accumulate * _share(shards) * (gathered + of.weights)
     between = 2 * _share(groups) * of.weights / shards
-    together = 2 * of.root + 3 * of.block  # two blocks' weights and one's gradient, and the root with its own
+    together = of.root + 3 * of.block  # two blocks' weights and one's gradient; the head's gradient is in the logits
     states = -(-4 * of.weights // shards)
     return {"states": states, "together": together, "working": working, "sent": round(sent), "between": round(between)}
 
@@ -147,3 +154,22 @@ def first_that_fits(size: str, cards: list[int], *, rows: int, length: int, card
         if fitting:
             return f"{min(fitting, key=lambda m: each[m]['sent'] + each[m]['between'])} on {n}"
     return "none"
+
+
+def picture(sizes: list[str], cards: int, *, length: int, card_gb: float) -> show.Picture:
+    """GB of a rank against the number of cards, a line per model under fsdp, and the card."""
+    counts = [n for n in (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096) if n <= cards] or [8]
+    lines = {}
+    for size in sizes:
+        of = need(SHAPES[size], 1, length)
+        lines[size] = [(n, held(per_rank(of, "fsdp", n)) / 1e9) for n in counts]
+    lines["the card"] = [(n, card_gb * memory.SHARE) for n in counts]
+    looks = {"the card": {"color": "black", "linestyle": "--", "marker": ""}}
+    words = (
+        "Computed, not measured: a line per model, one row of text per card, fsdp. The dashed line is what a card has "
+    )
+    words += f"for tensors, {memory.SHARE:.0%} of {card_gb:g} GB. The lines flatten where shards no longer matter."
+    title = "More cards shrink the states, and not what comes together to compute"
+    drawn = show.curves(lines, x="cards", y="GB of a rank", summary=words, title=title, log=True, looks=looks)
+    drawn.figure.axes[0].set_xscale("log", base=2)
+    return drawn

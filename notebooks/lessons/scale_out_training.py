@@ -12,16 +12,21 @@ Footgun: when a training under FSDP ends, nblib puts all weights together again 
 after the loop is the peak of that, so it is taken between two steps.
 """
 
+import ctypes
+import gc
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from nblib import compiling, memory, models, runtime, text, train
+from nblib.run import show
 
 VOCABULARY = 256
+KINDS = {"parameters": "tab:blue", "gradients": "tab:red", "moments": "#e5c100"}
 SETTLED = 2  # steps before time and peak are taken: the moments exist by then
 
 
@@ -62,24 +67,26 @@ def measured(
     machine = runtime.pick(device, precision)
     runtime.seed_all(0)
     kinds, seconds, records = [], [], []
-    with memory.peak(machine.device):  # sets the allocator up for the peak below, also for what is made before it
-        before = _resident(machine)
-        model = _model(hidden, layers).to(machine.device)
-        if checkpointed:
-            compiling.checkpoint_blocks(model)
-        optimizer = train.adamw(model, lr=1e-3)
-        watching = optimizer.register_step_post_hook(lambda *_: kinds.append(held(optimizer)))
-        batches = text.Batches(stream(), rows=rows // accumulate, length=length)
-        options = dict(total=steps, accumulate=accumulate, machine=machine, mesh=mesh)
-        loop = train.steps(model, batches, optimizer, records=records, **options)
-        for _ in range(SETTLED):
+    gc.collect()
+    map_each_tensor()
+    before = _resident(machine)
+    model = _model(hidden, layers).to(machine.device)
+    if checkpointed:
+        compiling.checkpoint_blocks(model)
+    optimizer = train.adamw(model, lr=1e-3)
+    watching = optimizer.register_step_post_hook(lambda *_: kinds.append(held(optimizer)))
+    batches = text.Batches(stream(), rows=rows // accumulate, length=length)
+    options = dict(total=steps, accumulate=accumulate, machine=machine, mesh=mesh)
+    loop = train.steps(model, batches, optimizer, records=records, **options)
+    for _ in range(SETTLED):
+        next(loop)
+    start = _resident(machine)
+    with memory.peak(machine.device) as peak:
+        for _ in range(steps - SETTLED - 1):
+            began = time.perf_counter()
             next(loop)
-        start = _resident(machine)
-        with memory.peak(machine.device) as peak:
-            for _ in range(steps - SETTLED - 1):
-                began = time.perf_counter()
-                next(loop)
-                seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - began)
+    map_each_tensor()
     for _ in loop:  # the last step, after which all is whole again
         pass
     watching.remove()
@@ -90,6 +97,14 @@ def measured(
         "peak": start - before + peak.bytes,
         "seconds of a step": statistics.median(seconds),
     }
+
+
+def map_each_tensor() -> None:
+    """Large tensors outside of glibc's pool from now on, whose gaps would count as memory; `peak` undoes it."""
+    try:
+        ctypes.CDLL("libc.so.6").mallopt(-3, 2**16)  # M_MMAP_THRESHOLD
+    except (OSError, AttributeError):
+        pass  # no glibc
 
 
 def _resident(machine: runtime.Machine) -> int:
@@ -121,3 +136,41 @@ def part(mesh: str, folder: str, *, first: int, last: int, total: int, rows: int
 def apart(ours: list[float], theirs: list[float]) -> float:
     """The largest difference of two lists of losses."""
     return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+def overview(took: dict[str, list[dict]], differences: dict[str, float]) -> list[dict]:
+    """A row per training: what its hungriest rank held, in MB, and how far its losses are from one process's."""
+    lines = []
+    for name, by_rank in took.items():
+        most = {kind: max(facts[kind] for facts in by_rank) / 1e6 for kind in (*KINDS, "peak")}
+        lines.append({"training": name, "ranks": len(by_rank)} | {k: round(mb, 1) for k, mb in most.items()})
+        lines[-1] |= {"ms per step": round(1e3 * max(r["seconds of a step"] for r in by_rank))}
+        lines[-1] |= {"largest difference of losses": differences[name]}
+    return lines
+
+
+def picture(took: dict[str, list[dict]]) -> show.Picture:
+    """What each rank holds, stacked, with its peak as a line."""
+    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    bars = [(f"{name}\nrank {n}", facts) for name, by_rank in took.items() for n, facts in enumerate(by_rank)]
+    below = [0.0] * len(bars)
+    for kind, colour in KINDS.items():
+        heights = [facts[kind] / 1e6 for _, facts in bars]
+        axes.bar(range(len(bars)), heights, bottom=below, color=colour, label=kind)
+        below = [a + b for a, b in zip(below, heights)]
+    axes.hlines(
+        [facts["peak"] / 1e6 for _, facts in bars],
+        [n - 0.4 for n in range(len(bars))],
+        [n + 0.4 for n in range(len(bars))],
+        color="black",
+        label="peak",
+    )
+    axes.set_xticks(range(len(bars)), [name for name, _ in bars], fontsize=8)
+    axes.set(ylabel="MB of a rank")
+    figure.legend(frameon=False, loc="outside right upper", fontsize=9)
+    words = (
+        "A bar per rank. Blue: parameters, red: gradients, yellow: moments of AdamW, all counted by their sizes. The "
+    )
+    words += "black line is the peak of the process's memory. Under fsdp each rank holds its part of all three."
+    return show.Picture(figure, words, title="What each rank holds")
