@@ -48,7 +48,7 @@ ENDS = """run.result(losses=[r["loss"] for r in records], loss=records[-1]["loss
 print("loss", train.evaluate(model, stream[:64].view(2, 32), machine=machine)["loss"])
 run.finish()"""
 STEPS, PAUSE = 20, 0.15
-GONE = 10  # seconds until nothing of a run is left
+GONE = 30  # seconds in which nothing of a killed run may be left; a launcher that is asked has ten
 
 
 def open_workbook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -117,6 +117,7 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/jamba.py", {"12_moe_muon", "14_sparse_depth"}, None),
         ("notebooks/lessons/skipping.py", {"14_sparse_depth"}, None),
         ("notebooks/lessons/short_runs.py", {"20_compare"}, None),
+        ("notebooks/lessons/scale_out.py", {"21_scale_out"}, None),
         (
             "nblib/methods/lrc.py",
             {"10_lrc", "20_compare"},
