@@ -39,6 +39,7 @@ class World:
 
     def __init__(self, processes: int = 2, *, threads: int = 1, cards: bool = False, patience: float = 10.0):
         self.folder, self.patience, self.answers = tempfile.TemporaryDirectory(), patience, queue.Queue()
+        self.ended = False
         self.processes = [self._start(rank, processes, threads, cards) for rank in range(processes)]
 
     def _start(self, rank: int, processes: int, threads: int, cards: bool) -> subprocess.Popen:
@@ -69,6 +70,8 @@ class World:
 
     def ask(self, function: Callable, *, seconds: float = 120.0, **arguments: Any) -> list[dict]:
         """What each rank answers, or how it went. If one fails, the world is over afterwards."""
+        if self.ended:
+            raise RuntimeError(f"{function.__name__}: this world has ended; make another one")
         call = json.dumps({"module": function.__module__, "name": function.__name__, "arguments": arguments})
         for process in self.processes:
             try:
@@ -106,6 +109,7 @@ class World:
 
     def end(self) -> None:
         """All are gone when this returns."""
+        self.ended = True
         for process in self.processes:
             process.kill()
         for process in self.processes:

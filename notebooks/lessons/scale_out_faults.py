@@ -239,7 +239,7 @@ def norm_of_my_shards(params: list[nn.Parameter]) -> Tensor:
 
 
 def norm_of_all_shards(params: list[nn.Parameter]) -> Tensor:
-    whole = nn.utils.get_total_norm([p.grad for p in params])  # knows that they are shards
+    whole = nn.utils.get_total_norm([p.grad for p in params])  # knows of shards
     return whole.full_tensor()  # adds up over the ranks
 
 

@@ -47,11 +47,12 @@ def test_who_raises_is_told_and_whoever_waits_for_it_is_ended():
         patch.setenv("PYTHONPATH", os.pathsep.join([path, *filter(None, sys.path)]))
         world = World(2, patience=1)
     began = time.monotonic()
+    assert world(scale_out_faults.hello)
     told = world.ask(failing, rank=1)
     print(f"after {time.monotonic() - began:.1f} s: {told}")
     assert told[1] == {"error": "ValueError: mine"} and "waited for the others" in told[0]["error"]
     assert not any(process.poll() is None for process in world.processes)
-    with pytest.raises(RuntimeError, match="failed on rank 0 of 2: "):
+    with pytest.raises(RuntimeError, match="failing: this world has ended; make another one"):
         world(failing, rank=1)
 
 

@@ -57,4 +57,4 @@ def test_the_models_have_the_sizes_of_their_names_and_more_cards_never_need_more
     options = dict(rows=1, length=64)
     assert plan.first_that_fits("0.6 B", [64, 8], card_gb=80, **options) == "ddp on 8"
     assert plan.first_that_fits("0.6 B", [8], card_gb=1, **options) == "none"
-    assert "Computed, not measured" in str(plan.picture(["0.6 B"], 64, length=64, card_gb=80))
+    assert "Computed, not measured" in plan.picture(["0.6 B"], 64, length=64, card_gb=80).summary

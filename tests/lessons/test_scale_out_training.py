@@ -76,4 +76,4 @@ def test_the_table_and_the_picture_take_the_hungriest_rank():
     took = {"a": [facts, facts | {"peak": 4_000_000, "seconds of a step": 0.2}]}
     (line,) = training.overview(took, {"a": 0.0})
     assert line["peak"] == 4 and line["ms per step"] == 200 and line["ranks"] == 2
-    assert "Blue: parameters" in str(training.picture(took))
+    assert "Blue: parameters" in training.picture(took).summary
