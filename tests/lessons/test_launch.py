@@ -105,7 +105,8 @@ def test_asked_to_end_all_do_within_ten_seconds_and_the_same_command_goes_on(wor
     again = Command(*training)
     assert again.end() == 0, again.errors
     (resumed,) = [int(re.search(r"at step (\d+)", line)[1]) for line in again.lines if "resumed at step" in line]
-    assert resumed >= 3 and len(losses(workbook)) == 12
+    assert resumed >= (3 if whom == "launcher" else 2)  # asked twice, a rank ends at once
+    assert len(losses(workbook)) == 12
 
 
 @pytest.mark.slow
