@@ -169,7 +169,7 @@ def picture(sizes: list[str], cards: int, *, length: int, card_gb: float) -> sho
         "Computed, not measured: a line per model, one row of text per card, fsdp. The dashed line is what a card has "
     )
     words += f"for tensors, {memory.SHARE:.0%} of {card_gb:g} GB. The lines flatten where shards no longer matter."
-    title = "More cards shrink the states, and not what comes together to compute"
+    title = "More cards shrink the states and nothing else"
     drawn = show.curves(lines, x="cards", y="GB of a rank", summary=words, title=title, log=True, looks=looks)
     drawn.figure.axes[0].set_xscale("log", base=2)
     return drawn
