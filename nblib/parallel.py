@@ -7,7 +7,8 @@
 torch's engines follow the forward of one module, so `Step` makes the loss one. What is shared and what is added:
 
     rows       each process takes its part of every batch of the notebook
-    gradients  sums, divided by the tokens of all processes: added once per step and never averaged, as the terms are
+    gradients  sums, divided by the tokens of all processes and never averaged, as the terms are. ddp adds them once per
+               step. fsdp does for every micro-batch, as whole ones would have to be kept until then; hsdp half and half
     draws      inside the loop each process has its own generators, made from rank 0's; outside all have rank 0's
 
 Outside of the loop nobody sees shards: `whole` puts them together for an evaluation, and at the end the parameters are
@@ -110,7 +111,7 @@ class Spread:
         if self.plan.kind == "ddp":
             self.run.require_backward_grad_sync = last
         elif self.plan.kind != "off":
-            self.run.set_requires_gradient_sync(last)
+            self.run.set_requires_all_reduce(last)  # between groups; within one, whole gradients would stay on each
         return self.run(batch)
 
     @contextmanager

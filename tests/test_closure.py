@@ -14,7 +14,7 @@ from nblib.run import jobs
 from nblib.run.parameters import ParameterError
 
 SOURCES = ("nblib", "notebooks", "doctor/train_doctor", "parameters")
-METHODS = {path.stem for path in paths.notebooks().glob("[12]*.ipynb")}
+METHODS = {path.stem for path in paths.notebooks().glob("[12]*.ipynb")} - {"21_scale_out"}  # which needs no base
 FIRST = {
     "00_setup",
     "01_freeze_and_adapters",
@@ -117,6 +117,7 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/jamba.py", {"12_moe_muon", "14_sparse_depth"}, None),
         ("notebooks/lessons/skipping.py", {"14_sparse_depth"}, None),
         ("notebooks/lessons/short_runs.py", {"20_compare"}, None),
+        ("notebooks/lessons/scale_out.py", {"21_scale_out"}, None),
         (
             "nblib/methods/lrc.py",
             {"10_lrc", "20_compare"},

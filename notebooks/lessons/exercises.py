@@ -613,4 +613,26 @@ EXERCISES = {
         ),
         ("Where nobody gets to the budget the answer is None.", lambda f: f({"a": [(0, 5.0), (1, 4.0)]}, 9) is None),
     ],
+    "21.loss": [  # (sums, counts), a number of each rank -> the loss of the step
+        ("One rank: its sum over its tokens.", lambda f: isclose(f([20.0], [10]), 2.0)),
+        (
+            "A token counts as much on every rank: 8 tokens at a loss of 1 and 2 tokens at 6 have the mean 2.",
+            lambda f: isclose(f([8.0, 12.0], [8, 2]), 2.0),
+        ),
+        (
+            "A rank without supervised tokens changes nothing, and nothing is divided by its zero.",
+            lambda f: isclose(f([20.0, 0.0], [10, 0]), 2.0),
+        ),
+        ("More ranks with equal means have the same mean.", lambda f: isclose(f([4.0, 4.0, 4.0], [2, 2, 2]), 2.0)),
+    ],
+    "21.ring": [  # (size in bytes, ranks) -> bytes that each rank sends in an all-reduce
+        ("One rank has nobody to send to.", lambda f: f(100, 1) == 0),
+        (
+            "Two ranks: each sends a half to be added up, and a half as the sum: the size once.",
+            lambda f: isclose(f(100, 2), 100),
+        ),
+        ("Four ranks: three quarters, twice.", lambda f: isclose(f(100, 4), 150)),
+        ("With many ranks it nears twice the size, and never grows beyond.", lambda f: 1998 < f(1000, 1024) < 2000),
+        ("Twice the size, twice the bytes.", lambda f: isclose(f(200, 8), 2 * f(100, 8))),
+    ],
 }

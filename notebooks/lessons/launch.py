@@ -60,8 +60,11 @@ def main(options: Namespace, **how: Any) -> int:
     job, mesh = plan(options.notebook, options.processes, **given)
     outcomes = runner.run([job], crew=Crew(options.processes, mesh) if options.processes > 1 else None, **how)
     options.ran = True
-    print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
-    return runner.exit_code(outcomes)
+    code = runner.exit_code(outcomes)
+    print(f"\n{runner.summary(outcomes)}")
+    if code != 130:  # whoever asked all to end waits for that, and pages take seconds
+        print(f"\nreport: {report.write()}")
+    return code
 
 
 class Crew:

@@ -153,6 +153,8 @@ RIGHT = {
     "15.spike": _spiked,
     "20.front": _unbeaten,
     "20.leader": lambda curves, budget: _lowest({n: comparing.at(points, budget) for n, points in curves.items()}),
+    "21.loss": lambda sums, counts: sum(sums) / sum(counts),
+    "21.ring": lambda size, ranks: 2 * size * (ranks - 1) / ranks,
 }
 WRONG = {
     "00.schedule": [
@@ -356,6 +358,21 @@ WRONG = {
         lambda curves, budget: _lowest({n: dict(c).get(budget) for n, c in curves.items()}),  # no line between points
         lambda curves, budget: min(curves, key=lambda n: comparing.at(curves[n], budget) or 99),  # never None
         lambda curves, budget: _lowest({n: -(comparing.at(c, budget) or -99) for n, c in curves.items()}),
+    ],
+    "21.loss": [
+        lambda sums, counts: sum(s / n for s, n in zip(sums, counts)) / len(sums),  # mean of means
+        lambda sums, counts: sum(s / max(n, 1) for s, n in zip(sums, counts)) / len(sums),
+        lambda sums, counts: sum(s / n for s, n in zip(sums, counts) if n) / sum(n > 0 for n in counts),
+        lambda sums, counts: sum(sums) / len(sums),
+        lambda sums, counts: sum(sums),
+        lambda sums, counts: sums[0] / counts[0],  # rank 0's
+    ],
+    "21.ring": [
+        lambda size, ranks: size * (ranks - 1) / ranks,  # the sums do not come back
+        lambda size, ranks: 2 * size * (ranks - 1),  # to everybody
+        lambda size, ranks: 2 * size,
+        lambda size, ranks: size if ranks > 1 else 0,
+        lambda size, ranks: 2 * size / ranks,
     ],
 }
 

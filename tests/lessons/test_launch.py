@@ -5,71 +5,26 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
+import kill_worlds
 import pytest
 import small_notebooks
+from kill_worlds import ENDS, OPENS, PARAMETERS, TRAINS, Command, kernels, losses, run_folder
 from small_notebooks import nblib, start, write
 
 from lessons import launch
 from nblib.run import runner
 from nblib.run.parameters import ParameterError
 
-PARAMETERS = """steps: int = 8  # optimizer steps [1 .. 1000]
-rows: int = 4  # rows of a batch, of all processes together [1 .. 64]
-pause: float = 0.0  # seconds after each step [0 .. 10]"""
-OPENS = """import os, time, torch
-from nblib import models, runtime, text, train
-from nblib.run import runs
-run = runs.begin("00_world", globals())
-machine = runtime.pick("cpu", "fp32")
-runtime.seed_all(0)
-model = models.tiny(256, hidden=32, layers=2, heads=2)
-stream = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 256
-print("world", runtime.world())"""
-TRAINS = """def tell(record):
-    print("step", record["step"], "pid", os.getpid(), flush=True)
-    time.sleep(pause)
-records = train.fit(model, text.Batches(stream, rows=rows, length=32), train.adamw(model, lr=1e-2), total=steps,
-    accumulate=2, machine=machine, checkpoints=run.dir / "checkpoints", checkpoint_every=2, on_step=tell)"""
-ENDS = """run.result(losses=[r["loss"] for r in records], loss=records[-1]["loss"])
-print("loss", train.evaluate(model, stream[:64].view(2, 32), machine=machine)["loss"])
-run.finish()"""
-
 
 @pytest.fixture
 def workbook(tmp_path, monkeypatch):
-    small_notebooks.move_workbook(tmp_path, monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    write("00_world", OPENS, TRAINS, ENDS, parameters=PARAMETERS)
-    return tmp_path
-
-
-def _folder(workbook: Path) -> Path:
-    (folder,) = (workbook / "outputs" / "00_world").glob("2*/")
-    return folder
-
-
-def _losses(workbook: Path) -> list[float]:
-    return json.loads((_folder(workbook) / "result.json").read_text())["losses"]
+    return kill_worlds.open_workbook(tmp_path, monkeypatch)
 
 
 def _until(out, text: str) -> str:
     return next(line for line in out if text in line)
-
-
-def _kernels(folder: Path) -> list[int]:
-    """The processes that were told to work in this folder or in one inside of it."""
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"NBLIB_RUN_DIR={folder}".encode() in path.read_bytes():
-                pids.append(int(path.parent.name))
-        except OSError:
-            continue
-    return pids
 
 
 def _end(process: subprocess.Popen) -> tuple[int, str]:
@@ -84,13 +39,13 @@ def test_killed_interrupted_and_gone_on_with_fewer_it_is_the_run_of_one_process(
     two = start(*slow, "-p", "pause=0.3", "--processes", "2")
     _until(two.stdout, "world 2")
     _until(two.stdout, "step 3 ")
-    victim = next(pid for pid in _kernels(_folder(workbook) / "rank-1"))
+    victim = next(pid for pid in kernels(run_folder(workbook) / "rank-1"))
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     sentence = _until(two.stderr, "failed")
     took = time.monotonic() - began
     print(f"a killed rank: all ended after {took:.1f} s")
-    assert took < 10 and _kernels(_folder(workbook)) == _kernels(_folder(workbook) / "rank-1") == []
+    assert took < 10 and kernels(run_folder(workbook)) == kernels(run_folder(workbook) / "rank-1") == []
     how = r"00_world failed on rank 1 of 2: the kernel died in cell \d .*killed by SIGKILL"
     assert re.search(how, sentence), sentence
     assert "nblib train 00_world" in sentence and "--processes 2" in sentence and "mesh=fsdp" in sentence
@@ -104,24 +59,54 @@ def test_killed_interrupted_and_gone_on_with_fewer_it_is_the_run_of_one_process(
     sentence = _until(again.stderr, "was stopped")
     took = time.monotonic() - began
     print(f"Ctrl-C: all ended after {took:.1f} s")
-    assert took < 10 and _kernels(_folder(workbook)) == _kernels(_folder(workbook) / "rank-1") == []
+    assert took < 10 and kernels(run_folder(workbook)) == kernels(run_folder(workbook) / "rank-1") == []
     assert _end(again)[0] == 130
 
     one = start("train", "00", "-p", "steps=12", "-p", "pause=0.3")
     _until(one.stdout, "resumed at step")
     assert one.communicate(timeout=100)[1] == "" and one.returncode == 0
-    together = _losses(workbook)
-    page = json.loads((_folder(workbook) / "notebook.ipynb").read_text())
-    assert "step 12" in json.dumps(page) and not (_folder(workbook) / "rank-1" / "result.json").exists()
+    together = losses(workbook)
+    page = json.loads((run_folder(workbook) / "notebook.ipynb").read_text())
+    assert "step 12" in json.dumps(page) and not (run_folder(workbook) / "rank-1" / "result.json").exists()
 
     (tmp_path / "other").mkdir()
     other = small_notebooks.move_workbook(tmp_path / "other", monkeypatch)
     write("00_world", OPENS, TRAINS, ENDS, parameters=PARAMETERS)
     code, _, err = nblib("run", "00", "-p", "steps=12")
     assert code == 0, err
-    apart = max(abs(a - b) for a, b in zip(together, _losses(other), strict=True))
+    apart = max(abs(a - b) for a, b in zip(together, losses(other), strict=True))
     print(f"two, two, one process against one: largest difference {apart:.1e}")
     assert apart < 2e-5
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+@pytest.mark.parametrize("whom", ["launcher", "all"])
+def test_asked_to_end_all_do_within_ten_seconds_and_the_same_command_goes_on(workbook, whom):
+    """A scheduler sends SIGTERM to the launcher, or to every process of the job."""
+    training = ["train", "00", "-p", "steps=12", "-p", "pause=0.3", "--processes", "2"]
+    two = Command(*training)
+    assert two.until("step 3 pid")
+    folder = run_folder(workbook)
+    pids = [two.process.pid] if whom == "launcher" else [two.process.pid, *kill_worlds.members("WORLD_SIZE", "2")]
+    began = time.monotonic()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    code = two.end()
+    while kernels(folder) or kernels(folder / "rank-1"):
+        assert time.monotonic() - began < 10, "a process is left"
+        time.sleep(0.05)
+    took = time.monotonic() - began
+    print(f"SIGTERM to {whom}: exit code {code}, all gone after {took:.1f} s, the launcher too: {two.errors}")
+    asked, sentence = two.errors
+    assert took < 10 and code == 130 and asked.startswith("nblib: stopping;")
+    assert "was stopped" in sentence and "nblib train 00_world" in sentence and "--processes 2" in sentence
+
+    again = Command(*training)
+    assert again.end() == 0, again.errors
+    (resumed,) = [int(re.search(r"at step (\d+)", line)[1]) for line in again.lines if "resumed at step" in line]
+    assert resumed >= (3 if whom == "launcher" else 2)  # asked twice, a rank ends at once
+    assert len(losses(workbook)) == 12
 
 
 @pytest.mark.slow
