@@ -53,8 +53,9 @@ AIMS = ("time", "cell", "work", "work", "write")
 VARIES = {"seconds", "cpu_seconds", "started", "finished", "tokens_per_s", "eta_s", "memory_gib", "environment"}
 VARIES |= {"flop_per_s", "mfu", "hfu", "card_gib", "card_busy", "card_watts"}
 VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
-VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked"}  # measured peaks of memory
-VARIES |= {"prepare_seconds", "fronts", "order_changes", "lead_at_equal_seconds", "lead_at_equal_bytes"}  # measured costs
+VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "worst_prediction"}  # measured peaks of memory
+VARIES |= {"prepare_seconds", "fronts", "order_changes"}  # they rest on measured seconds and bytes
+VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes"}
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
