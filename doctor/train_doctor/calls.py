@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from train_doctor import fed, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
+from train_doctor.histograms import Given
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
 from train_doctor.waits import Waits
 
@@ -37,7 +38,7 @@ class Calls(Part):
 
     def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
         super().__init__(at)
-        self.waits = waits
+        self.waits, self.layers = waits, Given(at)
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
@@ -116,7 +117,7 @@ class Calls(Part):
     def release(self) -> None:
         self.let_go()
         self.forget()
-        self.given = []
+        self.given, self.layers.waiting = [], {}
         for call in self.e.of(Call):
             call.args, call.kwargs = (), {}
 
@@ -244,6 +245,7 @@ class Calls(Part):
             return
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+        self.layers.meet(model)
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             if m in hidden:
@@ -259,7 +261,7 @@ class Calls(Part):
             self.covered.add(m)
 
             def count(module, args, name=name, dropout=dropout):
-                self._count(module)
+                self._count(module, args)
                 if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                     self.e.dropouts[id(module)] = name, module.training, module.p
 
@@ -267,7 +269,7 @@ class Calls(Part):
             if isinstance(m, nn.Embedding):
                 self.at.hook(m, m.register_forward_hook(self._embedded))
 
-    def _count(self, module: nn.Module) -> None:
+    def _count(self, module: nn.Module, args: tuple = ()) -> None:
         if self.at.blind:
             return
         key = id(module)
@@ -277,6 +279,7 @@ class Calls(Part):
             if self.e.called_with_grad[key] == 1:
                 self.waits.meet(module)
             self.waits.called()
+            self.layers.called(module, args)
 
     def _embedded(self, module, args, output) -> None:
         if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training

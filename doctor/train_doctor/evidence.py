@@ -225,6 +225,7 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None

@@ -29,7 +29,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fed, fingerprint, measures, owners, probes
+from train_doctor import anatomy, fed, fingerprint, histograms, measures, owners, probes
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -57,8 +57,9 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 class Optimizers(Part):
     """Sees optimizers step and gradients being cleared, clipped and scaled."""
 
-    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer]):
+    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer], layers: histograms.Given):
         super().__init__(at)
+        self.layers = layers
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
@@ -221,6 +222,9 @@ class Optimizers(Part):
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
         self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
+        if histograms.wanted(self.e.rounds):
+            histograms.gradients(self.e)
+        self.layers.noted()
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
         self.at.aside(probes.fault, self.e)
@@ -370,7 +374,7 @@ class Observer(Part):
         self.at.full = full
         self.waits = Waits(self.at)
         self.calls = Calls(self.at, model, teachers, self.waits)
-        self.optimizers = Optimizers(self.at, optimizers)
+        self.optimizers = Optimizers(self.at, optimizers, self.calls.layers)
 
     def start(self) -> None:
         at = self.at
