@@ -41,9 +41,10 @@ from lessons.programs import Program
 from nblib import doctor, files, paths, runtime
 
 STEPS = 10
+OVERFLOWED = "a weight overflowed"
 OVERFIT = 60  # steps on one batch
 SILENT = ("INFO", "PASS", "SKIP", "NOTE", "follows")  # remarks for the record, not about a fault
-ABOUT_SPEED = ("workers", "ModelCheckpoint", "GPU")  # words of warnings that are not about the program
+ASIDE = ("workers", "deprecated", "None of the inputs")  # in warnings of its speed, its own code, and torch's
 
 
 class Remark(NamedTuple):
@@ -154,12 +155,12 @@ def by_hugging_face(program: Program) -> list[Remark]:
 
 
 def _warned(work: Callable) -> list[Remark]:
-    """Warnings of a Trainer about the program; those about its own speed are not counted."""
+    """Warnings of a Trainer; those that are not its own words about the program are not counted."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         work()
     texts = dict.fromkeys(str(w.message) for w in caught if w.category is not DeprecationWarning)
-    return [Remark("INFO" if any(x in t for x in ABOUT_SPEED) else "WARNING", _named(t), t) for t in texts]
+    return [Remark("INFO" if any(x in t for x in ASIDE) else "WARNING", _named(t), t) for t in texts]
 
 
 def _named(text: str) -> str:
@@ -193,7 +194,7 @@ def everything() -> dict[str, Callable[[], Program]]:
         for kind, make in programs.OF_KINDS.items()
         for how, mended in both.items()
     }
-    return programs.ILL | programs.WELL | kinds
+    return programs.ILL | {OVERFLOWED: programs.a_weight_overflowed} | programs.WELL | kinds
 
 
 def ask(make: Callable[[], Program], who: Callable[[Program], list[Remark]]) -> list[Remark]:
@@ -215,7 +216,7 @@ def consult() -> dict[str, dict[str, list[Remark]]]:
 
 def rows(remarks: dict[str, dict[str, list[Remark]]]) -> list[dict[str, str]]:
     """For a table: the faults each reports, as check names with how often; remarks of silent severities left out."""
-    ill = {*programs.ILL, *(name for name in remarks if name.endswith("with its fault"))}
+    ill = {*programs.ILL, OVERFLOWED, *(name for name in remarks if name.endswith("with its fault"))}
     return [
         {"program": name, "is": "ill" if name in ill else "well"}
         | {who: _brief(of_one) for who, of_one in by_package.items()}

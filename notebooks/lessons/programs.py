@@ -102,6 +102,14 @@ def optimizer_made_too_early() -> Program:
     return Program(model, optimizer, lambda ids: model(input_ids=ids, labels=ids).loss)
 
 
+def a_weight_overflowed() -> Program:
+    """Nothing is wrong with the program, but one weight is infinite."""
+    program = warm_up_from_zero()
+    with torch.no_grad():
+        program.model.model.norm.weight[0] = torch.inf
+    return program
+
+
 # ------------------------------------------------------------------------------------------------------------ well
 def warm_up_from_zero() -> Program:
     """The first step has a rate of exactly zero and moves nothing."""
