@@ -51,7 +51,7 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch):
 def test_the_record_covers_every_program_and_peer():
     name, said = peers.published()
     assert name.endswith("-cpu.json") and list(said) == list(peers.everything())
-    wanted = CAUSES | {peers.OVERFLOWED: "F5"} | {f"{kind}, with its fault": c for kind, c in OF_KINDS.items()}
+    wanted = CAUSES | {peers.OVERFLOWED: "N17"} | {f"{kind}, with its fault": c for kind, c in OF_KINDS.items()}
     for row in peers.rows(said):
         assert set(row) == {"program", "is", "doctor", *peers.PEERS}
         named = row["doctor"].partition(" ")[2].split(" ")[0]
