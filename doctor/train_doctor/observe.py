@@ -222,7 +222,7 @@ class Optimizers(Part):
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
         self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
-        if histograms.wanted(self.e.rounds):
+        if self.e.rounds in histograms.LOOKS:
             histograms.gradients(self.e)
         self.layers.noted()
         if self.e.rounds == 0:
