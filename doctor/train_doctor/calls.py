@@ -135,7 +135,8 @@ class Calls(Part):
 
     @quietly
     def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
-        given = dict(zip(("input", "target"), args)) | kwargs
+        given = dict(zip(fed.SIGNED.get(name, ("input", "target")), args)) | kwargs
+        given.setdefault("input", given.get("input1"))
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
             round=self.e.rounds,

@@ -79,6 +79,8 @@ class Fed:
     target_high: float | None = None
     target_sums: list[float] | None = None  # least and largest sum of a row
     target_hard: bool = False  # only zeros and ones
+    softmax_over: int | None = None  # dimension of the log_softmax of a matrix
+    mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
 
 @dataclass

@@ -58,6 +58,9 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     given logits. Fix: Use log_softmax on the student's logits, and softmax on the teacher's.
     ERROR wrong-loss/over-the-batch: The softmax is taken over the wrong dimension (the batch), so the rows of a batch
     compete with each other. Fix: Use dim=-1 (classes) in softmax or log_softmax.
+    ERROR wrong-loss/mixed: Classes and positions are mixed: (N, C, ...) was reshaped to (rows, C) without a permute, so
+    scores and targets do not line up. Fix: Move the classes last before the reshape (permute(0, 2, 3, 1)), or give
+    cross_entropy the (N, C, ...) as it is.
     ERROR wrong-loss/logits-into-bce: binary_cross_entropy takes probabilities and is given logits: a sigmoid is
     missing. Fix: Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or a sigmoid before it.
     ERROR wrong-loss/double-sigmoid: A double sigmoid: the loss is given the probabilities of a sigmoid (or softmax) and
