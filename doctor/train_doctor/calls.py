@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train_doctor import fed, owners
+from train_doctor import fed, graphs, histograms, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.histograms import Given
@@ -46,6 +46,7 @@ class Calls(Part):
         self.discovering = False
         self.idle = 0  # calls since the last backward
         self.calls_deep = 0  # modules inside each other, while discovering
+        self.laid: dict[int, str] = {}  # modules that take the time first, by id
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked as whole models
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -247,6 +248,7 @@ class Calls(Part):
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         self.layers.meet(model)
+        self.laid |= graphs.sequences(model)
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             if m in hidden:
@@ -275,6 +277,10 @@ class Calls(Part):
             return
         key = id(module)
         self.e.called[key] = self.e.called.get(key, 0) + 1
+        if key in self.laid and args and readable(args[0]):
+            shapes = self.e.sequences.setdefault(self.laid[key], set())
+            if len(shapes) < 4:
+                shapes.add(tuple(args[0].shape))
         if torch.is_grad_enabled():
             self.e.called_with_grad[key] = self.e.called_with_grad.get(key, 0) + 1
             if self.e.called_with_grad[key] == 1:
@@ -374,6 +380,8 @@ class Calls(Part):
             call.raised = "the call raised"
         else:
             read_call(call, module, args, kwargs, output)
+            if call.ids is None and role == "model" and grad and self.e.rounds < fed.ROUNDS:
+                call.mark = _mark((*args, *kwargs.values()))
             unread = call.vocabulary is None and call.loss is None
             if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
                 return  # the backbone without its head: with tied weights it holds every parameter
@@ -423,3 +431,9 @@ class Calls(Part):
             call.finite = finite(logits)
         if self.e.note(call):
             self.calls.append(call)
+
+
+def _mark(given: tuple) -> Tensor | None:
+    """A few numbers of the first tensor, which tell one batch from another."""
+    x = next((x for x in given if readable(x) and x.numel()), None)
+    return None if x is None else histograms.few(x)

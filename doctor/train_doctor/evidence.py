@@ -57,6 +57,7 @@ class Call(Event):
     finite: bool | None = None  # of the logits
     raised: str = ""
     module: Any = nothing  # weak reference to what was called
+    mark: Tensor | None = None  # a few numbers of what it was given, where that is no ids
 
 
 @dataclass
@@ -118,6 +119,8 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    retained: bool = False  # with retain_graph
+    source: str = ""  # what in its graph made it NaN or infinite
     square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
@@ -227,6 +230,11 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.crooked = False  # a loss that was not finite has been looked into
+        self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
+        self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given
+        self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
+        self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow

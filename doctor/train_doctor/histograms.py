@@ -23,6 +23,7 @@ TENSORS, NUMBERS = 32, 1024
 GOLDEN = 0.6180339887498949  # its multiples, without their whole parts, lie evenly between 0 and 1
 LOW, WIDTH, BINS = -40, 2, 24  # the first bin ends at 2^(LOW + WIDTH)
 COLUMNS = BINS + 2  # zeros before them, NaN and infinities after them
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GRADIENTS, GIVEN = "gradients", "given to layers"
 
 
@@ -89,12 +90,14 @@ class Given(Part):
     def called(self, module: nn.Module, args: tuple) -> None:
         """Before the call of a part of the model with gradients."""
         if self.open and args and id(module) in self.chosen and id(module) not in self.waiting:
-            self._take(id(module), args[0])
+            self._take(module, args[0])
 
     @quietly
-    def _take(self, key: int, given: Tensor) -> None:
+    def _take(self, module: nn.Module, given: Tensor) -> None:
         if not self.at.depth and (sample := few(given)) is not None:
-            self.waiting[key] = sample
+            self.waiting[id(module)] = sample
+            if not self.e.rounds and isinstance(module, LAYERS) and not given.requires_grad:
+                self.e.raw.append(self.chosen[id(module)])
 
     def noted(self) -> None:
         """Before the first optimizer of a step."""

@@ -29,7 +29,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fed, fingerprint, histograms, measures, owners, probes
+from train_doctor import anatomy, fed, fingerprint, graphs, histograms, measures, owners, probes
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -410,6 +410,8 @@ class Observer(Part):
             return original(tensors, *args, **kwargs)
         with torch.enable_grad():
             event = self._begin_backward(tensors)
+        if event is not None:
+            event.retained = bool(kwargs.get("retain_graph") or (len(args) > 1 and args[1]))
         self.calls.let_go()
         if not at.on:  # that was the first backward after the last watched step
             return original(tensors, *args, **kwargs)
@@ -461,6 +463,9 @@ class Observer(Part):
                 event.entropies += fed.mark(loss, event.entropies, e.rounds)
                 event.square = fed.square(loss)
             event.reading = fingerprint.read(e, event, loss)
+            graphs.mark(e, loss)
+            if event.value is not None and not math.isfinite(event.value) and not e.crooked:
+                e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
         return event

@@ -383,6 +383,8 @@ def _why(e: Evidence, event: Backward) -> str:
     calls: list[Call] = [c for c in event.calls if c.role == "model" and c.finite is not None]
     if reading is not None and reading.tokens == 0:
         return "it is a mean over no tokens at all"
+    if event.source:
+        return event.source
     updates = [u.relative for s in e.of(Step) if s.round < event.round for u in s.updates]
     spoilt_by = [g.round for g in e.of(Gradients) if g.round < event.round and _broken(g)]
     if spoilt_by and not any(b.scale for b in e.of(Backward)):

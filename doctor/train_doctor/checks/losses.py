@@ -218,9 +218,7 @@ def _targets(name: str, n: Entropy) -> Fired | None:
     if name in fed.BINARY and (f.target_low < -OUTSIDE or f.target_high > 1 + OUTSIDE):
         return _outside(n)
     if name in fed.SIGNED and f.target_hard and f.target_low == 0:
-        return fires(
-            f"targets of {name} are 0 and 1", "targets of -1 and 1", fault="wrong-targets/no-sign", name=name
-        )
+        return fires(f"targets of {name} are 0 and 1", "targets of -1 and 1", fault="wrong-targets/no-sign", name=name)
     low, high = f.target_sums
     if name == "kl_div":
         apart = max(abs(low - 1), abs(high - 1))

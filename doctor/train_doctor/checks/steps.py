@@ -127,7 +127,10 @@ def _cleared_gaps(e: Evidence) -> tuple[int, int]:
 def _other_batch(a: Backward, b: Backward) -> bool:
     ids = [next((c.ids for c in x.calls if c.role == "model" and c.ids is not None), None) for x in (a, b)]
     if ids[0] is None or ids[1] is None:
-        return False
+        marks = [next((c.mark for c in x.calls if c.role == "model" and c.mark is not None), None) for x in (a, b)]
+        if marks[0] is None or marks[1] is None:
+            return False
+        return not (marks[0].shape == marks[1].shape and bool((marks[0] == marks[1]).all()))
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
