@@ -158,6 +158,7 @@ class Schedule(Event):
     optimizer: int  # index in Evidence.optimizers, -1 when unknown
     epochal: bool  # ReduceLROnPlateau and the like, meant to be called once per epoch
     scheduler: int = 0  # id of it
+    kind: str = ""  # its class
 
 
 @dataclass
@@ -182,6 +183,7 @@ class Step(Event):
     backwards: int  # since this optimizer's previous step
     norm: float | None  # of the sampled gradients before it
     own: float | None = None  # the same of all of this optimizer's gradients; None when it has none
+    foreign: bool = False  # they hold what the backward of another optimizer's loss has left on these tensors
     stale: bool = False  # the gradients of its previous step were still there when a backward added to them
     updates: list[Update] = field(default_factory=list)
 

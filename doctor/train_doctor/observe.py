@@ -72,6 +72,9 @@ class Optimizers(Part):
         self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
         self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
+        self.left: dict[int, int] = {}  # index -> optimizer that stepped while gradients waited here
+        self.added: dict[int, tuple] = {}  # of those, before a backward: norms of both
+        self.foreign: set[int] = set()  # those to which another loss was added since
         self.shadow = Shadow()
         self.scale: float | None = None  # of the scaler that scaled a loss since the last backward
         self.scaling = False  # an enabled scaler has scaled a loss
@@ -124,12 +127,17 @@ class Optimizers(Part):
             if self.closure:
                 self._remember(self._sampled())
         self.look_for_old()
+        self.added = {index: self._both(index) for index in self.left}
 
     def after_backward(self) -> None:
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self.note_gradients()
         self.added_to_old()
-        self.scale = None
+        for index, (mine, others) in self.added.items():
+            now = self._both(index)
+            if now[0] != mine and now[1] == others:  # a loss of this optimizer alone
+                self.foreign.add(index)
+        self.scale, self.added = None, {}
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
@@ -142,6 +150,10 @@ class Optimizers(Part):
 
     def _remember(self, tensors: dict[str, Tensor]) -> None:
         self.before = {name: measures.strided(p).clone() for name, p in tensors.items()}
+        first = {n: self.e.first[n][1] for n in self.before if self.e.rounds and n in self.e.first}
+        same = [(self.before[n][:MARKS] == t[:MARKS]).all().cpu() for n, t in first.items()]
+        for name, back in zip(first, torch.stack(same).tolist() if same else []):
+            self.e.returned[name] = self.e.returned.get(name, 0) + back
 
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
@@ -183,7 +195,8 @@ class Optimizers(Part):
         )
         own = measures.gradients_of(p for group in optimizer.param_groups for p in group["params"])
         event.own = sum(n**2 for n in measures.norms(own)) ** 0.5 if own else None
-        event.stale = index in self.stale
+        event.stale, event.foreign = index in self.stale, index in self.foreign
+        self._left_by(index)
         self.stale.discard(index)
         self.old.pop(index, None)
         self.uncleared.add(index)
@@ -275,12 +288,36 @@ class Optimizers(Part):
                 self.stale.add(index)
                 del self.old[index]
 
+    def _waiting(self, index: int) -> list[float]:
+        """Norms of a few of an optimizer's gradients."""
+        optimizer = self.e.optimizers[index].object
+        have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
+        return measures.norms(have[:: max(1, len(have) // SAMPLED)])
+
+    def _both(self, index: int) -> tuple[list[float], list[float]]:
+        return self._waiting(index), self._waiting(self.left[index])
+
+    def _left_by(self, index: int) -> None:
+        """An optimizer steps: on which others does its backward leave gradients?"""
+        self.left.pop(index, None)
+        self.foreign.discard(index)
+        for other in range(len(self.e.optimizers)):
+            if (
+                other != index
+                and other not in self.left
+                and not self.e.optimizers[other].ids & self.e.optimizers[index].ids
+            ):
+                if any(norm != 0 for norm in self._waiting(other)):
+                    self.left[other] = index
+
     def _cleared(self, ids: frozenset[int]) -> None:
         cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
         self.uncleared -= cleared
         self.stale -= cleared
+        self.foreign -= cleared
         for index in cleared:
             self.old.pop(index, None)
+            self.left.pop(index, None)
 
     def _see_zero(self, original: Callable, holder, *args, **kwargs) -> Any:
         """What counts is the effect: accelerate's zero_grad does nothing until gradients are synced."""
@@ -353,7 +390,8 @@ class Optimizers(Part):
     def _scheduled(self, scheduler) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
-        self.e.note(Schedule(self.e.rounds, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
+        epochal, kind = isinstance(scheduler, ReduceLROnPlateau), type(scheduler).__name__
+        self.e.note(Schedule(self.e.rounds, index, epochal, id(scheduler), kind))
 
 
 class Observer(Part):

@@ -10,7 +10,7 @@ from train_doctor import graphs, histograms
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.losses import judged
 from train_doctor.evidence import Backward, Evidence, Step
-from train_doctor.finding import OK, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
@@ -21,23 +21,28 @@ LARGE = 6  # inputs of which most are above 2^LARGE
 def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
     """Losses are differentiated and the optimizer steps, and the weights stay exactly as they were.
 
-    Fires when three or more steps were made, a backward before each, and no tensor of any optimizer had a gradient at
-    one of them.
+    Fires when an optimizer made steps, and no tensor of it had a gradient at any of them. An error where there is no
+    other that had some.
 
-    ERROR no-gradient-at-the-steps: No tensor in the optimizer got a gradient: the losses were computed with other
-    tensors (a deep copy, an adapted copy, weights that were replaced), and their gradients stay there. Fix: Compute the
-    loss with the tensors that the optimizer holds, or carry the gradients over (p.grad = copy.grad) before the step.
+    ERROR or WARN no-gradient-at-the-steps: No tensor in the optimizer got a gradient: the losses were computed with
+    other tensors (a deep copy, an adapted copy, weights that were replaced), and their gradients stay there. Fix:
+    Compute the loss with the tensors that the optimizer holds, or carry the gradients over (p.grad = copy.grad) before
+    the step.
     """
     steps, backwards = e.of(Step), [b for b in e.of(Backward) if b.requires_grad and not b.raised]
     if len(steps) < STEPS or len({b.round for b in backwards}) < STEPS:
         return unknown("fewer than three steps with a backward were seen")
-    if any(s.own is not None for s in steps) or any(o.live for o in e.optimizers):
-        return OK
-    return fires(
-        f"none of {len(e.optimized())} tensors in the optimizer had a gradient in {len(steps)} steps, and "
-        f"{len(backwards)} losses were differentiated",
-        "gradients on the tensors that the optimizer holds",
-    )
+    for number, optimizer in enumerate(e.optimizers):
+        mine = [s for s in steps if s.optimizer == number]
+        if len(mine) < 2 or optimizer.live or any(s.own is not None for s in mine):
+            continue
+        return fires(
+            f"none of the {len(optimizer.ids)} tensors of {optimizer.kind.__name__} had a gradient in its {len(mine)} "
+            f"steps, and {len(backwards)} losses were differentiated",
+            "gradients on the tensors that an optimizer holds",
+            ERROR if len(mine) == len(steps) else WARN,
+        )
+    return OK
 
 
 @check("S21")
