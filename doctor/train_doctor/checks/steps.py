@@ -37,8 +37,8 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     foreign = [s for s in steps if s.foreign]
     if len(foreign) >= 3 and 2 * len(foreign) >= len(e.of(Step, optimizer=foreign[0].optimizer)):
         return fires(
-            f"{len(foreign)} steps of {e.optimizers[foreign[0].optimizer].kind.__name__} used gradients that the loss of "
-            "another optimizer had left, with those of its own loss added",
+            f"{len(foreign)} steps of {e.optimizers[foreign[0].optimizer].kind.__name__} used gradients that another "
+            "optimizer's loss had left, with those of its own loss added",
             "gradients of one loss at a step",
             WARN,
             "gradients-not-cleared/of-another-loss",

@@ -95,7 +95,9 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
                 continue
             sizes = {name: float(p.detach().norm()) for name, p in e.parameters().items() if name in mine}
             shares = [decay * sizes[u.name] / u.gradient for u in updates if u.name in sizes and len(u.shape) > 1]
-            if len(shares) >= STEPS and median(shares) > 1:
+            if len(shares) < STEPS:
+                return unknown("there is a large weight_decay, and fewer than three steps to compare it with")
+            if median(shares) > 1:
                 slip = decay >= 0.5 and group.get("momentum") == 0
                 return fires(
                     f"weight_decay = {decay:g} times the weights is {median(shares):.2g} times their gradient (median)",
@@ -151,8 +153,10 @@ def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
     Scale them to about -1 to 1 (pixels: divide by 255 before subtracting the mean), or normalise them in the model.
     """
     given = e.histograms.get(histograms.GIVEN, {})
-    if not e.raw or not given:
+    if not given:
         return unknown("no layer was seen with what it is given")
+    if not e.raw:
+        return not_applicable("no linear or convolutional layer is given data as they are")
     name = e.raw[0]
     counts = next(iter(given[name].values())) if name in given else []
     first = 1 + (LARGE - histograms.LOW) // histograms.WIDTH
@@ -160,7 +164,9 @@ def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
     if not there or 2 * high <= there:
         return OK
     changes = [u.relative for s in e.of(Step) if s.round < 3 for u in s.updates if len(u.shape) > 1]
-    if not changes or not max(changes) > 1:
+    if not changes:
+        return unknown("the inputs are large, and no step was seen that would tell what comes of it")
+    if not max(changes) > 1:
         return OK
     return fires(
         f"{high / there:.0%} of what {name or 'the model'} is given are above {2**LARGE}, and a step changed a matrix "
