@@ -18,7 +18,7 @@ from torch import Tensor
 from train_doctor.evidence import Evidence
 from train_doctor.fed import kind
 
-MARKED, WALKED, ROUNDS = 64, 300, 64  # nodes of a step; nodes looked at for a cause; rounds
+MARKED, WALKED, ROUNDS = 24, 300, 64  # nodes of a step; nodes looked at for a cause; rounds
 KEY = "train_doctor"
 
 
