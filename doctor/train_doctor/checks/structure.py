@@ -34,7 +34,7 @@ def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than three steps with a backward were seen")
     for number, optimizer in enumerate(e.optimizers):
         mine = [s for s in steps if s.optimizer == number]
-        if len(mine) < 2 or optimizer.live or any(s.own is not None for s in mine):
+        if len(mine) < 2 or not optimizer.ids or optimizer.live or any(s.own is not None for s in mine):
             continue
         return fires(
             f"none of the {len(optimizer.ids)} tensors of {optimizer.kind.__name__} had a gradient in its {len(mine)} "
