@@ -24,7 +24,7 @@ BUILD = {
     "S19",
 }  # how model and optimizer are built, seen without a step
 BACKWARD = {"F1", "F2", "F3", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
-ONE = BUILD | BACKWARD | {"S3", "S4", "S17", "B1", "B3", "B4", "F11"}
+ONE = BUILD | BACKWARD | {"N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}
 OUTSIDE = (
     BUILD
     | BACKWARD
@@ -33,6 +33,8 @@ OUTSIDE = (
         "S4",
         "S17",
         "S20",
+        "N26",  # the decay stands in the optimizer
+        "B8",
         "B3",
         "B4",
         "B7",

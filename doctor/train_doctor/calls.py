@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from train_doctor import fed, owners
+from train_doctor import fed, graphs, histograms, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
+from train_doctor.histograms import Given
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
 from train_doctor.waits import Waits
 
@@ -37,7 +38,7 @@ class Calls(Part):
 
     def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
         super().__init__(at)
-        self.waits = waits
+        self.waits, self.layers = waits, Given(at)
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
@@ -45,6 +46,7 @@ class Calls(Part):
         self.discovering = False
         self.idle = 0  # calls since the last backward
         self.calls_deep = 0  # modules inside each other, while discovering
+        self.laid: dict[int, str] = {}  # modules that take the time first, by id
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked as whole models
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -116,7 +118,7 @@ class Calls(Part):
     def release(self) -> None:
         self.let_go()
         self.forget()
-        self.given = []
+        self.given, self.layers.waiting = [], {}
         for call in self.e.of(Call):
             call.args, call.kwargs = (), {}
 
@@ -134,7 +136,8 @@ class Calls(Part):
 
     @quietly
     def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
-        given = dict(zip(("input", "target"), args)) | kwargs
+        given = dict(zip(fed.SIGNED.get(name, ("input", "target")), args)) | kwargs
+        given.setdefault("input", given.get("input1"))
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
             round=self.e.rounds,
@@ -244,6 +247,8 @@ class Calls(Part):
             return
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
+        self.layers.meet(model)
+        self.laid |= graphs.sequences(model)
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             if m in hidden:
@@ -259,7 +264,7 @@ class Calls(Part):
             self.covered.add(m)
 
             def count(module, args, name=name, dropout=dropout):
-                self._count(module)
+                self._count(module, args)
                 if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
                     self.e.dropouts[id(module)] = name, module.training, module.p
 
@@ -267,16 +272,21 @@ class Calls(Part):
             if isinstance(m, nn.Embedding):
                 self.at.hook(m, m.register_forward_hook(self._embedded))
 
-    def _count(self, module: nn.Module) -> None:
+    def _count(self, module: nn.Module, args: tuple = ()) -> None:
         if self.at.blind:
             return
         key = id(module)
         self.e.called[key] = self.e.called.get(key, 0) + 1
+        if key in self.laid and args and readable(args[0]):
+            shapes = self.e.sequences.setdefault(self.laid[key], set())
+            if len(shapes) < 4:
+                shapes.add(tuple(args[0].shape))
         if torch.is_grad_enabled():
             self.e.called_with_grad[key] = self.e.called_with_grad.get(key, 0) + 1
             if self.e.called_with_grad[key] == 1:
                 self.waits.meet(module)
             self.waits.called()
+            self.layers.called(module, args)
 
     def _embedded(self, module, args, output) -> None:
         if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training
@@ -370,6 +380,8 @@ class Calls(Part):
             call.raised = "the call raised"
         else:
             read_call(call, module, args, kwargs, output)
+            if call.ids is None and role == "model" and grad:
+                call.mark = _mark((*args, *kwargs.values()))
             unread = call.vocabulary is None and call.loss is None
             if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
                 return  # the backbone without its head: with tied weights it holds every parameter
@@ -419,3 +431,10 @@ class Calls(Part):
             call.finite = finite(logits)
         if self.e.note(call):
             self.calls.append(call)
+
+
+def _mark(given: tuple) -> Tensor | None:
+    """A few numbers of the first tensor, which tell one batch from another."""
+    x = next((x for x in given if readable(x) and x.numel()), None)
+    sample = None if x is None else histograms.few(x)
+    return None if sample is None else sample[:32].clone()

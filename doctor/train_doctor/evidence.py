@@ -57,6 +57,7 @@ class Call(Event):
     finite: bool | None = None  # of the logits
     raised: str = ""
     module: Any = nothing  # weak reference to what was called
+    mark: Tensor | None = None  # a few numbers of what it was given, where that is no ids
 
 
 @dataclass
@@ -79,6 +80,8 @@ class Fed:
     target_high: float | None = None
     target_sums: list[float] | None = None  # least and largest sum of a row
     target_hard: bool = False  # only zeros and ones
+    softmax_over: int | None = None  # dimension of the log_softmax of a matrix
+    mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
 
 @dataclass
@@ -116,6 +119,8 @@ class Backward(Event):
     norm: float | None = None  # of the sampled gradients after it
     declared: dict[str, tuple[float, bool]] = field(default_factory=dict)  # report.terms: value, requires_grad
     dead_term: float | None = None  # a constant other than 0 that was added to the loss outside the graph
+    retained: bool = False  # with retain_graph
+    source: str = ""  # what in its graph made it NaN or infinite
     square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
@@ -153,6 +158,7 @@ class Schedule(Event):
     optimizer: int  # index in Evidence.optimizers, -1 when unknown
     epochal: bool  # ReduceLROnPlateau and the like, meant to be called once per epoch
     scheduler: int = 0  # id of it
+    kind: str = ""  # its class
 
 
 @dataclass
@@ -177,6 +183,7 @@ class Step(Event):
     backwards: int  # since this optimizer's previous step
     norm: float | None  # of the sampled gradients before it
     own: float | None = None  # the same of all of this optimizer's gradients; None when it has none
+    foreign: bool = False  # they hold what the backward of another optimizer's loss has left on these tensors
     stale: bool = False  # the gradients of its previous step were still there when a backward added to them
     updates: list[Update] = field(default_factory=list)
 
@@ -225,6 +232,12 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.crooked = False  # a loss that was not finite has been looked into
+        self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
+        self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given
+        self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
+        self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
+        self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None

@@ -21,8 +21,16 @@ ROWS, WHOLE, NODES = 64, 2**20, 500  # rows of a sample; elements that are taken
 CLASSES = ("cross_entropy", "nll_loss")  # classes lie in dimension 1
 BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
 PLAIN = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # any shape, and shapes that differ are broadcast
-LOSSES = (*CLASSES, *BINARY, *PLAIN, "kl_div")
+SIGNED = {  # their targets are -1 and 1; the names of their arguments
+    "margin_ranking_loss": ("input1", "input2", "target"),
+    "cosine_embedding_loss": ("input1", "input2", "target"),
+    "hinge_embedding_loss": ("input", "target"),
+    "soft_margin_loss": ("input", "target"),
+}
+LOSSES = (*CLASSES, *BINARY, *PLAIN, *SIGNED, "kl_div")
 VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Slice", "Select")
+KEEPING = ("Index", "Slice", "ToCopy", "Clone", "Alias")  # views after which the classes are still the last dimension
+RESHAPES = ("View", "UnsafeView", "ReshapeAlias")
 VIEWS += ("Index", "ToCopy", "Clone", "Alias", "Split", "Unbind", "Expand")
 STEPS = ("Mul", "Div", "Add", "Sub", "Neg", "Cat", "Stack", "Where", "MaskedFill", "Clamp", "Rsub")  # of arithmetic
 LOGARITHMS = ("LogSoftmax", "Log", "Log1P", "LogSigmoid", "LogSigmoidForward", "Logsumexp", "Logaddexp")
@@ -57,6 +65,25 @@ def logged(node) -> bool:
     return False
 
 
+def softmax_over(node) -> int | None:
+    """The dimension of the log_softmax that made a matrix, where only rows of it were chosen since."""
+    while kind(node) in KEEPING:
+        node = node.next_functions[0][0]
+    if kind(node) != "LogSoftmax" or len(_shape(node)) != 2:
+        return None
+    return 0 if node._saved_dim == 0 else 1  # a negative one reads as a huge number
+
+
+def mixed(node, classes: int) -> tuple[int, ...] | None:
+    """The shape (N, C, ...) that was reshaped to (rows, C), which cuts rows out of one class's numbers."""
+    while kind(node) in ("Clone", "ToCopy", "Alias"):
+        node = node.next_functions[0][0]
+    if kind(node) not in RESHAPES:
+        return None
+    before = _shape(node.next_functions[0][0])
+    return before if len(before) > 2 and before[1] == classes != before[-1] else None
+
+
 def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     """The facts of one call."""
     fed = Fed(chain(given.grad_fn), logged(given.grad_fn), shape=tuple(given.shape))
@@ -69,6 +96,8 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     facts = [*_ends(rows)]
     if name in CLASSES or name == "kl_div":
         fed.classes = rows.shape[-1]
+        if x.dim() == 2 and given.grad_fn is not None:
+            fed.softmax_over, fed.mixed = softmax_over(given.grad_fn), mixed(given.grad_fn, x.shape[1])
         facts += [(rows.sum(-1) - 1).abs().max(), rows.logsumexp(-1).abs().max()]
         along = x.dim() == 2 and 1 < x.shape[0] and x.numel() <= WHOLE
         facts.append(x.float().logsumexp(0).abs().max() if along else torch.full_like(facts[0], float("nan")))

@@ -29,7 +29,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fed, fingerprint, measures, owners, probes
+from train_doctor import anatomy, fed, fingerprint, graphs, histograms, measures, owners, probes
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -57,8 +57,9 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 class Optimizers(Part):
     """Sees optimizers step and gradients being cleared, clipped and scaled."""
 
-    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer]):
+    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer], layers: histograms.Given):
         super().__init__(at)
+        self.layers = layers
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
@@ -71,6 +72,9 @@ class Optimizers(Part):
         self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
         self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
+        self.left: dict[int, int] = {}  # index -> optimizer that stepped while gradients waited here
+        self.added: dict[int, tuple] = {}  # of those, before a backward: norms of both
+        self.foreign: set[int] = set()  # those to which another loss was added since
         self.shadow = Shadow()
         self.scale: float | None = None  # of the scaler that scaled a loss since the last backward
         self.scaling = False  # an enabled scaler has scaled a loss
@@ -123,12 +127,17 @@ class Optimizers(Part):
             if self.closure:
                 self._remember(self._sampled())
         self.look_for_old()
+        self.added = {index: self._both(index) for index in self.left}
 
     def after_backward(self) -> None:
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self.note_gradients()
         self.added_to_old()
-        self.scale = None
+        for index, (mine, others) in self.added.items():
+            now = self._both(index)
+            if now[0] != mine and now[1] == others:  # a loss of this optimizer alone
+                self.foreign.add(index)
+        self.scale, self.added = None, {}
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
@@ -141,6 +150,10 @@ class Optimizers(Part):
 
     def _remember(self, tensors: dict[str, Tensor]) -> None:
         self.before = {name: measures.strided(p).clone() for name, p in tensors.items()}
+        first = {n: self.e.first[n][1] for n in self.before if self.e.rounds and n in self.e.first}
+        same = [(self.before[n][:MARKS] == t[:MARKS]).all().cpu() for n, t in first.items()]
+        for name, back in zip(first, torch.stack(same).tolist() if same else []):
+            self.e.returned[name] = self.e.returned.get(name, 0) + back
 
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
@@ -182,7 +195,8 @@ class Optimizers(Part):
         )
         own = measures.gradients_of(p for group in optimizer.param_groups for p in group["params"])
         event.own = sum(n**2 for n in measures.norms(own)) ** 0.5 if own else None
-        event.stale = index in self.stale
+        event.stale, event.foreign = index in self.stale, index in self.foreign
+        self._left_by(index)
         self.stale.discard(index)
         self.old.pop(index, None)
         self.uncleared.add(index)
@@ -221,6 +235,9 @@ class Optimizers(Part):
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
         self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
+        if self.e.rounds in histograms.LOOKS:
+            histograms.gradients(self.e)
+        self.layers.noted()
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
         self.at.aside(probes.fault, self.e)
@@ -271,12 +288,36 @@ class Optimizers(Part):
                 self.stale.add(index)
                 del self.old[index]
 
+    def _waiting(self, index: int) -> list[float]:
+        """Norms of a few of an optimizer's gradients."""
+        optimizer = self.e.optimizers[index].object
+        have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
+        return measures.norms(have[:: max(1, len(have) // SAMPLED)])
+
+    def _both(self, index: int) -> tuple[list[float], list[float]]:
+        return self._waiting(index), self._waiting(self.left[index])
+
+    def _left_by(self, index: int) -> None:
+        """An optimizer steps: on which others does its backward leave gradients?"""
+        self.left.pop(index, None)
+        self.foreign.discard(index)
+        for other in range(len(self.e.optimizers)):
+            if (
+                other != index
+                and other not in self.left
+                and not self.e.optimizers[other].ids & self.e.optimizers[index].ids
+            ):
+                if any(norm != 0 for norm in self._waiting(other)):
+                    self.left[other] = index
+
     def _cleared(self, ids: frozenset[int]) -> None:
         cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
         self.uncleared -= cleared
         self.stale -= cleared
+        self.foreign -= cleared
         for index in cleared:
             self.old.pop(index, None)
+            self.left.pop(index, None)
 
     def _see_zero(self, original: Callable, holder, *args, **kwargs) -> Any:
         """What counts is the effect: accelerate's zero_grad does nothing until gradients are synced."""
@@ -349,7 +390,8 @@ class Optimizers(Part):
     def _scheduled(self, scheduler) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
-        self.e.note(Schedule(self.e.rounds, index, isinstance(scheduler, ReduceLROnPlateau), id(scheduler)))
+        epochal, kind = isinstance(scheduler, ReduceLROnPlateau), type(scheduler).__name__
+        self.e.note(Schedule(self.e.rounds, index, epochal, id(scheduler), kind))
 
 
 class Observer(Part):
@@ -370,7 +412,7 @@ class Observer(Part):
         self.at.full = full
         self.waits = Waits(self.at)
         self.calls = Calls(self.at, model, teachers, self.waits)
-        self.optimizers = Optimizers(self.at, optimizers)
+        self.optimizers = Optimizers(self.at, optimizers, self.calls.layers)
 
     def start(self) -> None:
         at = self.at
@@ -406,6 +448,8 @@ class Observer(Part):
             return original(tensors, *args, **kwargs)
         with torch.enable_grad():
             event = self._begin_backward(tensors)
+        if event is not None:
+            event.retained = bool(kwargs.get("retain_graph") or (len(args) > 1 and args[1]))
         self.calls.let_go()
         if not at.on:  # that was the first backward after the last watched step
             return original(tensors, *args, **kwargs)
@@ -457,6 +501,9 @@ class Observer(Part):
                 event.entropies += fed.mark(loss, event.entropies, e.rounds)
                 event.square = fed.square(loss)
             event.reading = fingerprint.read(e, event, loss)
+            graphs.mark(e, loss)
+            if event.value is not None and not math.isfinite(event.value) and not e.crooked:
+                e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
         return event

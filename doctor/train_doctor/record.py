@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from train_doctor import histograms
 from train_doctor.evidence import Backward, Evidence, Gradients, Step
 from train_doctor.measures import spread
 
@@ -46,6 +47,7 @@ def of(e: Evidence) -> dict:
         "curves": {name: values for name, values in curves.items() if not all(map(math.isnan, values))},
         "tensors": {n: [_or_nan(gradients.get(r, {}).get(n)) for r in rounds] for n in names},
         "moves": {n: [at.get(r, math.nan) for r in rounds] for n, at in moves.items()},
+        "histograms": histograms.plain(e),
     }
 
 

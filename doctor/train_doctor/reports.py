@@ -13,6 +13,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
+from train_doctor import histograms
 from train_doctor.finding import ERROR, NOTE, WARN, Finding
 
 COLOURS = {ERROR: "#c0392b", WARN: "#b9770e", NOTE: "#566573"}
@@ -77,6 +78,9 @@ def _pictures(report: Any) -> list[str]:
     shown = there[: BARS // 2] + there[max(BARS // 2, len(there) - BARS // 2) :]
     if shown:
         made.append(_figure("gradient norm of tensors, last step (log)", _bars([(n, last[n]) for n in shown])))
+    for kind in (histograms.GRADIENTS, histograms.GIVEN):
+        if tensors := record.get("histograms", {}).get(kind):
+            made.append(_figure(f"size of the numbers: {kind}", _strips(tensors)))
     return made
 
 
@@ -121,6 +125,30 @@ def _bars(rows: list[tuple[str, float]]) -> str:
         lines.append(f"<rect x='256' y='{y + 2}' width='{length}' height='9' fill='#2471a3'/>")
         lines.append(f"<text x='{260 + length}' y='{y + 10}' style='fill:{colour}'>{value:.2g}</text>")
     return f"{_svg(560, 14 * len(rows))}{''.join(lines)}</svg>"
+
+
+def _strips(tensors: dict[str, dict[str, list[int]]]) -> str:
+    """A row for each tensor: its histogram in the first and in the last step that was counted, darker where more is.
+
+    Left of each are the exact zeros and right of it what is not finite."""
+    steps = sorted({step for kept in tensors.values() for step in kept}, key=int)
+    lines, cell, room = [], 6, 6 * (histograms.COLUMNS + 3)
+    for number, step in enumerate(steps[:1] + steps[1:][-1:]):
+        x = 256 + number * room
+        ends = f"2^{histograms.LOW}", f"2^{histograms.LOW + histograms.WIDTH * histograms.BINS}"
+        lines.append(f"<text x='{x}' y='9'>step {step}: 0 | {ends[0]} to {ends[1]} | nan</text>")
+        for row, (name, kept) in enumerate(tensors.items(), 1):
+            if not number:
+                lines.append(f"<text x='250' y='{14 * row + 10}' text-anchor='end'>{escapes.escape(name[-44:])}</text>")
+            counts = kept.get(step, [])
+            for column, count in enumerate(counts):
+                if count:
+                    left = x + cell * column + 2 * (column > 0) + 2 * (column == histograms.COLUMNS - 1)
+                    fill = {0: COLOURS[WARN], histograms.COLUMNS - 1: COLOURS[ERROR]}.get(column, "#2471a3")
+                    shade = round(max(0.1, count / max(counts)), 2)
+                    size = f"width='{cell}' height='11' fill='{fill}' fill-opacity='{shade}'"
+                    lines.append(f"<rect x='{left}' y='{14 * row + 1}' {size}/>")
+    return f"{_svg(264 + 2 * room, 14 * len(tensors) + 18)}{''.join(lines)}</svg>"
 
 
 def _svg(wide: int, high: int) -> str:

@@ -10,6 +10,8 @@ Footgun: the copies follow the model's gradients, not their own. That is right f
 would part for other reasons than rounding.
 """
 
+import re
+
 import torch
 from matplotlib.figure import Figure
 
@@ -18,7 +20,19 @@ from lessons.bf16_adamw import BF16AdamW
 from lessons.programs import Program
 from nblib import doctor, models
 from nblib.run import show
+from train_doctor.checks import ALL
 
+SYMPTOMS = {  # what is seen: words of the checks' own symptoms
+    "the loss does not fall": ("stays where it is", "flat", "never falls", "nothing moves", "nothing changes"),
+    "the loss is high": ("stuck high", "worse than it should", "learns less", "hardly falls"),
+    "the loss falls too fast": ("falls fast", "looks too good", "far below", "nearly zero at once", "falls at once"),
+    "NaN or infinity": ("nan", "infinit", "not finite"),
+    "part of the model does not learn": ("part of the model", "some layers", "never learn", "do not learn"),
+    "jumps, or grows": ("jumps", "explodes", "oscillates", "less stable"),
+    "what should rest moves": ("drift", "frozen go on", "changes with the policy"),
+    "memory or time": ("memory", "slow", "idle"),
+    "16 bits, a GradScaler": ("16 bits", "bf16", "fp16", "gradscaler"),
+}
 KINDS = {  # how weights are kept: their dtype, and how AdamW writes them
     "fp32": (torch.float32, ""),
     "bf16, stochastic rounding": (torch.bfloat16, "stochastic"),
@@ -55,6 +69,26 @@ def folded(report) -> dict:
     follow = ", ".join(f.check for f in found if f.because)
     counts = {"findings": len(found), "roots": sum(not f.because for f in found)}
     return counts | {"root": root_of(report), "folded": follow or "-"}
+
+
+def states(report) -> dict[str, int]:
+    """How many checks that found nothing say so for which reason."""
+    said = [verdict.state for verdict in report.verdicts.values()]
+    return {state: said.count(state) for state in ("OK", "NOT-APPLICABLE", "UNKNOWN")}
+
+
+def asking(*words: str) -> list[dict[str, str]]:
+    """The checks in whose symptom one of these words stands."""
+    chosen = [c for c in ALL if any(re.search(rf"\b{re.escape(w)}", c.symptom, re.IGNORECASE) for w in words)]
+    return [{"check": c.id, "name": c.name, "symptom": c.symptom} for c in chosen]
+
+
+def symptoms() -> list[dict[str, str]]:
+    """What people see first, and the checks that ask about it."""
+    return [
+        {"you see": seen, "checks that ask": ", ".join(f"{row['check']} {row['name']}" for row in asking(*words))}
+        for seen, words in SYMPTOMS.items()
+    ]
 
 
 def fingerprint(ways: dict[str, float], observed: float) -> show.Picture:

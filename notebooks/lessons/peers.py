@@ -1,34 +1,50 @@
-"""Other packages on the same training programs: guardtower, torchtest2 and torch-audit, each called in its own way.
+"""Other packages on the same training programs, each called in its own way.
 
-    guardtower   one step that it makes itself, from a function that returns the loss
-    torchtest2   a battery on one batch, overfitting it among others, from model, batch, loss and optimizer
-    torch-audit  a few steps of a loop, through its patches of forward and optimizer.step
+    guardtower    one step that it makes itself, from a function that returns the loss
+    torchtest2    a battery on one batch, overfitting it among others, from model, batch, loss and optimizer
+    torch-audit   a few steps of a loop, through its patches of forward and optimizer.step
+    Lightning     its Trainer with overfit_batches=1 and detect_anomaly=True
+    Hugging Face  its Trainer with debug="underflow_overflow"
 
-They are optional: `pip install -e ".[peers]"`. Their remarks on `lessons.programs` are stored in outputs/published,
-made by `python -m lessons.peers FILE.json`.
+The last two do not judge: they print figures and raise at what is not finite. So their figures are in the record, and
+their table has what they warn of and what they raise.
+
+`python -m lessons.peers` makes a virtual environment with the packages that are missing here, asks everybody about
+`lessons.programs`, and stores what they said as outputs/published/<date>-doctor-and-peers-cpu.json. It needs a package
+index. What cannot be installed is in the record with the reason.
 
 Footgun: a package that makes a step of its own examines that step. It cannot know the loop around it, nor what a second
 step would show; its checks are not to blame for that.
 """
 
+import datetime
 import importlib.metadata
 import importlib.util
 import json
+import logging
+import math
+import os
+import subprocess
 import sys
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from lessons import programs
+from lessons import checkpointing_versions, programs
 from lessons.programs import Program
 from nblib import doctor, files, paths, runtime
 
 STEPS = 10
+OVERFLOWED = "a weight overflowed"
+OVERFIT = 60  # steps on one batch
 SILENT = ("INFO", "PASS", "SKIP", "NOTE", "follows")  # remarks for the record, not about a fault
+ASIDE = ("workers", "deprecated", "None of the inputs")  # in warnings of its speed, its own code, and torch's
 
 
 class Remark(NamedTuple):
@@ -47,21 +63,23 @@ def by_doctor(program: Program) -> list[Remark]:
 def by_guardtower(program: Program) -> list[Remark]:
     import guardtower
 
-    report = guardtower.audit(program.model, lambda: program.loss(programs.batches(1)[0]), optimizer=program.optimizer)
+    report = guardtower.audit(program.model, lambda: program.loss(program.batches(1)[0]), optimizer=program.optimizer)
     return [Remark(f.severity.label, f.check, f.message) for f in report.findings]
 
 
 def by_torchtest2(program: Program) -> list[Remark]:
     import torchtest2
 
-    ids = programs.batches(1)[0]
+    batch = program.batches(1)[0]
+    tokens = isinstance(batch, torch.Tensor)
+    inputs, targets = (batch, batch) if tokens else batch
     report = torchtest2.check_model(
         program.model,
-        ids,
-        ids,
+        inputs,
+        targets,
         optimizer=program.optimizer,
-        forward_fn=lambda model, inputs, targets: {"loss": program.loss(inputs)},
-        eval_forward_fn=lambda model, inputs: model(input_ids=inputs).logits,
+        forward_fn=lambda model, inputs, targets: {"loss": program.loss(inputs if tokens else (inputs, targets))},
+        eval_forward_fn=lambda model, inputs: model(input_ids=inputs).logits if tokens else model(inputs),
         loss_fn=lambda out, targets: out["loss"],
     )
     return [Remark(str(r.status), r.name, r.message) for r in report]
@@ -80,17 +98,103 @@ def by_torch_audit(program: Program) -> list[Remark]:
     return [Remark(f.severity.value, f.rule_id, f.message) for f in findings.values()]
 
 
+def by_lightning(program: Program) -> list[Remark]:
+    import lightning
+
+    class Wrapped(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model, self.losses = program.model, []
+
+        def training_step(self, batch, index):
+            loss = program.loss(batch)
+            self.losses.append(float(loss.detach()))
+            return loss
+
+        def configure_optimizers(self):
+            if program.schedule is None:
+                return program.optimizer
+            return [program.optimizer], [{"scheduler": program.schedule, "interval": "step"}]
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    aids = dict(overfit_batches=1, detect_anomaly=True)
+    trainer = lightning.Trainer(accelerator="cpu", max_steps=OVERFIT, max_epochs=OVERFIT, **aids, **quiet)
+    module = Wrapped()
+    data = torch.utils.data.DataLoader(program.batches(STEPS), batch_size=None)
+    said = _warned(lambda: trainer.fit(module, data))
+    figures = f"loss {module.losses[0]:.4g} to {module.losses[-1]:.4g} in {len(module.losses)} steps"
+    return [*said, Remark("INFO", "overfit_batches", figures)]
+
+
+def by_hugging_face(program: Program) -> list[Remark]:
+    import transformers as tf
+
+    class Wrapped(tf.Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            return program.loss(inputs["batch"])
+
+    with tempfile.TemporaryDirectory() as folder:
+        quiet = dict(report_to=[], disable_tqdm=True, save_strategy="no", use_cpu=True, logging_steps=1)
+        steps = dict(
+            max_steps=STEPS, per_device_train_batch_size=1, remove_unused_columns=False, lr_scheduler_type="constant"
+        )
+        args = tf.TrainingArguments(output_dir=folder, debug="underflow_overflow", **steps, **quiet)
+        trainer = Wrapped(
+            model=program.model,
+            args=args,
+            train_dataset=program.batches(STEPS),
+            data_collator=lambda rows: {"batch": rows[0]},
+            optimizers=(program.optimizer, program.schedule),
+        )
+        trainer.remove_callback(tf.PrinterCallback)
+        said = _warned(trainer.train)
+    logs = [{k: float(v) for k, v in log.items() if k in ("loss", "grad_norm")} for log in trainer.state.log_history]
+    figures = [f"loss {log['loss']:.4g}, norm {log.get('grad_norm', math.nan):.4g}" for log in logs if "loss" in log]
+    return [*said, Remark("INFO", "log", "; ".join(figures))]
+
+
+def _warned(work: Callable) -> list[Remark]:
+    """Warnings of a Trainer; those that are not its own words about the program are not counted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        work()
+    texts = dict.fromkeys(str(w.message) for w in caught if w.category is not DeprecationWarning)
+    return [Remark("INFO" if any(x in t for x in ASIDE) else "WARNING", _named(t), t) for t in texts]
+
+
+def _named(text: str) -> str:
+    return " ".join(text.split()[:6])
+
+
 PEERS: dict[str, Callable[[Program], list[Remark]]] = {
     "guardtower": by_guardtower,
     "torchtest2": by_torchtest2,
     "torch-audit": by_torch_audit,
+    "lightning": by_lightning,
+    "transformers": by_hugging_face,
 }
+
+
+def absent() -> list[str]:
+    return [name for name in PEERS if importlib.util.find_spec(name.replace("-", "_")) is None]
 
 
 def missing() -> str:
     """ "" when all peers are installed, else a sentence with the command that installs those that are not."""
-    absent = [name for name in PEERS if importlib.util.find_spec(name.replace("-", "_")) is None]
-    return f"not installed here: {', '.join(absent)}; pip install {' '.join(absent)}" if absent else ""
+    names = absent()
+    return f"not installed here: {', '.join(names)}; pip install {' '.join(names)}" if names else ""
+
+
+def everything() -> dict[str, Callable[[], Program]]:
+    """The programs by name: ill and well, then each kind with its fault and without."""
+    both = {"with its fault": False, "mended": True}
+    kinds = {
+        f"{kind}, {how}": partial(make, mended)
+        for kind, make in programs.OF_KINDS.items()
+        for how, mended in both.items()
+    }
+    return programs.ILL | {OVERFLOWED: programs.a_weight_overflowed} | programs.WELL | kinds
 
 
 def ask(make: Callable[[], Program], who: Callable[[Program], list[Remark]]) -> list[Remark]:
@@ -105,18 +209,16 @@ def ask(make: Callable[[], Program], who: Callable[[Program], list[Remark]]) -> 
 
 
 def consult() -> dict[str, dict[str, list[Remark]]]:
-    """Every program examined by the doctor and every peer: remarks by program and package."""
-    everything = programs.ILL | programs.WELL
-    return {
-        name: {who: ask(make, f) for who, f in ({"doctor": by_doctor} | PEERS).items()}
-        for name, make in everything.items()
-    }
+    """Every program examined by the doctor and every peer that is installed: remarks by program and package."""
+    askable = {"doctor": by_doctor} | {who: f for who, f in PEERS.items() if who not in absent()}
+    return {name: {who: ask(make, f) for who, f in askable.items()} for name, make in everything().items()}
 
 
 def rows(remarks: dict[str, dict[str, list[Remark]]]) -> list[dict[str, str]]:
     """For a table: the faults each reports, as check names with how often; remarks of silent severities left out."""
+    ill = {*programs.ILL, OVERFLOWED, *(name for name in remarks if name.endswith("with its fault"))}
     return [
-        {"program": name, "is": "ill" if name in programs.ILL else "well"}
+        {"program": name, "is": "ill" if name in ill else "well"}
         | {who: _brief(of_one) for who, of_one in by_package.items()}
         for name, by_package in remarks.items()
     ]
@@ -133,15 +235,36 @@ def published() -> tuple[str, dict[str, dict[str, list[Remark]]]]:
     return path.name, json.loads(path.read_text())["said"]
 
 
-def main(path: str) -> None:
-    if missing():
-        sys.exit(missing())
-    versions = {name: importlib.metadata.version(name) for name in PEERS}
-    record = {"environment": runtime.environment(), "peers": versions, "steps": STEPS, "said": consult()}
-    files.write(Path(path), files.to_json(record, indent=1))
+def main() -> None:
+    """A record, made in an environment that has what can be installed."""
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        python, refused = checkpointing_versions.environment(Path(folder), ()), {}
+        for name in absent():
+            pip = [python, "-m", "pip", "install", "--quiet", "--no-cache-dir", name]
+            done = subprocess.run(pip, capture_output=True, text=True)
+            if done.returncode:
+                refused[name] = f"could not be installed: {done.stderr.strip().splitlines()[-1]}"
+        found = os.pathsep.join(filter(None, sys.path))
+        command = [python, "-m", "lessons.peers", "--report"]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": found}, check=True
+        )
+    record = json.loads(done.stdout.splitlines()[-1])
+    today = datetime.date.today().isoformat()
+    record = {"date": today} | record | {"peers": record["peers"] | refused}
+    path = paths.root() / f"outputs/published/{today}-doctor-and-peers-cpu.json"
+    files.write(path, files.to_json(record, indent=1))
     for row in rows(record["said"]):
         print(row)
 
 
+def reported() -> dict:
+    versions = {name: importlib.metadata.version(name) for name in PEERS if name not in absent()}
+    return {"environment": runtime.environment(), "peers": versions, "steps": STEPS, "said": consult()}
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:] == ["--report"]:
+        print("\n" + files.to_json(reported()).replace("\n", " "))
+    else:
+        main()

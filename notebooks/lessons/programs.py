@@ -2,6 +2,7 @@
 
 Each is a model, an optimizer and a loss on a batch of token ids, as people write them; `train` is the loop around it.
 The ill ones raise nothing, and in most of them the loss falls. The well ones do something that looks alarming.
+`OF_KINDS` has programs without tokens: of each kind one with a fault that is common there, and the same one mended.
 
 Footgun: a program holds the state of its model. Make a new one for each examination.
 """
@@ -20,14 +21,6 @@ from nblib import models
 VOCABULARY = 256
 
 
-class Program(NamedTuple):
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss: Callable[[Tensor], Tensor]  # of a batch of ids (rows, tokens)
-    schedule: torch.optim.lr_scheduler.LRScheduler | None = None
-    teacher: nn.Module | None = None
-
-
 def batches(count: int, *, rows: int = 4, length: int = 32) -> list[Tensor]:
     """Ids in which a token mostly follows from the one before it, so that there is something to learn."""
     generator = torch.Generator().manual_seed(0)
@@ -39,12 +32,29 @@ def batches(count: int, *, rows: int = 4, length: int = 32) -> list[Tensor]:
     return list(ids)
 
 
+def pairs(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Features (32, 16) and a class of four, which follows from them."""
+    generator = torch.Generator().manual_seed(0)
+    rule = torch.randn(16, 4, generator=generator)
+    features = torch.randn(count, 32, 16, generator=generator)
+    return list(zip(features, (features @ rule).argmax(-1)))
+
+
+class Program(NamedTuple):
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Tensor], Tensor]  # of a batch: ids (rows, tokens), or features and targets
+    schedule: torch.optim.lr_scheduler.LRScheduler | None = None
+    teacher: nn.Module | None = None
+    batches: Callable[[int], list] = batches
+
+
 def train(program: Program, steps: int) -> list[float]:
     """The loop, and its losses."""
     losses = []
-    for ids in batches(steps):
+    for batch in program.batches(steps):
         program.optimizer.zero_grad()
-        loss = program.loss(ids)
+        loss = program.loss(batch)
         loss.backward()
         program.optimizer.step()
         if program.schedule is not None:
@@ -92,6 +102,14 @@ def optimizer_made_too_early() -> Program:
     return Program(model, optimizer, lambda ids: model(input_ids=ids, labels=ids).loss)
 
 
+def a_weight_overflowed() -> Program:
+    """Nothing is wrong with the program, but one weight is infinite."""
+    program = warm_up_from_zero()
+    with torch.no_grad():
+        program.model.model.norm.weight[0] = torch.inf
+    return program
+
+
 # ------------------------------------------------------------------------------------------------------------ well
 def warm_up_from_zero() -> Program:
     """The first step has a rate of exactly zero and moves nothing."""
@@ -116,6 +134,74 @@ def reference_without_gradients() -> Program:
 def experts_not_yet_asked() -> Program:
     """A mixture in which some experts get no token of these small batches, and so no gradient."""
     return _next_token(models.tiny(VOCABULARY, family="qwen3_moe", hidden=32, layers=2, num_experts=32))
+
+
+# ------------------------------------------------------------------------- without tokens: a fault, and without it
+def classification(mended: bool) -> Program:
+    """The model ends in a softmax, and the loss takes logits: it can never be sure, and learns slowly."""
+    last = [] if mended else [nn.Softmax(-1)]
+    model = nn.Sequential(*_layers(4), *last)
+    return _of_pairs(model, lambda x, y: F.cross_entropy(model(x), y))
+
+
+def regression(mended: bool) -> Program:
+    """(32, 1) against (32,): every answer is compared with every target, and the model learns their mean."""
+    model = nn.Sequential(*_layers(1))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        answer = model(x)
+        return F.mse_loss(answer[:, 0] if mended else answer, y.float())
+
+    return _of_pairs(model, loss)
+
+
+def several_labels(mended: bool) -> Program:
+    """A sigmoid in the model, and another one in the loss."""
+    last = [] if mended else [nn.Sigmoid()]
+    model = nn.Sequential(*_layers(4), *last)
+    return _of_pairs(model, lambda x, y: F.binary_cross_entropy_with_logits(model(x), F.one_hot(y, 4).float()))
+
+
+def fine_tuning(mended: bool) -> Program:
+    """The first layer shall be frozen. The flag is misspelt, and Python takes any name."""
+    model = nn.Sequential(*_layers(4))
+    for p in model[0].parameters():
+        setattr(p, "requires_grad" if mended else "require_grad", False)
+    return _of_pairs(model, lambda x, y: F.cross_entropy(model(x), y))
+
+
+def branches(mended: bool) -> Program:
+    """Layers in a plain list: parameters() does not know them, and they stay as they began."""
+
+    class Branched(nn.Module):
+        def __init__(self):
+            super().__init__()
+            parts = [nn.Linear(16, 32) for _ in range(3)]
+            self.parts = nn.ModuleList(parts) if mended else parts
+            self.head = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(sum(part(x).relu() for part in self.parts))
+
+    model = Branched()
+    return _of_pairs(model, lambda x, y: F.cross_entropy(model(x), y))
+
+
+def distillation(mended: bool) -> Program:
+    """kl_div wants log-probabilities of the student and is given probabilities."""
+    student, teacher = nn.Sequential(*_layers(4)), nn.Sequential(*_layers(4)).requires_grad_(False).eval()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        own, target = student(x), teacher(x).softmax(-1)
+        return F.kl_div(own.log_softmax(-1) if mended else own.softmax(-1), target, reduction="batchmean")
+
+    return _of_pairs(student, loss)._replace(teacher=teacher)
+
+
+OF_KINDS: dict[str, Callable[[bool], Program]] = {
+    kind.__name__.replace("_", " "): kind
+    for kind in (classification, regression, several_labels, fine_tuning, branches, distillation)
+}
 
 
 def _by_name(*programs: Callable[[], Program]) -> dict[str, Callable[[], Program]]:
@@ -160,3 +246,11 @@ def _distilled(*, training: bool) -> Program:
         return 0.5 * out.loss + 0.5 * kd
 
     return Program(student, _adamw(student), loss, teacher=teacher)
+
+
+def _layers(out: int) -> list[nn.Module]:
+    return [nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, out)]
+
+
+def _of_pairs(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> Program:
+    return Program(model, _adamw(model), lambda batch: loss(*batch), batches=pairs)

@@ -26,6 +26,7 @@ from train_doctor.checks import (
     schedules,
     static,
     steps,
+    structure,
     tables,
     teachers,
     tensors,
@@ -36,7 +37,7 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

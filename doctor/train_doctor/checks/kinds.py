@@ -14,7 +14,21 @@ from train_doctor.evidence import Backward, Evidence
 from train_doctor.finding import Verdict, not_applicable
 
 TEXT = {"F14", "F15", "F16", "F17", "F18", "F19", "D8", "S9", "N13", "S14"}  # tokens, their targets and their table
-STEPS = {"S2", "S3", "S4", "S17", "N1", "N2", "N5", "N11", "N12", "N24", "N25"}  # what optimizers hold and do
+STEPS = {
+    "S2",
+    "S3",
+    "S4",
+    "S17",
+    "N1",
+    "N2",
+    "N5",
+    "N11",
+    "N12",
+    "N24",
+    "N25",
+    "N26",
+    "B8",
+}  # what optimizers hold and do
 GRADIENTS = {"B1", "B3", "B4", "B7", "N3", "S20"}  # of the model's own tensors
 
 

@@ -58,6 +58,9 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     given logits. Fix: Use log_softmax on the student's logits, and softmax on the teacher's.
     ERROR wrong-loss/over-the-batch: The softmax is taken over the wrong dimension (the batch), so the rows of a batch
     compete with each other. Fix: Use dim=-1 (classes) in softmax or log_softmax.
+    ERROR wrong-loss/mixed: Classes and positions are mixed: (N, C, ...) was reshaped to (rows, C) without a permute, so
+    scores and targets do not line up. Fix: Move the classes last before the reshape (permute(0, 2, 3, 1)), or give
+    cross_entropy the (N, C, ...) as it is.
     ERROR wrong-loss/logits-into-bce: binary_cross_entropy takes probabilities and is given logits: a sigmoid is
     missing. Fix: Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or a sigmoid before it.
     ERROR wrong-loss/double-sigmoid: A double sigmoid: the loss is given the probabilities of a sigmoid (or softmax) and
@@ -380,6 +383,8 @@ def _why(e: Evidence, event: Backward) -> str:
     calls: list[Call] = [c for c in event.calls if c.role == "model" and c.finite is not None]
     if reading is not None and reading.tokens == 0:
         return "it is a mean over no tokens at all"
+    if event.source:
+        return event.source
     updates = [u.relative for s in e.of(Step) if s.round < event.round for u in s.updates]
     spoilt_by = [g.round for g in e.of(Gradients) if g.round < event.round and _broken(g)]
     if spoilt_by and not any(b.scale for b in e.of(Backward)):

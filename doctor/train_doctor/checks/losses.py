@@ -57,6 +57,12 @@ def odd_input(e: Evidence) -> Fired | None:
 
 
 def _odd(name: str, f: Fed) -> Fired | None:
+    if name in fed.CLASSES and f.mixed:
+        return fires(
+            f"{f.mixed} was reshaped to {f.shape}, so a row has neighbouring numbers of one class",
+            f"a row with one number of each of the {f.classes} classes",
+            fault="wrong-loss/mixed",
+        )
     if name == "cross_entropy":
         return _into_cross_entropy(f)
     if name in ("nll_loss", "kl_div"):
@@ -106,6 +112,12 @@ def _into_logarithms(name: str, f: Fed) -> Fired | None:
             f"rows given to {name} hold positive numbers (up to {f.high:.3g}), which no logarithm of a probability is",
             "log-probabilities",
             fault="wrong-loss/no-softmax" if name == "nll_loss" else "wrong-loss/no-softmax-before-kl",
+        )
+    if f.softmax_over == 0 and len(f.shape) == 2:
+        return fires(
+            f"{name} is given a log_softmax with dim=0 of a matrix whose rows it judges",
+            f"log_softmax over the {f.classes} classes, dim=1",
+            fault="wrong-loss/over-the-batch",
         )
     if f.over_rows is not None and f.over_rows < 1e-3 and f.over_classes > 0.05:
         return fires(
@@ -161,7 +173,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     """The loss turns negative or NaN, or falls without end, and nothing in the model explains it.
 
     Looks at targets that are numbers, not indices: those of a binary loss lie between 0 and 1, those of a divergence
-    are probabilities (or logarithms, with log_target=True), and those of a cross-entropy sum to 1 in each row. Soft,
+    are probabilities (or logarithms, with log_target=True), those of a cross-entropy sum to 1 in each row, and those of
+    a ranking or hinge loss are -1 and 1. Soft,
     smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less.
 
     ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
@@ -171,6 +184,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     with log_target=True; its first argument is the student's log_softmax.
     ERROR wrong-targets/probabilities: kl_div was told log_target=True and is given probabilities, whose exponentials it
     takes. Fix: Leave log_target out, or give it log-probabilities.
+    ERROR wrong-targets/no-sign: {name} takes targets of -1 and 1 and is given 0 and 1: where the target is 0, its loss
+    has no gradient. Fix: Use 2 * target - 1.
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
@@ -202,6 +217,8 @@ def _targets(name: str, n: Entropy) -> Fired | None:
         return None
     if name in fed.BINARY and (f.target_low < -OUTSIDE or f.target_high > 1 + OUTSIDE):
         return _outside(n)
+    if name in fed.SIGNED and f.target_hard and f.target_low == 0:
+        return fires(f"targets of {name} are 0 and 1", "targets of -1 and 1", fault="wrong-targets/no-sign", name=name)
     low, high = f.target_sums
     if name == "kl_div":
         apart = max(abs(low - 1), abs(high - 1))

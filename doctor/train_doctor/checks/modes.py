@@ -100,6 +100,8 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
         return OK
     at = len(modes) - modes[::-1].index(True)
     drops = live_dropouts(e)
+    if drops and all(training for _, training in drops.values()):
+        return OK  # the part that learns was put back, under a root that was not
     stateful = [n for n, m in e.modules() if "BatchNorm" in type(m).__name__]
     between = [c for c in e.of(Call) if c.role == "model" and not c.grad]
     after = "after an evaluation pass " if between else ""

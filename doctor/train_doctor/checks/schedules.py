@@ -13,6 +13,8 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
+EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
+
 
 def _by_round(e: Evidence) -> list[float]:
     """The highest rate of any optimizer in each round."""
@@ -66,12 +68,16 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     Fires when one scheduler is stepped at least 1.5 times per step of its optimizer, or before the first step. Calls
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
     are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
-    half of the steps watched, and stays there, is named as well.
+    half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
+    ExponentialLR has made a hundred times smaller within the steps watched.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
     WARN scheduler-before-optimizer: The scheduler is stepped before the optimizer, so the first value of the schedule
     is skipped. Fix: Call scheduler.step() once, right after optimizer.step().
+    WARN schedule-falls-fast: The learning rate has fallen to a {share} of what it was within {steps} steps: {kind}
+    counts epochs in most recipes, and is stepped at every batch. Fix: Step it once per epoch, or give it step_size,
+    milestones or gamma meant for single steps.
     WARN schedule-ends-early: The schedule reaches zero too early: it was built for fewer steps than are made
     (num_training_steps counts optimizer steps). Fix: Give the scheduler the number of optimizer steps of the whole run,
     and step it once per optimizer step.
@@ -98,7 +104,7 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
-        return OK if e.late else _ended_early(e) or OK  # late, that may be the end of the run
+        return OK if e.late else _ended_early(e) or _fell(e) or OK  # late, that may be the end of the run
     if not many:
         return fires(
             "scheduler.step() came before the first optimizer.step()",
@@ -125,6 +131,22 @@ def _ended_early(e: Evidence) -> Fired | None:
         f"the learning rate reached 0 after {above} of {len(rates)} steps",
         "a rate above zero until the last step",
         fault="schedule-ends-early",
+    )
+
+
+def _fell(e: Evidence) -> Fired | None:
+    """To a hundredth within the steps watched, by a scheduler whose settings are usually in epochs."""
+    kinds = {s.kind for s in e.of(Schedule)} & EPOCHAL
+    rates = _by_round(e)
+    if not kinds or len(rates) < 3 or not 0 < rates[-1] < 0.01 * rates[0]:
+        return None
+    return fires(
+        f"the learning rate went from {rates[0]:.2g} to {rates[-1]:.2g} in {len(rates)} steps",
+        "a rate that lasts for the run",
+        fault="schedule-falls-fast",
+        share=f"{round(rates[0] / rates[-1])}th",
+        steps=len(rates),
+        kind=min(kinds),
     )
 
 

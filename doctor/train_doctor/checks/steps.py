@@ -20,15 +20,29 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     """The loss falls, then jumps or oscillates as if the learning rate were too high; gradient norms keep growing.
 
     An optimizer's gradients were still there when the next backward added to them, and nothing cleared them before its
-    next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between.
+    next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between. What another
+    optimizer's loss has left there is named as well, where the two losses are differentiated one after the other.
 
     ERROR or WARN gradients-not-cleared: zero_grad is missing (or clears other tensors): every step applies the sum of
     all gradients so far. Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first
     backward.
+    WARN gradients-not-cleared/of-another-loss: One loss also pushes the weights of another: its backward leaves
+    gradients on tensors of a second optimizer, which are not cleared before that one's own loss is added (an actor's
+    loss that runs through the critic). Fix: Call zero_grad() of the second optimizer right before its own backward, or
+    freeze its weights while the first loss is differentiated.
     """
     steps = e.of(Step)
     if not steps or not e.of(Backward):
         return unknown("no backward followed by an optimizer step was seen")
+    foreign = [s for s in steps if s.foreign]
+    if len(foreign) >= 3 and 2 * len(foreign) >= len(e.of(Step, optimizer=foreign[0].optimizer)):
+        return fires(
+            f"{len(foreign)} steps of {e.optimizers[foreign[0].optimizer].kind.__name__} used gradients that another "
+            "optimizer's loss had left, with those of its own loss added",
+            "gradients of one loss at a step",
+            WARN,
+            "gradients-not-cleared/of-another-loss",
+        )
     stale = [s for s in steps if s.stale]
     again = len(steps) - len({s.optimizer for s in steps})
     if again < 1:
@@ -127,7 +141,10 @@ def _cleared_gaps(e: Evidence) -> tuple[int, int]:
 def _other_batch(a: Backward, b: Backward) -> bool:
     ids = [next((c.ids for c in x.calls if c.role == "model" and c.ids is not None), None) for x in (a, b)]
     if ids[0] is None or ids[1] is None:
-        return False
+        marks = [next((c.mark for c in x.calls if c.role == "model" and c.mark is not None), None) for x in (a, b)]
+        if marks[0] is None or marks[1] is None:
+            return False
+        return not (marks[0].shape == marks[1].shape and bool((marks[0] == marks[1]).all()))
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
@@ -144,6 +161,9 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     ERROR or WARN weights-do-not-move/put-back: The weights are overwritten after each step (a reload, or a copy back
     from an average). Fix: Look at what the step is given (another copy, a patched step) and at what is copied into the
     model after it.
+    WARN weights-do-not-move/back-to-the-start: Again and again the weights are put back to what they were at the start:
+    something copies old weights into the model, for example from the target network, the wrong way round. Fix: Copy the
+    other way: target.load_state_dict(online.state_dict()).
     """
     tables = {id(e.embedding()), id(e.head())}
     tried: dict[str, list[float]] = {}
@@ -158,6 +178,15 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     ps = e.parameters()
     stuck = [n for n, shares in tried.items() if max(shares) == 0.0 and id(ps.get(n)) not in tables]
     back = [n for n, shares in tried.items() if n in ps and max(shares) > 0.5 and _as_at_start(e, n, ps[n])]
+    now_and_then = [n for n, shares in tried.items() if max(shares) > 0.5 and e.returned.get(n, 0) > 1]
+    if now_and_then and not stuck and 2 * len(now_and_then) > len(tried) and not e.late:
+        return fires(
+            f"{e.returned[now_and_then[0]]} times {now_and_then[0]} was exactly what it was at the start, after steps "
+            f"that had changed it, and so were {len(now_and_then)} of {len(tried)} tensors looked at",
+            "weights that keep what the steps have changed",
+            fault="weights-do-not-move/back-to-the-start",
+            severity=WARN,
+        )
     if not stuck and not back:
         return OK
     name, how = (stuck or back)[0], "no step changed" if stuck else "the steps changed, and something put back,"

@@ -1,0 +1,175 @@
+"""What is wired wrongly though every part is sound: B8, S21, N26, N27, D9.
+
+Footgun: each of these is legal, and somewhere somebody means it. So they ask for a measured effect, and most of them
+warn only.
+"""
+
+from statistics import median
+
+from train_doctor import graphs, histograms
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.losses import judged
+from train_doctor.evidence import Backward, Evidence, Step
+from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+
+STEPS = 3
+DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+LARGE = 6  # inputs of which most are above 2^LARGE
+
+
+@check("B8")
+def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
+    """Losses are differentiated and the optimizer steps, and the weights stay exactly as they were.
+
+    Fires when an optimizer made steps, and no tensor of it had a gradient at any of them. An error where there is no
+    other that had some.
+
+    ERROR or WARN no-gradient-at-the-steps: No tensor in the optimizer got a gradient: the losses were computed with
+    other tensors (a deep copy, an adapted copy, weights that were replaced), and their gradients stay there. Fix:
+    Compute the loss with the tensors that the optimizer holds, or carry the gradients over (p.grad = copy.grad) before
+    the step.
+    """
+    steps, backwards = e.of(Step), [b for b in e.of(Backward) if b.requires_grad and not b.raised]
+    if len(steps) < STEPS or len({b.round for b in backwards}) < STEPS:
+        return unknown("fewer than three steps with a backward were seen")
+    for number, optimizer in enumerate(e.optimizers):
+        mine = [s for s in steps if s.optimizer == number]
+        if len(mine) < 2 or not optimizer.ids or optimizer.live or any(s.own is not None for s in mine):
+            continue
+        return fires(
+            f"none of the {len(optimizer.ids)} tensors of {optimizer.kind.__name__} had a gradient in its {len(mine)} "
+            f"steps, and {len(backwards)} losses were differentiated",
+            "gradients on the tensors that an optimizer holds",
+            ERROR if len(mine) == len(steps) else WARN,
+        )
+    return OK
+
+
+@check("S21")
+def batch_as_time(e: Evidence) -> Fired | Verdict:
+    """The answer to one row depends on the other rows of its batch, and the order within a row counts for nothing.
+
+    Fires when an attention or recurrent module without batch_first was given (rows, length, features): its first size
+    is that of the loss, its second one is not in the loss.
+
+    WARN batch-as-time: {name} takes (time, batch, features) unless batch_first=True, and is given (batch, time,
+    features): it runs along the batch and mixes its rows. Fix: Build it with batch_first=True, or transpose(0, 1)
+    before and after it.
+    """
+    if not e.sequences:
+        return not_applicable("no attention or recurrent module without batch_first was called")
+    shapes = [n.fed.shape for calls in judged(e).values() for n in calls]
+    if not shapes:
+        return unknown("no loss of torch was seen, whose rows would tell")
+    for name, given in e.sequences.items():
+        wrong = [s for s in given if all(_along(s, loss) for loss in shapes)]
+        if wrong and len(wrong) == len(given):
+            return fires(
+                f"{name} is given {wrong[0]}, and the loss has {shapes[0]}", "(time, batch, features)", name=name
+            )
+    return OK
+
+
+def _along(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:
+    return len(given) == 3 and min(given[:2]) > 1 and bool(loss) and loss[0] == given[0] and given[1] not in loss[1:]
+
+
+@check("N26")
+def decay_outweighs(e: Evidence) -> Fired | Verdict:
+    """The weights shrink towards zero, and the outputs of the model become alike.
+
+    Looks at optimizers that add weight_decay times the weight to its gradient. Fires when that is 0.1 or more, and more
+    than the gradient itself in most of the tensors followed.
+
+    WARN decay-outweighs: weight_decay = {decay:g} pulls harder than the gradient, so the weights shrink to
+    nothing{why}. Fix: Use a weight_decay of 0.01 or less{fix}.
+    """
+    if not e.of(Step):
+        return unknown("no optimizer step was seen")
+    names = {id(p): name for name, p in e.parameters().items()}
+    for number, optimizer in enumerate(e.optimizers):
+        updates = [u for s in e.of(Step, optimizer=number) for u in s.updates if u.gradient]
+        for group in optimizer.object.param_groups if optimizer.object is not None else ():
+            decay, mine = group.get("weight_decay") or 0.0, {names.get(id(p)) for p in group["params"]}
+            if decay < DECAY or not _added(optimizer.kind.__name__, group):
+                continue
+            sizes = {name: float(p.detach().norm()) for name, p in e.parameters().items() if name in mine}
+            shares = [decay * sizes[u.name] / u.gradient for u in updates if u.name in sizes and len(u.shape) > 1]
+            if len(shares) < STEPS:
+                return unknown("there is a large weight_decay, and fewer than three steps to compare it with")
+            if median(shares) > 1:
+                slip = decay >= 0.5 and group.get("momentum") == 0
+                return fires(
+                    f"weight_decay = {decay:g} times the weights is {median(shares):.2g} times their gradient (median)",
+                    "a decay that the gradient can hold against",
+                    decay=decay,
+                    why=": a momentum was given as weight_decay" if slip and decay >= 0.8 else "",
+                    fix=f", and momentum={decay:g} if that was meant" if slip else "",
+                )
+    return OK
+
+
+def _added(kind: str, group: dict) -> bool:
+    """To the gradient, and not to the weights directly as AdamW does."""
+    known = ("SGD", "Adam", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
+    return kind in known and not group.get("decoupled_weight_decay")
+
+
+@check("N27")
+def graphs_kept(e: Evidence) -> Fired | Verdict:
+    """Memory grows from step to step, and with retain_graph=True each step takes longer than the one before.
+
+    Fires when the graphs of three or more earlier steps are still alive. Those of the last two steps do not count, nor
+    what only a circle of Python's references holds.
+
+    WARN graphs-kept/summed: The graphs of all steps are kept alive: something sums or collects losses or outputs as
+    tensors. Fix: Collect numbers: total += loss.item(), or loss.detach().
+    WARN graphs-kept/carried: Each backward runs through the graphs of all steps before it: a state is passed on with
+    its graph, and retain_graph=True hides the error. Fix: Detach the state between steps (h = h.detach()) and leave
+    retain_graph out.
+    """
+    if len(e.graphs) < 2 + STEPS:
+        return unknown("fewer than five steps with a graph were seen")
+    kept = graphs.alive(e)
+    if len(kept) < STEPS or len(kept) < 0.5 * (len(e.graphs) - 2):
+        return OK
+    carried = all(b.retained for b in e.of(Backward))
+    return fires(
+        f"the graphs of {len(kept)} of the {len(e.graphs) - 2} steps before the last two are still alive",
+        "graphs that end with their step",
+        fault="graphs-kept/carried" if carried else "graphs-kept/summed",
+    )
+
+
+@check("D9")
+def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
+    """The loss jumps to huge numbers in the first steps, or a smaller rate seems to be needed.
+
+    Fires when most numbers that go into the first layer, a linear or convolutional one, are above 64 and carry no
+    gradient, and the first steps changed weights by more than their own size. Behind a normalisation large inputs do
+    no harm.
+
+    WARN inputs-not-scaled: The data are given to the model as they are: numbers this large make steps this large. Fix:
+    Scale them to about -1 to 1 (pixels: divide by 255 before subtracting the mean), or normalise them in the model.
+    """
+    given = e.histograms.get(histograms.GIVEN, {})
+    if not given:
+        return unknown("no layer was seen with what it is given")
+    if not e.raw:
+        return not_applicable("no linear or convolutional layer is given data as they are")
+    name = e.raw[0]
+    counts = next(iter(given[name].values())) if name in given else []
+    first = 1 + (LARGE - histograms.LOW) // histograms.WIDTH
+    high, there = sum(counts[first : histograms.BINS + 1]), sum(counts)
+    if not there or 2 * high <= there:
+        return OK
+    changes = [u.relative for s in e.of(Step) if s.round < 3 for u in s.updates if len(u.shape) > 1]
+    if not changes:
+        return unknown("the inputs are large, and no step was seen that would tell what comes of it")
+    if not max(changes) > 1:
+        return OK
+    return fires(
+        f"{high / there:.0%} of what {name or 'the model'} is given are above {2**LARGE}, and a step changed a matrix "
+        f"by {max(changes):.2g} of its norm",
+        "inputs of about 1",
+    )

@@ -1,0 +1,95 @@
+"""Graphs of autograd: whether those of earlier steps are still alive, and what in one made its loss NaN.
+
+Each step's graph is given a mark that lives as long as one of its nodes does, and that is held by a weak reference
+only. A mark that is alive several steps later says that something still holds the graph: a sum of losses, a hidden
+state that is passed on.
+
+Footgun: a node that lives for ever (a part of the graph that is computed once) must not make each step's mark live. So
+a node that has a mark keeps it, and gets no other.
+"""
+
+import contextlib
+import gc
+import weakref
+
+import torch
+from torch import Tensor
+
+from train_doctor.evidence import Evidence
+from train_doctor.fed import kind
+
+MARKED, WALKED, ROUNDS = 24, 300, 64  # nodes of a step; nodes looked at for a cause; rounds
+KEY = "train_doctor"
+
+
+class Mark:
+    """Dies with the last node that holds it."""
+
+
+def mark(e: Evidence, loss: Tensor) -> None:
+    """Before a backward: its graph belongs to this round."""
+    if e.rounds in e.graphs or e.rounds >= ROUNDS or loss.grad_fn is None:
+        return
+    made = Mark()
+    for node in _walk(loss, MARKED):
+        if kind(node) != "AccumulateGrad":  # lives as long as its parameter
+            with contextlib.suppress(AttributeError, TypeError):
+                node.metadata.setdefault(KEY, made)
+    e.graphs[e.rounds] = weakref.ref(made)
+
+
+def alive(e: Evidence) -> list[int]:
+    """Rounds, at least two back from the last one, whose graph is still held."""
+
+    def now() -> list[int]:
+        return [round for round, ref in e.graphs.items() if ref() is not None and round <= max(e.graphs) - 2]
+
+    if len(now()) > 2:
+        gc.collect()  # what only a circle of references holds is nobody's
+    return now()
+
+
+def source(loss: Tensor) -> str:
+    """The deepest function in the graph of a loss that is not finite which was given what it cannot take; or ""."""
+    found = ""
+    for node in _walk(loss, WALKED):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+            found = _refused(node) or found
+    return found
+
+
+def _refused(node) -> str:
+    what = kind(node)
+    if what in ("Log", "Log2", "Log10"):
+        return _told("a logarithm", node._saved_self, node._saved_self <= 0, "0 or less")
+    if what == "Log1P":
+        return _told("log1p", node._saved_self, node._saved_self <= -1, "-1 or less")
+    if what == "Div" and isinstance(node._saved_other, Tensor):
+        return _told("a division", node._saved_other, node._saved_other == 0, "0")
+    return ""
+
+
+def _told(function: str, given: Tensor, wrong: Tensor, what: str) -> str:
+    many = int(wrong.sum())
+    return f"{function} was given {many} numbers that are {what} (of {given.numel()})" if many else ""
+
+
+def _walk(loss: Tensor, limit: int):
+    queue, seen = [loss.grad_fn], set()
+    while queue and len(seen) < limit:
+        node = queue.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        queue += [edge for edge, _ in node.next_functions]
+
+
+def sequences(model: torch.nn.Module) -> dict[int, str]:
+    """Attention and recurrent modules that take (time, batch, features), by id."""
+    kinds = (torch.nn.MultiheadAttention, torch.nn.RNNBase)
+    return {
+        id(m): name
+        for name, m in model.named_modules()
+        if isinstance(m, kinds) and getattr(m, "batch_first", True) is False
+    }
