@@ -53,7 +53,7 @@ AIMS = ("time", "cell", "work", "work", "write")
 VARIES = {"seconds", "cpu_seconds", "started", "finished", "tokens_per_s", "eta_s", "memory_gib", "environment"}
 VARIES |= {"flop_per_s", "mfu", "hfu", "card_gib", "card_busy", "card_watts"}
 VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
-VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "worst_prediction"}  # measured peaks of memory
+VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "peak_bytes", "step_bytes", "worst_prediction"}  # measured
 VARIES |= {"prepare_seconds", "fronts", "order_changes"}  # they rest on measured seconds and bytes
 VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes"}
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves
@@ -614,7 +614,9 @@ def _bytes(path: Path) -> bytes:
 
 def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _lasting(item) for name, item in value.items() if name not in VARIES}
+        return {
+            name: _lasting(item) for name, item in value.items() if name not in VARIES and name[:12] != "compile_gain"
+        }
     return value
 
 
