@@ -1,4 +1,4 @@
-"""Wired wrongly though every part is sound: B8, S21, N26, N27, D9, and healthy programs that look like it."""
+"""Wired wrongly though every part is sound: B8, S21, N26, N27, D9, F22, D10, and healthy programs that look like it."""
 
 import copy
 
@@ -204,3 +204,78 @@ def test_a_schedule_of_epochs_stepped_at_each_batch(every, wrong):
 
     report = loop(model, loss, optimizer, after=after)
     assert_root(report, "N9") if wrong else clean(report)
+
+
+# ------------------------------------------------------------------------------------------------ samples
+class Coder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.width, self.back = nn.Linear(6, 2), nn.Linear(6, 2), nn.Linear(2, 6)
+
+    def forward(self, x, way):
+        q = torch.distributions.Normal(self.mean(x), F.softplus(self.width(x)))
+        z = getattr(q, way)()
+        return self.back(z), q, z
+
+
+def bound(model, x, way):
+    rebuilt, q, _ = model(x, way)
+    prior = torch.distributions.Normal(0.0, 1.0)
+    return F.mse_loss(rebuilt, x) + 1e-3 * torch.distributions.kl_divergence(q, prior).mean()
+
+
+def test_a_sample_without_a_gradient():
+    x, model = torch.randn(16, 6), Coder()
+    assert_root(loop(model, lambda: bound(model, x, "sample")), "F22")
+    clean(loop(model, lambda: bound(model, x, "rsample")))
+
+
+def test_a_sample_that_is_scored():
+    """An action of a policy, which a critic judges too."""
+    x, policy, critic = torch.randn(16, 6), Coder(), nn.Linear(2, 1)
+
+    def loss():
+        _, q, action = policy(x, "sample")
+        advantage = 1.0 - critic(action).squeeze(1)
+        return advantage.square().mean() - (q.log_prob(action).sum(1) * advantage.detach()).mean()
+
+    both = nn.ModuleList([policy, critic])
+    report = loop(both, loss)
+    assert not report.faults and not [f for f in report.findings if f.check == "F22"], report
+
+
+def test_a_sample_that_only_leaves_the_program():
+    """Noise of a policy that explores; the critic's gradient takes another way."""
+    x, policy = torch.randn(16, 6), Coder()
+
+    def loss():
+        _, q, action = policy(x, "rsample")
+        q.sample().numpy()
+        return (action - 1).square().mean() + q.scale.square().mean()
+
+    report = loop(policy, loss)
+    assert not report.faults and not [f for f in report.findings if f.check == "F22"], report
+
+
+def test_sampling_is_put_back():
+    kinds = (torch.distributions.Distribution, torch.distributions.Normal, torch.distributions.Categorical)
+    before = [(vars(k).get("sample"), vars(k).get("log_prob")) for k in kinds]
+    x, model = torch.randn(16, 6), Coder()
+    loop(model, lambda: bound(model, x, "rsample"))
+    assert before == [(vars(k).get("sample"), vars(k).get("log_prob")) for k in kinds]
+
+
+# ------------------------------------------------------------------------------------------------ padding
+@pytest.mark.parametrize(
+    ("ids", "padding", "named"),
+    [
+        (torch.arange(12), 0, True),
+        (torch.arange(12), None, False),
+        (torch.arange(1, 13), 0, False),  # numbered from 1
+        (torch.tensor([[3, 4, 5, 0], [6, 7, 0, 0]]), 0, False),  # rows that are padded
+    ],
+)
+def test_padding_that_is_an_item(ids, padding, named):
+    table, target = nn.Embedding(16, 4, padding_idx=padding), torch.randn(*ids.shape, 4)
+    report = loop(table, lambda: F.mse_loss(table(ids), target))
+    assert not report.faults and ("D10" in [f.check for f in report.findings]) == named, report

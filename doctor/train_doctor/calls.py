@@ -24,11 +24,13 @@ from train_doctor import fed, graphs, histograms, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, nothing
 from train_doctor.histograms import Given
+from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
 from train_doctor.waits import Waits
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
 CALLS = 4096  # of models without a backward, for each step to be watched; then the watch ends
+PADDED = 3  # calls of a table whose ids are read for its padding
 HELD = 64  # losses whose tensors are held until the next backward
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
@@ -38,7 +40,7 @@ class Calls(Part):
 
     def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
         super().__init__(at)
-        self.waits, self.layers = waits, Given(at)
+        self.waits, self.layers, self.latents = waits, Given(at), Latents(at)
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
@@ -64,6 +66,7 @@ class Calls(Part):
             self._wrapper(wrapper)
         for name in fed.LOSSES:
             self.at.around(F, name, self._see_loss)
+        self.latents.start()
         if not any(is_compiled(m) for m in (*e.models, *e.wrappers)):
             self._discover()
         for model in e.models:
@@ -287,6 +290,7 @@ class Calls(Part):
                 self.waits.meet(module)
             self.waits.called()
             self.layers.called(module, args)
+            self.latents.given(args)
 
     def _embedded(self, module, args, output) -> None:
         if torch.is_grad_enabled() and not self.at.depth:  # an evaluation in between must not stand for the training
@@ -295,6 +299,9 @@ class Calls(Part):
     @quietly
     def _note_embedded(self, module, args) -> None:
         ids = args[0] if args else None
+        pad, seen = module.padding_idx, self.e.padded.setdefault(id(module), [0, 0, 0])
+        if readable(ids) and pad is not None and seen[0] < PADDED:
+            seen[:] = seen[0] + 1, seen[1] + int((on_cpu(ids) == pad).sum()), max(seen[2], ids.dim())
         widest = self.ends.get("vocabulary", 0)
         if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
             cast = autocast_of(ids.device.type)

@@ -235,6 +235,8 @@ class Evidence:
         self.crooked = False  # a loss that was not finite has been looked into
         self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
         self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given
+        self.latents: list[Any] = []  # samples without a gradient, see latents.py
+        self.padded: dict[int, list[int]] = {}  # id(embedding) -> calls read, ids that were padding, largest dim of ids
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts

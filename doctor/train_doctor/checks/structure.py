@@ -1,10 +1,12 @@
-"""What is wired wrongly though every part is sound: B8, S21, N26, N27, D9.
+"""What is wired wrongly though every part is sound: B8, S21, N26, N27, D9, F22, D10.
 
 Footgun: each of these is legal, and somewhere somebody means it. So they ask for a measured effect, and most of them
 warn only.
 """
 
 from statistics import median
+
+from torch import nn
 
 from train_doctor import graphs, histograms
 from train_doctor.check import Fired, check, fires
@@ -173,3 +175,50 @@ def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
         f"by {max(changes):.2g} of its norm",
         "inputs of about 1",
     )
+
+
+@check("F22")
+def sampled_without_gradient(e: Evidence) -> Fired | Verdict:
+    """What makes the parameters of a distribution learns from other terms alone, and what is rebuilt stays blurred.
+
+    Fires when samples of a distribution whose parameters learn were drawn without a gradient and given to a module as
+    they are, three times or more, and none of them was ever scored with log_prob.
+
+    WARN sampled-without-gradient: {kind}.sample() cuts the graph: no loss behind the sample reaches the parameters of
+    the distribution. Fix: Draw with rsample(), or score the sample with log_prob if it is an action.
+    """
+    if not e.latents:
+        return not_applicable("no distribution that learns was sampled without a gradient")
+    entered = [latent for latent in e.latents if latent.entered]
+    if len(entered) < STEPS or any(latent.scored for latent in e.latents):
+        return OK
+    return fires(
+        f"{len(entered)} of {len(e.latents)} samples were given to a module, and none was scored",
+        "a sample with a gradient",
+        kind=entered[0].kind,
+    )
+
+
+@check("D10")
+def padding_that_stands_for_data(e: Evidence) -> Fired | Verdict:
+    """One user, item or category is never learned: its row in the table stays what it was.
+
+    Fires when a table with a padding_idx is given one id per row, where nothing can be padding, and some of these ids
+    are the padding's.
+
+    WARN padding-stands-for-data: padding_idx={pad} of {name} keeps the gradient of that row at zero, and the id is
+    among the data. Fix: Leave padding_idx out, or number the data from 1. If the id means "none", this is right.
+    """
+    tables = {id(m): (name, m) for name, m in e.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None}
+    if not tables:
+        return not_applicable("no table has a padding_idx")
+    for key, (calls, many, dims) in e.padded.items():
+        if key in tables and calls and many and dims == 1:
+            name, table = tables[key]
+            return fires(
+                f"{many} ids in {calls} calls with one id per row are {table.padding_idx}",
+                "a padding_idx that is no id of the data",
+                pad=table.padding_idx,
+                name=name,
+            )
+    return OK
