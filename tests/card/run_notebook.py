@@ -123,7 +123,7 @@ SKIPPED: dict[str, list[tuple[str, str]]] = {
         ("guess_reading.answer(", ABOUT),
         ("examining.arriving(kind", CPU_ONLY),
         ("picture = show.curves(shares", ABOUT),
-        ("overflown = programs", CPU_ONLY),
+        ('reports["a weight overflowed"] = look(', CPU_ONLY),
         ("roots = {reports", ABOUT),
         ("watched, rows = {}", CPU_ONLY),
         ("unseen, rows = look(hidden)", CPU_ONLY),
