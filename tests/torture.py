@@ -55,7 +55,7 @@ VARIES |= {"flop_per_s", "mfu", "hfu", "card_gib", "card_busy", "card_watts"}
 VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
 VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "peak_bytes", "step_bytes", "worst_prediction"}
 VARIES |= {"prepare_seconds", "fronts", "order_changes"}  # they rest on measured seconds and bytes
-VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes"}
+VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes", "fsdp_peak_share", "ddp_gain"}
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
@@ -271,8 +271,8 @@ class World:
     def sweep(self) -> None:
         """Give the command once more, and run a notebook: what is swept then was not left behind."""
         self.grow_old()
-        write_notebook(self.folder / "notebooks" / "tiny.ipynb", TINY)
         before = set(self.folder.rglob("*"))
+        write_notebook(self.folder / "notebooks" / "tiny.ipynb", TINY)
         for command in (self.command, [*NBLIB, "run", "tiny"]):
             if (attempt := self.start(command)).ended(300):
                 raise Fault("cannot go on", f"after its end, {' '.join(command[2:])}: {attempt.last_words}")
