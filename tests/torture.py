@@ -54,8 +54,8 @@ VARIES = {"seconds", "cpu_seconds", "started", "finished", "tokens_per_s", "eta_
 VARIES |= {"flop_per_s", "mfu", "hfu", "card_gib", "card_busy", "card_watts"}
 VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
 VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "peak_bytes", "step_bytes", "worst_prediction"}
-VARIES |= {"prepare_seconds", "fronts", "order_changes"}  # they rest on measured seconds and bytes
-VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes", "fsdp_peak_share", "ddp_gain"}
+VARIES |= {"prepare_seconds", "fronts", "order_changes", "ddp_speed_up", "peak_mb"}  # measured seconds and bytes
+VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes", "fsdp_peak_share"}
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
