@@ -26,7 +26,6 @@ import contextlib
 import gc
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -249,7 +248,10 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def new_folder(notebook: str) -> Path:
-    return files.make_folder(paths.outputs() / notebook / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}")
+    """Names sort by the time a run began, two of the same second too: the last six digits are the second's fraction."""
+    second, rest = divmod(time.time_ns(), 10**9)
+    name = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(second))}-{rest * 2**24 // 10**9:06x}"
+    return files.make_folder(paths.outputs() / notebook / name)
 
 
 def record(folder: Path) -> dict[str, Any]:

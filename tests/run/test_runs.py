@@ -49,6 +49,11 @@ def test_by_hand_a_run_gets_its_own_folder_and_resume_drops_a_torn_line(workbook
     assert "3" not in (run.dir / "metrics.jsonl").read_text() and not (run.dir / "result.json").exists()
 
 
+def test_folders_of_the_same_second_sort_by_the_time_they_were_made(workbook):
+    made = [runs.new_folder("00_a") for _ in range(50)]
+    assert sorted(made) == made and len(set(made)) == 50
+
+
 def test_tensorboard_gets_the_numbers_of_each_step(tmp_path):
     """Read back by TensorBoard itself, which is not among what this workbook installs."""
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: no event files to read")
