@@ -38,9 +38,9 @@ from nblib import compiling, losses, models, runtime, wiring
 
 OPTIMIZERS = {
     "adamw": lambda params: torch.optim.AdamW(params, fused=True),
-    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, fused=True),
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, fused=True),
-}
+    "momentum": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, foreach=False),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.1, foreach=False),
+}  # one tensor at a time holds what fused does; fused SGD knows no fake tensors, and would run on real ones as large
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 SHARE = 0.9  # of a card's free memory; the rest is for what no tensor holds
 GROUPED = (torch.ops.aten._grouped_mm.default,) if hasattr(torch.ops.aten, "_grouped_mm") else ()
