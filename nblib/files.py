@@ -26,6 +26,7 @@ import math
 import os
 import shutil
 import stat
+import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,21 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def remove_partials(folder: Path, name: str = "*") -> None:
-    """Delete what processes that were killed while writing left in the folder."""
+    """Delete what processes that were killed while writing left in the folder. One that began after a file was written
+    did not write it: it has only been given the same number."""
     for partial in folder.glob(f".{name}.*.partial"):
-        if not Path(f"/proc/{partial.name.split('.')[-2]}").exists():
-            _remove(partial)
+        with contextlib.suppress(FileNotFoundError):  # just put in its place
+            if _began(partial.name.split(".")[-2]) > partial.lstat().st_mtime + 60:  # clocks differ a little
+                _remove(partial)
+
+
+def _began(pid: str) -> float:
+    """When a process began, in seconds as `time.time()` counts them; infinity when there is no such process."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return math.inf
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + int(ticks) / os.sysconf("SC_CLK_TCK")
 
 
 def _remove(path: Path) -> None:

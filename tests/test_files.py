@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import numpy
+import psutil
 import pytest
 import torch
 from bit_flips import flips
@@ -195,6 +196,15 @@ def test_no_write_follows_a_planted_link(tmp_path):
         partial.mkdir()
     assert victim.read_text() == (tmp_path / "victims" / "file").read_text() == "precious"
     assert (folder / "link.json").read_text() == "new" and not (folder / "model").is_symlink()
+
+
+def test_a_living_process_with_the_number_of_a_dead_one_keeps_nothing(tmp_path):
+    before, since = (tmp_path / f".{name}.{os.getpid()}.partial" for name in ("before", "since"))
+    for partial, when in ((before, psutil.Process().create_time() - 100), (since, psutil.Process().create_time() + 1)):
+        partial.mkdir()
+        os.utime(partial, (when, when))
+    files.remove_partials(tmp_path)
+    assert list(tmp_path.iterdir()) == [since]
 
 
 def test_a_replaced_folder_is_the_old_or_the_new_one_when_the_deletion_fails(tmp_path, monkeypatch):

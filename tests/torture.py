@@ -264,9 +264,10 @@ class World:
 
     def grow_old(self) -> None:
         """As if a while had passed since the last kill."""
-        for leftover in (*(self.folder / "tmp").glob("nblib-*"), *(self.folder / "outputs").glob("refresh-*")):
+        old = [*(self.folder / "tmp").glob("nblib-*"), *(self.folder / "outputs").glob("refresh-*"), *self.partials()]
+        for leftover in old:
             with contextlib.suppress(OSError):
-                os.utime(leftover, (time.time() - 120,) * 2)
+                os.utime(leftover, (time.time() - 3600,) * 2)
 
     def sweep(self) -> None:
         """Give the command once more, and run a notebook: what is swept then was not left behind."""
