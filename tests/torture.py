@@ -60,8 +60,8 @@ VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and whi
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
 CYCLE = """
-    14:4 adamw:6 cache:6 records:6 base:3 sweep:3 refresh:2
-    13:4 12:4 10:5 11:5 00:4 muon:5 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
+    14:4 adamw:6 cache:6 records:6 muon:3 base:2 sweep:3
+    13:4 12:4 10:5 11:5 00:4 refresh:4 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
     12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 15:5 records:8 muon:6 12:5
     00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 14:4 refresh:5
 """
@@ -139,6 +139,11 @@ TINY = (
     "records = train.fit(model, text.Batches(stream, rows=4, length=32), train.adamw(model, lr=lr), **options)",
     'loss = train.evaluate(model, stream[:2048].view(-1, 32), machine=machine)["loss"]\n'
     "run.result(loss=loss, steps=len(records))\nrun.finish()\nprint(loss)",
+)
+
+NOTHING = (
+    "x: int = 0  # a number [0 .. 1]",
+    'from nblib.run import runs\nrun = runs.begin("nothing", globals())\nrun.finish()',
 )
 
 
@@ -273,8 +278,8 @@ class World:
         """Give the command once more, and run a notebook: what is swept then was not left behind."""
         self.grow_old()
         before = set(self.folder.rglob("*"))
-        write_notebook(self.folder / "notebooks" / "tiny.ipynb", TINY)
-        for command in (self.command, [*NBLIB, "run", "tiny"]):
+        write_notebook(self.folder / "notebooks" / "nothing.ipynb", NOTHING)
+        for command in (self.command, [*NBLIB, "run", "nothing"]):
             if (attempt := self.start(command)).ended(300):
                 raise Fault("cannot go on", f"after its end, {' '.join(command[2:])}: {attempt.last_words}")
         for path in set(self.folder.rglob("*")) - before:
