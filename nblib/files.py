@@ -19,6 +19,7 @@ strings "nan", "inf" and "-inf" here; `float()` turns them back.
 import contextlib
 import ctypes
 import fcntl
+import glob
 import hashlib
 import itertools
 import json
@@ -54,6 +55,7 @@ def make_folder(path: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path` to write a file or a folder under; when the block ends well it takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_partials(path.parent, glob.escape(path.name))
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(partial)  # a container that starts again gives the same number to a process that was killed here
     try:

@@ -54,6 +54,9 @@ with files.replacing(Path({str(path)!r})) as partial:
     assert path.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
     files.remove_partials(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9 and len(list(tmp_path.iterdir())) == 2
+    files.write(path, "old")  # whoever writes it again sweeps too
+    assert list(tmp_path.iterdir()) == [path]
     left = tmp_path / f".run.json.{os.getpid()}.partial"  # of a process that had our number, as in a new container
     left.mkdir()
     files.write(path, "new")
