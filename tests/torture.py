@@ -109,7 +109,7 @@ SHORT = {
     ),
     "15_spiking_student": (
         "steps=40 hidden=32 rows=2 length=32 eval_rows=8 eval_every=10 k=8",
-        ("spike(inputs", "rate(layer)", "cost_rows(", "training_rules.rows()"),
+        ("spike(inputs", "rate(layer)", "cost_rows(", "goose_energy.", "goose_context.", "training_rules.rows()"),
     ),
     "14_sparse_depth": (
         "steps=60 hidden=32 width=32 rows=2 length=32 short_steps=4 eval_rows=8",
