@@ -12,10 +12,20 @@ any instant the folder is either whole or not there. Reading checks the hashes. 
 
 The records of all steps so far are in it too, so a training that was resumed has the same history as a straight one.
 
-Several processes write one checkpoint: rank 0 gathers the shards, and nothing on disk shows how many there were. So any
-number reads it, on any mesh, under two rules. The position in the data counts batches of the notebook, which the
-processes share, so it is the same for any number (`Batches` that were told their `world` count their own). And process
-r takes the generators that process r had. Where there was none it makes them from rank 0's and r.
+Several processes write one checkpoint through torch.distributed.checkpoint: each the shards that it holds, and a part
+of what all hold, as `shard-...safetensors`. No process puts the whole together. `training.pt` then has the rest, which
+is rank 0's, describes the tensors by shape and type, and names the shards. Any number of processes reads either form,
+on any mesh, and each reads only its shards. When the number changes:
+
+    position    it counts batches of the notebook, which the processes share: the next batch is the next one, whatever
+                the number (`Batches` that were told their `world` count their own)
+    counters    steps, tokens, seconds, the windows of the guards and the history are of all together: they go on
+    generators  process r takes those that process r had; where there was none, it makes them from rank 0's and r. Those
+                of ranks that are no more are gone: back at the old number, they are made anew
+
+A `Saver` may write in the background: the states are copied, the steps go on, and a thread writes the copy. There is
+one such write at a time, the last checkpoint is written before the loop ends, and an error in the thread is raised at
+the next step. Its price is memory of the host for a second copy of the states.
 
 Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a hash of all of it notices another.
 
@@ -23,18 +33,23 @@ Footgun: `state_dict()` returns the live tensors, and `load_state_dict` may keep
 held in memory must be cloned both ways, or training goes on writing into it.
 """
 
+import contextlib
 import copy
 import errno
 import hashlib
 import re
 import shutil
-from collections.abc import Iterable
+import warnings
+from collections import ChainMap
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -97,10 +112,8 @@ def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batch
                     f"{name}: checkpoint {tuple(state['weights'][name].shape)}, model {tuple(tensor.shape)}"
                 )
             tensor.copy_(parallel.like(state["weights"][name], tensor))
+    _cut(training["optimizers"], optimizers)
     for optimizer, saved in zip(optimizers, training["optimizers"], strict=True):
-        params = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
-        for number, known in saved.get("state", {}).items():
-            known.update({k: parallel.like(v, params[number]) for k, v in known.items() if isinstance(v, Tensor)})
         optimizer.load_state_dict(saved)
     if scaler is not None and training["scaler"]:
         scaler.load_state_dict(training["scaler"])
@@ -113,34 +126,121 @@ def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batch
     return training["progress"]
 
 
-def save(folder: Path, state: dict, *, keep: int = 2) -> Path:
-    """Write a captured state as `folder/step-N`; keep the newest `keep`. Every process may call it, rank 0 writes."""
+def save(folder: Path, state: dict, *, keep: int = 2, group=None) -> Path:
+    """Write a captured state as `folder/step-N`; keep the newest `keep`. Where processes have joined a world, each of
+    them must call it, and it returns when all have written."""
     final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
-    state = parallel.gathered(state, everywhere=False)
-    if runtime.rank() != 0:
-        return final
     try:
-        with files.replacing(final) as partial:  # this step may be there already, of a run resumed from an older one
-            partial.mkdir()
-            save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / FILES[0])
-            torch.save(state["training"], partial / FILES[1])
-            files.seal(partial)
+        if parallel.size() > 1:
+            _write_shards(final, state, group)
+        elif runtime.rank() == 0:
+            with files.replacing(final) as partial:  # this step may be there already, of one resumed from an older one
+                partial.mkdir()
+                save_file({n: t.contiguous() for n, t in state["weights"].items()}, partial / FILES[0])
+                torch.save(state["training"], partial / FILES[1])
+                files.seal(partial)
     except (OSError, SafetensorError, RuntimeError) as error:  # torch.save reports a full disk as RuntimeError
         free = shutil.disk_usage(next(p for p in final.parents if p.exists())).free
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error) or free < _bytes(state)
-        reason = (
-            f"no space left on the device ({free / 2**20:.1f} MiB free, about {_bytes(state) / 2**20:.1f} needed)"
-            if full
-            else error
-        )
-        intact = [path.name for path in folders(folder)]
-        raise CheckpointError(
-            f"checkpoint {final} not written: {reason}. Intact: {', '.join(intact) or 'none'}"
-        ) from error
-    for path in [path for path in folders(folder) if path != final][keep - 1 :]:
-        shutil.rmtree(path)
-    files.remove_partials(Path(folder), "step-*")
+        sizes = f"{free / 2**20:.1f} MiB free, about {_bytes(state) / 2**20:.1f} needed"
+        reason = f"no space left on the device ({sizes})" if full else error
+        intact = ", ".join(path.name for path in folders(folder)) or "none"
+        raise CheckpointError(f"checkpoint {final} not written: {reason}. Intact: {intact}") from error
+    if runtime.rank() == 0:
+        for path in [path for path in folders(folder) if path != final][keep - 1 :]:
+            shutil.rmtree(path)
+        files.remove_partials(Path(folder), "step-*")
     return final
+
+
+def _write_shards(final: Path, state: dict, group) -> None:
+    """In steps that all end before the next begins; an error of one process ends it for all."""
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+    from torch.distributed.checkpoint import save as write
+
+    first, names, hashes = runtime.rank() == 0, [], {}
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> str:
+            partial = stack.enter_context(files.replacing(final)) if first else Path()
+            return partial.mkdir() or str(partial) if first else ""
+
+        def shards() -> list[str]:
+            tensors = {name: t.contiguous() for name, t in _named(state).items()}
+            write(tensors, storage_writer=HuggingFaceStorageWriter(partial, save_distributed=True), process_group=group)
+            return [path.name for path in Path(partial).iterdir()]
+
+        def hashed() -> dict[str, str]:
+            return {name: files.sha256(Path(partial) / name) for name in names[runtime.rank() :: parallel.size()]}
+
+        def end() -> None:
+            if first:
+                rest = _mapped(state, lambda _, t: torch.empty(t.shape, dtype=t.dtype, device="meta") if t.ndim else t)
+                torch.save(rest["training"] | {"weights": rest["weights"], "shards": names}, Path(partial) / FILES[1])
+                files.seal(Path(partial), hashes)
+                stack.close()  # the folder gets its name
+
+        partial = parallel.together(begin, group)[0]
+        names = sorted(set().union(*parallel.together(shards, group)))
+        hashes = dict(ChainMap(*parallel.together(hashed, group)))
+        parallel.together(end, group)
+
+
+def _mapped(value, change: Callable[[str, Tensor], Tensor], name: str = ""):
+    """The same nest of dicts and lists, each tensor changed. The way to a tensor is its name."""
+    if isinstance(value, dict):
+        return {key: _mapped(v, change, f"{name}/{key}") for key, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(v, change, f"{name}/{n}") for n, v in enumerate(value))
+    return change(name, value) if isinstance(value, Tensor) else value
+
+
+def _named(state: dict) -> dict[str, Tensor]:
+    """What goes to the shards; numbers stay where they are."""
+    found: dict[str, Tensor] = {}
+    _mapped(state, lambda name, t: found.setdefault(name, t) if t.ndim else t)
+    return found
+
+
+class Saver:
+    """Saves the checkpoints of one training, in the background if it shall: `with Saver(...) as saver`."""
+
+    def __init__(self, folder: Path | None, *, keep: int, background: bool = False):
+        self.folder, self.keep, self.background, self.writing = folder, keep, background, Future()
+        self.writing.set_result(None)
+        self.group = parallel.beside(dist.group.WORLD) if folder and parallel.size() > 1 else None
+
+    def save(self, state: dict, *, last: bool) -> None:
+        """After the one before has been written. The last one is written when this returns."""
+        self.wait()
+        if last or not self.background:
+            save(self.folder, state, keep=self.keep, group=self.group)
+            return
+        history = list(state["training"].pop("history", []))  # records do not change
+        copied = self.stager.stage(state)  # on the host
+        copied["training"]["history"] = history
+        self.writing = self.thread.submit(save, self.folder, copied, keep=self.keep, group=self.group)
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong there."""
+        self.writing.result()
+
+    def failed(self) -> bool:
+        return self.writing.done() and self.writing.exception() is not None
+
+    def __enter__(self) -> "Saver":
+        if self.background:
+            from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+            self.stager, self.thread = DefaultStager(StagingOptions(False, False, False, False)), ThreadPoolExecutor(1)
+        return self
+
+    def __exit__(self, error, *_) -> None:
+        if self.background:
+            self.thread.shutdown()  # what is being written will be whole, also when the training ends by an error
+            self.stager.close()
+            if error in (None, GeneratorExit):
+                self.wait()
 
 
 def folders(folder: Path) -> list[Path]:
@@ -149,20 +249,40 @@ def folders(folder: Path) -> list[Path]:
     return sorted((path for path in named if path.is_dir() and not path.is_symlink()), reverse=True)
 
 
-def read(path: Path) -> dict:
-    """One checkpoint, its hashes verified. Nothing is unpickled that could run code."""
+def read(path: Path, place: Callable[[dict], None] = lambda state: None, *, trusted: bool = False) -> dict:
+    """One checkpoint, its hashes verified unless another process did. Nothing is unpickled that could run code. `place`
+    may put shards where tensors are only described; the others are read whole."""
     try:
-        files.verify(path, FILES)
+        names = set() if trusted else files.verify(path)
         training = torch.load(path / FILES[1], map_location="cpu", weights_only=True)
         if wrong := [name for name, kind in PARTS.items() if not isinstance(training[name], kind)]:
             raise CheckpointError(f"{path.name} is damaged: no {wrong[0]} in {FILES[1]}")
-        return {"weights": load_file(path / FILES[0]), "training": training}
+        shards = training.pop("shards", None)
+        needed = {*FILES} if shards is None else {FILES[1], *shards}
+        if not trusted and names != needed:
+            raise CheckpointError(f"{path.name} is damaged: its {files.MANIFEST} does not name {', '.join(needed)}")
+        if shards is None:
+            return {"weights": load_file(path / FILES[0]), "training": training}
+        return _read_shards(path, {"weights": training.pop("weights"), "training": training}, place)
     except CheckpointError:
         raise
     except files.Unreadable as error:
         raise CheckpointError(str(error).replace(str(path), path.name)) from None
     except Exception as error:  # hashes of rubbish are true too, and each reader has its own words for that
         raise CheckpointError(f"{path.name} is damaged: {type(error).__name__}: {error}") from error
+
+
+def _read_shards(path: Path, state: dict, place: Callable[[dict], None]) -> dict:
+    from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, load
+
+    place(state)
+    state = _mapped(state, lambda _, t: torch.empty_like(t, device="cpu") if t.is_meta else t)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # that it reads alone, which it shall
+            load(_named(state), storage_reader=HuggingFaceStorageReader(path), no_dist=True)
+    except CheckpointException as error:  # which is no Exception
+        raise RuntimeError(str(error).splitlines()[-1]) from error
+    return state
 
 
 def newest(folder: Path) -> dict | None:
@@ -176,7 +296,7 @@ def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progr
     the one given."""
     broken = None
     for path in parallel.every(folders(folder))[0]:
-        if (state := _whole(path)) is None:
+        if (state := _whole(path, lambda state: _place(state, model, optimizers))) is None:
             continue
         try:
             found = restore(state, model, optimizers, **parts)
@@ -193,14 +313,32 @@ def resume(folder: Path, model: nn.Module, optimizers: list[Optimizer], *, progr
     return None
 
 
-def _whole(path: Path) -> dict | None:
+def _place(state: dict, model: nn.Module, optimizers: list[Optimizer]) -> None:
+    """Empty shards where a tensor is described that is cut in this process."""
+    tensors = _saved_tensors(model)
+    state["weights"] = {name: parallel.like(t, tensors.get(name)) for name, t in state["weights"].items()}
+    _cut(state["training"]["optimizers"], optimizers)
+    if snapshot := state["training"].get("snapshot"):
+        _place(snapshot, model, optimizers)
+
+
+def _cut(saved: list[dict], optimizers: list[Optimizer]) -> None:
+    """The moments cut as their parameters are."""
+    for optimizer, known in zip(optimizers, saved):
+        params = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+        for number, values in known.get("state", {}).items():
+            cut = {k: parallel.like(v, params.get(number)) for k, v in values.items() if isinstance(v, Tensor)}
+            values.update(cut)
+
+
+def _whole(path: Path, place: Callable[[dict], None] = lambda state: None) -> dict | None:
     """Rank 0 judges for all: another process would find it set aside already."""
     state = None
     try:
-        state = read(path) if runtime.rank() == 0 else None
+        state = read(path, place) if runtime.rank() == 0 else None
     except CheckpointError as error:
         _set_aside(path, str(error))
-    return read(path) if parallel.every(state is not None)[0] and state is None else state
+    return read(path, place, trusted=True) if parallel.every(state is not None)[0] and state is None else state
 
 
 def _set_aside(path: Path, why: str) -> None:

@@ -59,6 +59,7 @@ def steps(
     log_every: int = 10,
     checkpoints: Path | None = None,
     checkpoint_every: int = 0,
+    checkpoint_async: bool = False,
     keep: int = 2,
     spike: float = 0.0,
     snapshot_every: int = 20,
@@ -82,7 +83,8 @@ def steps(
     snapshot, reason, warned, clock, speed = None, None, set(), _Clock(), flops.Speed(machine)
     checkpoints = parallel.every(checkpoints)[0]
 
-    with _stop_signals() as stop, parallel.Spread(plan, model, loss, optimizers) as spread:
+    saver = checkpoint.Saver(checkpoints, keep=keep, background=checkpoint_async)
+    with _stop_signals() as stop, parallel.Spread(plan, model, loss, optimizers) as spread, saver:
         params = [p for group in _groups(optimizers) for p in group["params"]]  # under a mesh they are shards
         if checkpoints and (state := checkpoint.resume(checkpoints, progress=progress, **everything)):
             progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
@@ -160,7 +162,10 @@ def steps(
             if machine.device.type == "cuda":
                 record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
             wish = REASONS.index(stop.name or ("Stop" if controls and controls.stop else None))
-            reason = REASONS[parallel.highest(wish, machine.device)]
+            wish = parallel.highest(len(REASONS) if saver.failed() else wish, machine.device)
+            if wish == len(REASONS):
+                saver.wait()  # raises what went wrong in the background
+            reason = REASONS[wish]
             last = step + 1 == total or reason is not None
             if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
                 with clock.paused(), spread.whole():
@@ -172,7 +177,7 @@ def steps(
             records.append(record)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
                 with clock.paused():
-                    checkpoint.save(checkpoints, capture(history=records, snapshot=snapshot), keep=keep)
+                    saver.save(capture(history=records, snapshot=snapshot), last=last)
             if reason:
                 record["stopped"] = reason
                 saved = ", checkpoint saved" if checkpoints else ""
@@ -190,6 +195,7 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
     machine      device and autocast precision      clip          largest gradient norm, 0 for none
     evaluate     () -> facts, every eval_every      log           called with a record every log_every
     checkpoints  folder; resumes from it            keep          checkpoints kept
+    checkpoint_async  the steps go on while a checkpoint is written, from a copy of the states (checkpoint.py)
     spike        factor over the median loss that triggers a rollback to the last snapshot, 0 for never; with it
                  non-finite losses roll back too instead of ending the run
     controls     an object with .stop and .lr_scale, read once per step
