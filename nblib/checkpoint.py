@@ -9,23 +9,18 @@ On disk a checkpoint is a folder `step-00000120` with `model.safetensors`, `trai
 last holding the SHA-256 of the others. It is written under a temporary name, flushed to the device, and renamed: at
 any instant the folder is either whole or not there. Reading checks the hashes. What is damaged is set aside as
 `damaged-step-...` and the one before is taken; it never counts among those to keep. The one just written always does.
-
 The records of all steps so far are in it too, so a training that was resumed has the same history as a straight one.
 
-Several processes write one checkpoint through torch.distributed.checkpoint: each the shards that it holds, and a part
-of what all hold, as `shard-...safetensors`. No process puts the whole together. `training.pt` then has the rest, which
-is rank 0's, describes the tensors by shape and type, and names the shards. Any number of processes reads either form,
-on any mesh, and each reads only its shards. When the number changes:
+Several processes write one checkpoint through torch.distributed.checkpoint: each the shards that it holds and a part of
+what all hold, and rank 0 the rest. Any number reads it, on any mesh, each its own shards. When the number changes:
 
-    position    it counts batches of the notebook, which the processes share: the next batch is the next one, whatever
-                the number (`Batches` that were told their `world` count their own)
-    counters    steps, tokens, seconds, the windows of the guards and the history are of all together: they go on
+    position    counts batches of the notebook, which the processes share (`Batches` told their `world` count their own)
+    counters    steps, tokens, seconds, windows of the guards and the history are of all together, and go on
     generators  process r takes those that process r had; where there was none, it makes them from rank 0's and r. Those
-                of ranks that are no more are gone: back at the old number, they are made anew
+                of a rank that is no more are gone
 
-A `Saver` may write in the background: the states are copied, the steps go on, and a thread writes the copy. There is
-one such write at a time, the last checkpoint is written before the loop ends, and an error in the thread is raised at
-the next step. Its price is memory of the host for a second copy of the states.
+In the background a thread writes a copy of the states, one at a time, while the steps go on. The last checkpoint is
+written before the loop ends; an error of the thread is raised at the next step. The host holds the states once more.
 
 Frozen parameters are not saved: whoever resumes rebuilds the base they came from; a hash of all of it notices another.
 
@@ -36,13 +31,14 @@ held in memory must be cloned both ways, or training goes on writing into it.
 import contextlib
 import copy
 import errno
+import functools
 import hashlib
 import re
 import shutil
 import warnings
 from collections import ChainMap
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -93,25 +89,18 @@ def capture(
 
 def restore(state: dict, model: nn.Module, optimizers: list[Optimizer], *, batches=None, scaler=None) -> dict:
     """Put a captured state back in place and return its progress. The state itself stays untouched."""
-    parts = {name: state["training"][name] for name in (*PARTS, "batches")}
-    training = copy.deepcopy(parts)  # load_state_dict keeps what it is given
+    training = copy.deepcopy({name: state["training"][name] for name in (*PARTS, "batches")})  # some keep what they get
     tensors = _saved_tensors(model)
     if tensors.keys() != state["weights"].keys():
         differ = sorted(tensors.keys() ^ state["weights"].keys())
-        raise CheckpointError(
-            f"checkpoint and model train different parameters, {len(differ)} differ: {differ[:3]} ..."
-        )
+        raise CheckpointError(f"checkpoint and model train different parameters, {len(differ)} of them: {differ[:3]}")
     if training["frozen"] != fingerprint((n, p) for n, p in model.named_parameters() if not p.requires_grad):
-        raise CheckpointError(
-            "the frozen base under this checkpoint is not the one it was trained on; rebuild that base"
-        )
+        raise CheckpointError("the frozen base under this checkpoint is not the one it was trained on; rebuild that")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            if tensor.shape != state["weights"][name].shape:
-                raise CheckpointError(
-                    f"{name}: checkpoint {tuple(state['weights'][name].shape)}, model {tuple(tensor.shape)}"
-                )
-            tensor.copy_(parallel.like(state["weights"][name], tensor))
+            if tensor.shape != (saved := state["weights"][name]).shape:
+                raise CheckpointError(f"{name}: checkpoint {tuple(saved.shape)}, model {tuple(tensor.shape)}")
+            tensor.copy_(parallel.like(saved, tensor))
     _cut(training["optimizers"], optimizers)
     for optimizer, saved in zip(optimizers, training["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
@@ -131,7 +120,7 @@ def save(folder: Path, state: dict, *, keep: int = 2, group=None) -> Path:
     them must call it, and it returns when all have written."""
     final = Path(folder) / f"step-{state['training']['progress']['step']:08d}"
     try:
-        if parallel.size() > 1:
+        if dist.is_initialized():
             _write_shards(final, state, group)
         elif runtime.rank() == 0:
             with files.replacing(final) as partial:  # this step may be there already, of one resumed from an older one
@@ -154,35 +143,33 @@ def save(folder: Path, state: dict, *, keep: int = 2, group=None) -> Path:
 
 
 def _write_shards(final: Path, state: dict, group) -> None:
-    """In steps that all end before the next begins; an error of one process ends it for all."""
+    """Each of three parts ends in all processes before the next begins, and an error of one is that of all."""
     from torch.distributed.checkpoint import HuggingFaceStorageWriter
     from torch.distributed.checkpoint import save as write
 
-    first, names, hashes = runtime.rank() == 0, [], {}
+    rank = runtime.rank()
     with contextlib.ExitStack() as stack:
 
-        def begin() -> str:
-            partial = stack.enter_context(files.replacing(final)) if first else Path()
-            return partial.mkdir() or str(partial) if first else ""
+        def begin() -> Path | None:
+            if rank == 0:
+                (place := stack.enter_context(files.replacing(final))).mkdir()
+                return place
 
-        def shards() -> list[str]:
+        def share() -> dict[str, str]:
             tensors = {name: t.contiguous() for name, t in _named(state).items()}
             write(tensors, storage_writer=HuggingFaceStorageWriter(partial, save_distributed=True), process_group=group)
-            return [path.name for path in Path(partial).iterdir()]
-
-        def hashed() -> dict[str, str]:
-            return {name: files.sha256(Path(partial) / name) for name in names[runtime.rank() :: parallel.size()]}
+            return {path.name: files.sha256(path) for path in partial.glob(f"shard-{rank + 1:05d}-*")}
 
         def end() -> None:
-            if first:
+            if rank == 0:
                 rest = _mapped(state, lambda _, t: torch.empty(t.shape, dtype=t.dtype, device="meta") if t.ndim else t)
-                torch.save(rest["training"] | {"weights": rest["weights"], "shards": names}, Path(partial) / FILES[1])
-                files.seal(Path(partial), hashes)
+                names = sorted({*hashes, *(path.name for path in partial.iterdir())})
+                torch.save(rest["training"] | {"weights": rest["weights"], "shards": names}, partial / FILES[1])
+                files.seal(partial, hashes)
                 stack.close()  # the folder gets its name
 
         partial = parallel.together(begin, group)[0]
-        names = sorted(set().union(*parallel.together(shards, group)))
-        hashes = dict(ChainMap(*parallel.together(hashed, group)))
+        hashes = dict(ChainMap(*parallel.together(share, group)))
         parallel.together(end, group)
 
 
@@ -202,42 +189,40 @@ def _named(state: dict) -> dict[str, Tensor]:
     return found
 
 
-class Saver:
-    """Saves the checkpoints of one training, in the background if it shall: `with Saver(...) as saver`."""
+class Saver(contextlib.AbstractContextManager):
+    """Saves the checkpoints of one training, if it shall in the background."""
 
     def __init__(self, folder: Path | None, *, keep: int, background: bool = False):
-        self.folder, self.keep, self.background, self.writing = folder, keep, background, Future()
-        self.writing.set_result(None)
-        self.group = parallel.beside(dist.group.WORLD) if folder and parallel.size() > 1 else None
-
-    def save(self, state: dict, *, last: bool) -> None:
-        """After the one before has been written. The last one is written when this returns."""
-        self.wait()
-        if last or not self.background:
-            save(self.folder, state, keep=self.keep, group=self.group)
-            return
-        history = list(state["training"].pop("history", []))  # records do not change
-        copied = self.stager.stage(state)  # on the host
-        copied["training"]["history"] = history
-        self.writing = self.thread.submit(save, self.folder, copied, keep=self.keep, group=self.group)
-
-    def wait(self) -> None:
-        """Until nothing is being written; raises what went wrong there."""
-        self.writing.result()
-
-    def failed(self) -> bool:
-        return self.writing.done() and self.writing.exception() is not None
-
-    def __enter__(self) -> "Saver":
-        if self.background:
+        self.folder, self.background, self.writing = folder, background, None
+        group = parallel.beside(dist.group.WORLD) if folder and dist.is_initialized() else None
+        self.write = functools.partial(save, folder, keep=keep, group=group)
+        if background:
             from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
             self.stager, self.thread = DefaultStager(StagingOptions(False, False, False, False)), ThreadPoolExecutor(1)
-        return self
+
+    def save(self, state: dict, *, last: bool) -> None:
+        """When the one before is written. The last one is on disk when this returns."""
+        self.wait()
+        if last or not self.background:
+            self.write(state)
+        else:
+            history = list(state["training"].pop("history", []))  # its records do not change
+            copied = self.stager.stage(state)  # to the host
+            copied["training"]["history"] = history
+            self.writing = self.thread.submit(self.write, copied)
+
+    def wait(self) -> None:
+        """Until nothing is being written; raises what went wrong there."""
+        if self.writing:
+            self.writing.result()
+
+    def failed(self) -> bool:
+        return bool(self.writing and self.writing.done() and self.writing.exception())
 
     def __exit__(self, error, *_) -> None:
         if self.background:
-            self.thread.shutdown()  # what is being written will be whole, also when the training ends by an error
+            self.thread.shutdown()  # what is being written becomes whole, whatever ends the training
             self.stager.close()
             if error in (None, GeneratorExit):
                 self.wait()
@@ -253,17 +238,17 @@ def read(path: Path, place: Callable[[dict], None] = lambda state: None, *, trus
     """One checkpoint, its hashes verified unless another process did. Nothing is unpickled that could run code. `place`
     may put shards where tensors are only described; the others are read whole."""
     try:
-        names = set() if trusted else files.verify(path)
+        names = None if trusted else files.verify(path)
         training = torch.load(path / FILES[1], map_location="cpu", weights_only=True)
         if wrong := [name for name, kind in PARTS.items() if not isinstance(training[name], kind)]:
             raise CheckpointError(f"{path.name} is damaged: no {wrong[0]} in {FILES[1]}")
         shards = training.pop("shards", None)
-        needed = {*FILES} if shards is None else {FILES[1], *shards}
-        if not trusted and names != needed:
+        needed = {FILES[1], *(shards or FILES)}
+        if names not in (None, needed):
             raise CheckpointError(f"{path.name} is damaged: its {files.MANIFEST} does not name {', '.join(needed)}")
-        if shards is None:
-            return {"weights": load_file(path / FILES[0]), "training": training}
-        return _read_shards(path, {"weights": training.pop("weights"), "training": training}, place)
+        if shards:
+            return _read_shards(path, {"weights": training.pop("weights"), "training": training}, place)
+        return {"weights": load_file(path / FILES[0]), "training": training}
     except CheckpointError:
         raise
     except files.Unreadable as error:
@@ -327,8 +312,7 @@ def _cut(saved: list[dict], optimizers: list[Optimizer]) -> None:
     for optimizer, known in zip(optimizers, saved):
         params = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
         for number, values in known.get("state", {}).items():
-            cut = {k: parallel.like(v, params.get(number)) for k, v in values.items() if isinstance(v, Tensor)}
-            values.update(cut)
+            values |= {k: parallel.like(v, params.get(number)) for k, v in values.items() if isinstance(v, Tensor)}
 
 
 def _whole(path: Path, place: Callable[[dict], None] = lambda state: None) -> dict | None:
@@ -338,7 +322,7 @@ def _whole(path: Path, place: Callable[[dict], None] = lambda state: None) -> di
         state = read(path, place) if runtime.rank() == 0 else None
     except CheckpointError as error:
         _set_aside(path, str(error))
-    return read(path, place, trusted=True) if parallel.every(state is not None)[0] and state is None else state
+    return read(path, place, trusted=True) if parallel.every(state is not None)[0] and not state else state
 
 
 def _set_aside(path: Path, why: str) -> None:

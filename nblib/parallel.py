@@ -206,7 +206,7 @@ def added(tensor: Tensor) -> Tensor:
 
 def averaged(tensor: Tensor) -> Tensor:
     """Over the processes, whose rows are as many; without a gradient."""
-    return added(tensor.detach().clone()) / size() if dist.is_initialized() else tensor
+    return added(tensor.detach().clone()) / dist.get_world_size() if dist.is_initialized() else tensor
 
 
 def read(values: list[Tensor]) -> list[float]:
@@ -225,11 +225,6 @@ def highest(code: int, device: torch.device) -> int:
     return code
 
 
-def size(group=None) -> int:
-    """How many processes there are."""
-    return dist.get_world_size(group) if dist.is_initialized() else 1
-
-
 @functools.cache
 def beside(world):
     """A group of the same processes for another thread, whose sums must not meet those of the steps."""
@@ -238,7 +233,7 @@ def beside(world):
 
 def every(value, group=None) -> list:
     """Each process's, in the order of ranks."""
-    values = [value] * size(group)
+    values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if dist.is_initialized():
         dist.all_gather_object(values, value, group=group)
     return values
@@ -246,15 +241,13 @@ def every(value, group=None) -> list:
 
 def together(work: Callable, group=None) -> list:
     """What `work` returned in each process. If it fails in one, all raise that."""
-    from torch.distributed.checkpoint import CheckpointException  # is no Exception; its last line is one
-
     value, failed = None, ""
     try:
         value = work()
-    except (Exception, CheckpointException) as error:
-        failed = str(error).splitlines()[-1:] if isinstance(error, CheckpointException) else [repr(error)]
+    except BaseException as error:  # that of torch's checkpoints is no Exception, and ends with what happened
+        failed = (str(error) or repr(error)).splitlines()[-1]
     told = every((value, failed), group)
-    if wrong := [f"rank {rank}: {why[0]}" for rank, (_, why) in enumerate(told) if why]:
+    if wrong := [f"rank {rank}: {why}" for rank, (_, why) in enumerate(told) if why]:
         raise OSError(wrong[0])
     return [value for value, _ in told]
 

@@ -38,7 +38,7 @@ from nblib.losses import Batch, Loss, Terms
 
 MAX_ROLLBACKS = 3
 SIGNALS = ("SIGINT", "SIGTERM")
-REASONS = (None, "Stop", *SIGNALS)
+REASONS = (None, "Stop", *SIGNALS, "a checkpoint that was not written")
 TURNS = 8  # of the event loop per step: ipykernel takes four to hand a press to its button
 
 
@@ -161,11 +161,10 @@ def steps(
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
                 record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
-            wish = REASONS.index(stop.name or ("Stop" if controls and controls.stop else None))
-            wish = parallel.highest(len(REASONS) if saver.failed() else wish, machine.device)
-            if wish == len(REASONS):
-                saver.wait()  # raises what went wrong in the background
-            reason = REASONS[wish]
+            wish = REASONS[-1] if saver.failed() else stop.name or ("Stop" if controls and controls.stop else None)
+            reason = REASONS[parallel.highest(REASONS.index(wish), machine.device)]
+            if reason == REASONS[-1]:
+                saver.wait()  # raises why, in every process
             last = step + 1 == total or reason is not None
             if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
                 with clock.paused(), spread.whole():

@@ -2,6 +2,7 @@
 
     Hidden   distance of a student layer, after a map to the teacher's width, to a teacher layer: one more term
              (`alignment` of objective.py, whose `hidden_distillation` compares states of one shape without maps)
+    layer_weights   a number per layer for `hidden_distillation`: uniform, progressive or exponential
 
 The map is trained with the student and thrown away afterwards. So what it learns is not in the student, and the states
 need only hold the same information, linearly.
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from nblib import losses
 from nblib.methods import objective
 
+LAYER_WEIGHTS = {"uniform": lambda i: 1.0, "progressive": lambda i: float(i), "exponential": lambda i: 2.0**i}
 Pairs = Sequence[tuple[int, int]]  # of a student's and a teacher's layer; 0 is the output of the embedding
 
 
@@ -28,7 +30,9 @@ class Hidden(nn.Module):
 
     def __init__(self, pairs: Pairs, student: nn.Module, teacher: nn.Module, *, kind: str = "mse", weight: float = 1.0):
         super().__init__()
-        self.distance, self.weight = objective.distance(kind), weight
+        if kind not in objective.DISTANCES:
+            raise ValueError(f"kind = {kind!r}: allowed are {', '.join(objective.DISTANCES)}")
+        self.distance, self.weight = objective.DISTANCES[kind], weight
         self.pairs = checked(pairs, student, teacher, weight, steps=0)
         widths = (student.config.hidden_size, teacher.config.hidden_size)
         self.maps = nn.ModuleList([nn.Linear(*widths, bias=False) for _ in self.pairs])
@@ -40,6 +44,14 @@ class Hidden(nn.Module):
             exact = torch.promote_types(x.dtype, torch.float32)
             total = total + self.distance(linear(x).to(exact), y.to(exact)).sum()
         return self.weight * total / len(self.pairs)
+
+
+def layer_weights(kind: str, layers: int) -> list[float]:
+    """One share per layer, adding up to 1."""
+    if kind not in LAYER_WEIGHTS:
+        raise ValueError(f"weights = {kind!r}: allowed are {', '.join(LAYER_WEIGHTS)}")
+    numbers = [LAYER_WEIGHTS[kind](i) for i in range(1, layers + 1)]
+    return [number / sum(numbers) for number in numbers]
 
 
 def checked(pairs: Pairs, student: nn.Module, teacher: nn.Module, weight: float, *, steps: int) -> list:

@@ -7,7 +7,7 @@ import torch
 from conftest import FP32
 from toy_distillation import ragged
 
-from lessons import feature_dynamics, goose
+from lessons import alignment, feature_dynamics, goose
 from lessons.alignment import Hidden
 from lessons.feature_dynamics import Dynamics
 from nblib import compiling, losses, models, text, train
@@ -43,7 +43,8 @@ def test_hidden_distillation_equals_the_definition(kind, weights):
         for k, b, t in itertools.product(range(3), range(3), range(9))
         if labels[b, t + 1] != losses.IGNORED
     )
-    ours = objective.hidden_distillation(student, teacher, labels, kind=kind, weights=weights)
+    numbers = alignment.layer_weights(weights, 3) if isinstance(weights, str) else weights
+    ours = objective.hidden_distillation(student, teacher, labels, kind=kind, weights=numbers)
     torch.testing.assert_close(ours, plain)
     last = torch.autograd.grad(ours, student[2], retain_graph=True)[0]
     torch.testing.assert_close(last, torch.autograd.grad(plain, student[2])[0])
@@ -140,6 +141,6 @@ def test_what_cannot_be_aligned_is_refused(tiny, teacher, batches):
     with pytest.raises(ValueError, match="student 3 of .*, teacher 2 of"):
         objective.hidden_distillation(states, states[:2], labels)
     with pytest.raises(ValueError, match="weights = 'linear': allowed are uniform"):
-        objective.layer_weights("linear", 2)
-    with pytest.raises(ValueError, match=r"weights = \[1.0\]: allowed are 2 numbers"):
-        objective.layer_weights([1.0], 2)
+        alignment.layer_weights("linear", 2)
+    with pytest.raises(ValueError, match=r"weights = \[1.0\]: allowed are 3 numbers"):
+        objective.hidden_distillation(states, states, labels, weights=[1.0])
