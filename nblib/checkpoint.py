@@ -61,14 +61,7 @@ class CheckpointError(RuntimeError):
 
 
 def capture(
-    model: nn.Module,
-    optimizers: list[Optimizer],
-    *,
-    progress: dict,
-    batches=None,
-    scaler=None,
-    clone: bool = False,
-    **more,
+    model: nn.Module, optimizers: list[Optimizer], *, progress: dict, batches=None, scaler=None, clone=False, **more
 ) -> dict:
     """Everything a run is. `clone` for snapshots kept in memory; without it the tensors are the live ones. `more` is
     stored beside it, for the caller."""

@@ -32,7 +32,7 @@ def _world(processes: int, folder: Path, *jobs: str) -> list[dict]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = [worlds.__file__, folder / "results.json", folder, *jobs]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run([*launch, *map(str, script)], capture_output=True, text=True, timeout=400, env=env)
+    out = subprocess.run([*launch, *map(str, script)], capture_output=True, text=True, timeout=1500, env=env)
     assert out.returncode == 0, out.stderr[-4000:]
     return json.loads((folder / "results.json").read_text())
 
@@ -166,7 +166,7 @@ def test_processes_take_their_generators_and_new_ones_make_theirs(tiny, monkeypa
     state["training"]["generators"] = states
     draws = []
     for rank in range(3):
-        monkeypatch.setattr(runtime, "rank", lambda: rank)
+        monkeypatch.setattr(runtime, "rank", lambda rank=rank: rank)
         assert checkpoint.restore(state, tiny, []) == {"step": 4, "tokens": 9}
         draws.append(float(torch.rand(())))
     expected = []
