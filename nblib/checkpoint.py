@@ -16,8 +16,7 @@ what all hold, and rank 0 the rest. Any number reads it, on any mesh, each its o
 
     position    counts batches of the notebook, which the processes share (`Batches` told their `world` count their own)
     counters    steps, tokens, seconds, windows of the guards and the history are of all together, and go on
-    generators  process r takes those that process r had; where there was none, it makes them from rank 0's and r. Those
-                of a rank that is no more are gone
+    generators  process r takes those of process r; where none was, it makes them from rank 0's and r; others are gone
 
 In the background a thread writes a copy of the states, one at a time, while the steps go on. The last checkpoint is
 written before the loop ends; an error of the thread is raised at the next step. The host holds the states once more.
@@ -186,7 +185,7 @@ class Saver(contextlib.AbstractContextManager):
     """Saves the checkpoints of one training, if it shall in the background."""
 
     def __init__(self, folder: Path | None, *, keep: int, background: bool = False):
-        self.folder, self.background, self.writing = folder, background, None
+        self.background, self.writing = background, None
         group = parallel.beside(dist.group.WORLD) if folder and dist.is_initialized() else None
         self.write = functools.partial(save, folder, keep=keep, group=group)
         if background:

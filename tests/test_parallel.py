@@ -130,7 +130,8 @@ def test_each_process_writes_its_shards_and_one_process_reads_them(two, one, fol
     at = whole["training"]["progress"]["step"]
     went_on = worlds.run(name, "auto", f"{at}-12", folder, *how)
     assert _apart(went_on["losses"][: len(straight)], straight) < 2e-5
-    assert two[0][job]["losses"] == went_on["losses"][:at]
+    before = two[0][job]["losses"]
+    assert before == went_on["losses"][: len(before)] and len(before) >= at
 
 
 @pytest.mark.slow
