@@ -38,7 +38,7 @@ from nblib.run import runs
 run = runs.begin("00_world", globals())
 machine = runtime.pick("cpu", "fp32")
 runtime.seed_all(0)
-model = models.tiny(256, hidden=128, layers=2, heads=2)
+model = models.tiny(256, hidden=32, layers=2, heads=2)
 stream = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 256
 print("world", runtime.world())"""
 TRAINS = """def tell(record):
