@@ -12,12 +12,6 @@ Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mo
 `module.compile()` works in place and leaves the names alone.
 """
 
-import logging
-import os
-import struct
-from pathlib import Path
-
-import torch
 from torch import nn
 
 
@@ -45,61 +39,3 @@ def compile_blocks(model: nn.Module, *, backend: str = "inductor", **options) ->
     for block in blocks(model):
         block.compile(backend=backend, **options)
     return model
-
-
-def breaks(function, *args, **kwargs) -> dict:
-    """Where tracing falls out of the graph: number of graphs, of breaks, and the reason with its line for each."""
-    torch._dynamo.reset()
-    logger = logging.getLogger("torch._dynamo")
-    level, _ = logger.level, logger.setLevel(logging.ERROR)  # it would also print each break, with its stack
-    try:
-        explained = torch._dynamo.explain(function)(*args, **kwargs)
-    finally:
-        logger.setLevel(level)
-    where = []
-    for reason in explained.break_reasons:
-        frame = reason.user_stack[-1] if reason.user_stack else None
-        line = f"{frame.filename}:{frame.lineno}" if frame else "unknown"
-        where.append({"reason": reason.reason.splitlines()[0], "line": line})
-    torch._dynamo.reset()
-    return {"graphs": explained.graph_count, "breaks": explained.graph_break_count, "where": where}
-
-
-def cache_folder() -> Path:
-    """Where inductor keeps what it compiled, for all runs of this user."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir())
-
-
-def damaged(folder: Path | None = None) -> list[Path]:
-    """Compiled libraries in a cache that are shorter than their own header says.
-
-    Inductor renames its Python files and pickles into place. But the linker writes the library under its final name,
-    and later runs only ask whether it exists. A library whose linker was killed stays, and every later run fails on it.
-    """
-    return [path for path in sorted((folder or cache_folder()).rglob("*.so")) if not _whole(path)]
-
-
-def repair(folder: Path | None = None) -> list[Path]:
-    """Delete the damaged libraries, and nothing else: the next run builds just those again.
-
-    Not while another run compiles: a library that is being linked looks the same.
-    """
-    libraries = damaged(folder)
-    for path in libraries:
-        path.unlink(missing_ok=True)
-    return libraries
-
-
-def _whole(path: Path) -> bool:
-    """The table of sections stands at the end of an ELF file, so a file without its end lacks part of it."""
-    with path.open("rb") as file:
-        header = file.read(64)
-    if len(header) < 64:
-        return False
-    if header[:6] != b"\x7fELF\x02\x01":  # another system's format: no verdict
-        return True
-    (table,) = struct.unpack_from("<Q", header, 0x28)
-    size, count = struct.unpack_from("<HH", header, 0x3A)
-    return path.stat().st_size >= table + size * count

@@ -137,15 +137,17 @@ def set_aside(path: Path, why: str) -> None:
     print(f"{why}; it is set aside as {path}", flush=True)
 
 
-def seal(folder: Path) -> dict[str, str]:
-    """Write the manifest of a folder's files; name -> SHA-256."""
-    hashes = {file.name: sha256(file) for file in sorted(folder.iterdir()) if file.name != MANIFEST}
+def seal(folder: Path, known: Mapping[str, str] = {}) -> dict[str, str]:
+    """Write the manifest of a folder's files; name -> SHA-256, where it is not known already."""
+    names = {*known, *(file.name for file in folder.iterdir())} - {MANIFEST}
+    hashes = {name: known.get(name) or sha256(folder / name) for name in sorted(names)}
     write(folder / MANIFEST, json.dumps({"sha256": hashes}, indent=1))
     return hashes
 
 
-def verify(folder: Path, names: Collection[str] = ()) -> None:
-    """Unreadable unless the manifest names exactly `names` (where none are given, any) and each is unchanged."""
+def verify(folder: Path, names: Collection[str] = ()) -> set[str]:
+    """The files that the manifest names; Unreadable unless these are exactly `names` (where none are given, any) and
+    each is unchanged."""
     try:
         hashes = read_json(folder / MANIFEST).get("sha256")
     except Unreadable as error:
@@ -159,6 +161,7 @@ def verify(folder: Path, names: Collection[str] = ()) -> None:
             raise Unreadable(f"{folder} is damaged: {', '.join(changed)} changed since it was written")
     except OSError as error:
         raise Unreadable(f"{folder} is damaged: {Path(error.filename or '').name}: {error.strerror}") from None
+    return set(hashes)
 
 
 def flush(path: Path) -> None:

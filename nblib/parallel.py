@@ -18,6 +18,7 @@ Footgun: a mean that a loss takes over its batch is one over the rows of one pro
 Who leaves alone, by an error, leaves the others waiting until the launcher ends them.
 """
 
+import functools
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -134,13 +135,13 @@ class Spread:
         if self.plan.world == 1 or error not in (None, GeneratorExit):
             return  # whoever raised may be alone; a cell that leaves its loop is left by all
         if self.cut:
-            _take_off(self.step)
+            self._take_off()
             for old, new in {id(old): (old, new) for old, new in self.cut.values()}.values():  # a tied one once
                 old.data = gathered(new.detach())
             for (module, name), (old, _) in self.cut.items():
                 module._parameters[name] = old
             self._hand_over({id(new): old for old, new in self.cut.values()}, lambda value, _: gathered(value))
-        self.step = self.run = self.cut = None
+        self.step = self.run = self.cut = self.before = None
         gc.collect()  # hooks of DDP on the gradients go with it
         runtime.set_generators(every(runtime.generators())[0])
 
@@ -154,14 +155,29 @@ class Spread:
         shape = (groups, self.plan.world // groups) if kind == "hsdp" else (self.plan.world,)
         mesh = init_device_mesh(self.plan.device.type, shape, mesh_dim_names=("groups", "shards")[-len(shape) :])
         whole = {(m, name): p for m in self.step.modules() for name, p in m._parameters.items() if p is not None}
+        before = {m: (type(m), set(vars(m))) for m in self.step.modules()}
         for module in [*compiling.blocks(model), self.step]:
             fully_shard(module, mesh=mesh)
             module.set_gradient_divide_factor(1.0)  # gradients are sums: they are added
             module.set_force_sum_reduction_for_comms(True)
+        self.before = {m: (kind, set(vars(m)) - names) for m, (kind, names) in before.items()}
         self.cut = {(m, name): (old, m._parameters[name]) for (m, name), old in whole.items()}
         self._hand_over({id(old): new for old, new in self.cut.values()}, like)
         for old, _ in self.cut.values():
             old.data = old.data.new_empty(0)  # each process keeps its shard alone
+
+    def _take_off(self) -> None:
+        """`fully_shard` has no way back: its classes, the attributes that it added, and its hooks."""
+        for m in [m for m in self.before if hasattr(m, "unshard")]:
+            m.reshard()
+        for m, (kind, added) in self.before.items():
+            m.__class__ = kind
+            for name in added:
+                del vars(m)[name]
+            for hooks in [v for name, v in vars(m).items() if name.endswith("_hooks") and isinstance(v, dict)]:
+                for key, hook in list(hooks.items()):
+                    if str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp"):
+                        del hooks[key]
 
     def _hand_over(self, new: dict[int, nn.Parameter], make: Callable[[Tensor, Tensor], Tensor]) -> None:
         """The optimizers hold these parameters from now on, with what they knew of the old ones."""
@@ -176,22 +192,6 @@ class Spread:
 
 def _add(_, bucket):  # where DDP would average
     return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
-
-
-def _take_off(step: Step) -> None:
-    """Undo `fully_shard`, which has no way back: its hooks, its states and its classes."""
-    from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
-
-    for m in [m for m in step.modules() if hasattr(m, "unshard")]:
-        m.reshard()
-        m.__class__ = type(m).__bases__[1]
-    for m in step.modules():
-        for hooks in [v for name, v in vars(m).items() if name.endswith("_hooks") and isinstance(v, dict)]:
-            for key, hook in list(hooks.items()):
-                if str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith("torch.distributed.fsdp"):
-                    del hooks[key]
-        for name in (STATE_KEY, REGISTRY_KEY, "_is_fsdp_managed_module", "_fsdp_use_orig_params"):
-            vars(m).pop(name, None)
 
 
 # ------------------------------------------------------------------ what all processes know
@@ -225,30 +225,44 @@ def highest(code: int, device: torch.device) -> int:
     return code
 
 
-def every(value) -> list:
+@functools.cache
+def beside(world):
+    """A group of the same processes for another thread, whose sums must not meet those of the steps."""
+    return dist.new_group(backend="gloo")
+
+
+def every(value, group=None) -> list:
     """Each process's, in the order of ranks."""
     values = [value] * (dist.get_world_size() if dist.is_initialized() else 1)
     if dist.is_initialized():
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=group)
     return values
 
 
-def gathered(value, *, everywhere: bool = True):
-    """Tensors in any nest of dicts and lists, whole; on rank 0 alone where that is enough. Every process must call."""
-    if isinstance(value, dict):
-        return {name: gathered(v, everywhere=everywhere) for name, v in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(gathered(v, everywhere=everywhere) for v in value)
-    if not hasattr(value, "full_tensor"):
-        return value
-    whole = value.full_tensor()
-    return whole if everywhere else whole.cpu() if dist.get_rank() == 0 else None
+def together(work: Callable, group=None) -> list:
+    """What `work` returned in each process. If it fails in one, all raise that."""
+    value, failed = None, ""
+    try:
+        value = work()
+    except BaseException as error:  # that of torch's checkpoints is no Exception, and ends with what happened
+        failed = (str(error) or repr(error)).splitlines()[-1]
+    told = every((value, failed), group)
+    if wrong := [f"rank {rank}: {why}" for rank, (_, why) in enumerate(told) if why]:
+        raise OSError(wrong[0])
+    return [value for value, _ in told]
+
+
+def gathered(value):
+    """A tensor that is cut, whole. Every process must call."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def like(value: Tensor, p: Tensor) -> Tensor:
-    """A whole tensor, cut as this parameter is."""
+    """A whole tensor, cut as this parameter is; an empty shard for one that is only described (on meta)."""
     if not hasattr(p, "placements") or hasattr(value, "placements") or value.shape != p.shape:
         return value
+    if value.is_meta:
+        return torch.empty_like(p, dtype=value.dtype)
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value.to(p.device), p.device_mesh, p.placements, src_data_rank=None)  # nothing travels

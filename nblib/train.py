@@ -38,7 +38,7 @@ from nblib.losses import Batch, Loss, Terms
 
 MAX_ROLLBACKS = 3
 SIGNALS = ("SIGINT", "SIGTERM")
-REASONS = (None, "Stop", *SIGNALS)
+REASONS = (None, "Stop", *SIGNALS, "a checkpoint that was not written")
 TURNS = 8  # of the event loop per step: ipykernel takes four to hand a press to its button
 
 
@@ -59,6 +59,7 @@ def steps(
     log_every: int = 10,
     checkpoints: Path | None = None,
     checkpoint_every: int = 0,
+    checkpoint_async: bool = False,
     keep: int = 2,
     spike: float = 0.0,
     snapshot_every: int = 20,
@@ -82,7 +83,8 @@ def steps(
     snapshot, reason, warned, clock, speed = None, None, set(), _Clock(), flops.Speed(machine)
     checkpoints = parallel.every(checkpoints)[0]
 
-    with _stop_signals() as stop, parallel.Spread(plan, model, loss, optimizers) as spread:
+    saver = checkpoint.Saver(checkpoints, keep=keep, background=checkpoint_async)
+    with _stop_signals() as stop, parallel.Spread(plan, model, loss, optimizers) as spread, saver:
         params = [p for group in _groups(optimizers) for p in group["params"]]  # under a mesh they are shards
         if checkpoints and (state := checkpoint.resume(checkpoints, progress=progress, **everything)):
             progress, snapshot = state["training"]["progress"], state["training"].get("snapshot")
@@ -159,8 +161,10 @@ def steps(
                 record["loss_scale"] = scaler.get_scale()
             if machine.device.type == "cuda":
                 record["memory_gib"] = torch.cuda.max_memory_allocated(machine.device) / 2**30
-            wish = REASONS.index(stop.name or ("Stop" if controls and controls.stop else None))
-            reason = REASONS[parallel.highest(wish, machine.device)]
+            wish = REASONS[-1] if saver.failed() else stop.name or ("Stop" if controls and controls.stop else None)
+            reason = REASONS[parallel.highest(REASONS.index(wish), machine.device)]
+            if reason == REASONS[-1]:
+                saver.wait()  # raises why, in every process
             last = step + 1 == total or reason is not None
             if evaluate and eval_every and ((step + 1) % eval_every == 0 or step + 1 == total):
                 with clock.paused(), spread.whole():
@@ -172,7 +176,7 @@ def steps(
             records.append(record)
             if checkpoints and (last or (checkpoint_every and (step + 1) % checkpoint_every == 0)):
                 with clock.paused():
-                    checkpoint.save(checkpoints, capture(history=records, snapshot=snapshot), keep=keep)
+                    saver.save(capture(history=records, snapshot=snapshot), last=last)
             if reason:
                 record["stopped"] = reason
                 saved = ", checkpoint saved" if checkpoints else ""
@@ -190,6 +194,7 @@ def fit(*args, on_step: Callable[[dict], None] | None = None, **options) -> list
     machine      device and autocast precision      clip          largest gradient norm, 0 for none
     evaluate     () -> facts, every eval_every      log           called with a record every log_every
     checkpoints  folder; resumes from it            keep          checkpoints kept
+    checkpoint_async  the steps go on while a checkpoint is written, from a copy of the states (checkpoint.py)
     spike        factor over the median loss that triggers a rollback to the last snapshot, 0 for never; with it
                  non-finite losses roll back too instead of ending the run
     controls     an object with .stop and .lr_scale, read once per step

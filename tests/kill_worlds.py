@@ -1,11 +1,12 @@
 """Kill a training in two processes at random moments, give the same command again, and compare with a straight run.
 
-    python tests/kill_worlds.py --kills 20 --seed 0 [--mesh fsdp]
+    python tests/kill_worlds.py --kills 20 --seed 0 [--mesh fsdp] [--at-once]
 
 Each run is killed up to three times by SIGKILL: the launcher, the kernel of a rank, the process that holds that kernel,
-drawn by the seed. The moment is drawn between the first step that is printed and the last. Then the same command runs
-to its end. Prints a line per kill and one JSON line; exits with 1 if a run could not go on, ended more than 2e-5 from
-the straight run of one process, or left a process behind.
+drawn by the seed. The moment is drawn between the first step that is printed and the last, or it is the next one at
+which a checkpoint is being written: in the background, or with `--at-once` between two steps. Then the same command
+runs to its end. Prints a line per kill and one JSON line; exits with 1 if a run could not go on, ended more than 2e-5
+from the straight run of one process, found a checkpoint that is not whole, or left a process behind.
 
 Footgun: a kill before the first checkpoint is a start from nothing. The lines say at which step a run went on.
 """
@@ -29,7 +30,8 @@ from small_notebooks import nblib, start, write
 
 PARAMETERS = """steps: int = 8  # optimizer steps [1 .. 1000]
 rows: int = 4  # rows of a batch, of all processes together [1 .. 64]
-pause: float = 0.0  # seconds after each step [0 .. 10]"""
+pause: float = 0.0  # seconds after each step [0 .. 10]
+background: bool = True  # write checkpoints while the steps go on"""
 OPENS = """import os, time, torch
 from nblib import models, runtime, text, train
 from nblib.run import runs
@@ -43,7 +45,8 @@ TRAINS = """def tell(record):
     print("step", record["step"], "pid", os.getpid(), flush=True)
     time.sleep(pause)
 records = train.fit(model, text.Batches(stream, rows=rows, length=32), train.adamw(model, lr=1e-2), total=steps,
-    accumulate=2, machine=machine, checkpoints=run.dir / "checkpoints", checkpoint_every=2, on_step=tell)"""
+    accumulate=2, machine=machine, checkpoints=run.dir / "checkpoints", checkpoint_every=2,
+    checkpoint_async=background, on_step=tell)"""
 ENDS = """run.result(losses=[r["loss"] for r in records], loss=records[-1]["loss"])
 print("loss", train.evaluate(model, stream[:64].view(2, 32), machine=machine)["loss"])
 run.finish()"""
@@ -149,6 +152,10 @@ def gone(workbook: Path) -> float | None:
     return None
 
 
+def being_written(workbook: Path) -> bool:
+    return any((run_folder(workbook) / "checkpoints").glob(".step-*.partial"))
+
+
 def hit(workbook: Path, command: Command, draw: random.Random) -> dict | None:
     """One kill at a drawn moment, or None where the run ended before."""
     resumed = None
@@ -158,23 +165,29 @@ def hit(workbook: Path, command: Command, draw: random.Random) -> dict | None:
         line = command.until(r"step \d+ pid")
     if line is None:
         return None
-    time.sleep(draw.uniform(0, STEPS * PAUSE * 1.2))
+    at_a_write = draw.random() < 0.5
+    if not at_a_write:
+        time.sleep(draw.uniform(0, STEPS * PAUSE * 1.2))
     if command.process.poll() is not None:
         return None
     named = victims(workbook, command)
     name = draw.choice(sorted(named))
+    while at_a_write and not being_written(workbook) and command.process.poll() is None:
+        time.sleep(0.001)
     try:
         os.kill(named[name], signal.SIGKILL)
     except ProcessLookupError:
         return None
     seconds = gone(workbook)
+    writing = being_written(workbook)  # nobody is there to end it
     command.end()
     last = [int(n) for n in re.findall(r"step (\d+) pid", "\n".join(command.lines))]
-    return {"hit": name, "resumed at": resumed, "after step": max(last, default=0), "gone after": seconds}
+    facts = {"hit": name, "resumed at": resumed, "after step": max(last, default=0), "gone after": seconds}
+    return facts | {"while writing": writing}
 
 
-def campaign(folder: Path, kills: int, seed: int, mesh: str) -> dict:
-    draw, hits, runs, apart, cannot = random.Random(seed), [], 0, [], []
+def campaign(folder: Path, kills: int, seed: int, mesh: str, *, background: bool = True) -> dict:
+    draw, hits, runs, apart, cannot, damaged = random.Random(seed), [], 0, [], [], 0
     arguments = [
         "train",
         "00",
@@ -182,6 +195,8 @@ def campaign(folder: Path, kills: int, seed: int, mesh: str) -> dict:
         f"steps={STEPS}",
         "-p",
         f"pause={PAUSE}",
+        "-p",
+        f"background={str(background).lower()}",
         "--processes",
         "2",
         "-p",
@@ -207,6 +222,7 @@ def campaign(folder: Path, kills: int, seed: int, mesh: str) -> dict:
             if last.end() != 0:
                 cannot.append({"run": runs, "said": last.errors[-3:]})
                 continue
+            damaged += len(list((run_folder(workbook) / "checkpoints").glob("damaged-*")))
             together = losses(workbook)
             far = max(abs(a - b) for a, b in zip(together, expected, strict=True))
             apart.append(far)
@@ -214,6 +230,7 @@ def campaign(folder: Path, kills: int, seed: int, mesh: str) -> dict:
     late = [one for one in hits if one["gone after"] is None]
     slowest = max((one["gone after"] for one in hits if one["gone after"] is not None), default=0.0)
     facts = {"kills": len(hits), "runs": runs, "largest difference": max(apart, default=None), "cannot go on": cannot}
+    facts |= {"while writing": sum(one["while writing"] for one in hits), "not whole": damaged}
     facts |= {"left processes behind": len(late), "all gone after at most (s)": round(slowest, 1)}
     return facts | {"hit": sorted({one["hit"] for one in hits})}
 
@@ -225,7 +242,8 @@ def _new(folder: Path) -> Path:
 
 def fine(facts: dict) -> bool:
     far = facts["largest difference"]
-    return far is not None and far <= 2e-5 and not facts["cannot go on"] and not facts["left processes behind"]
+    wrong = ("cannot go on", "left processes behind", "not whole")
+    return far is not None and far <= 2e-5 and not any(facts[name] for name in wrong)
 
 
 if __name__ == "__main__":
@@ -233,8 +251,9 @@ if __name__ == "__main__":
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mesh", default="fsdp")
+    parser.add_argument("--at-once", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        result = campaign(Path(place), options.kills, options.seed, options.mesh)
+        result = campaign(Path(place), options.kills, options.seed, options.mesh, background=not options.at_once)
     print(json.dumps(result))
     sys.exit(0 if fine(result) else 1)

@@ -5,9 +5,12 @@ import io
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,14 +33,13 @@ def test_killed_runs_end_on_the_same_bits(tmp_path):
     assert facts["while_writing"] >= 3 and len(set(facts["killed_after_step"])) > 5
 
 
-def _trained(folder, stream, total=6, seed=0, keep=3):
+def _trained(folder, stream, total=6, seed=0, keep=3, **options):
     torch.manual_seed(seed)
     model = models.tiny(256, family="gpt2", hidden=32, layers=2, heads=2)
     batches = text.Batches(stream, rows=4, length=32)
     optimizer = train.adamw(model, lr=1e-2)
-    records = train.fit(
-        model, batches, optimizer, total=total, machine=FP32, checkpoints=folder, checkpoint_every=2, keep=keep
-    )
+    options = dict(total=total, machine=FP32, checkpoints=folder, checkpoint_every=2, keep=keep) | options
+    records = train.fit(model, batches, optimizer, **options)
     return model, records
 
 
@@ -353,3 +355,116 @@ def test_a_training_that_rolls_back_resumes_as_the_straight_one(stop, stream, tm
     resumed, again = run(tmp_path / "run")
     assert again == records
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
+
+
+# ------------------------------------------------------------------ in the background
+
+
+def _slowly(monkeypatch, seconds=0.15):
+    """Checkpoints that take a while to write; a list of how many were being written when each began."""
+    real, running, seen = checkpoint.save_file, [], []
+
+    def slow(*args):
+        running.append(1)
+        seen.append(len(running))
+        time.sleep(seconds)
+        real(*args)
+        running.pop()
+
+    monkeypatch.setattr(checkpoint, "save_file", slow)
+    return seen
+
+
+def test_in_the_background_the_same_is_written_one_after_the_other(stream, tmp_path, monkeypatch):
+    straight, _ = _trained(tmp_path / "plain", stream, keep=9)
+    seen = _slowly(monkeypatch)
+    model, _ = _trained(tmp_path / "async", stream, keep=9, checkpoint_async=True)
+    assert seen == [1, 1, 1]
+    for one, other in zip(checkpoint.folders(tmp_path / "plain"), checkpoint.folders(tmp_path / "async"), strict=True):
+        assert one.name == other.name
+        assert files.sha256(one / "model.safetensors") == files.sha256(other / "model.safetensors")
+        ours, theirs = (checkpoint.read(path)["training"] for path in (one, other))
+        assert [r["loss"] for r in ours.pop("history")] == [r["loss"] for r in theirs.pop("history")]
+        for state in (ours, theirs):
+            state["progress"].pop("seconds")
+        assert _same(ours, theirs)
+    resumed, records = _trained(tmp_path / "async", stream, total=8, seed=99, checkpoint_async=True)
+    straight, _ = _trained(tmp_path / "plain", stream, total=8)
+    assert len(records) == 8 and all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters()))
+
+
+def _same(one, other) -> bool:
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_a_write_in_the_background_that_fails_ends_the_next_step(stream, tmp_path, monkeypatch):
+    real, count = checkpoint.save_file, iter(range(9))
+
+    def failing(*args):
+        if next(count):
+            raise OSError(5, "Input/output error")
+        real(*args)
+
+    monkeypatch.setattr(checkpoint, "save_file", failing)
+    steps = []
+
+    def slow_step(record):
+        steps.append(record["step"])
+        time.sleep(0.1)  # enough for the thread to fail
+
+    with pytest.raises(checkpoint.CheckpointError, match="step-00000004 not written.*error. Intact: step-00000002"):
+        _trained(tmp_path, stream, total=20, checkpoint_async=True, on_step=slow_step)
+    assert steps[-1] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("how", ["left", "stopped", "an error"])
+def test_whatever_ends_the_training_what_is_being_written_becomes_whole(how, stream, tmp_path, monkeypatch):
+    _slowly(monkeypatch, seconds=0.5)
+    controls = SimpleNamespace(stop=False, lr_scale=1.0)
+    model = models.tiny(256, hidden=32, layers=2, heads=2)
+    batches, optimizer = text.Batches(stream, rows=4, length=32), train.adamw(model, lr=1e-2)
+    options = dict(machine=FP32, checkpoints=tmp_path, checkpoint_every=2, checkpoint_async=True, controls=controls)
+    loop = train.steps(model, batches, optimizer, total=9, **options)
+    for record in loop:
+        if record["step"] == 3:
+            assert not checkpoint.folders(tmp_path)  # it is being written
+            if how == "left":
+                break
+            if how == "an error":
+                with pytest.raises(ZeroDivisionError):
+                    loop.throw(ZeroDivisionError)
+                break
+            controls.stop = True
+    loop.close()
+    last = {"left": 2, "an error": 2, "stopped": 4}[how]
+    assert [checkpoint.read(path)["training"]["progress"]["step"] for path in checkpoint.folders(tmp_path)][0] == last
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_a_save_in_the_background_delays_its_step_by_at_most_a_fifth(tmp_path):
+    """Both ways in turn, of the same 250 MB; the step waits while the states are copied."""
+    model = models.tiny(4096, hidden=512, layers=6, heads=8)
+    optimizer = train.adamw(model, lr=1e-3)
+    ids = torch.randint(0, 4096, (2, 16))
+    losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
+    optimizer.step()
+    took = {True: [], False: []}
+    with checkpoint.Saver(tmp_path, keep=1, background=True) as saver:
+        for step in range(6):
+            for last in (True, False):
+                state = checkpoint.capture(model, [optimizer], progress={"step": 2 * step + last})
+                began = time.perf_counter()
+                saver.save(state, last=last)
+                took[last].append(time.perf_counter() - began)
+            saver.wait()
+    size = sum(t.nbytes for t in state["weights"].values())
+    shares = [a / b for a, b in zip(took[False], took[True])]
+    best = min(took[False]) / min(took[True])  # who else computes makes single pairs long
+    print(f"states of {3 * size / 1e6:.0f} MB: {best:.2f} of the best times, pairs {statistics.median(shares):.2f}")
+    assert 3 * size > 200e6 and best <= 0.2

@@ -6,6 +6,7 @@ different numbers of tokens.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 import worlds
 from torch import nn
 
-from nblib import losses, parallel, runtime, train
+from nblib import checkpoint, files, losses, parallel, runtime, train
 
 CPU = torch.device("cpu")
 ALIKE = ("dense", "checkpointed", "corrected", "latents", "experts", "taught", "part_of_it", "spiky")
@@ -23,6 +24,7 @@ BOTH = [f"{name}:{mesh}" for name in ALIKE for mesh in ("ddp", "fsdp")]
 FURTHER = ["joint:ddp", "joint:fsdp", "drawing:ddp", "drawing:ddp:0-4", "drawing:ddp:4-12", "dense:hsdp"]
 BROKEN = ["poisoned:ddp", "poisoned:fsdp"]
 STOPPED = ["dense:fsdp:0-4", "experts:fsdp:0-4", "experts:ddp:4-6"]
+WRITTEN = ["taught:fsdp:0-4", "corrected:ddp:0-4:async", "experts:fsdp:0-4:async", "spiky:fsdp:0-8:async"]
 
 
 def _world(processes: int, folder: Path, *jobs: str) -> list[dict]:
@@ -30,7 +32,7 @@ def _world(processes: int, folder: Path, *jobs: str) -> list[dict]:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     script = [worlds.__file__, folder / "results.json", folder, *jobs]
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run([*launch, *map(str, script)], capture_output=True, text=True, timeout=400, env=env)
+    out = subprocess.run([*launch, *map(str, script)], capture_output=True, text=True, timeout=1500, env=env)
     assert out.returncode == 0, out.stderr[-4000:]
     return json.loads((folder / "results.json").read_text())
 
@@ -42,7 +44,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two(folder):
-    return _world(2, folder, *BOTH, *BROKEN, *FURTHER, *STOPPED)
+    return _world(2, folder, *BOTH, *BROKEN, *FURTHER, *STOPPED, *WRITTEN)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +110,73 @@ def test_stopped_on_two_gone_on_with_one_and_back_to_two(two, one, folder):
         apart = _apart(again[0][f"{name}:fsdp:8-12"]["losses"], one[name]["losses"])
         print(f"{name}: two, one, two processes against straight: largest difference {apart:.1e}")
         assert apart < 2e-5
+        assert again[0][f"{name}:fsdp:8-12"]["tokens"] == one[name]["tokens"]  # position and counters are of all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", WRITTEN)
+def test_each_process_writes_its_shards_and_one_process_reads_them(two, one, folder, job):
+    name, how = job.split(":")[0], job.split(":")[3:]
+    place = folder / "-".join([name, *how])
+    path = checkpoint.folders(place)[0]
+    shards = sorted(path.glob("shard-*.safetensors"))
+    assert {file.name for file in path.iterdir()} == {"training.pt", "manifest.json", *(s.name for s in shards)}
+    sizes = [shard.stat().st_size for shard in shards]
+    assert len(sizes) == 2 and max(sizes) < 0.65 * sum(sizes)
+    whole = checkpoint.read(path)  # by one process
+    total = sum(t.nbytes for t in whole["weights"].values())
+    assert sum(sizes) > 2 * total and (path / "training.pt").stat().st_size < 2e5 + 0.1 * total
+    straight = one[name]["losses"]
+    at = whole["training"]["progress"]["step"]
+    went_on = worlds.run(name, "auto", f"{at}-12", folder, *how)
+    assert _apart(went_on["losses"][: len(straight)], straight) < 2e-5
+    before = two[0][job]["losses"]
+    assert before == went_on["losses"][: len(before)] and len(before) >= at
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_not_what_was_written_is_noticed(two, folder, tmp_path, capsys):
+    shutil.copytree(checkpoint.folders(folder / "dense")[-1], tmp_path / "whole")
+    hurts = {
+        "shard-00002*": lambda file: file.write_bytes(file.read_bytes()[:-9]),
+        "shard-00001*": lambda file: file.unlink(),
+        "training.pt": lambda file: file.write_bytes(bytes([1]) + file.read_bytes()[1:]),
+        "manifest.json": lambda file: file.write_text(file.read_text().replace("shard-00002", "shard-00003")),
+    }
+    for number, (name, hurt) in enumerate(hurts.items()):
+        path = shutil.copytree(tmp_path / "whole", tmp_path / str(number) / "step-00000004")
+        (file,) = path.glob(name)
+        hurt(file)
+        with pytest.raises(checkpoint.CheckpointError, match="step-00000004 is damaged"):
+            checkpoint.read(path)
+        assert checkpoint.newest(path.parent) is None and "is set aside as" in capsys.readouterr().out
+    path = shutil.copytree(tmp_path / "whole", tmp_path / "less" / "step-00000004")
+    next(path.glob("shard-00002*")).unlink()  # the manifest forgets a shard, and all that it names is unchanged
+    files.seal(path)
+    with pytest.raises(checkpoint.CheckpointError, match="does not name .*shard-00002"):
+        checkpoint.read(path)
+
+
+def test_processes_take_their_generators_and_new_ones_make_theirs(tiny, monkeypatch):
+    """Written by two, read by three: the rule of checkpoint.py."""
+    states = []
+    for seed in (1, 2):
+        runtime.seed_all(seed)
+        states.append(runtime.generators())
+    state = checkpoint.capture(tiny, [], progress={"step": 4, "tokens": 9})
+    state["training"]["generators"] = states
+    draws = []
+    for rank in range(3):
+        monkeypatch.setattr(runtime, "rank", lambda rank=rank: rank)
+        assert checkpoint.restore(state, tiny, []) == {"step": 4, "tokens": 9}
+        draws.append(float(torch.rand(())))
+    expected = []
+    for seed, branch in ((1, 0), (2, 0), (1, 2)):
+        runtime.seed_all(seed)
+        if branch:
+            runtime.branch(branch)
+        expected.append(float(torch.rand(())))
+    assert draws == expected and len(set(draws)) == 3
 
 
 @pytest.mark.slow

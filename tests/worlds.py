@@ -1,7 +1,7 @@
 """What tests/test_parallel.py runs in worlds of several processes.
 
-`torchrun worlds.py <results.json> <folder> <training>:<mesh>[:<from>-<to>] ...` trains one after the other. With
-from-to it writes checkpoints, into a folder named by the training.
+`torchrun worlds.py <results.json> <folder> <training>:<mesh>[:<from>-<to>[:async]] ...` trains one after the other.
+With from-to it writes checkpoints, into a folder named by the training; `async` in the background, into `<name>-async`.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from conftest import FP32
 from torch import nn
 
-from nblib import compiling, guards, losses, models, runtime, text, train, wiring
+from nblib import checkpoint, compiling, guards, losses, models, runtime, text, train, wiring
 from nblib.methods import ard, lrc, moe, objective, param_groups
 
 STEPS, LENGTH = 12, 32
@@ -150,16 +150,20 @@ EVERY = (dense, checkpointed, corrected, joint, latents, experts, taught, part_o
 TRAININGS = {training.__name__: training for training in EVERY}
 
 
-def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = None) -> dict:
+def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = None, how: str = "") -> dict:
     first, _, last = steps.partition("-")
     runtime.seed_all(0)
     model, optimizers, loss = TRAININGS[name]()
     before = {id(p) for p in model.parameters()}
+    attributes = {m: set(vars(m)) for m in model.modules()}
     rows = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1)).cumsum(0) % 256
     evaluate = Ragged(rows, rows=2, length=LENGTH, seed=5)
     held_out = torch.stack([next(evaluate)["input_ids"][0] for _ in range(2)])
     DRAWS.clear()
-    options = {"checkpoints": folder / name, "checkpoint_every": 4} if steps else {}
+    options = {}
+    if steps:
+        place = folder / "-".join(filter(None, (name, how)))
+        options = {"checkpoints": place, "checkpoint_every": 2 if how else 4, "checkpoint_async": how == "async"}
     records = train.fit(
         model,
         Ragged(rows, rows=4, length=LENGTH),
@@ -176,6 +180,8 @@ def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = No
         **options,
     )
     assert {id(p) for p in model.parameters()} == before and not any("FSDP" in str(type(m)) for m in model.modules())
+    added = {name for m, names in attributes.items() for name in set(vars(m)) - names}
+    assert not [name for name in added if "fsdp" in name or "compos" in name]  # nothing of the engine is left
     assert all(type(p) is nn.Parameter and not hasattr(p, "full_tensor") for p in model.parameters())
     with wiring.in_mode(model, training=False):
         after = train.evaluate(model, held_out, machine=FP32)["loss"]
@@ -184,6 +190,7 @@ def run(name: str, mesh: str = "auto", steps: str = "", folder: Path | None = No
         "norms": [r["grad_norm"] for r in records if "event" not in r],
         "evaluated": [r["eval_loss"] for r in records if "eval_loss" in r] + [after],
         "weights": [float(p.detach().double().abs().sum()) for p in model.parameters()],
+        "tokens": [r["tokens"] for r in records if "event" not in r],
         "draws": list(DRAWS),
         "next": float(torch.rand(())),
     }
@@ -193,10 +200,10 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {}
     for job in sys.argv[3:]:
-        name, mesh, steps = f"{job}:".split(":")[:3]
+        name, mesh, steps, how = f"{job}::".split(":")[:4]
         try:
-            results[job] = run(name, mesh, steps, Path(sys.argv[2]))
-        except (ValueError, guards.NonFinite) as error:
+            results[job] = run(name, mesh, steps, Path(sys.argv[2]), how)
+        except (ValueError, guards.NonFinite, checkpoint.CheckpointError) as error:
             results[job] = str(error)
     every = [None] * runtime.world()
     torch.distributed.all_gather_object(every, results)

@@ -29,14 +29,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nblib import compiling, losses
 from nblib.losses import Batch, Terms
-from nblib.methods import alignment, divergences, teacher_cache
+from nblib.methods import divergences, teacher_cache
 
 Teacher = nn.Module | teacher_cache.Cache
+Layers = Sequence[Tensor]  # (B, T, D) each
 NAMES = ("ce", "logits", "hidden", "masked")
 TOKEN_WEIGHTS = "token_weights"  # a batch may carry (B, T) weights of its labels, for what `distillation` computes
+DISTANCES = {  # of two tensors (n, D), one number per row; in fp32 or better
+    "mse": lambda s, t: (s - t).square().mean(-1),
+    "relative": lambda s, t: (s - t).square().sum(-1) / t.square().sum(-1).clamp_min(1e-12),
+    "normalised": lambda s, t: (F.normalize(s, dim=-1) - F.normalize(t, dim=-1)).square().mean(-1),  # 2 / D cosine
+    "cosine": lambda s, t: 1 - F.cosine_similarity(s, t, dim=-1),
+}
 CHUNK_ENTRIES = 2**25  # of logits at once; a divergence with all its gradients holds about eight copies
 
 
@@ -50,8 +58,8 @@ class Objective:
     divergence   of `logits`: forward, reverse, js, soft_ce
     tail         how to read what a cache knows of all other tokens: drawn, spread, bucket, none (the trap)
     one_pass     `logits` and `ce` from the same logits, with their weights, as one term: `distillation`
-    distance, layers  of `hidden`: the distance, and the weight of each layer
-    alignment    a module of nblib/methods/alignment.py; its value is one more term
+    distance, layers  of `hidden`: the distance, and a number per layer (notebooks/lessons/alignment.py makes some)
+    alignment    a module: (student layers, teacher layers, labels) -> one more term (notebooks/lessons/alignment.py)
     mask_id, mask_probability, special_ids, complementary  of `masked`, see `masked_tokens`
     router       with `names` and `mix(plain losses, tokens)`; what it makes of them is still multiplied by `weights`
 
@@ -66,7 +74,7 @@ class Objective:
     tail: str = "drawn"
     one_pass: bool = False
     distance: str = "mse"
-    layers: str | Sequence[float] = "uniform"
+    layers: Sequence[float] = ()
     alignment: nn.Module | None = None
     mask_id: int | None = None
     mask_probability: float = 0.15
@@ -139,7 +147,7 @@ class Objective:
                 self._note("temperature", T * tokens, T * tokens, tokens)
         if "hidden" in weights:
             options = dict(kind=self.distance, weights=self.layers)
-            plain["hidden"] = alignment.hidden_distillation(student.layers[1:], teacher.layers[1:], labels, **options)
+            plain["hidden"] = hidden_distillation(student.layers[1:], teacher.layers[1:], labels, **options)
         if "masked" in weights:
             options = dict(mask_id=self.mask_id, probability=self.mask_probability, special_ids=self.special_ids)
             plain["masked"] = masked_tokens(model, batch, complementary=self.complementary, **options)
@@ -288,6 +296,31 @@ def states_of(model: nn.Module, batch: Batch, *, layers: bool = False) -> States
         for hook in hooks:
             hook.remove()
     return States(last, head, [*states, last] if layers else [])
+
+
+def hidden_distillation(
+    student: Layers, teacher: Layers, labels: Tensor, *, kind: str = "mse", weights: Sequence[float] = ()
+) -> Tensor:
+    """Weighted mean over layers of the distance between hidden states, summed over the positions cross-entropy uses.
+
+    One per block, the last after the final norm: the layers of `states_of` without the first. Later blocks have larger
+    activations, so `mse` is mostly about them and a few of their features; `relative` divides by the teacher's square.
+    """
+    if kind not in DISTANCES:
+        raise ValueError(f"kind = {kind!r}: allowed are {', '.join(DISTANCES)}")
+    weights, total = weights or [1.0] * len(student), 0.0
+    shapes = [[tuple(h.shape) for h in layers] for layers in (student, teacher)]
+    if shapes[0] != shapes[1] or not student:
+        sides = [f"{len(layers)} of {layers[-1:]}" for layers in shapes]
+        raise ValueError(f"hidden states: student {sides[0]}, teacher {sides[1]}; allowed: as many, as wide")
+    if len(weights) != len(student) or not all(0 <= w < math.inf for w in weights) or not any(weights):
+        raise ValueError(f"weights = {weights}: allowed are {len(student)} numbers, none negative, not all zero")
+    for share, s, t in zip(weights, student, teacher):
+        if share:
+            exact = torch.promote_types(s.dtype, torch.float32)
+            (s, _), (t, _) = losses.shifted_rows(s, labels), losses.shifted_rows(t.detach(), labels)
+            total = total + share / sum(weights) * DISTANCES[kind](s.to(exact), t.to(exact)).sum()
+    return total
 
 
 def check_mask_id(tokenizer, mask_id: int) -> list[int]:

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lessons.alignment import Pairs, checked
 from nblib import losses
-from nblib.methods.alignment import Pairs, checked
 
 
 def cka(x: Tensor, y: Tensor, *, debiased: bool = True) -> Tensor:

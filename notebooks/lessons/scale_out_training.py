@@ -14,6 +14,7 @@ after the loop is the peak of that, so it is taken between two steps.
 
 import ctypes
 import gc
+import shutil
 import statistics
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from nblib import compiling, memory, models, runtime, text, train
+from nblib import checkpoint, compiling, memory, models, runtime, text, train
 from nblib.run import show
 
 VOCABULARY = 256
@@ -131,6 +132,28 @@ def part(mesh: str, folder: str, *, first: int, last: int, total: int, rows: int
         checkpoints=Path(folder) if folder else None,
     )
     return {"losses": [r["loss"] for r in records], "steps": [r["step"] for r in records[first:]]}
+
+
+def waits(mesh: str, folder: str, *, hidden: int, layers: int, device: str = "cpu", saves: int = 5) -> dict:
+    """How long a step waits for its checkpoint, written at once and in the background, and what each rank wrote."""
+    machine, steps = runtime.pick(device, "fp32"), []
+    for way in ("at once", "in the background"):
+        runtime.seed_all(0)
+        model = _model(hidden, layers).to(machine.device)
+        batches, optimizer = text.Batches(stream(), rows=4, length=16), train.adamw(model, lr=1e-3)
+        place, took = Path(folder) / way, []
+        if runtime.rank() == 0:
+            shutil.rmtree(place, ignore_errors=True)  # of a run that was killed
+        options = dict(total=2 * saves + 3, checkpoint_every=2, checkpoint_async=way == "in the background", keep=1)
+        began = time.perf_counter()
+        for _ in train.steps(model, batches, optimizer, machine=machine, mesh=mesh, checkpoints=place, **options):
+            took.append(time.perf_counter() - began)
+            began = time.perf_counter()
+        saving, others = took[3:-1:2], took[2:-1:2]  # the first save prepares what the later ones use
+        ms = {"step that saves": min(saving), "step after it": min(others)}
+        steps.append({"written": way} | {f"{step}, ms": round(1e3 * seconds, 1) for step, seconds in ms.items()})
+    files = sorted(checkpoint.folders(place)[0].iterdir())
+    return {"steps": steps, "files": [{"file": file.name, "bytes": file.stat().st_size} for file in files]}
 
 
 def apart(ours: list[float], theirs: list[float]) -> float:

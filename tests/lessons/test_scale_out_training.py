@@ -77,3 +77,15 @@ def test_the_table_and_the_picture_take_the_hungriest_rank():
     (line,) = training.overview(took, {"a": 0.0})
     assert line["peak"] == 4 and line["ms per step"] == 200 and line["ranks"] == 2
     assert "Blue: parameters" in training.picture(took).summary
+
+
+@pytest.mark.slow
+def test_a_step_waits_less_for_a_checkpoint_that_is_written_in_the_background(worlds, tmp_path):
+    by_rank = worlds[1](training.waits, mesh="fsdp", folder=str(tmp_path), hidden=256, layers=8)
+    print(*by_rank[0]["steps"], sep="\n")
+    at_once, background = (way["step that saves, ms"] for way in by_rank[0]["steps"])
+    assert background < at_once
+    sizes = {one["file"]: one["bytes"] for one in by_rank[0]["files"]}
+    shards = [size for name, size in sizes.items() if name.startswith("shard-")]
+    assert set(sizes) - {"training.pt", "manifest.json"} == {n for n in sizes if n.startswith("shard-")}
+    assert len(shards) == 2 and max(shards) < 0.6 * sum(shards) and sizes["training.pt"] < 0.1 * sum(shards)

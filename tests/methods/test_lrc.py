@@ -12,6 +12,7 @@ import transformers as tf
 from bit_flips import flips
 from torch import nn
 
+from lessons import graph_breaks
 from nblib import base, checkpoint, cli, compiling, doctor, files, losses, memory, models, runtime, text, train, wiring
 from nblib.methods import lrc, ternary
 
@@ -268,7 +269,7 @@ def test_a_block_is_one_graph(batch):
     model = small()
     hidden = torch.randn(2, 32, 64)
     positions = model.model.rotary_emb(hidden, torch.arange(32)[None])
-    found = compiling.breaks(lambda h: model.model.layers[0](h, position_embeddings=positions), hidden)
+    found = graph_breaks.breaks(lambda h: model.model.layers[0](h, position_embeddings=positions), hidden)
     assert found["graphs"] == 1 and found["breaks"] == 0
 
 

@@ -21,7 +21,7 @@ from lessons import goose
 from lessons.loss_weights import Curriculum, Router
 from lessons.temperature import Learned
 from nblib import compiling, losses, models, runtime, text, train, wiring
-from nblib.methods import alignment, divergences, objective
+from nblib.methods import divergences, objective
 from nblib.methods.objective import Objective, from_teacher
 
 EVERY = {"ce": 1.0, "logits": 2.0, "hidden": 0.5, "masked": 0.3}
@@ -109,7 +109,7 @@ def test_the_states_compared_are_those_of_transformers_without_the_embedding(fam
     student, teacher, batch = student.eval(), models.as_teacher(teacher), ragged(2)
     ids = {"input_ids": batch["input_ids"], "output_hidden_states": True}
     theirs = [copy.deepcopy(m)(**ids).hidden_states[1:] for m in (student, teacher)]  # its hooks would stay
-    plain = alignment.hidden_distillation(*theirs, batch["labels"])
+    plain = objective.hidden_distillation(*theirs, batch["labels"])
     loss = _objective({"hidden": 1}, teacher=teacher)
     torch.testing.assert_close(loss(student, batch)["hidden"], plain)
 

@@ -22,7 +22,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from lessons import compile_cache
 from lessons.each import each
+from lessons.graph_breaks import breaks
 from lessons.pitfalls import WITH_PEFT, Pitfall, Unavailable
 from lessons.pitfalls.bench import alive, flow, fresh_dynamo, inside
 from lessons.pitfalls.recomputation import library_checkpointing, lora, outcome, tokens, whole_logits
@@ -259,7 +261,7 @@ def graph_breaks(monitor=None, *, adapters: bool = False) -> dict:
     whole_logits(model, tokens())  # in eager mode
     read = len(NORMS)
     with fresh_dynamo():
-        explained = compiling.breaks(whole_logits, model, tokens())
+        explained = breaks(whole_logits, model, tokens())
     NORMS.clear()  # they keep the model's tensors alive
     lines = [f"{Path(w['line']).name}: {w['reason']}" for w in explained["where"]]
     return {
@@ -278,7 +280,7 @@ P18 = Pitfall(
     verdict="The adapters add no graph break; the monitor does. An .item() in the forward pass ends the graph, and "
     "every function around it is cut at that place too. So one number per block makes several graphs per block. "
     f"Seen on {WITH_PEFT}",
-    fix="Keep the number a tensor and read it after the step; `compiling.breaks` names the line",
+    fix="Keep the number a tensor and read it after the step; `lessons.graph_breaks.breaks` names the line",
     broken=lambda: graph_breaks(read_norm),
     fixed=lambda: graph_breaks(keep_norm),
     claimed=lambda: graph_breaks(adapters=True),
@@ -355,7 +357,7 @@ def cut_library_and_repair(cache: Path) -> None:
     for library in cache.rglob("*.main.so"):
         os.truncate(library, 0)
     # deletes libraries that are shorter than their header says; later runs link anew
-    compiling.repair(cache)
+    compile_cache.repair(cache)
 
 
 def cut_pickles(cache: Path) -> None:
@@ -388,7 +390,7 @@ P23 = Pitfall(
     verdict="Only a library that was cut short stops later runs. The linker writes it under its final name, and later "
     "runs only ask whether it is there, so a partial one stays. Python files and pickles are renamed into place, and a "
     f"damaged pickle is noticed and made again. Seen on {WITH_PEFT}",
-    fix="`compiling.repair()` deletes the libraries that are shorter than their header says; nothing else is lost",
+    fix="`lessons.compile_cache.repair()` deletes the libraries that lack their end; nothing else is lost",
     broken=lambda: cut_cache(cut_library),
     fixed=lambda: cut_cache(cut_library_and_repair),
     claimed=lambda: cut_cache(cut_pickles),
