@@ -1,6 +1,6 @@
 """A Slurm of one node that lives in a folder and ends with the test: munged, slurmctld and slurmd without systemd.
 
-Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as another user. `why_not()` says what is missing.
+Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says what is missing.
 """
 
 import contextlib

@@ -5,7 +5,8 @@ import small_notebooks
 from small_notebooks import run_one, write
 
 from nblib import files
-from nblib.run import compare, jobs, runner, runs
+from lessons import compare
+from nblib.run import jobs, runner, runs
 
 
 @pytest.fixture
