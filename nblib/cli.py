@@ -1,5 +1,5 @@
-"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs on other machines:
-`status`, `cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
+"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs on a
+cluster: `status`, `cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -219,12 +219,12 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from nblib.run import compare, manage, report
+    from nblib.run import manage, report
 
     folders = list(dict.fromkeys(map(manage.find, options.runs)))
     if not 2 <= len(folders) <= 26:
         raise ParameterError(f"compare takes 2 to 26 different runs, not {len(folders)}.")
-    print(compare.text(folders, everything=options.all), flush=True)
+    print(_import("lessons.compare", INSTALL).text(folders, everything=options.all), flush=True)
     print(f"\nreport: {report.write()}")
     return 0
 

@@ -4,8 +4,8 @@ import pytest
 import small_notebooks
 from small_notebooks import run_one, write
 
-from nblib import files
 from lessons import compare
+from nblib import files
 from nblib.run import jobs, runner, runs
 
 
