@@ -1,5 +1,5 @@
 """The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs on a
-cluster: `status`, `cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
+cluster: `status`, `cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor`, `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,

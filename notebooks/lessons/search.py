@@ -46,7 +46,7 @@ from nblib.run.runner import Outcome
 
 GOALS, WATCHED = ("minimise", "maximise"), ("prune_high", "prune_low")
 WORDS = (*GOALS, *WATCHED)
-REPEATS = 200  # proposals in a row that were tried before, after which nothing new is left
+REPEATS = 50  # proposals in a row that were tried before, after which nothing new is left
 WARM, SHARE = 3, 0.1  # no pruning before so many trials, and in this share of the steps
 
 
