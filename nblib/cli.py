@@ -1,5 +1,5 @@
-"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs on a
-cluster: `status`, `cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor`, `gpu-check`.
+"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs: `status`,
+`cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -180,30 +180,23 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _execute(planned: Sequence[Any], options: argparse.Namespace, **here: Any) -> list[Any]:
-    """On this machine or on an engine."""
     from nblib.run import engines, runner
 
     wanted = engines.resources(options.resources)
     if options.on == "local":
         return runner.run(planned, **here, **_how(options))
-    return engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
+    outcomes = engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
+    return sys.exit(0) if options.no_wait else outcomes
 
 
 def _search(options: argparse.Namespace) -> int:
     return _import("lessons.search", INSTALL).main(options, **_how(options))
 
 
-def _status(options: argparse.Namespace) -> int:
+def _jobs(options: argparse.Namespace) -> int:
     from nblib.run import engines
 
-    print(engines.listing())
-    return 0
-
-
-def _cancel(options: argparse.Namespace) -> int:
-    from nblib.run import engines
-
-    print(f"jobs that were asked to stop: {engines.cancel(options.jobs)}")
+    print(engines.cancel(options.jobs) if options.jobs else engines.listing())
     return 0
 
 
@@ -338,9 +331,13 @@ def _parser() -> argparse.ArgumentParser:
     asked = "of each job on Slurm or Ray: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
     engine.add_argument("--resources", default="", metavar="cpus=4,...", help=asked)
     engine.add_argument("--no-wait", action="store_true", help="on Slurm: end when the jobs are in the queue")
-    command = add(
-        "run", _run, parents=[both, given, engine], help="execute notebooks; skips what is done, resumes what is not"
-    )
+    many = argparse.ArgumentParser(add_help=False)
+    many.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
+    many.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.<command>.yaml")
+    many.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the file")
+    many.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
+    told = "execute notebooks; skips what is done, resumes what is not"
+    command = add("run", _run, parents=[both, given, engine], help=told)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
     command.add_argument(
@@ -361,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
     command = add(
         "sweep",
         _sweep,
-        parents=[both, engine],
+        parents=[both, engine, many],
         help="run one notebook over a grid of parameters and end with a table",
         description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
         "resume what is not, go on after a failure, and end with a table of the results, which is also written as "
@@ -369,33 +366,23 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A sweep file is flat YAML: `name: value` sets, `name: [a, b]` varies; see parameters/README.md. "
         "Exit code 1: a run failed.",
     )
-    command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
-    command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.sweep.yaml")
-    command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the sweep file")
-    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
     command.add_argument("--list", action="store_true", help="print the combinations and end")
     command.add_argument("--show", type=_names, default=[], metavar="a,b", help="results in the table (default: a few)")
 
     command = add(
         "search",
         _search,
-        parents=[both, engine],
+        parents=[both, engine, many],
         help="find the parameters of one notebook that make a result best",
-        description="Propose parameters by what earlier trials gave, run the notebook with them, and end with a table "
-        "and a picture. The same command goes on after Ctrl-C or a kill.",
-        epilog="A search file is flat YAML: `minimise: result`, `name: 1e-4 .. 1e-1 log`, `name: [a, b]`, "
-        "`name: value`; see parameters/README.md.",
+        description="Propose parameters by what earlier trials gave, run the notebook with them, end with a table and "
+        "a picture. The same command goes on after Ctrl-C or a kill. parameters/README.md describes search files.",
     )
-    command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--trials", type=_positive, default=30, metavar="N", help="of the whole study (default 30)")
     command.add_argument("--prune", action="store_true", help="stop runs that are worse than most; see the search file")
     command.add_argument("--seed", type=_positive, default=1, metavar="N", help="of the proposals (default 1)")
-    command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.search.yaml")
-    command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the search file")
-    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
 
-    add("status", _status, help="jobs that were given to Slurm or Ray, and their runs")
-    command = add("cancel", _cancel, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
+    add("status", _jobs, help="jobs that were given to Slurm or Ray, and their runs").set_defaults(jobs=None)
+    command = add("cancel", _jobs, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
     command.add_argument("jobs", nargs="+", metavar="JOB", help="its id or its array's, a notebook's name, or all")
 
     add("report", _report, help="write outputs/index.html and print its path")

@@ -8,8 +8,7 @@ A job that Slurm requeues is the same order again, which continues its own folde
 to each of its processes, 90 s before its time is over: the run saves and ends, and the job asks to be queued again. A
 job that a person cancelled does not.
 
-outputs/batches/<time>-<id>/ holds what was submitted (batch.json) and what the jobs print. `Local` gives one job after
-the other to processes of this machine; search.py works with it. `nblib sweep --on local` needs no engine.
+outputs/batches/<time>-<id>/ holds what was submitted (batch.json) and what the jobs print.
 
 Footgun: a lock that no other machine sees lets two of them write into one folder. `check` refuses what it can know:
 locks that another process does not see, and mounts whose options keep them to one machine.
@@ -21,6 +20,7 @@ import getpass
 import importlib
 import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -39,31 +39,27 @@ from nblib.run.jobs import Job
 from nblib.run.parameters import ParameterError, clip, unknown
 from nblib.run.runner import Outcome
 
-COUNTS, AMOUNTS, WORDS = ("cpus", "gpus", "at_once"), ("hours", "gb"), ("partition", "account")  # of --resources
+COUNT, NAME = (r"[1-9]\d{0,5}", int, "a whole number from 1"), (r"\S+", str, "a name")
+AMOUNT = (r"(?=.*[1-9])\d{0,6}\.?\d{0,6}", float, "a number above 0")
+RESOURCES = {"cpus": COUNT, "gpus": (r"\d{1,3}", int, "a whole number from 0"), "hours": AMOUNT, "gb": AMOUNT}
+RESOURCES |= {"at_once": COUNT, "partition": NAME, "account": NAME}
 NOTICE = 90  # seconds before the end of its time at which Slurm asks a job to stop
-DAY = 86_400
-RESTARTS = 50  # so often a job asks to be queued again
+DAY, LOOKS, RESTARTS = 86_400, 5, 50  # what `status` shows; looks for a run; times that a job asks to come back
 OWN_LOCKS = {"nolock", "local_lock=flock", "local_lock=all", "localflock", "noflock"}  # options of NFS and Lustre
-# Whether another process can take the lock on the file that we hold.
-CLAIM = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+CLAIM = "import fcntl, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX | fcntl.LOCK_NB)"  # fails where it is seen
 
 
 def resources(text: str) -> dict[str, Any]:
     """`cpus=4,gpus=1,hours=2` as values; ParameterError where a word is unknown or a value is no number."""
     given: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in filter(None, map(str.strip, text.split(","))):
         name, _, value = part.partition("=")
-        if name not in COUNTS + AMOUNTS + WORDS:
-            raise ParameterError(f"--resources: {unknown('resource', name, COUNTS + AMOUNTS + WORDS)}")
-        if name in WORDS and value:
-            given[name] = value
-        elif name in COUNTS and value.isdecimal() and (int(value) or name == "gpus"):
-            given[name] = int(value)
-        elif name in AMOUNTS and value.replace(".", "", 1).isdecimal() and float(value):
-            given[name] = float(value)
-        else:
-            kinds = dict.fromkeys(COUNTS, "a whole number") | dict.fromkeys(AMOUNTS, "a number") | dict(gpus="0, 1, 2")
-            raise ParameterError(f"--resources: {name} is '{clip(value)}', allowed: {kinds.get(name, 'a name')}.")
+        if name not in RESOURCES:
+            raise ParameterError(f"--resources: {unknown('resource', name, RESOURCES)}")
+        pattern, kind, allowed = RESOURCES[name]
+        if not re.fullmatch(pattern, value):
+            raise ParameterError(f"--resources: {name} is '{clip(value)}', allowed: {allowed}.")
+        given[name] = kind(value)
     return given
 
 
@@ -94,9 +90,7 @@ def check(folder: Path) -> None:
     finally:
         probe.unlink(missing_ok=True)
     if why:
-        raise ParameterError(
-            f"{folder} cannot hold runs of several machines: {why}; NBLIB_OUTPUTS names another place."
-        )
+        raise ParameterError(f"{folder} cannot hold runs of several machines: {why}; NBLIB_OUTPUTS names another.")
 
 
 def _mount_options(folder: Path) -> set[str]:
@@ -116,6 +110,7 @@ def work(order: dict[str, Any]) -> str:
     for name in inputs.THREADS:  # Ray sets one, and what was asked for is in the key
         os.environ.pop(name, None)
     os.environ.update(order["environment"])
+    os.chdir(order["cwd"])
     _, _, name, *options = shlex.split(order["command"])
     given = {option: options[1::2][n] for n, option in enumerate(options[::2]) if option == "--profile"}
     lists = {o: [text for n, text in enumerate(options[1::2]) if options[2 * n] == o] for o in ("-f", "-p")}
@@ -160,7 +155,7 @@ class Slurm:
     def submit(self, orders: Sequence[dict[str, Any]], folder: Path) -> list[str]:
         wanted = {"cpus": 1, "hours": 1.0} | self.wanted
         names = {"gpus": "slurm_gpus_per_node", "gb": "mem_gb", "at_once": "slurm_array_parallelism"}
-        names |= {word: f"slurm_{word}" for word in WORDS}
+        names |= {"partition": "slurm_partition", "account": "slurm_account"}
         executor = self.submitit.AutoExecutor(folder=folder, cluster="slurm")
         try:
             executor.update_parameters(
@@ -178,9 +173,14 @@ class Slurm:
             raise ParameterError(f"Slurm does not take the jobs: {clip(str(error.args[-1]), 500)}") from None
 
     def states(self) -> dict[str, str]:
-        """Of the jobs of this user that have not ended."""
-        lines = _ask("squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i %T").splitlines()
-        return dict(line.lower().split(" ", 1) for line in lines)
+        """Of the jobs of this user that have not ended. A controller that is busy does not answer at once."""
+        for _ in range(20):
+            command = ["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i %T"]
+            told = subprocess.run(command, capture_output=True, text=True)
+            if told.returncode == 0:
+                return dict(line.lower().split(" ", 1) for line in told.stdout.splitlines())
+            time.sleep(3)
+        raise files.Unreadable(f"Slurm does not say which jobs it has: {clip(told.stderr)}")
 
     def cancel(self, ids: Sequence[str]) -> None:
         subprocess.run(["scancel", *ids], check=False)
@@ -195,7 +195,10 @@ class Ray:
         self.ray, self.live = need("ray", "ray"), dict[str, Any]()
         carried = {name: os.environ[name] for name in ("PYTHONPATH", "PATH") if name in os.environ}
         options = {"include_dashboard": False} if "RAY_ADDRESS" not in os.environ else {"address": "auto"}
-        self.ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": carried}, **options)
+        try:
+            self.ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": carried}, **options)
+        except (OSError, RuntimeError) as error:
+            raise ParameterError(f"Ray does not answer: {clip(str(error))}") from None
         counts = {"num_cpus": wanted.get("cpus", 1), "num_gpus": wanted.get("gpus", 0)}
         memory = {"memory": int(wanted["gb"] * 2**30)} if "gb" in wanted else {}
         self.task = self.ray.remote(**counts, **memory, max_retries=RESTARTS)(work)
@@ -207,7 +210,6 @@ class Ray:
 
     def states(self) -> dict[str, str]:
         if self.live:
-            self.ray.wait(list(self.live.values()), num_returns=1, timeout=0)
             ended, _ = self.ray.wait(list(self.live.values()), num_returns=len(self.live), timeout=0)
             self.live = {name: each for name, each in self.live.items() if each not in ended}
         return dict.fromkeys(self.live, "running")
@@ -225,7 +227,7 @@ def submit(engine: Any, on: str, planned: Sequence[Job], *, wanted: dict[str, An
     places = {"NOTEBOOKS": paths.notebooks(), "PARAMETERS": paths.profiles(), "OUTPUTS": paths.outputs()}
     environment = {f"NBLIB_{name}": str(place) for name, place in (places | {"BASE": paths.store()}).items()}
     environment |= {name: os.environ[name] for name in inputs.THREADS if os.environ.get(name, "").strip()}
-    common = {"environment": environment, "resources": wanted, "how": how}
+    common = {"environment": environment, "cwd": os.getcwd(), "resources": wanted, "how": how}
     folder = runs.new_folder("batches")
     ids = engine.submit([{"command": j.resume, "key": j.key, "inputs": j.inputs} | common for j in planned], folder)
     given = [{"id": n, "key": j.key, "notebook": j.notebook, "label": j.label} for n, j in zip(ids, planned)]
@@ -245,19 +247,19 @@ def run(planned: Sequence[Job], on: str, *, wanted: dict[str, Any], how: dict[st
     told = f"{len(fresh)} jobs given to {on}, {len(waiting)} there already, {len(before)} done before"
     waiting |= zip([job.key for job in fresh], submit(engine, on, fresh, wanted=wanted, how=how) if fresh else [])
     print(f"{told}; `nblib status` shows them, `nblib cancel` ends them", flush=True)
-    stopping, total, late = threading.Event(), len(waiting), set[str]()
+    stopping, total, looks = threading.Event(), len(waiting), dict[str, int]()
     with runner.handling(lambda *_: stopping.set()):
         while waiting and wait and not stopping.wait(engine.every):
             alive = engine.states()
-            for job in [job for job in planned if waiting.get(job.key, next(iter(alive), None)) not in alive]:
-                outcome = ending(job)
-                if outcome.status == "not run" and job.key not in late and job.key in waiting:
-                    late.add(job.key)  # a folder made on another machine may be seen a moment later
-                elif waiting.pop(job.key, None):
-                    ended = f"{outcome.status}, {runs.clock(outcome.seconds)}; {total - len(waiting)} of {total}"
-                    print(f"[{job.notebook}] {f'{job.label}: ' * bool(job.label)}{ended}", flush=True)
-                    if outcome.sentence:
-                        print(f"nblib: {outcome.sentence}", file=sys.stderr, flush=True)
+            for job in [job for job in planned if job.key in waiting and waiting[job.key] not in alive]:
+                outcome, looks[job.key] = ending(job), looks.get(job.key, 0) + 1
+                if outcome.status in ("not run", "running") and looks[job.key] < LOOKS:
+                    continue  # what another machine wrote may be seen some seconds late
+                del waiting[job.key]
+                ended = f"{outcome.status}, {runs.clock(outcome.seconds)}; {total - len(waiting)} of {total}"
+                print(f"[{job.notebook}] {f'{job.label}: ' * bool(job.label)}{ended}", flush=True)
+                if outcome.sentence:
+                    print(f"nblib: {outcome.sentence}", file=sys.stderr, flush=True)
         if not engine.outlives:
             end(engine, list(waiting.values()))
     if waiting and engine.outlives:
@@ -279,14 +281,12 @@ def ending(job: Job) -> Outcome:
     if folder is None:
         hint = f"{job.notebook} left no run; see {paths.short(paths.outputs() / 'batches')} for what its job printed"
         return Outcome(job.notebook, "not run", 0.0, None, f"{hint}, and whether its machine sees this folder")
+    status, facts = runs.status(folder).split(",")[0].split(" ")[0], {}
     with contextlib.suppress(files.Unreadable):
         facts = runs.record(folder)
-        status, seconds = runs.status(folder).split(",")[0].split(" ")[0], runner.took(facts) or 0.0
-        sentence = facts.get("sentence") or f"{job.notebook} was {status} in {paths.short(folder)}; {job.resume}"
-        if status in ("done", "failed", "stopped"):
-            return Outcome(job.notebook, status, seconds, folder, sentence * (status != "done"))
-        return Outcome(job.notebook, "failed", seconds, folder, sentence)
-    return Outcome(job.notebook, "failed", 0.0, folder, f"{paths.short(folder)} is unreadable")
+    sentence = facts.get("sentence") or f"{job.notebook} was {status} in {paths.short(folder)}; {job.resume}"
+    word = status if status in ("done", "failed", "stopped", "running") else "failed"
+    return Outcome(job.notebook, word, runner.took(facts) or 0.0, folder, sentence * (word in ("failed", "stopped")))
 
 
 def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -295,10 +295,17 @@ def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
     for file in sorted(paths.outputs().glob("batches/*/batch.json"), reverse=True):
         with contextlib.suppress(files.Unreadable, LookupError, TypeError, AttributeError):  # it may hold anything
             facts = files.read_json(file)
-            here = facts["host"] == socket.gethostname() and runner.alive(facts["by"]) and facts["by"] != os.getpid()
+            here = facts["host"] == socket.gethostname() and facts["by"] != os.getpid() and _is_ours(facts["by"])
             for job in facts["jobs"]:
                 state = queue().get(job["id"], "") if facts["on"] == "slurm" else "running" * here
                 yield facts["on"], job | {"by": facts["by"], "started": facts["started"]}, state
+
+
+def _is_ours(process: int) -> bool:
+    """Whether this number is still that of somebody who submits jobs."""
+    with contextlib.suppress(OSError):
+        return b"nblib" in Path(f"/proc/{process}/cmdline").read_bytes()
+    return False
 
 
 def listing() -> str:
@@ -315,8 +322,8 @@ def listing() -> str:
     return runs.columns(rows) if len(rows) > 1 else "No jobs were given to an engine in the last day."
 
 
-def cancel(names: Sequence[str]) -> int:
-    """End the jobs that are called so: by notebook, by the id of a job or of its array, or `all`; how many."""
+def cancel(names: Sequence[str]) -> str:
+    """End the jobs that are called so: by notebook, by the id of a job or of its array, or `all`."""
     live = [(on, job) for on, job, state in batches() if state]
     known = {name for _, job in live for name in (job["id"], job["id"].partition("_")[0], job["notebook"], "all")}
     if wrong := [name for name in names if name not in known]:
@@ -326,4 +333,4 @@ def cancel(names: Sequence[str]) -> int:
         Slurm.cancel(None, slurm)
     for process in {job["by"] for on, job in chosen if on != "slurm"}:
         os.kill(process, signal.SIGINT)  # who started them ends them
-    return len(chosen)
+    return f"jobs that were asked to stop: {len(chosen)}"

@@ -264,7 +264,7 @@ def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path
                     return folder, None
                 lock = files.claim(folder) if folder and not finished else None
                 # without its runner a kernel ends within GRACE; one that does not is left behind
-                orphaned = waited > GRACE + 5 and not alive(facts.get("runner", 0))
+                orphaned = waited > GRACE + 5 and not _alive(facts.get("runner", 0))
                 if lock is None and (folder is None or finished or orphaned):
                     if folder is None and (why := _why(job)):
                         _say(f"[{job.notebook}] runs again: {why}")
@@ -309,7 +309,7 @@ def _same_parameters(job: Job, facts: dict[str, Any]) -> bool:
     return isinstance(before, dict) and all(before.get(part, value) == value for part, value in asked.items())
 
 
-def alive(pid: int) -> bool:
+def _alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         # a killed process stays listed until its parent, in a container perhaps a careless one, has asked for it

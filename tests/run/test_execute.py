@@ -186,11 +186,11 @@ def test_what_a_notebook_leaves_running_holds_nothing_up(workbook):
     child, in_group = map(int, re.search(r"PIDS (\d+) (\d+)", str(cells[-1]["outputs"])).groups())
     try:
         assert outcome.status == "done" and time.monotonic() - began < 30
-        assert runner.alive(child) and runner.alive(detached), "nothing was left running, so nothing was tested"
+        assert runner._alive(child) and runner._alive(detached), "nothing was left running, so nothing was tested"
         lock = files.claim(outcome.folder)
         assert lock is not None, "something that the kernel started holds the lock"
         os.close(lock)
-        assert not runner.alive(in_group)
+        assert not runner._alive(in_group)
     finally:
         for pid in (child, detached):
             os.kill(pid, signal.SIGKILL)
