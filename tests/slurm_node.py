@@ -4,6 +4,7 @@ Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others
 """
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -79,7 +80,8 @@ def running() -> Iterator[Path]:
             [_find("slurmd"), "-D", "-f", conf, "-N", host],
         ):
             log = (folder / f"{Path(command[0]).name}.out").open("wb")
-            daemons.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+            pipes = {"stdout": log, "stderr": log, "start_new_session": True, "preexec_fn": _end_with_us}
+            daemons.append(subprocess.Popen(command, **pipes))
             time.sleep(0.5)
         _wait(lambda: "idle" in _ask("sinfo", "-h", "-o", "%T"), 60, folder)
         yield folder
@@ -97,6 +99,11 @@ def running() -> Iterator[Path]:
         if before is not None:
             os.environ["SLURM_CONF"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_us() -> None:
+    """Also when the test is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _find(name: str) -> str | None:

@@ -318,7 +318,9 @@ def listing() -> str:
         folder = known[job["notebook"]].get(job["key"])
         if state or time.time() - job["started"] < DAY:
             run = [f"{folder.parent.name}/{folder.name}", runs.status(folder)] if folder else ["", ""]
-            rows.append([clip(text) for text in (job["id"], on, state or "ended", *run, job["label"])])
+            rows.append(
+                [clip(text) for text in (job["id"], on, state or "ended", *run, job["label"] or job["notebook"])]
+            )
     return runs.columns(rows) if len(rows) > 1 else "No jobs were given to an engine in the last day."
 
 

@@ -198,6 +198,7 @@ class Live(NamedTuple):
     job: jobs.Job
     id: str
     seen: set[int]  # steps that were reported
+    place: list[Path]  # the run folder, once there is one
 
 
 def go(search: Search, *, trials: int, prune: bool, seed: int, engine: Any, on: str, wanted: dict, how: dict) -> bool:
@@ -228,7 +229,7 @@ def go(search: Search, *, trials: int, prune: bool, seed: int, engine: Any, on: 
                     job = job._replace(label=f"trial {trial.number}: {label}")
                     (name,) = queued or engines.submit(engine, on, [job], wanted=wanted, how=how)
                     known = {step for t in study.trials if t.number == trial.number for step in t.intermediate_values}
-                    live[trial.number] = Live(trial, job, name, known)
+                    live[trial.number] = Live(trial, job, name, known, [])
                 if not live:
                     break
                 stopping.wait(engine.every)
@@ -251,11 +252,11 @@ def _watch(study: Any, search: Search, one: Live) -> bool:
     """Report what the run wrote of the metric; whether it is so much worse than the others that it should stop."""
     import optuna
 
-    folder = runner.newest(one.job)
+    one.place[:] = one.place or filter(None, [runner.newest(one.job)])
     way, metric = search.watched
     training, _, name = metric.rpartition("/")
     sign = 1.0 if (way == "prune_high") == (search.goal[0] == "minimise") else -1.0
-    series = track.series(folder) if folder else {}
+    series = track.series(one.place[0]) if one.place else {}
     if not training and training not in series:  # no training is named: the first one of the run
         training = next(iter(series), "")
     for step, record in series.get(training, {}).items():
@@ -283,7 +284,8 @@ def _tell(study: Any, search: Search, one: Live, outcome: Outcome, is_hopeless: 
     elif is_hopeless:
         status = f"pruned at step {max(one.seen)}"
     if outcome.status == "stopped" and not is_hopeless:
-        return  # somebody else stopped it: the trial goes on with the next search
+        print(f"[{search.notebook}] {one.job.label}: stopped; the same command goes on with it", flush=True)
+        return
     one.trial.set_user_attr("run", outcome.folder.name if outcome.folder else "")
     state = states.COMPLETE if value is not None else states.PRUNED if is_hopeless else states.FAIL
     study.tell(number, value, state=state)
@@ -348,6 +350,8 @@ def picture(search: Search) -> pictures.Picture:
 def main(options: Namespace, **how: Any) -> int:
     """What the command line does; its exit code."""
     search = plan(options.notebook, file=options.file, profile=options.profile, overrides=options.parameters)
+    if options.no_wait:
+        raise ParameterError("--no-wait: a search proposes by results, so it waits for them.")
     if options.prune and search.watched is None:
         raise ParameterError("--prune: the search file has no line `prune_high: metric` or `prune_low: metric`.")
     engines.need("optuna", "search")

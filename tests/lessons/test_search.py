@@ -106,6 +106,7 @@ def test_bad_commands_end_in_a_sentence_and_start_nothing(workbook, monkeypatch,
     assert "has no search file parameters/10_lrc.search.yaml" in said()
     put()
     assert "unknown resource 'cpu'; did you mean 'cpus'?" in said("--resources", "cpu=1")
+    assert "a search proposes by results" in said("--no-wait")
     put(FILE.replace("prune_high: loss\n", ""))
     assert "--prune: the search file has no line" in said("--prune")
     monkeypatch.setitem(sys.modules, "optuna", None)

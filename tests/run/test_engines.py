@@ -86,7 +86,7 @@ def nblib(*arguments: str) -> tuple[int, str, str]:
 def running() -> list[tuple[str, Path]]:
     """Job and run folder of those that have made two steps."""
     rows = [line.split() for line in engines.listing().splitlines()[1:]]
-    pairs = [(row[0], paths.outputs() / row[3]) for row in rows if row[2:3] == ["running"] and "/" in row[3]]
+    pairs = [(row[0], paths.outputs() / row[3]) for row in rows if row[2] == "running" and "/" in row[3]]
     return [(name, place) for name, place in pairs if len(runs.Run(place, {}).history()) >= 2]
 
 
@@ -94,7 +94,7 @@ def elsewhere(workbook: Path, tmp_path: Path, monkeypatch) -> list[list[str]]:
     """The table of the same sweep without an engine."""
     monkeypatch.setenv("NBLIB_OUTPUTS", str(tmp_path / "here" / "outputs"))
     monkeypatch.setenv("NBLIB_BASE", str(paths.store()))
-    code, _, err = nblib("sweep", "10")
+    code, _, err = nblib("sweep", "10", "-p", "pause=0")  # which no result hangs on
     assert code == 0, err
     return table(tmp_path / "here")
 
@@ -164,7 +164,7 @@ def test_what_slurm_refuses_is_told_in_a_sentence(slurm, workbook):
 @pytest.mark.kernel
 def test_six_on_ray_and_the_table_is_that_of_here(workbook, tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install 'nblib[ray]'")
-    code, out, err = nblib("sweep", "10", "--on", "ray", "--resources", "cpus=1")
+    code, out, err = nblib("sweep", "10", "-p", "pause=0", "--on", "ray", "--resources", "cpus=1")
     assert code == 0 and "6 jobs given to ray" in out, (out, err)
     assert table(workbook) == elsewhere(workbook, tmp_path, monkeypatch)
 
@@ -325,8 +325,8 @@ def test_what_was_given_is_listed_and_cancelled_by_name(workbook, monkeypatch):
     monkeypatch.setattr(engines.Slurm, "states", lambda self: {"7_1": "pending", "9_0": "running"})
     monkeypatch.setattr(engines.Slurm, "cancel", lambda self, ids: asked.append(ids))
     assert [line.split() for line in engines.listing().splitlines()[1:]] == [
-        ["7_0", "slurm", "ended"],
-        ["7_1", "slurm", "pending"],
+        ["7_0", "slurm", "ended", "10_small"],
+        ["7_1", "slurm", "pending", "10_small"],
     ]
     place = runs.new_folder("10_small")
     runs.note(place, {"key": planned[0].key, "status": "done"})
