@@ -35,9 +35,7 @@ from typing import Any
 
 from nblib import files, inputs, paths
 from nblib.run import jobs, runner, runs
-from nblib.run.jobs import Job
 from nblib.run.parameters import ParameterError, clip, unknown
-from nblib.run.runner import Outcome
 
 COUNT, NAME = (r"[1-9]\d{0,5}", int, "a whole number from 1"), (r"\S+", str, "a name")
 AMOUNT = (r"(?=.*[1-9])\d{0,6}\.?\d{0,6}", float, "a number above 0")
@@ -133,8 +131,8 @@ def _come_back() -> None:
     its time was over or to make room, and it asks to be queued again."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     name = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ["SLURM_JOB_ID"]
-    restarts = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-    if "JobState=RUNNING" in _ask("scontrol", "show", "job", name) and restarts < RESTARTS:
+    is_running = "JobState=RUNNING" in _ask("scontrol", "show", "job", name)
+    if is_running and int(os.environ.get("SLURM_RESTART_COUNT") or 0) < RESTARTS:
         _ask("scontrol", "requeue", name)
 
 
@@ -222,7 +220,9 @@ class Ray:
 ENGINES = {"slurm": Slurm, "ray": Ray}
 
 
-def submit(engine: Any, on: str, planned: Sequence[Job], *, wanted: dict[str, Any], how: dict[str, Any]) -> list[str]:
+def submit(
+    engine: Any, on: str, planned: Sequence[jobs.Job], *, wanted: dict[str, Any], how: dict[str, Any]
+) -> list[str]:
     """Give the jobs to the engine, and note in batch.json what was given; their names there."""
     places = {"NOTEBOOKS": paths.notebooks(), "PARAMETERS": paths.profiles(), "OUTPUTS": paths.outputs()}
     environment = {f"NBLIB_{name}": str(place) for name, place in (places | {"BASE": paths.store()}).items()}
@@ -236,7 +236,9 @@ def submit(engine: Any, on: str, planned: Sequence[Job], *, wanted: dict[str, An
     return ids
 
 
-def run(planned: Sequence[Job], on: str, *, wanted: dict[str, Any], how: dict[str, Any], wait: bool) -> list[Outcome]:
+def run(
+    planned: Sequence[jobs.Job], on: str, *, wanted: dict[str, Any], how: dict[str, Any], wait: bool
+) -> list[runner.Outcome]:
     """Run the jobs on an engine and wait for their ends, or not. What is done is skipped, what is queued stays so."""
     engine = ENGINES[on](wanted)
     check(paths.outputs())
@@ -275,18 +277,20 @@ def end(engine: Any, names: Sequence[str]) -> None:
         time.sleep(engine.every)
 
 
-def ending(job: Job) -> Outcome:
+def ending(job: jobs.Job) -> runner.Outcome:
     """What its newest run says of a job that is in no queue any more."""
     folder = runner.newest(job)
     if folder is None:
         hint = f"{job.notebook} left no run; see {paths.short(paths.outputs() / 'batches')} for what its job printed"
-        return Outcome(job.notebook, "not run", 0.0, None, f"{hint}, and whether its machine sees this folder")
+        return runner.Outcome(job.notebook, "not run", 0.0, None, f"{hint}, and whether its machine sees this folder")
     status, facts = runs.status(folder).split(",")[0].split(" ")[0], {}
     with contextlib.suppress(files.Unreadable):
         facts = runs.record(folder)
     sentence = facts.get("sentence") or f"{job.notebook} was {status} in {paths.short(folder)}; {job.resume}"
     word = status if status in ("done", "failed", "stopped", "running") else "failed"
-    return Outcome(job.notebook, word, runner.took(facts) or 0.0, folder, sentence * (word in ("failed", "stopped")))
+    return runner.Outcome(
+        job.notebook, word, runner.took(facts) or 0.0, folder, sentence * (word in ("failed", "stopped"))
+    )
 
 
 def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
