@@ -327,8 +327,8 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
     given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
     engine = argparse.ArgumentParser(add_help=False)
-    engine.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where the runs are made")
-    asked = "of each job on Slurm or Ray: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
+    engine.add_argument("--on", choices=("local", "slurm"), default="local", help="where the runs are made")
+    asked = "of each job on Slurm: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
     engine.add_argument("--resources", default="", metavar="cpus=4,...", help=asked)
     engine.add_argument("--no-wait", action="store_true", help="on Slurm: end when the jobs are in the queue")
     many = argparse.ArgumentParser(add_help=False)
@@ -381,8 +381,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--prune", action="store_true", help="stop runs that are worse than most; see the search file")
     command.add_argument("--seed", type=_positive, default=1, metavar="N", help="of the proposals (default 1)")
 
-    add("status", _jobs, help="jobs that were given to Slurm or Ray, and their runs").set_defaults(jobs=None)
-    command = add("cancel", _jobs, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
+    add("status", _jobs, help="jobs that were given to Slurm, and their runs").set_defaults(jobs=None)
+    command = add("cancel", _jobs, help="ask jobs on Slurm to stop; what they saved is kept")
     command.add_argument("jobs", nargs="+", metavar="JOB", help="its id or its array's, a notebook's name, or all")
 
     add("report", _report, help="write outputs/index.html and print its path")

@@ -1,4 +1,4 @@
-"""Batches on other machines: Slurm, by submitit, or Ray. Both are extras, `pip install 'nblib[slurm]'` and `[ray]`.
+"""Batches on other machines: Slurm, by submitit, which is an extra: `pip install 'nblib[slurm]'`.
 
 One job is one run: it plans its run once more where it starts, and does what `nblib run` does. What it needs is one
 file system that all machines see, with the project, its Python and `outputs` on it. The machine that plans is in no key
@@ -16,7 +16,6 @@ locks that another process does not see, and mounts whose options keep them to o
 
 import contextlib
 import functools
-import getpass
 import importlib
 import math
 import os
@@ -35,7 +34,9 @@ from typing import Any
 
 from nblib import files, inputs, paths
 from nblib.run import jobs, runner, runs
+from nblib.run.jobs import Job
 from nblib.run.parameters import ParameterError, clip, unknown
+from nblib.run.runner import Outcome
 
 COUNT, NAME = (r"[1-9]\d{0,5}", int, "a whole number from 1"), (r"\S+", str, "a name")
 AMOUNT = (r"(?=.*[1-9])\d{0,6}\.?\d{0,6}", float, "a number above 0")
@@ -105,7 +106,7 @@ def _mount_options(folder: Path) -> set[str]:
 
 def work(order: dict[str, Any]) -> str:
     """What a job does, on whichever machine; the run's status. RuntimeError with the sentence if it is not done."""
-    for name in inputs.THREADS:  # Ray sets one, and what was asked for is in the key
+    for name in inputs.THREADS:  # a cluster may set one, and what was asked for is in the key
         os.environ.pop(name, None)
     os.environ.update(order["environment"])
     os.chdir(order["cwd"])
@@ -164,7 +165,7 @@ class Slurm:
                 slurm_additional_parameters={"requeue": True, "signal": f"TERM@{NOTICE}"},
                 **{names[name]: value for name, value in wanted.items() if name in names},
             )
-            with executor.batch():
+            with contextlib.redirect_stderr(open(os.devnull, "w")), executor.batch():  # the error below says it
                 submitted = [executor.submit(work, order) for order in orders]
             return [job.job_id for job in submitted]
         except self.submitit.core.utils.FailedJobError as error:
@@ -173,7 +174,7 @@ class Slurm:
     def states(self) -> dict[str, str]:
         """Of the jobs of this user that have not ended. A controller that is busy does not answer at once."""
         for _ in range(20):
-            command = ["squeue", "-h", "-r", "-u", getpass.getuser(), "-o", "%i %T"]
+            command = ["squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i %T"]
             told = subprocess.run(command, capture_output=True, text=True)
             if told.returncode == 0:
                 return dict(line.lower().split(" ", 1) for line in told.stdout.splitlines())
@@ -184,45 +185,10 @@ class Slurm:
         subprocess.run(["scancel", *ids], check=False)
 
 
-class Ray:
-    """The cluster that RAY_ADDRESS names, or one on this machine. Its jobs end with the one who started them."""
-
-    every, outlives = 0.5, False
-
-    def __init__(self, wanted: dict[str, Any]):
-        self.ray, self.live = need("ray", "ray"), dict[str, Any]()
-        carried = {name: os.environ[name] for name in ("PYTHONPATH", "PATH") if name in os.environ}
-        options = {"include_dashboard": False} if "RAY_ADDRESS" not in os.environ else {"address": "auto"}
-        try:
-            self.ray.init(log_to_driver=False, logging_level="error", runtime_env={"env_vars": carried}, **options)
-        except (OSError, RuntimeError) as error:
-            raise ParameterError(f"Ray does not answer: {clip(str(error))}") from None
-        counts = {"num_cpus": wanted.get("cpus", 1), "num_gpus": wanted.get("gpus", 0)}
-        memory = {"memory": int(wanted["gb"] * 2**30)} if "gb" in wanted else {}
-        self.task = self.ray.remote(**counts, **memory, max_retries=RESTARTS)(work)
-
-    def submit(self, orders: Sequence[dict[str, Any]], folder: Path) -> list[str]:
-        references = [self.task.remote(order) for order in orders]
-        self.live |= {reference.hex(): reference for reference in references}
-        return [reference.hex() for reference in references]
-
-    def states(self) -> dict[str, str]:
-        if self.live:
-            ended, _ = self.ray.wait(list(self.live.values()), num_returns=len(self.live), timeout=0)
-            self.live = {name: each for name, each in self.live.items() if each not in ended}
-        return dict.fromkeys(self.live, "running")
-
-    def cancel(self, ids: Sequence[str]) -> None:
-        for name in ids:
-            self.ray.cancel(self.live[name]) if name in self.live else None
+ENGINES = {"slurm": Slurm}
 
 
-ENGINES = {"slurm": Slurm, "ray": Ray}
-
-
-def submit(
-    engine: Any, on: str, planned: Sequence[jobs.Job], *, wanted: dict[str, Any], how: dict[str, Any]
-) -> list[str]:
+def submit(engine: Any, on: str, planned: Sequence[Job], *, wanted: dict[str, Any], how: dict[str, Any]) -> list[str]:
     """Give the jobs to the engine, and note in batch.json what was given; their names there."""
     places = {"NOTEBOOKS": paths.notebooks(), "PARAMETERS": paths.profiles(), "OUTPUTS": paths.outputs()}
     environment = {f"NBLIB_{name}": str(place) for name, place in (places | {"BASE": paths.store()}).items()}
@@ -236,9 +202,7 @@ def submit(
     return ids
 
 
-def run(
-    planned: Sequence[jobs.Job], on: str, *, wanted: dict[str, Any], how: dict[str, Any], wait: bool
-) -> list[runner.Outcome]:
+def run(planned: Sequence[Job], on: str, *, wanted: dict[str, Any], how: dict[str, Any], wait: bool) -> list[Outcome]:
     """Run the jobs on an engine and wait for their ends, or not. What is done is skipped, what is queued stays so."""
     engine = ENGINES[on](wanted)
     check(paths.outputs())
@@ -277,20 +241,18 @@ def end(engine: Any, names: Sequence[str]) -> None:
         time.sleep(engine.every)
 
 
-def ending(job: jobs.Job) -> runner.Outcome:
+def ending(job: Job) -> Outcome:
     """What its newest run says of a job that is in no queue any more."""
     folder = runner.newest(job)
     if folder is None:
         hint = f"{job.notebook} left no run; see {paths.short(paths.outputs() / 'batches')} for what its job printed"
-        return runner.Outcome(job.notebook, "not run", 0.0, None, f"{hint}, and whether its machine sees this folder")
+        return Outcome(job.notebook, "not run", 0.0, None, f"{hint}, and whether its machine sees this folder")
     status, facts = runs.status(folder).split(",")[0].split(" ")[0], {}
     with contextlib.suppress(files.Unreadable):
         facts = runs.record(folder)
     sentence = facts.get("sentence") or f"{job.notebook} was {status} in {paths.short(folder)}; {job.resume}"
     word = status if status in ("done", "failed", "stopped", "running") else "failed"
-    return runner.Outcome(
-        job.notebook, word, runner.took(facts) or 0.0, folder, sentence * (word in ("failed", "stopped"))
-    )
+    return Outcome(job.notebook, word, runner.took(facts) or 0.0, folder, sentence * (word in ("failed", "stopped")))
 
 
 def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -306,7 +268,6 @@ def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def _is_ours(process: int) -> bool:
-    """Whether this number is still that of somebody who submits jobs."""
     with contextlib.suppress(OSError):
         return b"nblib" in Path(f"/proc/{process}/cmdline").read_bytes()
     return False

@@ -1,4 +1,4 @@
-"""Batches on a real Slurm of one node and on Ray: requeued, cancelled, asked twice, and the same table as here."""
+"""Batches on a real Slurm of one node: requeued, cancelled, asked twice, and the same table as here."""
 
 import csv
 import json
@@ -159,15 +159,6 @@ def test_what_slurm_refuses_is_told_in_a_sentence(slurm, workbook):
     assert list((workbook / "outputs").glob("10_small/*/run.json")) == []
 
 
-@pytest.mark.slow
-@pytest.mark.kernel
-def test_six_on_ray_and_the_table_is_that_of_here(workbook, tmp_path, monkeypatch):
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'nblib[ray]'")
-    code, out, err = nblib("sweep", "10", "-p", "pause=0", "--on", "ray", "--resources", "cpus=1")
-    assert code == 0 and "6 jobs given to ray" in out, (out, err)
-    assert table(workbook) == elsewhere(workbook, tmp_path, monkeypatch)
-
-
 # ------------------------------------------------------------------ what needs no cluster
 
 
@@ -198,7 +189,7 @@ def test_resources_are_read():
     assert engines.resources("") == {}
 
 
-@pytest.mark.parametrize("engine, package", [("slurm", "submitit"), ("ray", "ray")])
+@pytest.mark.parametrize("engine, package", [("slurm", "submitit")])
 def test_a_missing_package_is_named_with_its_extra(engine, package, workbook, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
     assert cli.main(["sweep", "10", "--on", engine]) == 2
@@ -271,7 +262,7 @@ def test_a_job_plans_the_run_that_was_asked_for(workbook, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("NBLIB_OUTPUTS", str(workbook / "outputs"))
     (job,) = jobs.plan(["10"], **given)
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as Ray does: nobody asked for it
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as a cluster may: nobody asked for it
     engines.work(order_of(job, resources={"cpus": 4}))
     (first, how, threads, outputs), (second, _, share, _) = seen
     assert second.key == job.key and first.key != job.key and first.parameters == second.parameters == job.parameters
