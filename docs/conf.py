@@ -53,6 +53,7 @@ notebooks/2*
 ```{toctree}
 :hidden:
 :caption: Reference
+docs/clusters
 docs/claims
 docs/glossary
 docs/solutions

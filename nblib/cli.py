@@ -1,5 +1,5 @@
-"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `refresh`. Of runs: `report`, `compare`,
-`note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
+"""The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs: `status`,
+`cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -153,7 +153,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(runner.preview(planned, jobs_at_once=at_once, force=options.force))
         return 0
-    outcomes = runner.run(planned, jobs_at_once=at_once, keep_going=options.keep_going, **_how(options))
+    outcomes = _execute(planned, options, jobs_at_once=at_once, keep_going=options.keep_going)
     options.ran = True
     print(f"\n{runner.summary(outcomes)}\n\nreport: {report.write()}")
     return runner.exit_code(outcomes)
@@ -170,13 +170,34 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.list:
         print(sweep.listing(planned))
         return 0
-    outcomes = runner.run(planned.jobs, keep_going=True, **_how(options))
+    outcomes = _execute(planned.jobs, options, keep_going=True)
     options.ran = True
     rows = sweep.rows(planned, outcomes)
     print(f"\n{sweep.text(planned, rows, show=options.show)}\n")
     for path in (*sweep.write(planned, rows), report.write()):
         print(path)
     return runner.exit_code(outcomes)
+
+
+def _execute(planned: Sequence[Any], options: argparse.Namespace, **here: Any) -> list[Any]:
+    from nblib.run import engines, runner
+
+    wanted = engines.resources(options.resources)
+    if options.on == "local":
+        return runner.run(planned, **here, **_how(options))
+    outcomes = engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
+    return sys.exit(0) if options.no_wait else outcomes
+
+
+def _search(options: argparse.Namespace) -> int:
+    return _import("lessons.search", INSTALL).main(options, **_how(options))
+
+
+def _jobs(options: argparse.Namespace) -> int:
+    from nblib.run import engines
+
+    print(engines.cancel(options.jobs) if options.jobs else engines.listing())
+    return 0
 
 
 def _how(options: argparse.Namespace) -> dict[str, Any]:
@@ -191,12 +212,12 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from nblib.run import compare, manage, report
+    from nblib.run import manage, report
 
     folders = list(dict.fromkeys(map(manage.find, options.runs)))
     if not 2 <= len(folders) <= 26:
         raise ParameterError(f"compare takes 2 to 26 different runs, not {len(folders)}.")
-    print(compare.text(folders, everything=options.all), flush=True)
+    print(_import("lessons.compare", INSTALL).text(folders, everything=options.all), flush=True)
     print(f"\nreport: {report.write()}")
     return 0
 
@@ -228,13 +249,13 @@ def _rm(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from nblib.run import manage, track
+    from nblib.run import manage
 
     folder = manage.find(options.run)
     _import(options.to, f"pip install {options.to} (or: pip install -e '.[track]')")
     show = {"tensorboard": f"--logdir '{folder}'", "trackio": f"show --project {folder.parent.name}"}[options.to]
     print(f"look at it with: {options.to} {show}", flush=True)
-    steps = track.export(folder, options.to, follow=options.follow)
+    steps = _import("lessons.track", INSTALL).export(folder, options.to, follow=options.follow)
     print("\n".join(f"{name or folder.name}: {count} steps" for name, count in steps.items()) or "It has no metrics.")
     return 0
 
@@ -305,7 +326,18 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
     given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
     given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
-    command = add("run", _run, parents=[both, given], help="execute notebooks; skips what is done, resumes what is not")
+    engine = argparse.ArgumentParser(add_help=False)
+    engine.add_argument("--on", choices=("local", "slurm"), default="local", help="where the runs are made")
+    asked = "of each job on Slurm: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
+    engine.add_argument("--resources", default="", metavar="cpus=4,...", help=asked)
+    engine.add_argument("--no-wait", action="store_true", help="on Slurm: end when the jobs are in the queue")
+    many = argparse.ArgumentParser(add_help=False)
+    many.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
+    many.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.<command>.yaml")
+    many.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the file")
+    many.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
+    told = "execute notebooks; skips what is done, resumes what is not"
+    command = add("run", _run, parents=[both, given, engine], help=told)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
     command.add_argument(
@@ -326,7 +358,7 @@ def _parser() -> argparse.ArgumentParser:
     command = add(
         "sweep",
         _sweep,
-        parents=[both],
+        parents=[both, engine, many],
         help="run one notebook over a grid of parameters and end with a table",
         description="Run one notebook once for each combination of the values in a sweep file, skip what is done, "
         "resume what is not, go on after a failure, and end with a table of the results, which is also written as "
@@ -334,12 +366,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A sweep file is flat YAML: `name: value` sets, `name: [a, b]` varies; see parameters/README.md. "
         "Exit code 1: a run failed.",
     )
-    command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
-    command.add_argument("-f", dest="file", metavar="file.yaml", help="default: parameters/<notebook>.sweep.yaml")
-    command.add_argument("--profile", metavar="P", help="parameters/<notebook>.P.yaml beneath the sweep file")
-    command.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help="hold it so")
     command.add_argument("--list", action="store_true", help="print the combinations and end")
     command.add_argument("--show", type=_names, default=[], metavar="a,b", help="results in the table (default: a few)")
+
+    command = add(
+        "search",
+        _search,
+        parents=[both, engine, many],
+        help="find the parameters of one notebook that make a result best",
+        description="Propose parameters by what earlier trials gave, run the notebook with them, end with a table and "
+        "a picture. The same command goes on after Ctrl-C or a kill. parameters/README.md describes search files.",
+    )
+    command.add_argument("--trials", type=_positive, default=30, metavar="N", help="of the whole study (default 30)")
+    command.add_argument("--prune", action="store_true", help="stop runs that are worse than most; see the search file")
+    command.add_argument("--seed", type=_positive, default=1, metavar="N", help="of the proposals (default 1)")
+
+    add("status", _jobs, help="jobs that were given to Slurm, and their runs").set_defaults(jobs=None)
+    command = add("cancel", _jobs, help="ask jobs on Slurm to stop; what they saved is kept")
+    command.add_argument("jobs", nargs="+", metavar="JOB", help="its id or its array's, a notebook's name, or all")
 
     add("report", _report, help="write outputs/index.html and print its path")
 

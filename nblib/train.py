@@ -367,9 +367,9 @@ def _stop_signals() -> Iterator[SimpleNamespace]:
         return
 
     def wish(number, frame):
-        if stop.name:
+        if stop.name == signal.Signals(number).name:  # a scheduler's SIGTERM comes as SIGINT as well: one wish
             raise KeyboardInterrupt
-        stop.name = signal.Signals(number).name
+        stop.name = stop.name or signal.Signals(number).name
 
     before = {number: signal.signal(number, wish) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -14,6 +14,7 @@ import nbformat
 import pytest
 import yaml
 
+from lessons import search
 from lessons.pitfalls import catalogue
 from lessons.trials import lines_of
 from nblib import paths
@@ -21,7 +22,8 @@ from nblib.run import parameters, sweep
 
 NOTEBOOKS = sorted(paths.notebooks().glob("*.ipynb"))
 SWEEPS = sorted(paths.profiles().glob("*.sweep.yaml"))
-PROFILES = sorted(set(paths.profiles().glob("*.yaml")) - set(SWEEPS))
+SEARCHES = sorted(paths.profiles().glob("*.search.yaml"))
+PROFILES = sorted(set(paths.profiles().glob("*.yaml")) - {*SWEEPS, *SEARCHES})
 HEADINGS = ("## Parameters", "## Set-up", "## What to remember", "## Exercises")
 
 
@@ -155,3 +157,11 @@ def test_every_sweep_fits_its_notebook_and_varies_something(file: Path):
     name = file.name.split(".")[0]
     assert len(sweep.plan(name, file=str(file)).jobs) > 1
     assert f"nblib sweep {name}" in file.read_text().split("\n\n")[0]  # the header says how
+
+
+@pytest.mark.parametrize("file", SEARCHES, ids=lambda p: p.name)
+def test_every_search_fits_its_notebook_and_names_a_result_of_it(file: Path):
+    name = file.name.split(".")[0]
+    plan = search.plan(name, file=str(file))
+    assert plan.ranges and f"{plan.goal[1]}=" in (paths.notebooks() / f"{name}.ipynb").read_text()
+    assert f"nblib search {name}" in file.read_text().split("\n\n")[0]  # the header says how

@@ -18,7 +18,7 @@ Each adapter computes the KL per token in its own forward pass, on the very inpu
 with `collect` and drops the padding. So the mask need not travel into the model, and nothing runs twice. Non-reentrant
 checkpointing runs its second forward pass when nobody collects, so that pass cannot be counted.
 
-The variances v_k, what they say about relevance, and pruning are in ard_ranks.py; what surrounds a run in ard_run.py.
+What v_k say about relevance, and pruning by it, is in lessons/ard_ranks.py; what surrounds a run in ard_run.py.
 "bounded" log-variances stay in (low, high) by a tanh and begin at `start`; "raw" ones are l = G x, as first written,
 whose first variance is 1, half of the signal's.
 

@@ -3,7 +3,7 @@
     y = W x + scale * up (down x)        PEFT: y = W x + alpha / r * B (A x), with a rank and an alpha for each layer
 
 `PeftModel.from_pretrained(base, folder)` then computes the same. Both methods whose result is such an update leave by
-this door: ARD-LoRA with its means (ard_run.export_peft) and LRC with its correction (lrc_export.py).
+this door: ARD-LoRA with its means (ard_run.export_peft), LRC with its correction (lessons/lrc_export.py).
 
 Footgun: only what PEFT knows travels. Noise, priors and rounding stay behind.
 """

@@ -39,13 +39,18 @@ from nblib.run import parameters, runs
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
 SLOW = 2  # seconds after which the runner is told once more which cell it is
 # What the kernel runs first. No fork and no program that it starts is to hold the lock on the run's folder. And half a
-# character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message.
+# character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message. A
+# SIGTERM is for execute.py, which passes it on as SIGINT: a scheduler sends it to every process of a job.
 FIRST = """
-import json, os
+import json, os, signal
 from IPython import get_ipython
 held, session = [{lock}], get_ipython().kernel.session
 os.set_inheritable({lock}, False)
-os.register_at_fork(after_in_child=lambda: held and os.close(held.pop()))
+def forked():
+    held and os.close(held.pop())
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+os.register_at_fork(after_in_child=forked)
+signal.signal(signal.SIGTERM, lambda *_: None)
 def pack(message, pack=session.pack):
     try:
         return pack(message)
@@ -64,8 +69,13 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked, self.kernel = 0, None  # the kernel is its process group
+        self.signals: list[int] = []
 
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, number: int, _: Any = None) -> None:
+        """A scheduler sends SIGTERM to every process of a job, and the runner passes its own on as SIGINT: one ask."""
+        self.signals.append(number)
+        if self.signals.count(number) <= self.asked:
+            return
         self.asked += 1
         if self.asked == 1:
             timer = threading.Timer(GRACE, self._signal, [signal.SIGKILL])

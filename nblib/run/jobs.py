@@ -124,16 +124,16 @@ def _brief(value: Any) -> str:
 
 
 def profiles_of(notebook: str) -> list[str]:
-    return [path.name[len(notebook) + 1 : -len(".yaml")] for path in _files_of(notebook) if not is_sweep(path)]
+    return [path.name[len(notebook) + 1 : -len(".yaml")] for path in _files_of(notebook) if not is_plan(path)]
 
 
 def sweeps_of(notebook: str) -> list[Path]:
-    return [path for path in _files_of(notebook) if is_sweep(path)]
+    return [path for path in _files_of(notebook) if path.name.endswith(".sweep.yaml")]
 
 
-def is_sweep(file: Path) -> bool:
-    """`<notebook>.sweep.yaml` and `<notebook>.<name>.sweep.yaml` hold grids (sweep.py) and are no profiles."""
-    return file.name.endswith(".sweep.yaml")
+def is_plan(file: Path) -> bool:
+    """`<notebook>.sweep.yaml`, `<notebook>.<name>.sweep.yaml` and `.search.yaml` are plans of runs and no profiles."""
+    return file.name.endswith((".sweep.yaml", ".search.yaml"))
 
 
 def _files_of(notebook: str) -> list[Path]:

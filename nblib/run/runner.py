@@ -141,7 +141,7 @@ def run(
         workers.stop()
 
     threads = [threading.Thread(target=work, args=(slot,)) for slot in range(jobs_at_once)]
-    with _handling(stop):
+    with handling(stop):
         if jobs_at_once > 1 or crew:
             _make_bases([job for job in jobs if force or not done(job)], workers)
         for thread in threads:
@@ -182,7 +182,7 @@ def preview(jobs: Sequence[Job], *, jobs_at_once: int | None = 1, force: bool = 
     """What `run` would do with each job and why, as text; nothing is started or written."""
     lines = []
     for job in jobs:
-        folder = _newest(job)
+        folder = newest(job)
         state = runs.status(folder) if folder else "done"
         if state.startswith("done") and (folder is None or force):
             why = "forced" if folder else _why(job)
@@ -207,11 +207,11 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
 
 def done(job: Job) -> Path | None:
     """The job's newest run, if it is finished."""
-    folder = _newest(job)
+    folder = newest(job)
     return folder if folder and runs.is_done(folder) else None
 
 
-def _records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
+def records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]:
     """The runner's runs of the notebook, newest first: folder, record, and what is wrong with the record."""
     for path in sorted((paths.outputs() / notebook).glob("*/run.json"), reverse=True):
         try:
@@ -222,9 +222,9 @@ def _records(notebook: str) -> Iterator[tuple[Path, dict[str, Any], str | None]]
             yield path.parent, facts, wrong
 
 
-def _newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | None:
+def newest(job: Job, tell: Callable[[str], None] = lambda _: None) -> Path | None:
     """The newest run of the job that counts; says of others why they do not."""
-    for folder, facts, wrong in _records(job.notebook):
+    for folder, facts, wrong in records(job.notebook):
         if wrong is None and not planning.same(job, facts):
             continue
         wrong = wrong or _other_base(folder)
@@ -257,7 +257,7 @@ def _take_folder(job: Job, force: bool, stopping: threading.Event) -> tuple[Path
         waited = time.monotonic() - began
         if (alone := files.claim(home)) is not None:  # of two that start together the second sees the first one's run
             try:
-                folder = _newest(job, _say_once)
+                folder = newest(job, _say_once)
                 facts = runs.record(folder) if folder else {}
                 finished = facts.get("status") == "done"
                 if finished and not force:
@@ -298,7 +298,7 @@ def _begin(job: Job, folder: Path, lock: int, attempts: int, force: bool) -> Pat
 
 def _why(job: Job) -> str:
     """What changed since the newest finished run with the job's parameters; empty when there is none."""
-    for _, facts, _ in _records(job.notebook):
+    for _, facts, _ in records(job.notebook):
         if facts.get("status") == "done" and _same_parameters(job, facts):
             return planning.why(facts["inputs"], job.inputs)
     return ""
@@ -477,8 +477,8 @@ def _expected(jobs: Sequence[Job], force: bool) -> list[float]:
 
     @functools.cache
     def finished(notebook: str) -> list[dict[str, Any]]:
-        records = [facts for _, facts, _ in _records(notebook) if facts.get("status") == "done"]
-        return [facts for facts in records if took(facts) is not None]
+        ended = [facts for _, facts, _ in records(notebook) if facts.get("status") == "done"]
+        return [facts for facts in ended if took(facts) is not None]
 
     def seconds(job: Job) -> float:
         if not force and done(job):
@@ -514,7 +514,7 @@ def _remove_leftovers(notebooks: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def _handling(stop: Callable) -> Iterator[None]:
+def handling(stop: Callable) -> Iterator[None]:
     """Ctrl-C and SIGTERM call `stop` for a while (Python lets only the main thread say so)."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -193,7 +193,7 @@ def begin(notebook: str, namespace: MutableMapping[str, Any]) -> Run:
     folder = Path(os.environ[RUN_DIR]) if RUN_DIR in os.environ else _folder_by_hand(notebook, continued, facts, writes)
     run = Run(folder, values, writes)
     if writes:
-        _drop_torn_line(files.make_folder(folder) / "metrics.jsonl")
+        drop_torn_line(files.make_folder(folder) / "metrics.jsonl")
         files.write(folder / "parameters.yaml", declarations.dump_yaml(values))
         files.write(folder / "environment.json", files.to_json(runtime.environment(), indent=1))
     if by_hand:
@@ -380,7 +380,7 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}" if minutes >= 60 else f"{minutes}:{seconds:02d}"
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """A kill may have cut the last line short; keep the whole ones."""
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         files.write(path, content[: content.rfind(b"\n") + 1])

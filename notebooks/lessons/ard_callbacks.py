@@ -12,9 +12,9 @@ those of the uninterrupted run, so `Priors` waits for a whole epoch.
 import transformers as tf
 from torch import nn
 
-from lessons import ard_watching, uncertainty
+from lessons import ard_ranks, ard_watching, uncertainty
 from nblib import runtime
-from nblib.methods import ard, ard_ranks
+from nblib.methods import ard
 from nblib.train import Batch
 
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from lessons import ard_ranks
 from nblib import losses, runtime, wiring
 from nblib.losses import Batch, Loss
-from nblib.methods import ard_ranks
 from nblib.methods.ard import adapters, divergence, passes
 
 

@@ -24,8 +24,9 @@ import transformers as tf
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from lessons import lrc_export
 from nblib import compiling, models
-from nblib.methods import lrc, lrc_export
+from nblib.methods import lrc
 from nblib.run import show
 
 

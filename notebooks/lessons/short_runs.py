@@ -38,9 +38,10 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.optim import Optimizer
 
+from lessons import ard_ranks
 from nblib import base, closure, files, inputs, losses, memory, models, paths, runtime, start, train
 from nblib.losses import Loss
-from nblib.methods import ard, ard_ranks, ard_run, lrc, moe, objective, param_groups
+from nblib.methods import ard, ard_run, lrc, moe, objective, param_groups
 from nblib.run import parameters, runs
 
 METHODS = ("full", "lora", "lrc", "ard", "moe", "distillation")

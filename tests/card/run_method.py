@@ -19,18 +19,10 @@ import peft
 import torch
 from torch import nn
 
-from lessons import goose, mixture_of_depths, multi_token, router_health, skipping, spiking_health
+from lessons import ard_ranks, goose, mixture_of_depths, multi_token, router_health, skipping, spiking_health
 from lessons.temperature import Learned
 from nblib import losses, models, runtime, text, train
-from nblib.methods import (
-    ard,
-    ard_ranks,
-    lrc,
-    moe,
-    objective,
-    param_groups,
-    teacher_cache,
-)
+from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
 
 VOCABULARY, LENGTH = 256, 32
 MACHINE = runtime.Machine(torch.device("cuda:0"), "bf16", "a card that is not there")

@@ -5,9 +5,9 @@ import torch
 import transformers as tf
 from ard_bench import adapted
 
-from lessons import ard_callbacks
+from lessons import ard_callbacks, ard_ranks
 from nblib import hf, text, train
-from nblib.methods import ard, ard_ranks, ard_run
+from nblib.methods import ard, ard_run
 
 
 def _trainer(folder, stream) -> tuple:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from ard_bench import adapted, collected, gradients_of, ragged, random_batch
 
-from lessons import ard_watching
+from lessons import ard_ranks, ard_watching
 from nblib import compiling, losses, wiring
-from nblib.methods import ard, ard_ranks
+from nblib.methods import ard
 
 
 def test_gradient_norms_per_term_leave_no_trace():

@@ -12,8 +12,9 @@ from conftest import FP32
 from torch import nn
 from torch.distributions import Normal, kl_divergence
 
+from lessons import ard_ranks
 from nblib import checkpoint, compiling, doctor, losses, models, text, train, wiring
-from nblib.methods import ard, ard_ranks
+from nblib.methods import ard
 
 # ------------------------------------------------------------------ the layer and its KL
 

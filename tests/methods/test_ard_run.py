@@ -9,8 +9,9 @@ import torch
 from ard_bench import adapted, gradients_of, ragged, random_batch
 from bit_flips import flips
 
+from lessons import ard_ranks
 from nblib import files, losses, models
-from nblib.methods import ard, ard_ranks, ard_run
+from nblib.methods import ard, ard_run
 
 
 class _Tokens(SimpleNamespace):

@@ -508,11 +508,11 @@ def test_a_run_on_another_base_model_does_not_count(workbook, monkeypatch, tmp_p
         assert (runner.done(job) == folder) is counts, content
     files.write(stored, '{"content": "2"}')
     said = []
-    assert runner._newest(job, said.append) is None and "the base model abc is another one" in said[0]
+    assert runner.newest(job, said.append) is None and "the base model abc is another one" in said[0]
     runs.note(folder, {"status": "stopped"})
-    assert runner._newest(job) is None, "a run would go on with another base model than it began with"
+    assert runner.newest(job) is None, "a run would go on with another base model than it began with"
     (folder / "base.json").write_bytes(b'{"base"')
-    assert runner._newest(job, said.append) is None and "cannot read" in said[1]
+    assert runner.newest(job, said.append) is None and "cannot read" in said[1]
 
 
 def test_a_run_that_is_made_again_says_why(workbook, monkeypatch):

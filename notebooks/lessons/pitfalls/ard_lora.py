@@ -18,7 +18,7 @@ import peft
 import torch
 from torch import Tensor, nn
 
-from lessons import uncertainty
+from lessons import ard_ranks, uncertainty
 from lessons.pitfalls import WITH_PEFT, Pitfall
 from lessons.pitfalls.bench import (
     base,
@@ -34,7 +34,7 @@ from lessons.pitfalls.bench import (
     wake,
 )
 from nblib import losses, wiring
-from nblib.methods import ard, ard_ranks
+from nblib.methods import ard
 
 RANK, KINDS = 4, ["q_proj", "v_proj"]
 

@@ -8,9 +8,10 @@ from ard_bench import KINDS, adapted, random_batch
 from conftest import FP32
 from torch import nn
 
+from lessons import ard_ranks
 from lessons.pitfalls import ard_lora
 from nblib import text, train, wiring
-from nblib.methods import ard, ard_ranks
+from nblib.methods import ard
 
 
 def test_priors_are_the_mean_square_of_the_latent():

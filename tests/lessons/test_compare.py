@@ -4,8 +4,9 @@ import pytest
 import small_notebooks
 from small_notebooks import run_one, write
 
+from lessons import compare
 from nblib import files
-from nblib.run import compare, jobs, runner, runs
+from nblib.run import jobs, runner, runs
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import time
 import pytest
 import small_notebooks
 
+from lessons import track
 from nblib import files
-from nblib.run import runs, track
+from nblib.run import runs
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ print(json.dumps({name: trackio.SQLiteStorage.get_logs("10_lrc", name) for name 
     return {name: [[row["step"], row["loss"]] for row in rows] for name, rows in logs.items()}
 
 
-EXPORT = "import sys; from pathlib import Path; from nblib.run import track; print(track.export(Path(sys.argv[1]), {}))"
+EXPORT = "import sys; from pathlib import Path; from lessons import track; print(track.export(Path(sys.argv[1]), {}))"
 
 
 @pytest.mark.slow
@@ -125,7 +126,7 @@ def test_follow_goes_on_until_the_run_ends_and_a_resumed_step_replaces_the_earli
         lines.write('{"run": "../a b", "st')  # half a line
     wait_for([*first, [5, 0.5], [6, 0.5], [7, 0.5]])
     assert process.poll() is None
-    runs._drop_torn_line(run.dir / "metrics.jsonl")  # as a resume does
+    runs.drop_torn_line(run.dir / "metrics.jsonl")  # as a resume does
     for step in (6, 7, 8):
         run.log({"run": "../a b", "step": step, "of": 9, "loss": 0.25})
     end = [*first, [5, 0.5], [6, 0.25], [7, 0.25], [8, 0.25]]

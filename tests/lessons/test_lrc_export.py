@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers as tf
 
+from lessons import lrc_export
 from nblib import models, text
-from nblib.methods import lrc, lrc_export
+from nblib.methods import lrc
 
 
 def corrected(family="qwen3", config=None, **options):

@@ -1,0 +1,343 @@
+"""Batches on a real Slurm of one node: requeued, cancelled, asked twice, and the same table as here."""
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import slurm_node
+import small_notebooks
+from small_notebooks import start, write
+
+from nblib import cli, files, inputs, paths
+from nblib.run import engines, jobs, runner, runs
+from nblib.run.parameters import ParameterError
+
+PARAMETERS = """lr: float = 0.1  # rate [0 .. 1]
+size: int = 1  # size [1 .. 9]
+steps: int = 20  # steps [1 .. 1000]
+pause: float = 0.4  # seconds of a step [0 .. 9]"""
+# Counts its steps in a file, as a training does in its checkpoints. Asked to stop, it has half a second's work to save.
+BODY = """import json, os, time
+from nblib.run import runs
+run = runs.begin('10_small', globals())
+state = run.dir / 'state.json'
+done = json.loads(state.read_text()) if state.exists() else 0
+(run.dir / 'starts.txt').open('a').write(f'{done}\\n')
+try:
+    for step in range(done + 1, steps + 1):
+        run.log({'step': step, 'of': steps, 'loss': (lr - 0.2) ** 2 + size / step})
+        done = step
+        time.sleep(pause)
+    run.result(loss=(lr - 0.2) ** 2 + size / steps, threads=os.environ.get('OMP_NUM_THREADS', ''))
+finally:
+    time.sleep(0.5)
+    state.write_text(json.dumps(done))"""
+GRID = "size: [1, 2, 3]\nlr: [0.1, 0.3]\n"
+
+
+@pytest.fixture
+def workbook(tmp_path, monkeypatch):
+    folder = small_notebooks.move_workbook(tmp_path, monkeypatch)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write("10_small", BODY, parameters=PARAMETERS)
+    (folder / "parameters" / "10_small.sweep.yaml").write_text(GRID)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    pytest.importorskip("submitit", reason="submitit is not installed: pip install 'nblib[slurm]'")
+    if reason := slurm_node.why_not():
+        pytest.skip(reason)
+    with slurm_node.running() as folder:
+        yield folder
+
+
+def until(condition, seconds: float = 90):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.1)
+    return value
+
+
+def table(workbook: Path) -> list[list[str]]:
+    """The newest table without its times and names of runs, which differ from place to place."""
+    newest = max((workbook / "outputs" / "10_small").glob("sweep-*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    head, *rows = csv.reader(newest.open())
+    keep = [n for n, name in enumerate(head) if name not in ("seconds", "run")]
+    return [[row[n] for n in keep] for row in (head, *rows)]
+
+
+def nblib(*arguments: str) -> tuple[int, str, str]:
+    """On two cores that others use as well, six jobs may take minutes."""
+    process = start(*arguments)
+    out, err = process.communicate(timeout=400)
+    return process.returncode, out, err
+
+
+def running() -> list[tuple[str, Path]]:
+    """Job and run folder of those that have made two steps."""
+    rows = [line.split() for line in engines.listing().splitlines()[1:]]
+    pairs = [(row[0], paths.outputs() / row[3]) for row in rows if row[2] == "running" and "/" in row[3]]
+    return [(name, place) for name, place in pairs if len(runs.Run(place, {}).history()) >= 2]
+
+
+def elsewhere(workbook: Path, tmp_path: Path, monkeypatch) -> list[list[str]]:
+    """The table of the same sweep without an engine."""
+    monkeypatch.setenv("NBLIB_OUTPUTS", str(tmp_path / "here" / "outputs"))
+    monkeypatch.setenv("NBLIB_BASE", str(paths.store()))
+    code, _, err = nblib("sweep", "10", "-p", "pause=0")  # which no result hangs on
+    assert code == 0, err
+    return table(tmp_path / "here")
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_six_on_slurm_one_requeued_one_cancelled_and_the_table_is_that_of_here(
+    slurm, workbook, tmp_path, monkeypatch, capsys
+):
+    ask = ["sweep", "10", "--on", "slurm", "--resources", "cpus=1,gb=1,hours=0.5,at_once=2"]
+    process = start(*ask)
+    (requeued, first), (cancelled, second) = until(lambda: pair if len(pair := running()[:2]) == 2 else None)
+    subprocess.run(["scontrol", "requeue", requeued], check=True)
+    assert cli.main(["cancel", cancelled]) == 0 and capsys.readouterr().out == "jobs that were asked to stop: 1\n"
+    until(lambda: runs.status(first) == runs.status(second) == "stopped")
+    until(lambda: subprocess.run(["scontrol", "update", f"jobid={requeued}", "starttime=now"]).returncode == 0)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, (out, err)
+    assert "6 jobs given to slurm, 0 there already, 0 done before" in out and err.count("was stopped") == 1
+    rows = table(workbook)[1:]
+    assert sorted(row[2] for row in rows) == ["done"] * 5 + ["stopped"]
+
+    facts = runs.record(first)
+    begun = list(map(int, (first / "starts.txt").read_text().split()))
+    steps = [record["step"] for record in map(json.loads, (first / "metrics.jsonl").read_text().splitlines())]
+    assert facts["attempts"] == 2 and begun[0] == 0 and begun[1] >= 2, "it was killed and not asked"
+    assert steps == list(range(1, 21)), "a step was lost or made twice"
+
+    code, out, err = nblib(*ask)  # the one that was cancelled goes on
+    assert code == 0 and "1 jobs given to slurm, 0 there already, 5 done before" in out, (out, err)
+    assert runs.record(second)["attempts"] == 2 and len(list((workbook / "outputs/10_small").glob("*/run.json"))) == 6
+    assert table(workbook) == elsewhere(workbook, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_a_job_whose_time_ends_asks_to_come_back_and_whoever_asks_again_waits_for_it(slurm, workbook):
+    """Before the end of its time, and to make room, Slurm sends SIGTERM to a job that goes on running."""
+    ask = ["run", "10", "--on", "slurm", "--resources", "gb=1", "-p", "size=4"]
+    code, out, err = nblib(*ask, "--no-wait")
+    assert code == 0 and "1 jobs given to slurm" in out, (out, err)
+    ((name, place),) = until(running)
+    subprocess.run(["scancel", "--signal=TERM", name], check=True)
+    until(lambda: runs.status(place) == "stopped")
+    until(lambda: engines.Slurm.states(None).get(name) == "pending")
+    code, out, err = nblib(*ask, "--no-wait")
+    assert "0 jobs given to slurm, 1 there already, 0 done before" in out and engines.listing().splitlines()[1].split()[
+        :3
+    ] == [name, "slurm", "pending"]
+    subprocess.run(["scontrol", "update", f"jobid={name}", "starttime=now"], check=True)
+    code, out, err = nblib(*ask)
+    assert code == 0 and runs.status(place) == "done" and runs.record(place)["attempts"] == 2, (out, err)
+    assert len((place / "starts.txt").read_text().split()) == 2
+    assert nblib("cancel", name)[0] == 2, "it ended, so there is nothing to cancel"
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_what_slurm_refuses_is_told_in_a_sentence(slurm, workbook):
+    code, _, err = nblib("sweep", "10", "--on", "slurm", "--resources", "partition=nowhere")
+    assert code == 2 and err.startswith("nblib: Slurm does not take the jobs: ") and "partition" in err, err
+    assert list((workbook / "outputs").glob("10_small/*/run.json")) == []
+
+
+# ------------------------------------------------------------------ what needs no cluster
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("cpu=4", "--resources: unknown resource 'cpu'; did you mean 'cpus'?"),
+        ("cpus", "--resources: cpus is '', allowed: a whole number from 1"),
+        ("cpus=many", "--resources: cpus is 'many', allowed: a whole number from 1"),
+        ("cpus=0", "--resources: cpus is '0', allowed: a whole number from 1"),
+        ("cpus=1.5", "--resources: cpus is '1.5', allowed: a whole number from 1"),
+        ("gpus=-1", "--resources: gpus is '-1', allowed: a whole number from 0"),
+        ("hours=nan", "--resources: hours is 'nan', allowed: a number above 0"),
+        ("hours=0.0", "--resources: hours is '0.0', allowed: a number above 0"),
+        ("cpus=1,partition=", "--resources: partition is '', allowed: a name"),
+    ],
+)
+def test_wrong_resources_end_in_a_sentence(text, said):
+    with pytest.raises(ParameterError) as raised:
+        engines.resources(text)
+    assert str(raised.value).removesuffix(".") == said
+
+
+def test_resources_are_read():
+    assert engines.resources("cpus=4, gpus=0,hours=.5,partition=lab") == dict(
+        cpus=4, gpus=0, hours=0.5, partition="lab"
+    )
+    assert engines.resources("") == {}
+
+
+@pytest.mark.parametrize("engine, package", [("slurm", "submitit")])
+def test_a_missing_package_is_named_with_its_extra(engine, package, workbook, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert cli.main(["sweep", "10", "--on", engine]) == 2
+    assert capsys.readouterr().err == f"nblib: {package} is not installed; pip install 'nblib[{engine}]'\n"
+    assert not (workbook / "outputs" / "batches").exists()
+
+
+def test_without_slurm_here_a_sentence_says_so(monkeypatch):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(engines.shutil, "which", lambda name: None)
+    with pytest.raises(ParameterError, match=r"no Slurm on this machine \(no sbatch\)"):
+        engines.Slurm({})
+
+
+def test_a_file_system_without_locks_that_others_see_is_refused(tmp_path, monkeypatch):
+    engines.check(tmp_path)  # this one has them
+    assert list(tmp_path.iterdir()) == []
+    free = os.open(tmp_path, os.O_RDONLY)
+    with monkeypatch.context() as m:
+        m.setattr(files, "claim", lambda path: os.dup(free))  # says that it is locked, and nothing is
+        with pytest.raises(ParameterError, match="another process does not see a lock"):
+            engines.check(tmp_path)
+    with monkeypatch.context() as m:
+        m.setattr(files, "claim", lambda path: (_ for _ in ()).throw(OSError(37, "No locks available")))
+        with pytest.raises(ParameterError, match="No locks available; NBLIB_OUTPUTS names another"):
+            engines.check(tmp_path)
+    with monkeypatch.context() as m:
+        m.setattr(engines, "_mount_options", lambda folder: {"rw", "nolock", "vers=3"})
+        with pytest.raises(ParameterError, match="mounted with 'nolock', and no other machine sees its locks"):
+            engines.check(tmp_path)
+    with monkeypatch.context() as m:
+        m.setattr(files.os, "replace", lambda old, new: shutil.copy(old, f"{new}.other"))
+        with pytest.raises(ParameterError, match="cannot hold runs of several machines"):
+            engines.check(tmp_path)
+
+
+def test_the_options_of_a_mount_are_those_of_the_innermost_one(tmp_path, monkeypatch):
+    table = "1 0 8:1 / / rw,relatime - ext4 /dev/a rw,data=x\n2 1 0:5 / {}\\040b rw - nfs4 s:/x rw,local_lock=none\n"
+    table += "3 1 0:6 / {}\\040b/c rw,nosuid - lustre s:/y rw,localflock\n"
+    listing = tmp_path / "mountinfo"
+    listing.write_text(table.replace("{}", str(tmp_path / "a")))
+    path = engines.Path
+    monkeypatch.setattr(engines, "Path", lambda name: listing if name == "/proc/self/mountinfo" else path(name))
+    for place, option in ((tmp_path / "other", "data=x"), (tmp_path / "a b" / "d", "local_lock=none")):
+        options = engines._mount_options(place)
+        assert option in options and not options & engines.OWN_LOCKS
+    assert engines._mount_options(tmp_path / "a b" / "c" / "d") & engines.OWN_LOCKS == {"localflock"}
+
+
+def order_of(job: jobs.Job, **other) -> dict:
+    order = {"command": job.resume, "key": job.key, "inputs": job.inputs, "environment": {}, "resources": {}, "how": {}}
+    return json.loads(json.dumps(order | other))  # as an engine carries it
+
+
+def test_a_job_plans_the_run_that_was_asked_for(workbook, monkeypatch):
+    (workbook / "parameters" / "10_small.full.yaml").write_text("steps: 50\n")
+    (workbook / "more.yaml").write_text("pause: 0.5\n")
+    given = {"profile": "full", "files": ["more.yaml"], "overrides": ["size=3", "lr=0.5"]}
+    (job,) = jobs.plan(["10"], **given)
+    seen = []
+
+    def run(planned, **how):
+        seen.append((planned[0], how, os.environ.get("OMP_NUM_THREADS"), os.environ.get("NBLIB_OUTPUTS")))
+        return [runner.Outcome("10_small", "done", 1.0, None)]
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    place = {"NBLIB_OUTPUTS": str(workbook / "elsewhere"), "OMP_NUM_THREADS": "1"}
+    assert engines.work(order_of(job, environment=place, how={"force": True})) == "done"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("NBLIB_OUTPUTS", str(workbook / "outputs"))
+    (job,) = jobs.plan(["10"], **given)
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")  # as a cluster may: nobody asked for it
+    engines.work(order_of(job, resources={"cpus": 4}))
+    (first, how, threads, outputs), (second, _, share, _) = seen
+    assert second.key == job.key and first.key != job.key and first.parameters == second.parameters == job.parameters
+    assert (how, threads, outputs, share) == ({"force": True}, "1", str(workbook / "elsewhere"), "4")
+    assert first.parameters == {"lr": 0.5, "size": 3, "steps": 50, "pause": 0.5}
+
+
+def test_a_machine_with_other_versions_refuses_and_says_what_differs(workbook, monkeypatch):
+    (job,) = jobs.plan(["10"])
+    here = inputs.versions() | {"Python": "0.1"}
+    monkeypatch.setattr(inputs, "versions", lambda: here)
+    monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("it ran"))
+    with pytest.raises(RuntimeError, match=r"10_small: .* would make another run than was asked for: .*0\.1"):
+        engines.work(order_of(job, environment={"OMP_NUM_THREADS": "1"}))
+
+
+def test_a_run_that_is_not_done_is_a_job_that_failed(workbook, monkeypatch):
+    (job,) = jobs.plan(["10"])
+    monkeypatch.setattr(
+        runner, "run", lambda *_, **__: [runner.Outcome("10_small", "failed", 1.0, None, "it failed: x")]
+    )
+    with pytest.raises(RuntimeError, match="it failed: x"):
+        engines.work(order_of(job, environment={"OMP_NUM_THREADS": "1"}))
+
+
+@pytest.mark.parametrize("state, restarts, comes", [("RUNNING", 0, 1), ("CANCELLED", 0, 0), ("RUNNING", 50, 0)])
+def test_only_a_job_that_nobody_cancelled_comes_back_and_not_for_ever(state, restarts, comes, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        engines, "_ask", lambda *command: asked.append(command) or f"JobId=8 JobState={state} Reason=None"
+    )
+    for name, value in {"JOB_ID": 8, "ARRAY_JOB_ID": 3, "ARRAY_TASK_ID": 5, "RESTART_COUNT": restarts}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    engines._come_back()
+    assert asked[1:] == [("scontrol", "requeue", "3_5")] * comes and asked[0] == ("scontrol", "show", "job", "3_5")
+
+
+def test_what_was_given_is_listed_and_cancelled_by_name(workbook, monkeypatch):
+    assert engines.listing() == "No jobs were given to an engine in the last day."
+
+    class Queue:
+        def submit(self, orders, folder):
+            return [f"7_{n}" for n in range(len(orders))]
+
+    planned = jobs.variants("10_small", [["size=1"], ["size=2"]])
+    wanted, how = {"cpus": 2}, {"force": False, "timeout": None, "detail": "some"}
+    assert engines.submit(Queue(), "slurm", planned, wanted=wanted, how=how) == ["7_0", "7_1"]
+    asked = []
+    monkeypatch.setattr(engines.shutil, "which", lambda name: name)
+    monkeypatch.setattr(engines.Slurm, "states", lambda self: {"7_1": "pending", "9_0": "running"})
+    monkeypatch.setattr(engines.Slurm, "cancel", lambda self, ids: asked.append(ids))
+    assert [line.split() for line in engines.listing().splitlines()[1:]] == [
+        ["7_0", "slurm", "ended", "10_small"],
+        ["7_1", "slurm", "pending", "10_small"],
+    ]
+    place = runs.new_folder("10_small")
+    runs.note(place, {"key": planned[0].key, "status": "done"})
+    assert f"7_0  slurm  ended    10_small/{place.name}  done" in engines.listing()
+    with pytest.raises(ParameterError, match="Unknown job '7_0'; did you mean '7_1'?"):
+        engines.cancel(["7_0"])
+    for name in ("7_1", "7", "10_small", "all"):
+        assert engines.cancel([name]).endswith(": 1") and asked.pop() == ["7_1"]
+    (file,) = (workbook / "outputs" / "batches").glob("*/batch.json")
+    file.write_text('{"jobs": 3}')
+    assert "No jobs" in engines.listing(), "a damaged record is passed over"
+
+
+def test_a_job_that_left_nothing_says_where_to_look(workbook):
+    (job,) = jobs.plan(["10"])
+    outcome = engines.ending(job)
+    assert outcome.status == "not run" and "outputs/batches" in outcome.sentence
+    place = runs.new_folder("10_small")
+    runs.note(place, {"key": job.key, "inputs": job.inputs, "status": "running"})
+    outcome = engines.ending(job)
+    assert (
+        outcome.status == "failed"
+        and f"was killed in outputs/10_small/{place.name}; nblib run 10_small" in outcome.sentence
+    )

@@ -1,0 +1,123 @@
+"""A Slurm of one node that lives in a folder and ends with the test: munged, slurmctld and slurmd without systemd.
+
+Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says what is missing.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
+CONF = """ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+AuthInfo=socket={folder}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+ReturnToService=2
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmdSpoolDir={folder}/spool
+StateSaveLocation={folder}/state
+SlurmUser=root
+TaskPlugin=task/none
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=1,sched_interval=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/d.log
+SlurmctldPort={ports[0]}
+SlurmdPort={ports[1]}
+KillWait=60
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory={memory} State=UNKNOWN
+PartitionName=lab Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def why_not() -> str:
+    """What keeps a Slurm from being started here; empty when nothing does."""
+    if missing := [name for name in PROGRAMS if not _find(name)]:
+        return f"Slurm is not installed here (no {missing[0]}): apt-get install slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "slurmd is started by root alone, who this user is not"
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Path]:
+    """The folder of a Slurm that takes jobs; SLURM_CONF names its configuration while the block lasts."""
+    folder = Path(tempfile.mkdtemp(prefix="nblib-slurm-", dir="/tmp"))
+    folder.chmod(0o755)
+    for name in ("spool", "state"):
+        (folder / name).mkdir()
+    with contextlib.ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(2)]
+        for each in held:
+            each.bind(("127.0.0.1", 0))
+        ports = [each.getsockname()[1] for each in held]
+    memory = int(next(line.split()[1] for line in Path("/proc/meminfo").read_text().splitlines())) // 1024 * 9 // 10
+    host = socket.gethostname().split(".")[0]
+    conf = folder / "slurm.conf"
+    conf.write_text(CONF.format(folder=folder, host=host, ports=ports, memory=memory))
+    (folder / "munge.key").write_bytes(os.urandom(128))
+    (folder / "munge.key").chmod(0o400)
+    places = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("socket", "log-file", "seed-file")]
+    munge = [_find("munged"), "--foreground", "--force", f"--key-file={folder}/munge.key", *places]
+    before, os.environ["SLURM_CONF"] = os.environ.get("SLURM_CONF"), str(conf)
+    daemons = []
+    try:
+        for command in (
+            [*munge, f"--pid-file={folder}/munge.pid"],
+            [_find("slurmctld"), "-D", "-f", conf],
+            [_find("slurmd"), "-D", "-f", conf, "-N", host],
+        ):
+            log = (folder / f"{Path(command[0]).name}.out").open("wb")
+            pipes = {"stdout": log, "stderr": log, "start_new_session": True, "preexec_fn": _end_with_us}
+            daemons.append(subprocess.Popen(command, **pipes))
+            time.sleep(0.5)
+        _wait(lambda: "idle" in _ask("sinfo", "-h", "-o", "%T"), 60, folder)
+        yield folder
+        _ask("scancel", "--user", "root")
+        with contextlib.suppress(TimeoutError):
+            _wait(lambda: not _ask("squeue", "-h"), 30, folder)
+    finally:
+        for daemon in reversed(daemons):
+            daemon.send_signal(signal.SIGTERM)
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+        os.environ.pop("SLURM_CONF")
+        if before is not None:
+            os.environ["SLURM_CONF"] = before
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_with_us() -> None:
+    """Also when the test is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _find(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _ask(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def _wait(condition, seconds: float, folder: Path) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            logs = "\n".join(path.read_text(errors="replace")[-1500:] for path in folder.glob("*.o*"))
+            raise TimeoutError(f"this Slurm is not ready:\n{logs}")
+        time.sleep(0.2)
