@@ -457,7 +457,9 @@ def test_memory_stays_flat_and_reading_is_much_faster_than_training(tmp_path):
 def big_parquet(path: Path, *, rows_in_group: int) -> Path:
     """96 MiB of text that is not compressed, of which one document in sixteen is not blank: soon tokenised."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with parquet.ParquetWriter(path, pa.schema({"text": pa.string()}), compression="none", use_dictionary=False) as file:
+    with parquet.ParquetWriter(
+        path, pa.schema({"text": pa.string()}), compression="none", use_dictionary=False
+    ) as file:
         for start in range(0, 12288, rows_in_group):
             numbers = range(start, min(start + rows_in_group, 12288))
             texts = [" " * 8192 if n % 16 else f"{n} {' '.join(400 * WORDS)}"[:8192] for n in numbers]

@@ -136,7 +136,7 @@ def _state_copied(module: nn.Module):
         yield
     finally:
         for m, before, held in saved:
-            for kind, known in held.items():  # a mask may have been made, a weight have become a buffer (peft's experts)
+            for kind, known in held.items():  # a mask was made, a weight became a buffer (peft's experts)
                 getattr(m, kind).clear()
                 getattr(m, kind).update(known)
             for name in set(m.__dict__) - set(before):
