@@ -24,11 +24,11 @@ def _forks() -> subprocess.Popen:
     environment |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}  # read when a library is imported
     command, pipe = [sys.executable, str(HERE / "forks.py")], subprocess.PIPE
     process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
-    atexit.register(lambda: process.communicate())  # its input ends, and so it does
+    atexit.register(lambda: (process.kill(), process.wait()))
     return process
 
 
-def run(program: str, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess:
+def run(program: str, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess:
     forks = _forks()
     with tempfile.NamedTemporaryFile("r", prefix="nblib-card-", errors="replace") as error:
         print(json.dumps([error.name, program, *arguments]), file=forks.stdin, flush=True)
