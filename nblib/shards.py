@@ -184,7 +184,8 @@ def _parquet(path: Path, column: str) -> Iterator:
     with _reading(str(path)):
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path, buffer_size=2**20) as file:
+        # what is fetched ahead is kept to the end of the file, so memory would grow with it
+        with parquet.ParquetFile(path, buffer_size=2**20, pre_buffer=False) as file:
             _check(column, file.schema_arrow.names)
             for part in file.iter_batches(256, columns=[column]):
                 yield from part[0].to_pylist()

@@ -1,9 +1,12 @@
-"""Recomputed and compiled blocks give the same gradients."""
+"""Recomputed and compiled blocks give the same gradients, and a compiled training the losses of a plain one."""
+
+import os
+import shutil
 
 import pytest
 import torch
 
-from nblib import compiling, losses, models
+from nblib import compiling, losses, models, train
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
@@ -32,6 +35,55 @@ def test_compiled_blocks_keep_names_and_gradients():
         losses.causal_lm(model, {"input_ids": ids, "labels": ids})["ce"].backward()
     for a, b in zip(plain.parameters(), compiled.parameters()):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
+
+
+# The methods of the notebooks that take `compiled`.
+COMPILED = ("LRC", "ARD-LoRA", "MoE with Muon", "mixture of depths", "distillation, live")
+
+
+def backends() -> list:
+    no_compiler = not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
+    without = pytest.mark.skipif(no_compiler, reason="no C++ compiler is here (c++, g++, clang++), inductor needs one")
+    return ["aot_eager", pytest.param("inductor", marks=without)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", backends())
+@pytest.mark.parametrize("method", COMPILED)
+def test_a_compiled_training_has_the_losses_and_the_names_of_a_plain_one(method, backend, tmp_path, machine):
+    from safetensors import safe_open
+
+    from lessons import method_steps
+
+    if backend == "inductor" and method != "MoE with Muon":
+        pytest.skip("inductor is tried on one method, because it takes half a minute; aot_eager traces the same graphs")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    size = method_steps.Size("cpu", vocabulary=256, hidden=32, layers=2, heads=2, rows=2, length=32)
+    ends, names, calls = {}, {}, []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net, optimizers, loss, more = method_steps.METHODS[method](size)
+        if compiled:
+            compiling.compile_blocks(net, backend=backend)
+            for block in compiling.blocks(net):  # a block that is not called as compiled code would prove nothing
+                block._compiled_call_impl = noted(calls, block._compiled_call_impl)
+        ids = torch.randint(256, (12, 2, 32), generator=torch.Generator().manual_seed(1))
+        rows = iter([{"input_ids": each, "labels": each} | more(each) for each in ids])
+        folder = tmp_path / str(compiled)
+        torch.manual_seed(0)
+        options = dict(total=3, machine=machine, loss=loss, checkpoints=folder, checkpoint_every=3)
+        ends[compiled] = [record["loss"] for record in train.steps(net, rows, optimizers, **options)]
+        files = sorted(folder.rglob("*.safetensors"))
+        assert files
+        names[compiled] = [sorted(safe_open(file, "pt").keys()) for file in files]
+    assert len(calls) >= 3 * size.layers and torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    torch.testing.assert_close(ends[True], ends[False], rtol=1e-4, atol=0)
+    assert names[True] == names[False] and not any("_orig_mod" in name for each in names[True] for name in each)
+
+
+def noted(calls: list, call):
+    return lambda *args, **kwargs: calls.append(call) or call(*args, **kwargs)
 
 
 def test_blocks_are_the_longest_list_of_layers_and_a_model_without_one_is_refused(tiny):

@@ -16,6 +16,7 @@ ENDS = [  # every notebook once, and each refusal; families.py has all pairs
     ("13_distillation", "gemma2", {}, NO_PRODUCT),
     ("15_spiking_student", "gemma2", {}, NO_PRODUCT),
     ("15_spiking_student", "llama", {}, ""),
+    ("20_compare", "mixtral", {}, ""),
     ("20_compare", "gemma2", {}, "methods: distillation cannot learn from a Gemma2ForCausalLM"),
     ("20_compare", "gemma2", families.GIVEN["20_compare", "gemma2"], ""),
 ]

@@ -454,6 +454,60 @@ def test_memory_stays_flat_and_reading_is_much_faster_than_training(tmp_path):
 # --------------------------------------------------------------------------------------------- what cannot be read
 
 
+def big_parquet(path: Path, *, rows_in_group: int) -> Path:
+    """96 MiB of text that is not compressed, of which one document in sixteen is not blank: soon tokenised."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with parquet.ParquetWriter(
+        path, pa.schema({"text": pa.string()}), compression="none", use_dictionary=False
+    ) as file:
+        for start in range(0, 12288, rows_in_group):
+            numbers = range(start, min(start + rows_in_group, 12288))
+            texts = [" " * 8192 if n % 16 else f"{n} {' '.join(400 * WORDS)}"[:8192] for n in numbers]
+            file.write(pa.table({"text": texts}), row_group_size=rows_in_group)
+    return path
+
+
+@pytest.mark.parametrize("rows_in_group", [256, 12288])
+def test_a_parquet_file_is_read_in_pieces_whatever_its_row_groups(rows_in_group, tmp_path):
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in shards._parquet(big_parquet(tmp_path / "a.parquet", rows_in_group=rows_in_group), "text"):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 2**20 < most < 16 * 2**20
+
+
+FLAT = """
+import sys
+from pathlib import Path
+import pyarrow.parquet
+from nblib import models, shards
+
+def resident() -> int:
+    return sum(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS:")) // 1024
+
+seen, batches = [], shards._batches
+def watched(*arguments):
+    for batch in batches(*arguments):
+        seen.append(resident())
+        yield batch
+shards._batches = watched
+shards.open(sys.argv[1], models.load_tokenizer(sys.argv[2]))
+print(len(seen), max(seen[: len(seen) // 2]), max(seen[len(seen) // 2 :]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc here, which says how much is resident")
+def test_memory_does_not_rise_in_the_second_half_of_a_large_file(tokenizer, tmp_path):
+    """While arrow fetched ahead, it kept 32 MiB more of the file from time to time: 60 MiB in this second half."""
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    big_parquet(tmp_path / "set" / "a.parquet", rows_in_group=256)
+    command = [sys.executable, "-c", FLAT, tmp_path / "set", tmp_path / "tokenizer"]
+    run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(paths.root())})
+    assert run.returncode == 0, run.stderr
+    count, first, second = map(int, run.stdout.split()[-3:])
+    assert count > 20 and second < first + 20, (count, first, second)
+
+
 def test_a_corpus_that_changes_while_it_is_read_is_refused(tokenizer, tmp_path, outputs, monkeypatch, capsys):
     file = write_parquet(tmp_path / "a.parquet", documents(200))
     real = shards._parquet

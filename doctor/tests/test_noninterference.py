@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 from torch.optim import optimizer as optimizer_module
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
@@ -205,6 +206,52 @@ def hooks() -> int:
 
 def hooks_of(m: nn.Module) -> int:
     return sum(len(v) for x in m.modules() for k, v in vars(x).items() if k.endswith("hooks") or "_hooks_" in k)
+
+
+class Factors(nn.Module):
+    """What peft does to a weight that is no layer's own, such as an expert's: a parametrization for each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(32, 32)
+        self.lora_A, self.lora_B = nn.Parameter(torch.randn(4, 32)), nn.Parameter(torch.zeros(32, 4))
+
+    def forward(self, x):
+        parametrize.register_parametrization(self.base, "weight", Added(self.lora_B @ self.lora_A))
+        try:
+            return self.base(x)
+        finally:
+            parametrize.remove_parametrizations(self.base, "weight", leave_parametrized=False)
+
+
+class Added(nn.Module):
+    def __init__(self, delta):
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, weight):
+        return weight + self.delta
+
+
+def test_weights_that_a_call_takes_out_and_puts_back_stay_where_they_are():
+    """The adapter's replay calls it on copies, which are no parameters: each came back as a buffer, and was lost."""
+    seen = []
+    for watching in (lambda *_: nullcontext(), lambda m, o: doctor.watch(m, optimizer=o, steps=3, say=False)):
+        torch.manual_seed(0)
+        m = Net(dropout=0.0)
+        m.blocks[0] = Factors()
+        for name, p in m.named_parameters():
+            p.requires_grad_("lora_" in name)
+        o = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 1e-2)
+        names = {name for name, _ in m.named_parameters()}
+        with watching(m, o) as report:
+            for x in bench.batches(4):
+                m(x[:, :-1], x[:, 1:])[1].backward()
+                o.step(), o.zero_grad()
+        assert {name for name, _ in m.named_parameters()} == names and type(m.blocks[0].base) is nn.Linear
+        seen.append(m.state_dict())
+    assert not report.faults
+    assert all(torch.equal(seen[0][name], seen[1][name]) for name in seen[0])
 
 
 @pytest.mark.parametrize("wrong", [False, True])

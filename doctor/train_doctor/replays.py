@@ -126,7 +126,7 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
 @contextlib.contextmanager
 def _state_copied(module: nn.Module):
     """Attributes of modules (counters, lists of activations, running tensors) are copies meanwhile, and come back."""
-    saved = [(m, dict(m.__dict__), {kind: set(getattr(m, kind)) for kind in HELD}) for m in module.modules()]
+    saved = [(m, dict(m.__dict__), {kind: dict(getattr(m, kind)) for kind in HELD}) for m in module.modules()]
     flags = [(p, p.requires_grad) for p in module.parameters()]
     try:
         for m, before, _ in saved:
@@ -135,10 +135,10 @@ def _state_copied(module: nn.Module):
                     m.__dict__[name] = _copied(value)
         yield
     finally:
-        for m, before, names in saved:
-            for kind, known in names.items():
-                for name in set(getattr(m, kind)) - known:  # made on the way (a mask that grows)
-                    del getattr(m, kind)[name]
+        for m, before, held in saved:
+            for kind, known in held.items():  # a mask was made, a weight became a buffer (peft's experts)
+                getattr(m, kind).clear()
+                getattr(m, kind).update(known)
             for name in set(m.__dict__) - set(before):
                 del m.__dict__[name]
             m.__dict__.update(before)

@@ -50,7 +50,8 @@ def gradient_norms(model: nn.Module, batch: Batch, loss: Loss, *, machine: runti
     params, before = wiring.trainable(model), runtime.generators()
     tokens = losses.supervised(batch["labels"])
     try:
-        with machine.autocast() if machine else torch.enable_grad():
+        # a compiled block gives its graph away in the first backward pass, and each term needs it
+        with machine.autocast() if machine else torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             terms = {name: term / tokens for name, term in loss(model, batch).items() if term.requires_grad}
         gradients = {}
         for name, term in terms.items():

@@ -65,6 +65,7 @@ class Setting(NamedTuple):
     skipped: str = "identity"
     accumulate: int = 1  # micro-batches per step
     checkpointing: bool = False
+    compiled: bool = False
 
 
 OWN = ("optimizer", "lr", "adamw_lr", "adjust", "halves")  # what two racers may differ in
@@ -170,6 +171,8 @@ def run(
     model = build(setting, data.vocabulary, seed=seed, **shape).to(machine.device)
     if setting.checkpointing:
         compiling.checkpoint_blocks(model)
+    if setting.compiled:
+        compiling.compile_blocks(model)
     language = mixture_of_depths.loss() if setting.capacity < 1 else losses.causal_lm
     both = optimizers(setting, model)
     records = train.fit(

@@ -1,10 +1,14 @@
 """Each program of this folder in a process of its own, and its answer for all tests that ask, in whichever worker."""
 
+import atexit
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from functools import cache
 from pathlib import Path
 
 from absent_card import HERE, ROOT
@@ -12,18 +16,31 @@ from absent_card import HERE, ROOT
 from nblib import files
 
 
-def run(program: str, *arguments: str, timeout: float = 400) -> subprocess.CompletedProcess:
+@cache
+def _forks() -> subprocess.Popen:
+    """The process of this worker that has imported everything (forks.py)."""
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    command, pipe = [sys.executable, str(HERE / program), *arguments], subprocess.PIPE
-    with subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe) as process:
-        try:
-            out, problem = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # Python says where every thread stands
-            words = f"{program} had not ended after {timeout} s: {process.communicate()[1][-6000:]}"
-            raise AssertionError(words) from None
-    return subprocess.CompletedProcess(command, process.returncode, out, problem)
+    environment |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}  # read when a library is imported
+    command, pipe = [sys.executable, str(HERE / "forks.py")], subprocess.PIPE
+    process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
+    atexit.register(lambda: (process.kill(), process.wait()))
+    return process
+
+
+def run(program: str, *arguments: str, timeout: float = 900) -> subprocess.CompletedProcess:
+    forks = _forks()
+    with tempfile.NamedTemporaryFile("r", prefix="nblib-card-", errors="replace") as error:
+        print(json.dumps([error.name, program, *arguments]), file=forks.stdin, flush=True)
+        pid = forks.stdout.readline()
+        assert pid, f"forks.py ended with {forks.wait()}"
+        late = threading.Timer(timeout, os.kill, (int(pid), signal.SIGABRT))  # Python says where every thread stands
+        late.start()
+        code = int(forks.stdout.readline())
+        late.cancel()
+        problem = error.read()
+    assert code != -signal.SIGABRT, f"{program} aborted, or had not ended after {timeout} s: {problem[-6000:]}"
+    return subprocess.CompletedProcess([program, *arguments], code, "", problem)
 
 
 def shared(tmp_path_factory) -> Path:
