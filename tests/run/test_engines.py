@@ -241,7 +241,7 @@ def test_the_options_of_a_mount_are_those_of_the_innermost_one(tmp_path, monkeyp
 
 def order_of(job: jobs.Job, **other) -> dict:
     order = {"command": job.resume, "key": job.key, "inputs": job.inputs, "environment": {}, "resources": {}, "how": {}}
-    return json.loads(json.dumps(order | other))  # as an engine carries it
+    return json.loads(json.dumps(order | {"cwd": os.getcwd()} | other))  # as an engine carries it
 
 
 def test_a_job_plans_the_run_that_was_asked_for(workbook, monkeypatch):
