@@ -241,7 +241,7 @@ def test_the_options_of_a_mount_are_those_of_the_innermost_one(tmp_path, monkeyp
 
 def order_of(job: jobs.Job, **other) -> dict:
     order = {"command": job.resume, "key": job.key, "inputs": job.inputs, "environment": {}, "resources": {}, "how": {}}
-    return json.loads(json.dumps(order | other))  # as an engine carries it
+    return json.loads(json.dumps(order | {"cwd": os.getcwd()} | other))  # as an engine carries it
 
 
 def test_a_job_plans_the_run_that_was_asked_for(workbook, monkeypatch):
@@ -272,7 +272,8 @@ def test_a_job_plans_the_run_that_was_asked_for(workbook, monkeypatch):
 
 def test_a_machine_with_other_versions_refuses_and_says_what_differs(workbook, monkeypatch):
     (job,) = jobs.plan(["10"])
-    here = inputs.versions() | {"Python": "0.1"}
+    here = inputs.versions()
+    here[next(iter(here))] = "0.1"
     monkeypatch.setattr(inputs, "versions", lambda: here)
     monkeypatch.setattr(runner, "run", lambda *_, **__: pytest.fail("it ran"))
     with pytest.raises(RuntimeError, match=r"10_small: .* would make another run than was asked for: .*0\.1"):
