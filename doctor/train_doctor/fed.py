@@ -16,7 +16,7 @@ from torch import Tensor
 from train_doctor.evidence import Entropy, Fed
 from train_doctor.targets import INSIDE
 
-ROUNDS, CALLS = 4, 8  # for how long losses are looked at, and how many of one backward
+CALLS = 8  # losses of one backward that are looked at, in the rounds that are measured
 ROWS, WHOLE, NODES = 64, 2**20, 500  # rows of a sample; elements that are taken as they are; nodes of a walk
 CLASSES = ("cross_entropy", "nll_loss")  # classes lie in dimension 1
 BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")

@@ -12,7 +12,7 @@ import re
 
 import torch
 
-from train_doctor import fed
+from train_doctor import fed, measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Entropy, Evidence, Fed
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -282,7 +282,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             target, given = (tuple(int(x) for x in group.split(",") if x.strip()) for group in match.groups())
             if (one := _broadcast(given, target)) is not None:
                 return one
-    squares = [b.square for b in e.of(Backward) if b.requires_grad and b.round < fed.ROUNDS]
+    squares = [b.square for b in e.of(Backward) if b.requires_grad and measures.looked(b.round)]
     if squares and all(squares):
         before, after = squares[0]
         return fires(

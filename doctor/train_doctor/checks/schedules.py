@@ -263,7 +263,7 @@ def muon_rate(e: Evidence) -> Fired | Verdict:
 def update_size(e: Evidence) -> Fired | Verdict:
     """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
-    Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
+    Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own norm per step, or
     one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
     new is small, and a step is a large part of it.
 
@@ -273,7 +273,8 @@ def update_size(e: Evidence) -> Fired | Verdict:
     rate by a factor of ten or more.
     """
     rounds = sorted(e.by_round(Step))
-    later = set(rounds[len(rounds) // 2 :])
+    measured = sorted({s.round for s in e.of(Step) if s.updates})
+    later = set(measured[len(measured) // 2 :])
     new = {u.name for s in e.of(Step) for u in s.updates if u.relative == float("inf") or "trainable_tokens" in u.name}
     ups: list[Update] = [
         u
