@@ -57,7 +57,9 @@ class Calls(Part):
         self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
         self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}  # hooks that count calls, by id of the module
         self.always: set[int] = set()  # ids of those that are counted throughout
-        self.met: dict[int, tuple[Tree, list[nn.Module]]] = {}  # id of a whole model -> as it was, parts with an adapter
+        self.met: dict[
+            int, tuple[Tree, list[nn.Module]]
+        ] = {}  # id of a whole model -> as it was, parts with an adapter
         self.e.teachers += self.given
         self.e.named_teachers += self.given
         if model is not None:
@@ -405,8 +407,10 @@ class Calls(Part):
             return self.at.full()  # no training comes by
         self.kept[role, grad] += 1
         kept = self.kept[role, grad] <= KEPT or not any(c.role == role and c.grad == grad for c in self.calls)
-        device = next((p.device.type for p in module.parameters()), "cpu")
-        cast = autocast_of(device)
+        tree = self.e.tree()
+        known = self.met.get(id(module), (None,))[0] is tree
+        ps = tree.parameters.values() if known and len(self.e.models) == 1 else module.parameters()
+        cast = autocast_of(next((p.device.type for p in ps), "cpu"))
         call = Call(
             round=self.e.rounds,
             role="model" if role == "other" else role,
@@ -418,7 +422,6 @@ class Calls(Part):
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
-        tree = self.e.tree()
         switches = [getattr(m, "disable_adapters", 0) for m in self._adapted(module, tree)]
         call.adapters_off = bool(switches) and all(s is True for s in switches)
         if output is None:

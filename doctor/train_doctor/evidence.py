@@ -315,7 +315,9 @@ class Evidence:
     def of(self, kind: type[E], **where) -> list[E]:
         """Events of a kind, in order, that have these attributes."""
         found = self.every(kind)
-        return [event for event in found if all(getattr(event, k) == v for k, v in where.items())] if where else [*found]
+        return (
+            [event for event in found if all(getattr(event, k) == v for k, v in where.items())] if where else [*found]
+        )
 
     def every(self, kind: type[E]) -> list[E]:
         """All of a kind, the list itself: of hundreds, one asks for the last few."""

@@ -73,7 +73,9 @@ class Optimizers(Part):
         self.closure = False  # inside an optimizer's step that was given one
         self.before: list[measures.Pieces] = []  # the followed tensors before a step that is measured
         self.counts: Counter[int] = Counter()  # index -> steps made
-        self.ends: dict[str, tuple[Tensor, int, Tensor]] = {}  # followed tensors: the address, and a view of a few numbers
+        self.ends: dict[
+            str, tuple[Tensor, int, Tensor]
+        ] = {}  # followed tensors: the address, and a view of a few numbers
         self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
         self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
@@ -161,6 +163,10 @@ class Optimizers(Part):
         self.before = measures.pieces(tensors) if measured else []
         if not self.e.rounds:
             return
+        if not measured:  # one that has moved on stands for all
+            one = next(((n, p) for n, p in tensors.items() if p.requires_grad and p.device.type == "cpu"), None)
+            if one is not None and not torch.equal(self._few(*one), self.e.first[one[0]][1][:MARKS]):
+                return
         views = {n: (self._few(n, p), self.e.first[n][1][:MARKS]) for n, p in tensors.items()}
         if all(view.device.type == "cpu" for view, _ in views.values()):
             same = [first.device == view.device and torch.equal(view, first) for view, first in views.values()]
@@ -337,8 +343,14 @@ class Optimizers(Part):
         have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
         return measures.norms(have[:: max(1, len(have) // SAMPLED)])
 
-    def _both(self, index: int) -> tuple[list[float], list[float]]:
-        return self._waiting(index), self._waiting(self.left[index])
+    def _both(self, index: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        return self._touched(index), self._touched(self.left[index])
+
+    def _touched(self, index: int) -> list[tuple[int, int]]:
+        """What differs once a backward has come to an optimizer's gradients."""
+        optimizer = self.e.optimizers[index].object
+        ps = [p for g in optimizer.param_groups for p in g["params"]] if optimizer else []
+        return [(id(g), _version(g)) for p in ps[:: max(1, len(ps) // SAMPLED)] if (g := p.grad) is not None]
 
     def _left_by(self, index: int) -> None:
         """An optimizer steps: on which others does its backward leave gradients?"""
