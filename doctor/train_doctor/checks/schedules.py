@@ -263,9 +263,9 @@ def muon_rate(e: Evidence) -> Fired | Verdict:
 def update_size(e: Evidence) -> Fired | Verdict:
     """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
-    Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own norm per step, or
-    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
-    new is small, and a step is a large part of it.
+    Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own
+    norm per step, or one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left
+    out: what is new is small, and a step is a large part of it.
 
     WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
     rate by a factor of ten or more.
