@@ -170,7 +170,7 @@ class Calls(Part):
     @quietly
     def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
         given = dict(zip(fed.SIGNED.get(name, ("input", "target")), args)) | kwargs
-        given.setdefault("input", given.get("input1"))
+        given.setdefault("input", given.get("input1", given.get("log_probs")))
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
             round=self.e.rounds,

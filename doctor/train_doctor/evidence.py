@@ -82,6 +82,7 @@ class Fed:
     target_high: float | None = None
     target_sums: list[float] | None = None  # least and largest sum of a row
     target_hard: bool = False  # only zeros and ones
+    only: int | None = None  # the class of all rows, where it is one
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
@@ -272,6 +273,7 @@ class Evidence:
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
+        self.tracked: dict[str, int] = {}  # normalisations that keep statistics: batches they had counted at the start
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None

@@ -147,6 +147,14 @@ def spread(names: list[str], count: int) -> list[str]:
     return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
 
 
+def tracked(e: Evidence) -> dict[str, int]:
+    """How many batches each normalisation of the models has taken into its statistics."""
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    counts = {name: m.num_batches_tracked for name, m in e.modules() if isinstance(m, kinds)}
+    counts = {name: n.detach().cpu() for name, n in counts.items() if n is not None and not n.is_meta}
+    return dict(zip(counts, torch.stack(list(counts.values())).tolist())) if counts else {}
+
+
 def tied(e: Evidence) -> bool | None:
     into, out = e.embedding(), e.head()
     return None if into is None or out is None else into.data_ptr() == out.data_ptr()

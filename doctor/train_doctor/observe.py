@@ -302,6 +302,7 @@ class Optimizers(Part):
         chosen = measures.spread(matrices, SAMPLED - 2) + measures.spread(vectors, 2) + measures.spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), measures.strided(ps[n]).clone()) for n in chosen}
         self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
+        self.e.tracked = measures.tracked(self.e)
         self.e.tied_at_start = measures.tied(self.e)
         into, out = self.e.embedding(), self.e.head()
         if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
