@@ -118,7 +118,7 @@ def _into_logarithms(name: str, f: Fed) -> Fired | None:
         )
     if name == "ctc_loss" and not f.logged and f.over_classes is not None and f.over_classes > 0.05:
         return fires(
-            f"the exponentials of rows given to ctc_loss do not sum to 1 (the logarithm of a sum is {f.over_classes:.3g})",
+            f"the exponentials of rows given to ctc_loss do not sum to 1 (logarithm of a sum: {f.over_classes:.3g})",
             "log-probabilities",
             fault=MISSING[name],
         )
