@@ -192,7 +192,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     a ranking or hinge loss are -1 and 1. Soft,
     smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less. A regression is
     held against what the last function of the model can give at all. Targets that are classes are named where each
-    batch has one class only, in every step that is measured, and the loss is given what a linear layer gives.
+    batch has one class only, not always the same, in every step that is measured, and the loss is given what a linear
+    layer gives.
 
     ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
     lower end. Fix: Scale the targets to 0 .. 1 (classes -1 and 1: (y + 1) / 2; pixels: x / 255).
@@ -248,9 +249,12 @@ def _one_class(calls: list[Entropy]) -> bool:
     for n in calls:
         by_round.setdefault(n.round, set()).add(n.fed.only)
     makers = [[m for m in n.fed.makers if m != "LogSoftmax"] for n in calls]
-    many = all(n.fed.shape[0] >= 8 and (n.fed.classes or 0) > 1 for n in calls)
+    many = all(n.fed.shape[:1] >= (8,) and (n.fed.classes or 0) > 1 for n in calls)
     alone = all(len(seen) == 1 and None not in seen for seen in by_round.values())
-    return len(by_round) >= 3 and many and alone and all(m[:1] and m[0] in LINEAR for m in makers)
+    several = (
+        len({n.fed.only for n in calls}) > 1
+    )  # a discriminator's or a contrastive loss may ask for one class for ever
+    return len(by_round) >= 3 and several and many and alone and all(m[:1] and m[0] in LINEAR for m in makers)
 
 
 def _targets(name: str, n: Entropy) -> Fired | None:
