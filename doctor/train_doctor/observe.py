@@ -251,10 +251,10 @@ class Optimizers(Part):
     @quietly
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.stepped = True
-        index = self.seen.get(id(optimizer), -1)
         if self.closure:
             self._note_step(optimizer, self.learn(optimizer), {})
             self.closure = False
+        index = self.seen.get(id(optimizer), -1)
         if self.before:
             steps = self.e.every(Step)
             if steps and steps[-1].optimizer == index:
