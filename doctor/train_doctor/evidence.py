@@ -273,7 +273,7 @@ class Evidence:
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
-        self.tracked: dict[str, int] = {}  # normalisations that keep statistics: batches they had counted at the start
+        self.tracked: dict[int, int] = {}  # normalisations with statistics, by id: batches counted at the start
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None

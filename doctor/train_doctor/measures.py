@@ -147,11 +147,11 @@ def spread(names: list[str], count: int) -> list[str]:
     return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
 
 
-def tracked(e: Evidence) -> dict[str, int]:
-    """How many batches each normalisation of the models has taken into its statistics."""
+def tracked(e: Evidence) -> dict[int, int]:
+    """How many batches each normalisation of the models has taken into its statistics, by id."""
     kinds = torch.nn.modules.batchnorm._BatchNorm
-    counts = {name: m.num_batches_tracked for name, m in e.modules() if isinstance(m, kinds)}
-    counts = {name: n.detach().cpu() for name, n in counts.items() if n is not None and not n.is_meta}
+    counts = {id(m): m.num_batches_tracked for _, m in e.modules() if isinstance(m, kinds)}
+    counts = {key: n.detach().cpu() for key, n in counts.items() if n is not None and not n.is_meta}
     return dict(zip(counts, torch.stack(list(counts.values())).tolist())) if counts else {}
 
 

@@ -179,12 +179,12 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
 def _statistics(e: Evidence, thawed: set[str]) -> list[str]:
     """Batch normalisations with frozen weights, in a model that trains others, whose statistics are updated all the
     same. A copy that is averaged (a momentum encoder) is called without gradients and is left alone."""
-    now, modules = measures.tracked(e), dict(e.modules())
+    now = measures.tracked(e)
     frozen = {id(p) for n, p in e.parameters().items() if n not in thawed and not p.requires_grad}
-    layers = {n: m for n, m in modules.items() if n in e.tracked and n in now and m.affine}
-    layers = {n: m for n, m in layers.items() if all(id(p) in frozen for p in m.parameters(recurse=False))}
-    others = frozen - {id(p) for m in layers.values() for p in m.parameters(recurse=False)}
-    moving = [n for n, m in layers.items() if now[n] > e.tracked[n] + 1 and e.called_with_grad.get(id(m))]
+    layers = [(n, m) for n, m in e.modules() if id(m) in now and id(m) in e.tracked and m.affine]
+    layers = [(n, m) for n, m in layers if all(id(p) in frozen for p in m.parameters(recurse=False))]
+    others = frozen - {id(p) for _, m in layers for p in m.parameters(recurse=False)}
+    moving = [n for n, m in layers if now[id(m)] > e.tracked[id(m)] + 1 and e.called_with_grad.get(id(m))]
     return moving if others and e.trainable() else []
 
 
