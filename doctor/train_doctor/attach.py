@@ -50,6 +50,7 @@ class Attachments:
         self.depth = 0  # of backwards inside each other; a call inside one is a recomputation
         self.handles: set[int] = set()  # of our hooks on modules
         self.guarded: set[tuple[type, str]] = set()  # classes and those of their methods that make copies
+        self.met: set[type] = set()  # classes of modules whose methods were looked through for that
         self.undo: list[Callable[[], None]] = []
 
     @property
@@ -80,6 +81,9 @@ class Attachments:
         many have a way of their own to be copied (nn.LSTM, traced graphs)."""
         self.handles.add(handle.id)
         self.undo.append(handle.remove)
+        if type(module) in self.met:
+            return
+        self.met.add(type(module))
         for kind in type(module).__mro__:
             for name in COPYING if issubclass(kind, nn.Module) else ():
                 inherited = kind is nn.Module and name == "__getstate__"  # from object
@@ -205,13 +209,16 @@ def quietly(method: Callable) -> Callable:
     def guarded(self: Part, *args, **kwargs):
         if self.at.blind:
             return None
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # what no_grad does, at a tenth of its cost
         try:
-            with torch.no_grad():
-                return method(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except Exception:
             if len(self.e.faults) < FAULTS:
                 self.e.faults.append(f"{method.__name__}: {traceback.format_exc(limit=-3)}")
             return None
+        finally:
+            torch._C._set_grad_enabled(grad)
 
     return guarded
 

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
-from train_doctor import fed, graphs, histograms, owners
+from train_doctor import fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
-from train_doctor.evidence import Call, Entropy, nothing
+from train_doctor.evidence import Call, Entropy, Tree, nothing
 from train_doctor.histograms import Given
 from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
@@ -30,6 +31,7 @@ from train_doctor.waits import Waits
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
 CALLS = 4096  # of models without a backward, for each step to be watched; then the watch ends
+MARKED = 32  # numbers of what a model is given that tell one batch from another
 PADDED = 3  # calls of a table whose ids are read for its padding
 HELD = 64  # losses whose tensors are held until the next backward
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
@@ -53,6 +55,11 @@ class Calls(Part):
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
+        self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}  # hooks that count calls, by id of the module
+        self.always: set[int] = set()  # ids of those that are counted throughout
+        self.met: dict[
+            int, tuple[Tree, list[nn.Module]]
+        ] = {}  # id of a whole model -> as it was, parts with an adapter
         self.e.teachers += self.given
         self.e.named_teachers += self.given
         if model is not None:
@@ -105,6 +112,8 @@ class Calls(Part):
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
         self.calls, self.entropies = [], []
+        if self.e.rounds + 1 in histograms.LOOKS:
+            self._count_again()
 
     def next_round(self) -> None:
         for event in (*self.calls, *self.entropies):  # of the backward that now begins the round
@@ -112,6 +121,27 @@ class Calls(Part):
         if self.discovering:
             self.discovering = False
             self._undiscover()
+        if self.e.latents:
+            self._count_again()
+        elif not (self.e.accelerator or self.e.opaque):
+            self._count_less()
+
+    def _count_less(self) -> None:
+        """Once is enough to know that a part was called with gradients: its hook would cost a little at each call."""
+        for key in [key for key in self.counted if self.e.called_with_grad.get(key)]:
+            self.counted.pop(key)[1].remove()
+
+    def _count_again(self) -> None:
+        """What layers are given is of interest in the next step, or all that a sample may be given to."""
+        for _, m in self.e.modules():
+            wanted = self.e.latents or id(m) in self.layers.chosen
+            if wanted and id(m) not in self.counted and id(m) not in self.always and m in self.covered:
+                self._counted(m)
+
+    def _counted(self, module: nn.Module) -> None:
+        handle = module.register_forward_pre_hook(self._count)
+        self.counted[id(module)] = weakref.ref(module), handle
+        self.at.hook(module, handle)
 
     def settle(self) -> None:
         """At the end: the final word on who learns, for an optimizer may have come late, as a GAN's second one does."""
@@ -140,7 +170,7 @@ class Calls(Part):
     @quietly
     def _loss(self, name: str, args: tuple, kwargs: dict, value: Any, grad: bool, raised: str = "") -> None:
         given = dict(zip(fed.SIGNED.get(name, ("input", "target")), args)) | kwargs
-        given.setdefault("input", given.get("input1"))
+        given.setdefault("input", given.get("input1", given.get("log_probs")))
         ignored = kwargs.get("ignore_index", args[4] if len(args) > 4 and isinstance(args[4], int) else -100)
         entropy = Entropy(
             round=self.e.rounds,
@@ -158,7 +188,7 @@ class Calls(Part):
             raised=raised,
             log_target=bool(kwargs.get("log_target", False)),
         )
-        early = self.e.rounds < fed.ROUNDS and len(self.entropies) < fed.CALLS
+        early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
             entropy.fed = fed.look(name, entropy.input, entropy.target)
         if not entropy.connected:  # only its value may matter
@@ -266,14 +296,23 @@ class Calls(Part):
                 continue
             self.covered.add(m)
 
-            def count(module, args, name=name, dropout=dropout):
-                self._count(module, args)
-                if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-                    self.e.dropouts[id(module)] = name, module.training, module.p
-
-            self.at.hook(m, m.register_forward_pre_hook(count))
+            if dropout or id(m) in self.laid:
+                self.always.add(id(m))
+                self.at.hook(m, m.register_forward_pre_hook(self._each(name, dropout)))
+            else:
+                self._counted(m)
             if isinstance(m, nn.Embedding):
                 self.at.hook(m, m.register_forward_hook(self._embedded))
+
+    def _each(self, name: str, dropout: bool) -> Callable:
+        """A hook for parts of which each call is of interest."""
+
+        def count(module, args):
+            self._count(module, args)
+            if dropout and self.at.on and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+                self.e.dropouts[id(module)] = name, module.training, module.p
+
+        return count
 
     def _count(self, module: nn.Module, args: tuple = ()) -> None:
         if self.at.blind:
@@ -368,8 +407,10 @@ class Calls(Part):
             return self.at.full()  # no training comes by
         self.kept[role, grad] += 1
         kept = self.kept[role, grad] <= KEPT or not any(c.role == role and c.grad == grad for c in self.calls)
-        device = next((p.device.type for p in module.parameters()), "cpu")
-        cast = autocast_of(device)
+        tree = self.e.tree()
+        known = self.met.get(id(module), (None,))[0] is tree
+        ps = tree.parameters.values() if known and len(self.e.models) == 1 else module.parameters()
+        cast = autocast_of(next((p.device.type for p in ps), "cpu"))
         call = Call(
             round=self.e.rounds,
             role="model" if role == "other" else role,
@@ -381,7 +422,7 @@ class Calls(Part):
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
-        switches = [getattr(m, "disable_adapters", 0) for m in module.modules() if hasattr(m, "lora_A")]
+        switches = [getattr(m, "disable_adapters", 0) for m in self._adapted(module, tree)]
         call.adapters_off = bool(switches) and all(s is True for s in switches)
         if output is None:
             call.raised = "the call raised"
@@ -392,11 +433,17 @@ class Calls(Part):
             unread = call.vocabulary is None and call.loss is None
             if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
                 return  # the backbone without its head: with tied weights it holds every parameter
-        if role == "model":
+        if role == "model" and self.met.get(id(inner), (None,))[0] is not tree:
             self._cover(inner)
+            self.met[id(inner)] = tree, self._adapted(inner, tree)
         if self.e.note(call):
             self._make_room(call)
             self.calls.append(call)
+
+    def _adapted(self, module: nn.Module, tree: Tree) -> list[nn.Module]:
+        """Its parts that hold an adapter."""
+        met, parts = self.met.get(id(module), (None, []))
+        return parts if met is tree else [m for m in module.modules() if hasattr(m, "lora_A")]
 
     def _make_room(self, call: Call) -> None:
         """Hold on to few logits: an evaluation makes many calls and no backward."""
@@ -443,5 +490,4 @@ class Calls(Part):
 def _mark(given: tuple) -> Tensor | None:
     """A few numbers of the first tensor, which tell one batch from another."""
     x = next((x for x in given if readable(x) and x.numel()), None)
-    sample = None if x is None else histograms.few(x)
-    return None if sample is None else sample[:32].clone()
+    return None if x is None else histograms.few(x, MARKED)

@@ -10,7 +10,7 @@ None, the check says UNKNOWN, and nothing may read that as OK.
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ def nothing() -> None:
 @dataclass
 class Event:
     round: int
+    sorts = ()  # attributes by which events of a class are of several kinds
 
 
 @dataclass
@@ -57,6 +58,7 @@ class Call(Event):
     finite: bool | None = None  # of the logits
     raised: str = ""
     module: Any = nothing  # weak reference to what was called
+    sorts = ("role", "grad")
     mark: Tensor | None = None  # a few numbers of what it was given, where that is no ids
 
 
@@ -80,6 +82,7 @@ class Fed:
     target_high: float | None = None
     target_sums: list[float] | None = None  # least and largest sum of a row
     target_hard: bool = False  # only zeros and ones
+    only: int | None = None  # the class of all rows, where it is one
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
@@ -103,6 +106,7 @@ class Entropy(Event):
     used: bool = False  # the differentiated loss hangs on it
     raised: str = ""
     log_target: bool = False  # of kl_div
+    sorts = ("grad", "name")
 
 
 @dataclass
@@ -198,6 +202,33 @@ class Gradients(Event):
 E = TypeVar("E", bound=Event)
 
 
+class Tree:
+    """The modules and parameters of some models. To ask whether they are still the same is far cheaper than to walk
+    through them again, which named_parameters would do several times in each step."""
+
+    def __init__(self, models: list[nn.Module]):
+        self.models = list(models)
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for number, model in enumerate(models):
+            for name, p in model.named_parameters():
+                found.setdefault(id(p), (f"model{number}.{name}" if number else name, p))
+        self.parameters = dict(found.values())
+        every = {id(m): m for model in models for m in model.modules()}.values()
+        every = [m for m in every if not isinstance(m, torch.jit.ScriptModule)]  # these cannot be changed
+        self.held = [(m, [*map(id, m._modules.values())], [*map(id, m._parameters.values())]) for m in every]
+
+    def still(self, models: list[nn.Module]) -> bool:
+        if len(models) != len(self.models) or any(a is not b for a, b in zip(models, self.models)):
+            return False
+        for m, inside, own in self.held:
+            modules, ps = m._modules, m._parameters
+            if len(modules) != len(inside) or len(ps) != len(own):
+                return False
+            if inside and [*map(id, modules.values())] != inside or own and [*map(id, ps.values())] != own:
+                return False
+        return True
+
+
 @dataclass
 class Optimizer:
     kind: type
@@ -214,6 +245,8 @@ class Evidence:
         self.started = time.time()
         self.declared = declared  # steps, tokenizer, untied, from_scratch, orig_vocab
         self.events: list[Event] = []
+        self._kinds: dict[type[Event], list[Event]] = {}  # the same by class
+        self._tree = Tree([])  # of the models, as they were when last looked at
         self.crowded: set[type[Event]] = set()  # kinds of which some were not kept
         self._room: Counter = Counter()  # events of the round under way, by kind
         self.models: list[nn.Module] = []  # trained roots, wrappers taken off
@@ -240,6 +273,7 @@ class Evidence:
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
+        self.tracked: dict[int, int] = {}  # normalisations with statistics, by id: batches counted at the start
         self.frozen_at_start: set[str] = set()  # those of the sampled that were
         self.unshadowed = ""  # why some optimizer of low precision has no shadow
         self.tied_at_start: bool | None = None
@@ -266,18 +300,30 @@ class Evidence:
         if self._room.pop("round", self.rounds) != self.rounds:
             self._room.clear()
         self._room["round"] = self.rounds
-        kind = type(event), *(getattr(event, name, None) for name in ("role", "grad", "name"))
+        kind = type(event), *[getattr(event, name) for name in event.sorts]
         self._room[kind] += 1
         if self._room[kind] > ROOM:
             self.crowded.add(type(event))
             return False
         self.events.append(event)
+        self.every(type(event)).append(event)
         return True
+
+    def forget(self, gone: Callable[[Event], bool]) -> None:
+        """Leave these events out."""
+        self.events[:] = [event for event in self.events if not gone(event)]
+        self._kinds = {kind: [event for event in each if not gone(event)] for kind, each in self._kinds.items()}
 
     def of(self, kind: type[E], **where) -> list[E]:
         """Events of a kind, in order, that have these attributes."""
-        found = (event for event in self.events if isinstance(event, kind))
-        return [event for event in found if all(getattr(event, k) == v for k, v in where.items())]
+        found = self.every(kind)
+        return (
+            [event for event in found if all(getattr(event, k) == v for k, v in where.items())] if where else [*found]
+        )
+
+    def every(self, kind: type[E]) -> list[E]:
+        """All of a kind, the list itself: of hundreds, one asks for the last few."""
+        return self._kinds.setdefault(kind, [])
 
     def by_round(self, kind: type[E]) -> dict[int, list[E]]:
         rounds: dict[int, list[E]] = {}
@@ -307,11 +353,19 @@ class Evidence:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """All parameters of the trained models by name, each once. Names stay when a second model is met later on."""
-        found: dict[int, tuple[str, nn.Parameter]] = {}
-        for number, model in enumerate(self.models):
-            for name, p in model.named_parameters():
-                found.setdefault(id(p), (f"model{number}.{name}" if number else name, p))
-        return dict(found.values())
+        return self.tree().parameters
+
+    @property
+    def followed(self) -> dict[str, nn.Parameter]:
+        """Those of the sampled parameters that are there, as they were when somebody last asked for all."""
+        ps = self._tree.parameters
+        return {name: ps[name] for name in self.first if name in ps}
+
+    def tree(self) -> Tree:
+        """Another one whenever the models have changed."""
+        if not self._tree.still(self.models):
+            self._tree = Tree(self.models)
+        return self._tree
 
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.parameters().items() if p.requires_grad}

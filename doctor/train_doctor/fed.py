@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from train_doctor.evidence import Entropy, Fed
+from train_doctor.reading import readable
 from train_doctor.targets import INSIDE
 
-ROUNDS, CALLS = 4, 8  # for how long losses are looked at, and how many of one backward
+CALLS = 8  # losses of one backward that are looked at, in the rounds that are measured
 ROWS, WHOLE, NODES = 64, 2**20, 500  # rows of a sample; elements that are taken as they are; nodes of a walk
 CLASSES = ("cross_entropy", "nll_loss")  # classes lie in dimension 1
 BINARY = ("binary_cross_entropy", "binary_cross_entropy_with_logits")
@@ -27,7 +28,8 @@ SIGNED = {  # their targets are -1 and 1; the names of their arguments
     "hinge_embedding_loss": ("input", "target"),
     "soft_margin_loss": ("input", "target"),
 }
-LOSSES = (*CLASSES, *BINARY, *PLAIN, *SIGNED, "kl_div")
+LOGGED = ("kl_div", "ctc_loss")  # log-probabilities, classes last
+LOSSES = (*CLASSES, *BINARY, *PLAIN, *SIGNED, *LOGGED)
 VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Slice", "Select")
 KEEPING = ("Index", "Slice", "ToCopy", "Clone", "Alias")  # views after which the classes are still the last dimension
 RESHAPES = ("View", "UnsafeView", "ReshapeAlias")
@@ -94,7 +96,7 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     x = given.detach()
     rows = _rows(x, 1 if name in CLASSES and x.dim() > 1 else x.dim() - 1).float()
     facts = [*_ends(rows)]
-    if name in CLASSES or name == "kl_div":
+    if name in CLASSES or name in LOGGED:
         fed.classes = rows.shape[-1]
         if x.dim() == 2 and given.grad_fn is not None:
             fed.softmax_over, fed.mixed = softmax_over(given.grad_fn), mixed(given.grad_fn, x.shape[1])
@@ -104,6 +106,9 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     fed.rows = rows.numel() // max(1, rows.shape[-1])
     fed.tolerance = 1e-4 if given.dtype in (torch.float32, torch.float64) else 1e-2
     fed.low, fed.high, fed.sums, fed.over_classes, fed.over_rows = (*torch.stack(facts).tolist(), *3 * [None])[:5]
+    if name in CLASSES and readable(target) and target.dim() == 1 and target.numel() and not target.is_floating_point():
+        low, high = torch.stack(torch.aminmax(target.detach())).tolist()
+        fed.only = low if low == high else None
     if isinstance(target, Tensor) and target.is_floating_point() and target.numel() and not target.is_meta:
         wanted = _rows(target.detach(), 1 if name in CLASSES and target.dim() > 1 else target.dim() - 1).float()
         facts = [*_ends(wanted), *_ends(wanted.sum(-1)), ((wanted != 0) & (wanted != 1)).any().float()]

@@ -1,8 +1,8 @@
 """Graphs of autograd: whether those of earlier steps are still alive, and what in one made its loss NaN.
 
-Each step's graph is given a mark that lives as long as one of its nodes does, and that is held by a weak reference
-only. A mark that is alive several steps later says that something still holds the graph: a sum of losses, a hidden
-state that is passed on.
+The graph of each of the first steps is given a mark that lives as long as one of its nodes does, and that is held by a
+weak reference only. A mark that is alive several steps later says that something still holds the graph: a sum of
+losses, a hidden state that is passed on.
 
 Footgun: a node that lives for ever (a part of the graph that is computed once) must not make each step's mark live. So
 a node that has a mark keeps it, and gets no other.
@@ -18,7 +18,7 @@ from torch import Tensor
 from train_doctor.evidence import Evidence
 from train_doctor.fed import kind
 
-MARKED, WALKED, ROUNDS = 24, 300, 64  # nodes of a step; nodes looked at for a cause; rounds
+MARKED, WALKED, ROUNDS = 24, 300, 5  # nodes of a step; nodes looked at for a cause; first steps that are marked
 KEY = "train_doctor"
 
 
@@ -42,11 +42,16 @@ def alive(e: Evidence) -> list[int]:
     """Rounds, at least two back from the last one, whose graph is still held."""
 
     def now() -> list[int]:
-        return [round for round, ref in e.graphs.items() if ref() is not None and round <= max(e.graphs) - 2]
+        return [round for round in past(e) if e.graphs[round]() is not None]
 
     if len(now()) > 2:
         gc.collect()  # what only a circle of references holds is nobody's
     return now()
+
+
+def past(e: Evidence) -> list[int]:
+    """The marked rounds but for those of the last two."""
+    return [round for round in e.graphs if round < e.rounds - 2]
 
 
 def source(loss: Tensor) -> str:

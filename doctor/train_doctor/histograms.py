@@ -10,6 +10,8 @@ Footgun: the numbers are evenly spread ones, not all. A single large number amon
 picture without an infinity does not prove that there was none.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor, nn
 
@@ -27,19 +29,24 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 GRADIENTS, GIVEN = "gradients", "given to layers"
 
 
-def few(t: Tensor) -> Tensor | None:
-    """A copy of at most NUMBERS of its numbers; None where they cannot be had without more."""
+def few(t: Tensor, most: int = NUMBERS) -> Tensor | None:
+    """A copy of at most so many of its numbers; None where they cannot be had without more."""
     if type(t) not in (Tensor, torch.nn.Parameter) or not readable(t) or t.layout != torch.strided:
         return None
     if not t.is_floating_point() or t.dtype.itemsize < 2 or not t.numel():
         return None
     count = t.numel()
     with torch._C._DisableTorchDispatch():  # a mode of the program's own (checkpoints have one) must not see it
-        if count <= NUMBERS:
+        if count <= most:
             return t.detach().reshape(-1).clone()
         # not a stride: one of 1025 would see the diagonal of a matrix that is 1024 wide, and nothing else
-        parts = torch.arange(NUMBERS, dtype=torch.float64, device="cpu") * GOLDEN % 1
-        return t.detach().take((parts * count).long().to(t.device))
+        return t.detach().take(_places(count, most).to(t.device))
+
+
+@lru_cache(256)
+def _places(count: int, most: int) -> Tensor:
+    """Places in a tensor of so many numbers, evenly spread."""
+    return (torch.arange(most, dtype=torch.float64, device="cpu") * GOLDEN % 1 * count).long()
 
 
 def counted(numbers: list[Tensor]) -> list[list[int]]:

@@ -1,20 +1,29 @@
 """Numbers about tensors: norms, what a step changed, and which few tensors stand for all.
 
 A watch must cost little, so nothing is looked at twice and nothing waits more often than it must. Norms of many tensors
-are taken together and read with one synchronisation. Of a large tensor evenly spread elements are compared, and of many
-tensors eight are followed.
+are taken together and read with one synchronisation, and so is what a step changed. Of a large tensor evenly spread
+elements are compared, of many tensors eight are followed, and of many steps some are measured in full (`looked`).
 
 Footgun: evenly spread is not random. A stride that divides the width of a matrix sees the same columns of every row.
 """
 
+import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from train_doctor.evidence import Evidence, Update
 
-SAMPLED, ELEMENTS = 8, 2**18  # tensors whose change is measured, and how much of each
+SAMPLED, ELEMENTS = 8, 2**18  # tensors whose change is measured, and how much of each from the start to the end
+STEPPED = 2**14  # and how much of each in a step
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def looked(number: int) -> bool:
+    """Whether a step of this number is measured in full: 0, 1, 2, 7, 15, 31 and so on."""
+    return number < 3 or number > 3 and number & (number + 1) == 0
 
 
 def gradient_of(p: Tensor) -> Tensor | None:
@@ -34,26 +43,85 @@ def _real(t: Tensor) -> Tensor:
     return torch.view_as_real(t) if t.is_complex() else t
 
 
-def strided(p: Tensor) -> Tensor:
-    """At most ELEMENTS elements of a tensor, evenly spread."""
+def strided(p: Tensor, most: int = ELEMENTS) -> Tensor:
+    """At most so many elements of a tensor, or a few more, evenly spread."""
     flat = _real(p.detach()).reshape(-1)
-    return flat[:: max(1, flat.numel() // ELEMENTS)]
+    step = flat.numel() // most
+    return flat[::step] if step > 1 else flat
 
 
-def update(name: str, p: Tensor, before: Tensor, lr: float) -> Update:
-    now, gradient = strided(p), gradient_of(p)
-    delta = now.float() - before.float()
-    size = float(before.float().norm())
-    return Update(
-        name=name,
-        shape=tuple(p.shape),
-        dtype=p.dtype,
-        lr=lr,
-        rms=float(delta.square().mean().sqrt()),
-        relative=float(delta.norm()) / size if size > 0 else float("inf") if float(delta.norm()) > 0 else 0.0,
-        changed=float((now != before).float().mean()),
-        gradient=None if gradient is None else norms([gradient])[0],
-        silent=None if gradient is None or p.grad.is_sparse else float((strided(p.grad) == 0).float().mean()),
+class Pieces(NamedTuple):
+    """Elements of some tensors of one dtype on one device, one behind the other."""
+
+    names: list[str]
+    sizes: list[int]
+    values: Tensor
+
+
+def pieces(tensors: dict[str, Tensor]) -> list[Pieces]:
+    """A copy of some elements of each."""
+    kinds: dict[tuple, dict[str, Tensor]] = {}
+    for name, p in tensors.items():
+        alone = None if type(p) in PLAIN else name  # sharded or wrapped: not to be mixed with others
+        kinds.setdefault((p.device, p.dtype, alone), {})[name] = strided(p, STEPPED)
+    return [
+        Pieces(list(each), [x.numel() for x in each.values()], torch.cat(list(each.values())))
+        for each in kinds.values()
+    ]
+
+
+def updates(
+    before: list[Pieces], tensors: dict[str, Tensor], rates: dict[int, float], gradients: dict[str, float]
+) -> list[Update]:
+    """What a step did to these tensors, given the norms of the gradients that it used."""
+    found = []
+    for piece in before:
+        piece = _of(piece, tensors)
+        names, sizes = piece.names, piece.sizes
+        now = pieces({n: tensors[n] for n in names})
+        if len(now) != 1 or now[0].sizes != sizes or now[0].values.dtype != piece.values.dtype:
+            continue  # none of them is this optimizer's, or they were replaced meanwhile
+        was = piece.values.float()
+        dense = {n: g for n in names if (g := tensors[n].grad) is not None and g.layout == torch.strided}
+        zero = pieces(dense) if dense else []
+        facts = [
+            *torch._foreach_norm((now[0].values.float() - was).split(sizes)),
+            *torch._foreach_norm(was.split(sizes)),
+            *torch._foreach_norm((now[0].values != piece.values).float().split(sizes), 1),
+        ]
+        silent = [x for z in zero for x in torch._foreach_norm((z.values == 0).float().split(z.sizes), 1)]
+        numbers = torch.stack([*facts, *(x.to(was.device) for x in silent)]).tolist()
+        many = len(names)
+        share = dict(zip([n for z in zero for n in z.names], numbers[3 * many :]))
+        counts = dict(zip([n for z in zero for n in z.names], [size for z in zero for size in z.sizes]))
+        for name, size, moved, norm, other in zip(names, sizes, numbers, numbers[many:], numbers[2 * many :]):
+            p = tensors[name]
+            found.append(
+                Update(
+                    name=name,
+                    shape=tuple(p.shape),
+                    dtype=p.dtype,
+                    lr=rates[id(p)],
+                    rms=moved / size**0.5 if size else math.nan,
+                    relative=moved / norm if norm > 0 else math.inf if moved > 0 else 0.0,
+                    changed=other / size if size else math.nan,
+                    gradient=gradients.get(name),
+                    silent=share[name] / counts[name] if counts.get(name) else None,
+                )
+            )
+    return found
+
+
+def _of(piece: Pieces, names: Iterable[str]) -> Pieces:
+    """Without other tensors than these."""
+    there = [n in names for n in piece.names]
+    if all(there):
+        return piece
+    values = [x for x, is_there in zip(piece.values.split(piece.sizes), there) if is_there]
+    return Pieces(
+        [n for n, is_there in zip(piece.names, there) if is_there],
+        [x.numel() for x in values],
+        torch.cat(values) if values else piece.values[:0],
     )
 
 
@@ -77,6 +145,14 @@ def spread(names: list[str], count: int) -> list[str]:
     if len(names) <= count:
         return names
     return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
+
+
+def tracked(e: Evidence) -> dict[int, int]:
+    """How many batches each normalisation of the models has taken into its statistics, by id."""
+    kinds = torch.nn.modules.batchnorm._BatchNorm
+    counts = {id(m): m.num_batches_tracked for _, m in e.modules() if isinstance(m, kinds)}
+    counts = {key: n.detach().cpu() for key, n in counts.items() if n is not None and not n.is_meta}
+    return dict(zip(counts, torch.stack(list(counts.values())).tolist())) if counts else {}
 
 
 def tied(e: Evidence) -> bool | None:

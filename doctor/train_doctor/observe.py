@@ -7,9 +7,10 @@ after it, also when the block raises. Patches sit on names that torch itself loo
 hold its own name for a function (`from torch.nn.utils import clip_grad_norm_`). After the watched steps everything is
 taken off again, so that the rest of the run costs nothing. The parts are listed in attach.py.
 
-Once a round, before its first step, all gradients are measured; of eight tensors the change by the step is. Nothing
-here draws a random number or writes to a tensor of the user. What needs another forward pass is in probes.py, and that
-one restores generators and buffers.
+Once a round, before its first step, all gradients are measured. Of each optimizer's first three steps, and of its 8th,
+16th and so on, the change of eight tensors is; the other steps must cost next to nothing. Nothing here draws a random
+number or writes to a tensor of the user. What needs another forward pass is in probes.py, and that one restores
+generators and buffers.
 
 Footguns: a round ends with the first backward after a step, not with the step: several optimizers may step, and a
 scheduler, a scaler and `zero_grad` come after them. An optimizer with a closure (LBFGS) calls backward inside its step,
@@ -20,6 +21,7 @@ every scheduler steps once when it is made. Only the outermost step of a schedul
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,6 +54,7 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
+ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
 class Optimizers(Part):
@@ -68,7 +71,11 @@ class Optimizers(Part):
         self.backwards: dict[int, int] = {}  # index -> count at its last step
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.closure = False  # inside an optimizer's step that was given one
-        self.before: dict[str, Tensor] = {}  # the followed tensors before a step
+        self.before: list[measures.Pieces] = []  # the followed tensors before a step that is measured
+        self.counts: Counter[int] = Counter()  # index -> steps made
+        self.ends: dict[
+            str, tuple[Tensor, int, Tensor]
+        ] = {}  # followed tensors: the address, and a view of a few numbers
         self.uncleared: set[int] = set()  # indices of optimizers whose gradients were not cleared since their step
         self.stale: set[int] = set()  # those of them to whose old gradients a backward has added
         self.old: dict[int, tuple[list[Tensor], list[float]]] = {}  # candidates for it: tensors, norms before it
@@ -80,6 +87,9 @@ class Optimizers(Part):
         self.scaling = False  # an enabled scaler has scaled a loss
         self.unscaled = False
         self.scheduling = False  # inside a scheduler's step
+        self.noted = -1  # the last round whose gradients were noted
+        self.past = 0  # calls whose arguments were let go of
+        self.used: dict[str, float] = {}  # norms of the followed gradients at the step under way
         self.hold: Callable | None = None  # takes the hook after a step where torch cannot, see windows.py
         for optimizer in optimizers:
             self.learn(optimizer)
@@ -125,7 +135,7 @@ class Optimizers(Part):
         if not self.e.first:
             self.sample()
             if self.closure:
-                self._remember(self._sampled())
+                self._remember(self._sampled(), measured=True)
         self.look_for_old()
         self.added = {index: self._both(index) for index in self.left}
 
@@ -144,26 +154,47 @@ class Optimizers(Part):
         self.waiting = 0
 
     def release(self) -> None:
-        self.shadow, self.before, self.old, self.marks = Shadow(), {}, {}, []
+        self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
-    def _remember(self, tensors: dict[str, Tensor]) -> None:
-        self.before = {name: measures.strided(p).clone() for name, p in tensors.items()}
-        first = {n: self.e.first[n][1] for n in self.before if self.e.rounds and n in self.e.first}
-        same = [(self.before[n][:MARKS] == t[:MARKS]).all().cpu() for n, t in first.items()]
-        for name, back in zip(first, torch.stack(same).tolist() if same else []):
+    def _remember(self, tensors: dict[str, Tensor], measured: bool) -> None:
+        """Before a step: which tensors are where they were at the start; and, where it is measured, some of each."""
+        self.before = measures.pieces(tensors) if measured else []
+        if not self.e.rounds:
+            return
+        if not measured:  # one that has moved on stands for all
+            one = next(((n, p) for n, p in tensors.items() if p.requires_grad and p.device.type == "cpu"), None)
+            if one is not None and not torch.equal(self._few(*one), self.e.first[one[0]][1][:MARKS]):
+                return
+        views = {n: (self._few(n, p), self.e.first[n][1][:MARKS]) for n, p in tensors.items()}
+        if all(view.device.type == "cpu" for view, _ in views.values()):
+            same = [first.device == view.device and torch.equal(view, first) for view, first in views.values()]
+        else:  # one wait for all of them
+            same = [(view == first).all().cpu() for view, first in views.values()]
+            same = torch.stack(same).tolist() if same else []
+        for name, back in zip(views, same):
             self.e.returned[name] = self.e.returned.get(name, 0) + back
+
+    def _few(self, name: str, p: Tensor) -> Tensor:
+        """A view of the first of the numbers that are followed."""
+        if type(p) not in measures.PLAIN:
+            return measures.strided(p)[:MARKS]
+        known = self.ends.get(name)
+        if known is None or known[0] is not p or known[1] != p.data_ptr():
+            known = self.ends[name] = p, p.data_ptr(), measures.strided(p)[:MARKS]
+        return known[2]
 
     def learn(self, optimizer: torch.optim.Optimizer) -> int:
         """Its index; its parameters are read anew, because groups may be added."""
-        ps = [p for group in optimizer.param_groups for p in group["params"]]
         if id(optimizer) not in self.seen:
             self.seen[id(optimizer)] = len(self.e.optimizers)
             self.e.optimizers.append(Optimizer(type(optimizer), set(), False, optimizer))
         entry = self.e.optimizers[self.seen[id(optimizer)]]
-        entry.ids = {id(p) for p in ps}
-        entry.low = any(p.is_floating_point() and p.dtype.itemsize < 4 for p in ps)
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if ids != entry.ids or not self.counts[self.seen[id(optimizer)]]:
+            ps = (p for group in optimizer.param_groups for p in group["params"])
+            entry.ids, entry.low = ids, any(p.is_floating_point() and p.dtype.itemsize < 4 for p in ps)
         return self.seen[id(optimizer)]
 
     # ---------------------------------------------------------------- steps
@@ -175,56 +206,69 @@ class Optimizers(Part):
             if self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0):
                 self.learn(optimizer)
                 self.note_gradients()
-            self._remember(self._sampled(optimizer))
+            self._remember(self._sampled(optimizer), measured=True)
             return
-        self.learn(optimizer)
-        self.note_gradients()
-        self._note_step(optimizer)
-        self.at.aside(self.shadow.before, optimizer)
-
-    def _note_step(self, optimizer) -> None:
         index = self.learn(optimizer)
+        norms = self.note_gradients()
+        self._note_step(optimizer, index, norms)
+        if self.e.optimizers[index].low:
+            self.at.aside(self.shadow.before, optimizer)
+
+    def _note_step(self, optimizer, index: int, norms: dict[int, float]) -> None:
+        """`norms` are those that were measured just now, by id of the tensor."""
+        ps = [p for group in optimizer.param_groups for p in group["params"]]
+        live = [p for p in ps if p.grad is not None]
+        measured = measures.looked(self.counts[index])
+        self.counts[index] += 1
+        followed = self._sampled()
+        mine = self.e.optimizers[index].ids
         if not self.closure:
-            self._remember(self._sampled(optimizer))
+            self._remember({n: p for n, p in followed.items() if id(p) in mine}, measured)
+        unknown = {id(p): p for p in (*live, *followed.values()) if id(p) not in norms}
+        have = {number: g for number, p in unknown.items() if (g := measures.gradient_of(p)) is not None}
+        norms = norms | dict(zip(have, measures.norms(list(have.values()))))
+        own = [norms[id(p)] for p in live if id(p) in norms]
+        sampled = [norms[id(p)] for p in followed.values() if p.grad is not None and id(p) in norms]
+        self.used = {n: norms[id(p)] for n, p in followed.items() if p.grad is not None and id(p) in norms}
         event = Step(
             round=self.e.rounds,
             optimizer=index,
             rates=[_rate(group) for group in optimizer.param_groups],
             backwards=self.count - self.backwards.get(index, 0),
-            norm=self.sampled_norm(),
+            norm=sum(norm**2 for norm in sampled) ** 0.5 if sampled else None,
+            own=sum(norm**2 for norm in own) ** 0.5 if own else None,
+            stale=index in self.stale,
+            foreign=index in self.foreign,
         )
-        own = measures.gradients_of(p for group in optimizer.param_groups for p in group["params"])
-        event.own = sum(n**2 for n in measures.norms(own)) ** 0.5 if own else None
-        event.stale, event.foreign = index in self.stale, index in self.foreign
         self._left_by(index)
         self.stale.discard(index)
         self.old.pop(index, None)
         self.uncleared.add(index)
         self.backwards[index] = self.count
         self.e.note(event)
-        ps = (p for group in optimizer.param_groups for p in group["params"])
-        self.e.optimizers[index].live |= {id(p) for p in ps if p.grad is not None}
+        self.e.optimizers[index].live.update(map(id, live))
 
     @quietly
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.stepped = True
         if self.closure:
-            self._note_step(optimizer)
+            self._note_step(optimizer, self.learn(optimizer), {})
             self.closure = False
-        steps = self.e.of(Step, optimizer=self.seen.get(id(optimizer), -1))
-        if steps and self.before:
-            rates = {id(p): _rate(g) for g in optimizer.param_groups for p in g["params"]}
-            for name, p in self._sampled(optimizer).items():
-                if name in self.before:
-                    steps[-1].updates.append(measures.update(name, p, self.before[name], rates[id(p)]))
-        self.before = {}
-        self.at.aside(self.shadow.after, optimizer)
-        self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
+        index = self.seen.get(id(optimizer), -1)
+        if self.before:
+            steps = self.e.every(Step)
+            if steps and steps[-1].optimizer == index:
+                rates = {id(p): _rate(g) for g in optimizer.param_groups for p in g["params"]}
+                steps[-1].updates += measures.updates(self.before, self._sampled(optimizer), rates, self.used)
+            self.before = []
+        if index >= 0 and self.e.optimizers[index].low:
+            self.at.aside(self.shadow.after, optimizer)
+            self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
 
-    def note_gradients(self) -> None:
-        """Once a round, before its first step: all gradients; in the first round the probes too."""
-        if self.e.of(Gradients, round=self.e.rounds) or self.at.depth:
-            return  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
+    def note_gradients(self) -> dict[int, float]:
+        """Once a round, before its first step: all gradients; in the first round the probes too. Norms by id."""
+        if self.noted == self.e.rounds or self.at.depth:
+            return {}  # inside a backward (an optimizer that steps in gradient hooks) most are not there yet
         if self.e.rounds == 0:
             before = list(self.e.models)
             owners.settle(self.e)
@@ -234,15 +278,20 @@ class Optimizers(Part):
         ps = self.e.trainable()
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
-        self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}))
+        if self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps})):
+            self.noted = self.e.rounds
         if self.e.rounds in histograms.LOOKS:
             histograms.gradients(self.e)
         self.layers.noted()
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
-        self.at.aside(probes.fault, self.e)
-        for call in self.e.of(Call, round=self.e.rounds):
+        if probes.spoilt(self.e):
+            self.at.aside(probes.fault, self.e)
+        calls = self.e.every(Call)
+        for call in calls[self.past :]:
             call.args, call.kwargs = (), {}
+        self.past = len(calls)
+        return {id(ps[name]): norm for name, norm in norms.items()}
 
     def sample(self) -> None:
         """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen."""
@@ -253,16 +302,17 @@ class Optimizers(Part):
         chosen = measures.spread(matrices, SAMPLED - 2) + measures.spread(vectors, 2) + measures.spread(frozen, 4)
         self.e.first = {n: (id(ps[n]), measures.strided(ps[n]).clone()) for n in chosen}
         self.e.frozen_at_start = {n for n in chosen if not ps[n].requires_grad}
+        self.e.tracked = measures.tracked(self.e)
         self.e.tied_at_start = measures.tied(self.e)
         into, out = self.e.embedding(), self.e.head()
         if self.e.tied_at_start is False and into.shape == out.shape and into.dtype == out.dtype:
             self.e.alike_at_start = bool(torch.equal(into, out))
 
     def _sampled(self, optimizer=None) -> dict[str, Tensor]:
-        ps, mine = self.e.parameters(), None
-        if optimizer is not None:
-            mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        return {n: ps[n] for n in self.e.first if n in ps and (mine is None or id(ps[n]) in mine)}
+        if optimizer is None:
+            return self.e.followed
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return {n: p for n, p in self.e.followed.items() if id(p) in mine}
 
     def sampled_norm(self) -> float | None:
         found = measures.norms(measures.gradients_of(self._sampled().values()))
@@ -294,8 +344,14 @@ class Optimizers(Part):
         have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
         return measures.norms(have[:: max(1, len(have) // SAMPLED)])
 
-    def _both(self, index: int) -> tuple[list[float], list[float]]:
-        return self._waiting(index), self._waiting(self.left[index])
+    def _both(self, index: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        return self._touched(index), self._touched(self.left[index])
+
+    def _touched(self, index: int) -> list[tuple[int, int]]:
+        """What differs once a backward has come to an optimizer's gradients."""
+        optimizer = self.e.optimizers[index].object
+        ps = [p for g in optimizer.param_groups for p in g["params"]] if optimizer else []
+        return [(id(g), _version(g)) for p in ps[:: max(1, len(ps) // SAMPLED)] if (g := p.grad) is not None]
 
     def _left_by(self, index: int) -> None:
         """An optimizer steps: on which others does its backward leave gradients?"""
@@ -311,7 +367,7 @@ class Optimizers(Part):
                     self.left[other] = index
 
     def _cleared(self, ids: frozenset[int]) -> None:
-        cleared = {i for i, o in enumerate(self.e.optimizers) if o.ids & ids}
+        cleared = {i for i, o in enumerate(self.e.optimizers) if not o.ids.isdisjoint(ids)}
         self.uncleared -= cleared
         self.stale -= cleared
         self.foreign -= cleared
@@ -328,21 +384,20 @@ class Optimizers(Part):
         return result
 
     @quietly
-    def _there(self, holder) -> list[tuple[Tensor, Tensor | None, int]]:
+    def _there(self, holder) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, int]]]:
         groups = [{"params": holder.parameters()}] if isinstance(holder, nn.Module) else holder.param_groups
         ps = [p for group in groups for p in group["params"]]
-        return [(p, p.grad, 0 if p.grad is None else _version(p.grad)) for p in ps]
+        return ps, [(p, p.grad, _version(p.grad)) for p in ps if p.grad is not None]
 
     @quietly
-    def _zeroed(self, before: list[tuple[Tensor, Tensor | None, int]], module: bool) -> None:
-        had = any(g is not None for _, g, _ in before)
-        left = [p for p, g, version in before if g is not None and p.grad is g and _version(g) == version]
-        if had and len(left) == sum(g is not None for _, g, _ in before):
+    def _zeroed(self, before: tuple[list[Tensor], list[tuple[Tensor, Tensor, int]]], module: bool) -> None:
+        ps, had = before
+        kept = {id(p) for p, g, version in had if p.grad is g and _version(g) == version}
+        if had and len(kept) == len(had):
             return  # nothing was cleared
-        kept = {id(p) for p in left}
-        ids = frozenset(id(p) for p, _, _ in before if id(p) not in kept)
+        ids = frozenset(map(id, ps)) - kept
         if had or not module:
-            self.e.note(ZeroGrad(self.e.rounds, had, ids))
+            self.e.note(ZeroGrad(self.e.rounds, bool(had), ids))
         self._cleared(ids)
 
     # ---------------------------------------------------------------- clipping, scalers, schedulers
@@ -367,11 +422,11 @@ class Optimizers(Part):
             self.e.note(Unscale(self.e.rounds))
 
     def _see_scaler_step(self, original: Callable, scaler, optimizer, *args, **kwargs) -> Any:
-        before = len(self.e.of(Step)) if self.at.on else 0
+        before = len(self.e.every(Step))
         result = original(scaler, optimizer, *args, **kwargs)
         if self.at.on and not self.at.busy:
             self.stepped = True
-            stepped = len(self.e.of(Step)) > before
+            stepped = len(self.e.every(Step)) > before
             scale = float(scaler.get_scale())
             self.e.note(ScalerStep(self.e.rounds, scaler.is_enabled(), stepped, scale))
         return result
@@ -409,6 +464,7 @@ class Observer(Part):
     ):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
         self.steps, self.terms = steps, terms
+        self.rows = 0  # of text whose loss was read
         self.at.full = full
         self.waits = Waits(self.at)
         self.calls = Calls(self.at, model, teachers, self.waits)
@@ -497,12 +553,15 @@ class Observer(Part):
         if not e.note(event):
             return None  # only counted
         if scalar:
-            if e.rounds < fed.ROUNDS or any(n.fed is not None for n in event.entropies):
+            measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)
+            if measured or any(n.fed is not None for n in event.entropies):
                 event.entropies += fed.mark(loss, event.entropies, e.rounds)
                 event.square = fed.square(loss)
-            event.reading = fingerprint.read(e, event, loss)
+            if measured or broken or self.rows < ROWS:
+                event.reading = fingerprint.read(e, event, loss)
+                self.rows += sum(len(c.ids) for c in event.calls if c.ids is not None)
             graphs.mark(e, loss)
-            if event.value is not None and not math.isfinite(event.value) and not e.crooked:
+            if broken and not e.crooked:
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)

@@ -8,6 +8,7 @@ Footgun: a replay must repeat the call as it was made, autocast and all, or it m
 """
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -106,6 +107,18 @@ def _padding(e: Evidence) -> None:
         kept = ~pads[: before.shape[0]]
         e.probes["pads"] = _most(_moved(before, after), kept), _threshold(before), call.mask is not None
         return
+
+
+def spoilt(e: Evidence) -> bool:
+    """Whether a call or a loss of the round under way was not finite, and `fault` has something to look for."""
+    if "broken" in e.probes:
+        return False
+    backwards, calls = e.every(Backward), e.every(Call)
+    now = backwards[-1].round if backwards else 0
+    late = itertools.takewhile(lambda event: event.round >= now, reversed(backwards))
+    if any(b.value is not None and not math.isfinite(b.value) for b in late):
+        return True
+    return any(c.finite is False for c in itertools.takewhile(lambda event: event.round >= now, reversed(calls)))
 
 
 def fault(e: Evidence) -> None:

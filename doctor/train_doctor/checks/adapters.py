@@ -137,11 +137,15 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
 
     Fires when a frozen parameter changed between the first backward and the end. In an optimizer that means it was
     frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be an
-    average or a codebook that the loop keeps on purpose.
+    average or a codebook that the loop keeps on purpose. The statistics of a batch normalisation whose weights are
+    frozen are looked at as well.
 
     ERROR frozen-moved/stepped: Frozen weights (requires_grad=False) change: they were frozen after a backward and the
     optimizer still has their gradient or momentum. Fix: Freeze before the optimizer is built, and set the gradients of
     what is frozen to None.
+    WARN frozen-moved/statistics: The layers are frozen, and their batch normalisation is in train mode: it goes on
+    averaging its running mean and variance, so the frozen part changes. Fix: Put the frozen part in eval mode, and
+    again after each model.train(). If its statistics should follow the new data, this is right.
     WARN frozen-moved/written: Frozen weights (requires_grad=False) change: something other than the optimizer writes to
     them. Fix: If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).
     """
@@ -154,6 +158,12 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}
     drifted = [n for n, p in frozen.items() if p.is_floating_point() and moved(e, n)]
     drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
+    if not drifted and (moving := _statistics(e, thawed)):
+        return fires(
+            f"{len(moving)} normalisations whose weights are frozen have counted more batches ({moving[0]} ...)",
+            "statistics that stay as they are where the weights do",
+            fault="frozen-moved/statistics",
+        )
     if not drifted:
         return OK if frozen else not_applicable("nothing is frozen")
     live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
@@ -164,6 +174,18 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
         "0",
         fault="frozen-moved/stepped" if held else "frozen-moved/written",
     )
+
+
+def _statistics(e: Evidence, thawed: set[str]) -> list[str]:
+    """Batch normalisations with frozen weights, in a model that trains others, whose statistics are updated all the
+    same. A copy that is averaged (a momentum encoder) is called without gradients and is left alone."""
+    now = measures.tracked(e)
+    frozen = {id(p) for n, p in e.parameters().items() if n not in thawed and not p.requires_grad}
+    layers = [(n, m) for n, m in e.modules() if id(m) in now and id(m) in e.tracked and m.affine]
+    layers = [(n, m) for n, m in layers if all(id(p) in frozen for p in m.parameters(recurse=False))]
+    others = frozen - {id(p) for _, m in layers for p in m.parameters(recurse=False)}
+    moving = [n for n, m in layers if now[id(m)] > e.tracked[id(m)] + 1 and e.called_with_grad.get(id(m))]
+    return moving if others and e.trainable() else []
 
 
 def _more_than_rounding(e: Evidence, name: str) -> bool:

@@ -56,6 +56,8 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     logarithm. Fix: Use log_softmax before it (or cross_entropy on the logits).
     ERROR wrong-loss/no-softmax-before-kl: A softmax is missing: kl_div takes log-probabilities as its input, and is
     given logits. Fix: Use log_softmax on the student's logits, and softmax on the teacher's.
+    ERROR wrong-loss/no-softmax-before-ctc: A softmax is missing: ctc_loss takes log-probabilities, and is given logits.
+    Fix: Give it logits.log_softmax(-1).
     ERROR wrong-loss/over-the-batch: The softmax is taken over the wrong dimension (the batch), so the rows of a batch
     compete with each other. Fix: Use dim=-1 (classes) in softmax or log_softmax.
     ERROR wrong-loss/mixed: Classes and positions are mixed: (N, C, ...) was reshaped to (rows, C) without a permute, so

@@ -12,7 +12,7 @@ import re
 
 import torch
 
-from train_doctor import fed
+from train_doctor import fed, measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Entropy, Evidence, Fed
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -20,6 +20,15 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 SIZES = re.compile(r"target size \(torch\.Size\(\[([\d, ]*)\]\)\).*input size \(torch\.Size\(\[([\d, ]*)\]\)\)")
 SQUASHED = {"Sigmoid": "a sigmoid", "Relu": "a ReLU", "Tanh": "a tanh"}
 OUTSIDE = 0.5  # how far beyond 0 and 1 the targets of a binary loss may be: noisy labels of a GAN reach 1.2
+
+
+MISSING = {  # faults where logits stand for log-probabilities
+    "nll_loss": "wrong-loss/no-softmax",
+    "kl_div": "wrong-loss/no-softmax-before-kl",
+    "ctc_loss": "wrong-loss/no-softmax-before-ctc",
+}
+ENDS = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}  # of what these give
+LINEAR = ("Addmm", "Mm", "Convolution")
 
 
 def judged(e: Evidence) -> dict[tuple, list[Entropy]]:
@@ -65,7 +74,7 @@ def _odd(name: str, f: Fed) -> Fired | None:
         )
     if name == "cross_entropy":
         return _into_cross_entropy(f)
-    if name in ("nll_loss", "kl_div"):
+    if name in ("nll_loss", *fed.LOGGED):
         return _into_logarithms(name, f)
     if name in fed.BINARY:
         return _into_binary(name, f)
@@ -107,11 +116,17 @@ def _into_logarithms(name: str, f: Fed) -> Fired | None:
             fault="wrong-loss/no-logarithm",
             name=name,
         )
+    if name == "ctc_loss" and not f.logged and f.over_classes is not None and f.over_classes > 0.05:
+        return fires(
+            f"the exponentials of rows given to ctc_loss do not sum to 1 (logarithm of a sum: {f.over_classes:.3g})",
+            "log-probabilities",
+            fault=MISSING[name],
+        )
     if f.high is not None and math.isfinite(f.high) and f.high > 1e-3 and not f.logged:
         return fires(
             f"rows given to {name} hold positive numbers (up to {f.high:.3g}), which no logarithm of a probability is",
             "log-probabilities",
-            fault="wrong-loss/no-softmax" if name == "nll_loss" else "wrong-loss/no-softmax-before-kl",
+            fault=MISSING[name],
         )
     if f.softmax_over == 0 and len(f.shape) == 2:
         return fires(
@@ -175,7 +190,10 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     Looks at targets that are numbers, not indices: those of a binary loss lie between 0 and 1, those of a divergence
     are probabilities (or logarithms, with log_target=True), those of a cross-entropy sum to 1 in each row, and those of
     a ranking or hinge loss are -1 and 1. Soft,
-    smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less.
+    smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less. A regression is
+    held against what the last function of the model can give at all. Targets that are classes are named where each
+    batch has one class only, not always the same, in every step that is measured, and the loss is given what a linear
+    layer gives.
 
     ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
     lower end. Fix: Scale the targets to 0 .. 1 (classes -1 and 1: (y + 1) / 2; pixels: x / 255).
@@ -186,6 +204,11 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     takes. Fix: Leave log_target out, or give it log-probabilities.
     ERROR wrong-targets/no-sign: {name} takes targets of -1 and 1 and is given 0 and 1: where the target is 0, its loss
     has no gradient. Fix: Use 2 * target - 1.
+    WARN wrong-targets/out-of-reach: The model ends in {by}, whose numbers lie between {low:g} and {high:g}, and the
+    targets lie far outside: no training can reach them. Fix: Scale the targets to that range (and back when the model
+    is used), or leave {by} out.
+    WARN wrong-targets/one-class: Every batch holds one class only: the data are sorted by class and not shuffled, so
+    each step pulls all answers to the class it sees. Fix: Shuffle the training data (shuffle=True).
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
@@ -198,6 +221,15 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
         found = [_targets(name, n) for n in calls]
         if None not in found:
             return found[0]
+        if name in fed.CLASSES and _one_class(calls):
+            several = sorted({n.fed.only for n in calls})
+            return fires(
+                f"all {calls[0].fed.shape[0]} targets of a batch are the same class, in {len(calls)} batches (classes "
+                f"{', '.join(map(str, several[:4]))})",
+                "batches of several classes",
+                WARN,
+                "wrong-targets/one-class",
+            )
     if any(n.fed.target_low is not None for calls in losses.values() for n in calls):
         return OK
     return not_applicable("no loss with targets that are numbers") if losses else unknown("no loss of torch was seen")
@@ -211,10 +243,36 @@ def _outside(n: Entropy) -> Fired:
     )
 
 
+def _one_class(calls: list[Entropy]) -> bool:
+    """One class in each batch, and in each step: real and made pictures, or two domains, come as batches of two."""
+    by_round: dict[int, set] = {}
+    for n in calls:
+        by_round.setdefault(n.round, set()).add(n.fed.only)
+    makers = [[m for m in n.fed.makers if m != "LogSoftmax"] for n in calls]
+    many = all(n.fed.shape[:1] >= (8,) and (n.fed.classes or 0) > 1 for n in calls)
+    alone = all(len(seen) == 1 and None not in seen for seen in by_round.values())
+    several = (
+        len({n.fed.only for n in calls}) > 1
+    )  # a discriminator's or a contrastive loss may ask for one class for ever
+    return len(by_round) >= 3 and several and many and alone and all(m[:1] and m[0] in LINEAR for m in makers)
+
+
 def _targets(name: str, n: Entropy) -> Fired | None:
     f = n.fed
     if f.target_low is None or not math.isfinite(f.target_low + f.target_high):
         return None
+    if name in fed.PLAIN and f.makers[:1] and f.makers[0] in ENDS:
+        low, high = ENDS[f.makers[0]]
+        if f.target_low < low - OUTSIDE or f.target_high > high + OUTSIDE:
+            return fires(
+                f"targets from {f.target_low:.3g} to {f.target_high:.3g} given to {name}",
+                f"targets from {low:g} to {high:g}",
+                WARN,
+                "wrong-targets/out-of-reach",
+                by=f"a {f.makers[0].lower()}",
+                low=low,
+                high=high,
+            )
     if name in fed.BINARY and (f.target_low < -OUTSIDE or f.target_high > 1 + OUTSIDE):
         return _outside(n)
     if name in fed.SIGNED and f.target_hard and f.target_low == 0:
@@ -282,7 +340,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             target, given = (tuple(int(x) for x in group.split(",") if x.strip()) for group in match.groups())
             if (one := _broadcast(given, target)) is not None:
                 return one
-    squares = [b.square for b in e.of(Backward) if b.requires_grad and b.round < fed.ROUNDS]
+    squares = [b.square for b in e.of(Backward) if b.requires_grad and measures.looked(b.round)]
     if squares and all(squares):
         before, after = squares[0]
         return fires(

@@ -69,7 +69,8 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
     are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
     half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
-    ExponentialLR has made a hundred times smaller within the steps watched.
+    ExponentialLR has made a hundred times smaller within the steps watched. Of a LambdaLR it is asked whether its
+    factor is the learning rate itself and does not rise from there.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
@@ -78,6 +79,9 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     WARN schedule-falls-fast: The learning rate has fallen to a {share} of what it was within {steps} steps: {kind}
     counts epochs in most recipes, and is stepped at every batch. Fix: Step it once per epoch, or give it step_size,
     milestones or gamma meant for single steps.
+    WARN schedule-absolute: The function of LambdaLR returns a learning rate; torch multiplies the optimizer's rate by
+    it, so the rate is squared: {rate:.2g} in place of {base:g}. Fix: Return a factor (1 for the full rate), or give the
+    optimizer lr=1.
     WARN schedule-ends-early: The schedule reaches zero too early: it was built for fewer steps than are made
     (num_training_steps counts optimizer steps). Fix: Give the scheduler the number of optimizer steps of the whole run,
     and step it once per optimizer step.
@@ -104,7 +108,9 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than two optimizer steps were seen")
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
-        return OK if e.late else _ended_early(e) or _fell(e) or OK  # late, that may be the end of the run
+        return (
+            OK if e.late else _ended_early(e) or _fell(e) or _squared(e) or OK
+        )  # late, that may be the end of the run
     if not many:
         return fires(
             "scheduler.step() came before the first optimizer.step()",
@@ -148,6 +154,26 @@ def _fell(e: Evidence) -> Fired | None:
         steps=len(rates),
         kind=min(kinds),
     )
+
+
+def _squared(e: Evidence) -> Fired | None:
+    """A LambdaLR whose factor is the rate. A warm-up of 1 / lr steps begins so too, and rises."""
+    for number in {s.optimizer for s in e.of(Schedule) if s.kind == "LambdaLR" and s.optimizer >= 0}:
+        rates = [s.rates[0] for s in e.of(Step, optimizer=number) if s.rates]
+        optimizer = e.optimizers[number].object
+        base = optimizer.param_groups[0].get("initial_lr", 0.0) if optimizer is not None else 0.0
+        if not 0 < base <= 0.1 or len(rates) < 3:
+            continue
+        factors = [float(rate) / float(base) ** 2 for rate in rates]
+        if abs(factors[0] - 1) < 0.01 and max(factors) < 1.01 and min(factors) > 0.1:
+            return fires(
+                f"the rate is {rates[0]:.3g} at the first step: the optimizer's {base:g} times a factor of {base:g}",
+                "a factor near 1 where the full rate is meant",
+                fault="schedule-absolute",
+                rate=rates[0],
+                base=base,
+            )
+    return None
 
 
 def _distributed() -> bool:
@@ -263,9 +289,9 @@ def muon_rate(e: Evidence) -> Fired | Verdict:
 def update_size(e: Evidence) -> Fired | Verdict:
     """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
-    Looked at in the matrices of the later half of the steps: a change above 0.3 of the tensor's own norm per step, or
-    one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left out: what is
-    new is small, and a step is a large part of it.
+    Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own
+    norm per step, or one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left
+    out: what is new is small, and a step is a large part of it.
 
     WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
     rate by a factor of ten or more.
@@ -273,7 +299,8 @@ def update_size(e: Evidence) -> Fired | Verdict:
     rate by a factor of ten or more.
     """
     rounds = sorted(e.by_round(Step))
-    later = set(rounds[len(rounds) // 2 :])
+    measured = sorted({s.round for s in e.of(Step) if s.updates})
+    later = set(measured[len(measured) // 2 :])
     new = {u.name for s in e.of(Step) for u in s.updates if u.relative == float("inf") or "trainable_tokens" in u.name}
     ups: list[Update] = [
         u

@@ -170,6 +170,7 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     for step in e.of(Step):
         for u in step.updates:
             sized = u.gradient and math.isfinite(u.gradient) and u.gradient > ROUNDING * (step.own or 0.0)
+            sized = sized and u.silent != 1.0  # the rows in use are none of those that are looked at
             if sized and u.lr > 1e-9 and u.dtype.itemsize >= 4:
                 tried.setdefault(u.name, []).append(u.changed)
     tried = {name: shares for name, shares in tried.items() if len(shares) >= 3}

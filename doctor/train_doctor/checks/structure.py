@@ -121,8 +121,8 @@ def _added(kind: str, group: dict) -> bool:
 def graphs_kept(e: Evidence) -> Fired | Verdict:
     """Memory grows from step to step, and with retain_graph=True each step takes longer than the one before.
 
-    Fires when the graphs of three or more earlier steps are still alive. Those of the last two steps do not count, nor
-    what only a circle of Python's references holds.
+    Fires when the graphs of three or more of the first five steps are still alive at the end of the watch. Those of the
+    last two steps do not count, nor what only a circle of Python's references holds.
 
     WARN graphs-kept/summed: The graphs of all steps are kept alive: something sums or collects losses or outputs as
     tensors. Fix: Collect numbers: total += loss.item(), or loss.detach().
@@ -133,11 +133,12 @@ def graphs_kept(e: Evidence) -> Fired | Verdict:
     if len(e.graphs) < 2 + STEPS:
         return unknown("fewer than five steps with a graph were seen")
     kept = graphs.alive(e)
-    if len(kept) < STEPS or len(kept) < 0.5 * (len(e.graphs) - 2):
+    past = graphs.past(e)
+    if len(kept) < STEPS or 2 * len(kept) < len(past):
         return OK
     carried = all(b.retained for b in e.of(Backward))
     return fires(
-        f"the graphs of {len(kept)} of the {len(e.graphs) - 2} steps before the last two are still alive",
+        f"the graphs of {len(kept)} of the {len(past)} first steps are still alive after {e.rounds}",
         "graphs that end with their step",
         fault="graphs-kept/carried" if carried else "graphs-kept/summed",
     )
