@@ -61,7 +61,7 @@ def trained(
             yield {"model": kind, "seed": seed, "losses": by_position(model, opened.held_out, opened.machine)}
 
 
-def main(*, steps: int = 120, rows: int = 4, seeds: int = 3, length: int = 2048) -> None:
+def main(*, steps: int = 60, rows: int = 4, seeds: int = 3, length: int = 2048) -> None:
     machine = runtime.pick("auto", "auto")
     opened, lines = start.open(length=length, rows=12, machine=machine), []
     for line in trained(opened, steps=steps, rows=rows, seeds=seeds, **MADE):
