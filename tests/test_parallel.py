@@ -136,7 +136,8 @@ def test_each_process_writes_its_shards_and_one_process_reads_them(two, one, fol
 
 @pytest.mark.slow
 def test_a_shard_that_is_not_what_was_written_is_noticed(two, folder, tmp_path, capsys):
-    of_two = next(p for p in checkpoint.folders(folder / "dense") if [*p.glob("shard-*")])  # another test goes on with one
+    places = checkpoint.folders(folder / "dense")  # another test goes on with one process there
+    of_two = next(place for place in places if [*place.glob("shard-*")])
     shutil.copytree(of_two, tmp_path / "whole")
     hurts = {
         "shard-00002*": lambda file: file.write_bytes(file.read_bytes()[:-9]),
