@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
+HOST, DAY = os.uname().nodename.partition(".")[0], 86_400
 
 
 class Unwritable(OSError):
@@ -56,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """A name beside `path` to write a file or a folder under; when the block ends well it takes the place of `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partials(path.parent, glob.escape(path.name))
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}@{HOST}.partial")
     _remove(partial)  # a container that starts again gives the same number to a process that was killed here
     try:
         yield partial
@@ -92,10 +93,13 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def remove_partials(folder: Path, name: str = "*") -> None:
     """Delete what processes that were killed while writing left in the folder. One that began after a file was written
-    did not write it: it has only been given the same number."""
+    did not write it: it has only been given the same number. Of another machine nobody knows who lives there, so what
+    it writes stays for a day."""
     for partial in folder.glob(f".{name}.*.partial"):
+        pid, _, host = partial.name.split(".")[-2].partition("@")
         with contextlib.suppress(FileNotFoundError):  # just put in its place
-            if _began(partial.name.split(".")[-2]) > partial.lstat().st_mtime + 60:  # clocks differ a little
+            began = _began(pid) if host in ("", HOST) else time.time() - DAY
+            if began > partial.lstat().st_mtime + 60:  # clocks differ a little
                 _remove(partial)
 
 

@@ -57,7 +57,7 @@ with files.replacing(Path({str(path)!r})) as partial:
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9 and len(list(tmp_path.iterdir())) == 2
     files.write(path, "old")  # whoever writes it again sweeps too
     assert list(tmp_path.iterdir()) == [path]
-    left = tmp_path / f".run.json.{os.getpid()}.partial"  # of a process that had our number, as in a new container
+    left = tmp_path / f".run.json.{os.getpid()}@{files.HOST}.partial"  # of a process that had our number, as in a new container
     left.mkdir()
     files.write(path, "new")
     assert path.read_text() == "new" and not left.exists()
@@ -185,7 +185,7 @@ def test_no_write_follows_a_planted_link(tmp_path):
     victim, folder = tmp_path / "victim", tmp_path / "store"
     victim.write_text("precious")
     folder.mkdir()
-    (folder / f".run.json.{os.getpid()}.partial").symlink_to(victim)
+    (folder / f".run.json.{os.getpid()}@{files.HOST}.partial").symlink_to(victim)
     files.write(folder / "run.json", "new")
     (folder / "link.json").symlink_to(victim)
     files.write(folder / "link.json", "new")
@@ -208,6 +208,15 @@ def test_a_living_process_with_the_number_of_a_dead_one_keeps_nothing(tmp_path):
         os.utime(partial, (when, when))
     files.remove_partials(tmp_path)
     assert list(tmp_path.iterdir()) == [since]
+
+
+def test_what_another_machine_writes_is_swept_by_nobody_else_for_a_day(tmp_path):
+    new, old = (tmp_path / f".run.json.{DEAD}@{host}.partial" for host in ("another", "a-third"))
+    for partial in (new, old):
+        partial.write_text("half")
+    os.utime(old, (0, 0))
+    files.write(tmp_path / "run.json", "whole")
+    assert sorted(tmp_path.iterdir()) == [new, tmp_path / "run.json"]
 
 
 def test_a_replaced_folder_is_the_old_or_the_new_one_when_the_deletion_fails(tmp_path, monkeypatch):

@@ -489,7 +489,7 @@ def strike(attempt: Attempt, straight: Straight, plan: Kill) -> str | None:
             due = (at, time.monotonic() - attempt.began - began) >= moment
         if due:
             after = time.monotonic() - attempt.began - began
-            writing = [re.sub(r"\.\d+\.partial$", "", Path(path).name) for path in attempt.world.partials()]
+            writing = [re.sub(r"\.\d+(@[^.]+)?\.partial$", "", Path(path).name) for path in attempt.world.partials()]
             victim = _hit(attempt, plan)
             return f"{victim} in {name} +{after:.1f} s{', writing ' + writing[0] if writing else ''}"
         attempt.world.pause(0.002)
