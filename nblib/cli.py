@@ -184,6 +184,8 @@ def _execute(planned: Sequence[Any], options: argparse.Namespace, **here: Any) -
 
     wanted = engines.resources(options.resources)
     if options.on == "local":
+        if wanted or options.no_wait:
+            raise ParameterError("--resources and --no-wait are of jobs; add --on slurm.")
         return runner.run(planned, **here, **_how(options))
     outcomes = engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
     return sys.exit(0) if options.no_wait else outcomes

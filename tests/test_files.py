@@ -57,7 +57,8 @@ with files.replacing(Path({str(path)!r})) as partial:
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9 and len(list(tmp_path.iterdir())) == 2
     files.write(path, "old")  # whoever writes it again sweeps too
     assert list(tmp_path.iterdir()) == [path]
-    left = tmp_path / f".run.json.{os.getpid()}@{files.HOST}.partial"  # of a process that had our number, as in a new container
+    # of a process that had our number, as in a container that starts again
+    left = tmp_path / f".run.json.{os.getpid()}@{files.HOST}.partial"
     left.mkdir()
     files.write(path, "new")
     assert path.read_text() == "new" and not left.exists()

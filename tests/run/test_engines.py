@@ -197,6 +197,13 @@ def test_a_missing_package_is_named_with_its_extra(engine, package, workbook, mo
     assert not (workbook / "outputs" / "batches").exists()
 
 
+@pytest.mark.parametrize("option", [["--resources", "cpus=1"], ["--no-wait"]])
+def test_what_only_a_job_can_do_is_refused_here(option, workbook, capsys):
+    assert cli.main(["sweep", "10", *option]) == 2
+    assert capsys.readouterr().err == "nblib: --resources and --no-wait are of jobs; add --on slurm.\n"
+    assert not (workbook / "outputs" / "batches").exists()
+
+
 def test_without_slurm_here_a_sentence_says_so(monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setattr(engines.shutil, "which", lambda name: None)
