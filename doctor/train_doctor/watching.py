@@ -170,7 +170,7 @@ def end(report: Report, observer: Observer | Windows, error: BaseException | Non
         restore(state)
         observer.release()
         e.exception = None
-    report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "the check itself failed" in v.why]
+    report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "check itself failed" in v.why]
     report.findings, report.ignored = report.control.sort(found)
     report.rounds, report.done = e.rounds, True
     report.calls, report.stepped = len(e.of(Call)), e.stepped
