@@ -3,16 +3,16 @@
     D(p, q) = sum_i | p_(i) - q_(i) |        p_(1) >= p_(2) >= ...,  the shorter one is filled up with zeros
     loss    = cross-entropy on the labels + weight * mean D
 
-A student with another tokenizer has other tokens, so no entry of p belongs to an entry of q and no KL exists. Boizard et
-al. (2024, arXiv:2402.12030) sort both: D is the Wasserstein distance between them when every two tokens are equally far
-apart. It is 0 for equal distributions in any order of the vocabulary, and at most 2.
+A student with another tokenizer has other tokens, so no entry of p belongs to an entry of q and no KL exists. Boizard
+et al. (2024, arXiv:2402.12030) sort both: D is what a transport of p to q costs when every two tokens are equally far
+apart, up to a factor. It is 0 for equal distributions in any order of the vocabulary, and at most 2.
 
-Which positions are compared? The paper takes the first of one with the first of the other, which after a few tokens have
-read different texts. Here a position of the student is compared with that position of the teacher which has read the
-same bytes (`aligned`). The tokenizers must be byte-level, and both must know the same special tokens.
+Which positions are compared? The paper takes the first of one with the first of the other. After a few tokens these
+have read different texts. Here a position of the student is compared with the position of the teacher which has read
+the same bytes (`aligned`). The tokenizers must be byte-level, and both must know the same special tokens.
 
-Footgun: sorting forgets which token is meant. A student that is sure of the wrong token is as far from the teacher as one
-that is sure of the right one. So D teaches how sure to be and nothing else, and without labels a student learns no text.
+Footgun: sorting forgets which token is meant. A student that is sure of the wrong token is as far from the teacher as
+one that is sure of the right one. So D teaches how sure to be and nothing else: without labels no student learns text.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,13 +36,12 @@ def distance(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def aligned(ids: Tensor, tokenizer, teachers) -> tuple[Tensor, Tensor]:
-    """The same rows in the teacher's tokens (B, S), and for every position of ids (B, T) the one of the teacher that has
-    read the same bytes, or NONE."""
+    """The same rows in the teacher's tokens (B, S), and for every position of ids (B, T) the one of the teacher that
+    has read the same bytes, or NONE."""
     rows, places = [], torch.full(ids.shape, NONE)
     for b, row in enumerate(ids.tolist()):
-        theirs = teachers(tokenizer.decode(row, clean_up_tokenization_spaces=False), add_special_tokens=False)[
-            "input_ids"
-        ]
+        words = tokenizer.decode(row, clean_up_tokenization_spaces=False)
+        theirs = teachers(words, add_special_tokens=False)["input_ids"]
         read, read_by_teacher = _bytes_read(row, tokenizer), _bytes_read(theirs, teachers)
         if theirs and read[-1] == read_by_teacher[-1]:  # else a row begins or ends inside of a character
             at = {end: j for j, end in enumerate(read_by_teacher)}

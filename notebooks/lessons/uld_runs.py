@@ -3,10 +3,10 @@
     python -m lessons.uld_runs            train, judge, and store the record in outputs/published
 
 The teacher is the stored base model. The student has a byte-level tokenizer of its own with a quarter of the words,
-trained on the same text. Three ways of training see the same rows in the same order, from the same first weights: labels
-alone, labels and ULD at the positions that have read the same bytes, and labels and ULD by the number of the position, as
-the paper pairs them. Each student is judged on the same held-out rows, in nats per token of its own and in bits per byte,
-which compares it with the teacher.
+trained on the same text. Three ways of training see the same rows in the same order, from the same first weights:
+labels alone, labels and ULD at the positions that have read the same bytes, and labels and ULD by the number of the
+position, as the paper pairs them. Each student is judged on the same held-out rows, in nats per token of its own and in
+bits per byte, which compares it with the teacher.
 
 Footgun: equal steps are not equal cost. With a teacher each step also pays for the teacher's forward pass.
 """
