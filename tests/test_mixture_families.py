@@ -93,6 +93,7 @@ def batches():
 
 
 def trained(family, folder=None, *, total=4, stop=None, seed=0):
+    runtime.seed_all(seed)  # PhiMoE draws noise
     model = build(family, seed=seed)
     options = dict(total=total, loss=moe.loss(), machine=FP32, checkpoints=folder, checkpoint_every=1)
     records = []
