@@ -2,7 +2,8 @@
 
     nblib audit parameters/12_moe_muon.gpu.yaml      before it runs: what in the file contradicts itself
     nblib audit 12                                   its newest run: parameters, first steps, newest checkpoints
-    nblib audit FOLDER                               weights alone: a checkpoint of ours or of anyone, in safetensors
+    nblib audit FOLDER                               weights alone: a checkpoint of ours or of anyone, in safetensors,
+                                                     or a folder of checkpoints: the newest and the one before
 
 The write-up on MoE and Muon changed precision, rates and architecture at once and had no step at which it looked. Its
 sequence is kept here and each part asks one question: do the rates fit their optimizer (audit_parameters.py), did the
@@ -31,6 +32,8 @@ def main(target: str) -> int:
         found = of_parameters(path)
     elif path.is_file() or (path.is_dir() and _is_checkpoint(path)):
         found = of_weights(path)
+    elif path.is_dir() and checkpoint.folders(path):
+        found = of_training(path)
     else:
         found = of_run(_run(target))
     print(f"\n{len(found)} findings" if found else "\nnothing looks wrong")
@@ -59,7 +62,8 @@ def of_weights(place: Path, earlier: Path | None = None) -> list[str]:
 
 
 def of_run(folder: Path) -> list[str]:
-    """The three parts in order; a training without steps or checkpoints has fewer."""
+    """The three parts in order; a training without steps or checkpoints has fewer. Checkpoints deeper in the run's
+    folder are of trainings that it compares, some of them faulty on purpose."""
     file, found, values = folder / "parameters.yaml", [], {}
     if file.is_file():
         found += of_parameters(file)
@@ -70,13 +74,20 @@ def of_run(folder: Path) -> list[str]:
         facts, told = audit_steps.judge(list(rows.values()), values)
         print("".join(f"  {fact}\n" for fact in facts), end="")
         found += _say(told)
-    for home in sorted({path.parent for path in (folder / "checkpoints").rglob("step-*")}):
-        newest, *before = checkpoint.folders(home) or [None]
-        if newest:
-            found += of_weights(newest, next(iter(before), None))
+    homes = sorted({path.parent for path in (folder / "checkpoints").rglob("step-*") if path.is_dir()})
+    for home in (home for home in homes if home.parent.name == "checkpoints"):
+        found += of_training(home)
+    if deeper := [home for home in homes if home.parent.name != "checkpoints"]:
+        print(f"{len(deeper)} trainings of comparisons are left out; audit one by its folder: {paths.short(deeper[0])}")
     if not file.is_file() and not trainings:
         raise ParameterError(f"{paths.short(folder)} has neither parameters nor metrics.")
     return found
+
+
+def of_training(home: Path) -> list[str]:
+    """Its newest checkpoint, compared with the one before."""
+    newest, *before = checkpoint.folders(home) or [None]
+    return of_weights(newest, next(iter(before), None)) if newest else []
 
 
 def _run(target: str) -> Path:

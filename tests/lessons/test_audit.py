@@ -92,6 +92,13 @@ def test_an_expert_that_rested_between_two_checkpoints_is_found(run, capsys):
     assert cli.main(["audit", "12"]) == 1
     assert f"{name}: expert 1 did not change since the checkpoint before" in capsys.readouterr().out
     assert cli.main(["audit", str(now)]) == 0  # alone it looks like the others
+    assert cli.main(["audit", str(now.parent)]) == 1
+    capsys.readouterr()
+    deeper = run / "checkpoints" / "suspects" / "one"
+    deeper.parent.mkdir()
+    now.parent.rename(deeper)
+    assert cli.main(["audit", "12"]) == 0
+    assert "1 trainings of comparisons are left out" in capsys.readouterr().out
 
 
 def test_a_run_that_diverged_is_found_by_its_steps(run, capsys):
