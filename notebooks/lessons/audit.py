@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lessons import audit_parameters, audit_steps, audit_weights, track
 from nblib import checkpoint, paths
-from nblib.run import manage, parameters, runs
+from nblib.run import jobs, manage, parameters, runs
 from nblib.run.parameters import ParameterError
 
 INSIDE = 6  # columns before a finding
@@ -66,7 +66,7 @@ def of_run(folder: Path) -> list[str]:
     folder are of trainings that it compares, some of them faulty on purpose."""
     file, found, values = folder / "parameters.yaml", [], {}
     if file.is_file():
-        found += of_parameters(file)
+        found += of_parameters(file) if folder.parent.name in jobs.names() else []  # of a lesson's own runs
         values = parameters.load_yaml(file, depth=2)
     trainings = track.series(folder)
     for name, rows in trainings.items():

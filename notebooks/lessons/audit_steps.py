@@ -40,7 +40,7 @@ def judge(records: list[Record], parameters: Mapping[str, Any] | None = None) ->
     rows = sorted((r for r in rows if r["step"] <= STEPS and "loss" in r), key=lambda r: r["step"])
     facts, told = [], [f"{len(events)} rollbacks: look at the steps and the data before them"] if events else []
     if len(rows) < FEWEST:
-        return facts, [*told, f"{len(rows)} records of steps are too few to judge by: train longer, or log more often"]
+        return [f"{len(rows)} records of steps, too few to judge by"], told
     for part in (_loss, _gradients, _rate, _router, _time):
         more_facts, more = part(rows, parameters or {})
         facts, told = facts + more_facts, told + more
@@ -112,7 +112,10 @@ def _rate(rows: list[Record], parameters: Mapping[str, Any]) -> tuple[list[str],
     total = rates[0][0] * rates[0][1] + sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(rates))
     factor = parameters["adamw_lr"] / parameters["lr"] if parameters.get("lr") and "adamw_lr" in parameters else 1.0
     reach = total * factor
-    facts = [f"rate {rates[0][1]:.3g} to {highest:.3g}; by step {until} a norm can have moved by {reach:.2g} at most"]
+    facts = [
+        f"rate {rates[0][1]:.3g} at step {rates[0][0]}, {highest:.3g} at most, {rates[-1][1]:.3g} at step {until}",
+        f"by then a norm can have moved by {reach:.2g} at most",
+    ]
     rises = all(b[1] > a[1] for a, b in pairwise(rates))
     if rises and until < rows[-1]["of"]:
         return facts, [

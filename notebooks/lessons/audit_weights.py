@@ -34,7 +34,6 @@ FEW = 4  # of a kind there must be at least so many before one of them can be an
 MOSTLY_ZERO = 0.5
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert
 ROUTER = re.compile(r"^(?P<layer>.*)\.(gate|router)(\.\w+)?\.weight$")
-SELECTION = "e_score_correction_bias"  # of a router; transformers has it and does not move it (selection_bias.py)
 LIST = "model.safetensors.index.json"
 
 
@@ -55,6 +54,11 @@ class Measured(NamedTuple):
     @property
     def kind(self) -> str:
         return NUMBER.sub("*", self.name)
+
+    @property
+    def is_map(self) -> bool:
+        """A matrix or a stack of them; what has one row or one column is a vector."""
+        return len(self.shape) > 1 and min(self.shape[-2:]) > 1
 
 
 def files_of(place: Path) -> list[Path]:
@@ -91,12 +95,12 @@ def findings(tensors: list[Measured]) -> list[str]:
         f"{t.name} is all zeros, so nothing passes through it: was it made and never trained? (B of an adapter is so "
         "before its first step)"
         for t in sound
-        if t.norm == 0 and len(t.shape) > 1
+        if t.norm == 0 and t.is_map
     ]
     told += [
         f"{t.name}: {t.zeros:.0%} of the entries are zero. Unless it was pruned, look for steps that round away"
         for t in sound
-        if t.norm and len(t.shape) > 1 and t.zeros > MOSTLY_ZERO
+        if t.norm and t.is_map and t.zeros > MOSTLY_ZERO
     ]
     return told + _as_made(sound) + _outliers(sound) + _experts(sound) + _still(tensors)
 
@@ -209,7 +213,7 @@ def _not_finite(t: Measured) -> str:
 
 def _as_made(tensors: list[Measured]) -> list[str]:
     """Norms are made as ones: these never moved."""
-    flat = [t for t in tensors if len(t.shape) == 1 and not t.name.endswith("bias")]
+    flat = [t for t in tensors if len(t.shape) == 1 and t.name.endswith("weight")]
     ones = [t for t in flat if t.ones]
     if not ones:
         return []
@@ -222,10 +226,10 @@ def _as_made(tensors: list[Measured]) -> list[str]:
 
 
 def _outliers(tensors: list[Measured]) -> list[str]:
-    kinds: dict[str, list[Measured]] = {}
+    kinds: dict[tuple, list[Measured]] = {}
     for t in tensors:
-        if len(t.shape) > 1 and t.norm:
-            kinds.setdefault(t.kind, []).append(t)
+        if t.is_map and t.norm:
+            kinds.setdefault((t.kind, t.shape), []).append(t)
     told = []
     for ts in kinds.values():
         for place, times in _far([t.size for t in ts]):
@@ -282,7 +286,8 @@ def _far(sizes: list[float]) -> list[tuple[int, str]]:
 
 
 def _still(tensors: list[Measured]) -> list[str]:
-    told, compared = [], [t for t in tensors if t.still and not t.name.endswith(SELECTION)]
+    # vectors of other names are buffers more often than not: priors, counters, a router's selection bias
+    told, compared = [], [t for t in tensors if t.still and (t.is_map or t.name.endswith("weight"))]
     whole = [t.name for t in compared if all(t.still)]
     if whole:
         told.append(

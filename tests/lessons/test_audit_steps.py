@@ -80,7 +80,6 @@ def slow():
         (change(balance=lambda s, r: 0.4), "the routers collapse"),
         (slow, "from 2,048 tokens per second it falls to 410 by step 60"),
         (lambda: healthy() + [dict(step=61, of=60, loss=9.0, event="rollback")], "1 rollbacks"),
-        (lambda: healthy()[:2], "2 records of steps are too few"),
     ],
 )
 def test_one_fault_is_one_finding(records, words):
@@ -92,6 +91,10 @@ def test_a_run_that_diverges_is_named_by_its_loss_and_its_gradients():
     records = change(ce=lambda s, r: 7 + s / 10, grad_norm=lambda s, r: math.exp(s / 10))()
     _, (loss, gradients) = audit_steps.judge(records, MIXTURE)
     assert "rises" in loss and "grow" in gradients
+
+
+def test_of_two_records_nothing_is_said():
+    assert audit_steps.judge(healthy()[:2], MIXTURE) == (["2 records of steps, too few to judge by"], [])
 
 
 def test_only_the_first_hundred_steps_count():

@@ -121,6 +121,15 @@ def test_experts_in_files_of_their_own_names_are_one_kind(tmp_path):
     assert name.format(1, 3) in said and "(8 tensors)" in said
 
 
+def test_vectors_and_layers_of_other_shapes_are_not_judged_as_maps(tmp_path):
+    """AdaLoRA switches ranks off in a column; the two layers of a predictor have other sizes by their shapes."""
+    mine = {f"layers.{i}.lora_E": torch.zeros(8, 1) for i in range(4)}
+    mine |= {
+        f"layers.{i}.predictor.{j}.weight": torch.randn(4, 8 >> j) * (20 if j else 1) for i in range(2) for j in (0, 2)
+    }
+    assert audit(mine, tmp_path) == []
+
+
 def test_what_did_not_change_since_the_checkpoint_before_is_named(weights, tmp_path):
     generator = torch.Generator().manual_seed(1)
     later = {n: w + 0.001 * torch.randn(w.shape, generator=generator) for n, w in weights.items()}
