@@ -286,8 +286,10 @@ def _far(sizes: list[float]) -> list[tuple[int, str]]:
 
 
 def _still(tensors: list[Measured]) -> list[str]:
-    # vectors of other names are buffers more often than not: priors, counters, a router's selection bias
-    told, compared = [], [t for t in tensors if t.still and (t.is_map or t.name.endswith("weight"))]
+    # vectors of other names are buffers more often than not (priors, a router's selection bias), and so is what no
+    # layer holds, whose name has no dot
+    parameters = [t for t in tensors if "." in t.name and (t.is_map or t.name.endswith("weight"))]
+    told, compared = [], [t for t in parameters if t.still]
     whole = [t.name for t in compared if all(t.still)]
     if whole:
         told.append(
