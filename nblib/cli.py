@@ -1,5 +1,5 @@
 """The command line. Of notebooks: `nblib list`, `run`, `train`, `sweep`, `search`, `refresh`. Of jobs: `status`,
-`cancel`. Of runs: `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
+`cancel`. Of runs: `audit`, `report`, `compare`, `note`, `rm`, `export`. And `estimate`, `doctor` and `gpu-check`.
 
 Bad input of any kind ends in one sentence on stderr and exit code 2, before anything was started or written. Other
 codes: 0 everything done, 1 a run failed, 70 an error of our own, whose traceback is in a file that the sentence names,
@@ -382,6 +382,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--trials", type=_positive, default=30, metavar="N", help="of the whole study (default 30)")
     command.add_argument("--prune", action="store_true", help="stop runs that are worse than most; see the search file")
     command.add_argument("--seed", type=_positive, default=1, metavar="N", help="of the proposals (default 1)")
+
+    told = "what looks wrong: with parameters before a run, with a run's first steps, with a checkpoint's weights"
+    command = add("audit", lambda o: _import("lessons.audit", INSTALL).main(o.target), help=told, description=told)
+    command.add_argument(
+        "target", metavar="WHAT", help="a parameters .yaml, a run, a checkpoint's folder or .safetensors"
+    )
 
     add("status", _jobs, help="jobs that were given to Slurm, and their runs").set_defaults(jobs=None)
     command = add("cancel", _jobs, help="ask jobs on Slurm to stop; what they saved is kept")

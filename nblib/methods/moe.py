@@ -72,6 +72,8 @@ def routing(model: nn.Module) -> Iterator[list[Routed]]:
 def _report(router: nn.Module, args, output) -> None:
     if router.reports_to is not None:
         name, seen = router.reports_to
+        if len(output) != 3:
+            raise ValueError(f"{name}: {type(router).__name__} does not give (logits, weights, indices) of its choice")
         seen.append(Routed(name, output[0], output[2]))
 
 

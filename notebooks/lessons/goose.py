@@ -17,7 +17,9 @@ is lost. `scan` doubles instead: S += d^1 shift(S, 1), then d^2 shift(S, 2), d^4
 power, right at every decay. Its backward pass is the same scan from the other end, so only S is kept.
 
 At the start the decays are spread over the channels, from 0.3 (a few tokens) to 0.997 (hundreds). The write-up starts
-all at 0.38, of which nothing is left after ten tokens, and training hardly moves a decay. Where a document starts, at
+all at 0.38, of which nothing is left after ten tokens, and training hardly moves a decay. With `decay_by_token` a token
+says itself what is kept, d_t = sigmoid(w + W_d x~_t), as in RWKV-6 and Mamba: W_d starts at 0, so the start is that of
+fixed decays, and the scan doubles the decays beside the states. Where a document starts, at
 position 0 in `position_ids`, neither the state nor the token shift crosses; padded positions (`attention_mask`) add
 nothing. So packed and padded rows give what separate rows give.
 
@@ -54,6 +56,7 @@ class GooseConfig(tf.PreTrainedConfig):
         alpha: float = 1.0,  # threshold over the mean of |x|
         decays: tuple[float, float] = (0.3, 0.997),  # d at the start, of the first and of the last channel
         scan: str = "doubling",
+        decay_by_token: bool = False,  # d = sigmoid(w + W x~), W from 0 on
         tie_word_embeddings: bool = True,
         **kwargs,
     ):
@@ -65,7 +68,7 @@ class GooseConfig(tf.PreTrainedConfig):
             raise ValueError(f"decays = {decays}: must be two numbers above 0 and below 1")
         self.vocab_size, self.hidden_size, self.num_hidden_layers = vocab_size, hidden_size, num_hidden_layers
         self.max_position_embeddings, self.alpha, self.scan = max_position_embeddings, alpha, scan
-        self.decays = list(decays)  # as JSON has it
+        self.decays, self.decay_by_token = list(decays), decay_by_token  # a list, as JSON has it
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 
@@ -78,18 +81,22 @@ class Past(NamedTuple):
 
 
 def sequential(x: Tensor, d: Tensor, documents: Tensor | None = None) -> Tensor:
-    """S_t = d S_(t-1) + x_t over dimension 1, one step after the other: the definition. x (B, T, D), d (D,). With
-    `documents` (B, T), their numbers, S starts at 0 with each."""
+    """S_t = d S_(t-1) + x_t over dimension 1, one step after the other: the definition. x (B, T, D), d (D,), or
+    (B, T, D) where each position has its own. With `documents` (B, T), their numbers, S starts at 0 with each."""
     states = [x[:, 0]]
     for t in range(1, x.shape[1]):
         before = states[-1] if documents is None else states[-1] * (documents[:, t] == documents[:, t - 1])[:, None]
-        states.append(torch.addcmul(x[:, t], d, before))
+        states.append(torch.addcmul(x[:, t], d if d.ndim == 1 else d[:, t], before))
     return torch.stack(states, 1)
 
 
 def scan(x: Tensor, d: Tensor, documents: Tensor | None = None) -> Tensor:
     """The same in log2 T passes."""
-    return _Scan.apply(x, d, documents)
+    if d.ndim == 1:
+        return _Scan.apply(x, d, documents)
+    if documents is not None:  # a decay of 0 where a document starts
+        d = d * F.pad(_same(documents, 1), (0, 0, 1, 0))
+    return _ScanOfEach.apply(x, d)
 
 
 def _doubled(x: Tensor, d: Tensor, documents: Tensor | None, *, reverse: bool = False) -> Tensor:
@@ -123,6 +130,38 @@ class _Scan(torch.autograd.Function):
         return G, (of_d if documents is None else of_d * _same(documents, 1)).sum((0, 1)), None
 
 
+def _doubled_of_each(x: Tensor, d: Tensor) -> Tensor:
+    """S where each position has a decay of its own: what two halves of a stretch keep is the product of both."""
+    S, reach = x, 1
+    while reach < x.shape[1]:
+        S = torch.cat([S[:, :reach], torch.addcmul(S[:, reach:], d[:, reach:], S[:, :-reach])], 1)
+        d, reach = torch.cat([d[:, :reach], d[:, reach:] * d[:, :-reach]], 1), 2 * reach
+    return S
+
+
+class _ScanOfEach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, d):
+        S = _doubled_of_each(x, d)
+        ctx.save_for_backward(S, d)
+        return S
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        S, d = ctx.saved_tensors
+        later = F.pad(d.flip(1)[:, :-1], (0, 0, 1, 0))  # seen from the end, a step goes by the decay of the one after
+        G = _doubled_of_each(grad.flip(1), later).flip(1)
+        return G, G * F.pad(S[:, :-1], (0, 0, 1, 0))
+
+
+class Zero(nn.Linear):
+    """A linear layer that starts at zero and draws nothing."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
 class Spike(nn.Module):
     """-a, 0 or a. Straight through: d / dx is 1, d / da the sign; the threshold has no gradient."""
 
@@ -148,6 +187,7 @@ class Recurrent(nn.Module):
         self.key, self.value, self.receptance, self.out = (nn.Linear(D, D, bias=False) for _ in range(4))
         self.spike_k, self.spike_v = Spike(config.alpha), Spike(config.alpha)
         self.w = nn.Parameter(torch.linspace(*(math.log(d / (1 - d)) for d in config.decays), D))  # sigmoid(w) is d
+        self.decay = Zero(D, D, bias=False) if config.decay_by_token else None
 
     def forward(
         self, x: Tensor, last: Tensor, state: Tensor, documents: Tensor | None = None, real: Tensor | None = None
@@ -161,11 +201,14 @@ class Recurrent(nn.Module):
             before, state = before * goes_on[..., None], state * goes_on[:, :1]
         k, v, r = (torch.lerp(before, y, self.mix[name].to(y.dtype)) for name in "kvr")
         k, v, r = self.spike_k(self.key(k)), self.spike_v(self.value(v)), self.receptance(r).sigmoid()
+        moves = None if self.decay is None else self.decay(y)
         with torch.autocast(x.device.type, enabled=False):  # hundreds of products: fp32 or better
             exact = torch.promote_types(k.dtype, torch.float32)
-            d, kv = self.w.to(exact).sigmoid(), k.to(exact) * v.to(exact)
+            w, kv = self.w.to(exact), k.to(exact) * v.to(exact)
+            d = (w if moves is None else w + moves.to(exact)).sigmoid()
             kv = kv if real is None else kv * real[..., None]
-            first = torch.addcmul(kv[:, :1], d, state[:, None].to(exact))  # what came before is part of the first input
+            of_first = d if moves is None else d[:, :1]
+            first = torch.addcmul(kv[:, :1], of_first, state[:, None].to(exact))  # with what came before this call
             S = self.scan(torch.cat([first, kv[:, 1:]], 1), d, *(() if documents is None else (documents,)))
         return x + r * self.out(S.to(r.dtype)), y[:, -1], S[:, -1]
 
@@ -192,6 +235,8 @@ class GoosePreTrainedModel(tf.PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Embedding):
             initialization.normal_(module.weight, std=0.02)
+        elif isinstance(module, Zero):
+            initialization.zeros_(module.weight)
         elif isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=0.1 / math.sqrt(self.config.hidden_size))
             if module.bias is not None:

@@ -103,10 +103,11 @@ def test_no_position_sees_the_future(model, ids):
     assert (before[:, 20:35] - after[:, 20:35]).abs().amax((0, 2)).gt(0).all()  # and those after it see the change
 
 
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("form", goose.SCANS)
-def test_packed_and_padded_rows_equal_separate_rows(form):
+def test_packed_and_padded_rows_equal_separate_rows(form, by_token):
     """Logits and gradients. Without the positions a packed row leaks; without the mask a padded one is another."""
-    model = goose.tiny(64, hidden=32, layers=3, length=64, scan=form)
+    model = goose.tiny(64, hidden=32, layers=3, length=64, scan=form, decay_by_token=by_token)
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.05 * torch.randn_like(p))  # so that the state matters
@@ -140,9 +141,13 @@ def test_packed_and_padded_rows_equal_separate_rows(form):
     assert stopped.tolist() == told[0, : len(stopped)].tolist() and stopped[-1] == end and len(stopped) <= 3
 
 
+@pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("piece", [1, 7])
-def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(model, ids, piece):
+def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(ids, piece, by_token):
+    model = goose.tiny(64, hidden=32, layers=3, length=64, decay_by_token=by_token)
     with torch.no_grad():
+        for p in model.parameters() if by_token else ():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
         whole = model(ids).logits
         past, parts, sizes = None, [], set()
         for part in ids.split(piece, dim=1):
@@ -157,6 +162,59 @@ def test_step_by_step_equals_all_at_once_with_a_state_of_fixed_size(model, ids, 
     for _ in range(5):
         grown = torch.cat([grown, model(grown).logits[:, -1:].argmax(-1)], 1)
     assert torch.equal(told, grown)
+
+
+def test_a_scan_with_a_decay_of_each_position_is_the_recurrence_gradients_included():
+    draw = torch.Generator().manual_seed(0)
+    documents = (torch.rand(2, 21, generator=draw) < 0.2).cumsum(1)
+    for length, where in ((1, None), (2, None), (21, None), (21, documents)):
+        x = torch.randn(2, length, 3, dtype=torch.float64, generator=draw).requires_grad_()
+        d = torch.rand(2, length, 3, dtype=torch.float64, generator=draw).requires_grad_()
+        weights = torch.randn(2, length, 3, dtype=torch.float64, generator=draw)
+        found = [form(x, d, where) for form in (goose.sequential, goose.scan)]
+        torch.testing.assert_close(found[1], found[0])
+        if length > 1:
+            grads = [torch.autograd.grad((S * weights).sum(), [x, d]) for S in found]
+            torch.testing.assert_close(grads[1], grads[0])
+        assert torch.autograd.gradcheck(lambda x, d, where=where: goose.scan(x, d, where), (x, d))
+    with torch.no_grad():  # one decay for all positions is the fixed one
+        torch.testing.assert_close(goose.scan(x, d[0, 0].expand(2, 21, 3)), goose.scan(x, d[0, 0]))
+
+
+def test_decays_by_token_start_as_fixed_ones_and_learn_what_to_keep(model, ids):
+    own = goose.tiny(64, hidden=32, layers=3, length=64, decay_by_token=True)
+    fixed, named = dict(model.named_parameters()), dict(own.named_parameters())
+    assert {n for n in named if n not in fixed} == {f"model.layers.{i}.recurrent.decay.weight" for i in range(3)}
+    assert all(torch.equal(named[n], p) for n, p in fixed.items())
+    torch.testing.assert_close(own(ids).logits, model(ids).logits, rtol=1e-6, atol=1e-6)
+    losses.causal_lm(own, {"input_ids": ids, "labels": ids})["ce"].backward()
+    weights = [block.recurrent.decay.weight for block in own.model.layers]
+    assert all(float(w.abs().max()) == 0 < float(w.grad.abs().max()) for w in weights)
+    with torch.no_grad():
+        for w in weights:
+            w -= 100 * w.grad
+    assert float((own(ids).logits - model(ids).logits).abs().max()) > 1e-4
+
+
+def test_a_token_can_clear_the_state_which_a_fixed_decay_cannot():
+    """Whether the last token stands after a reset: the logits then hang on what came before, or they do not."""
+    layer = goose.Recurrent(goose.GooseConfig(hidden_size=8, num_hidden_layers=1, decay_by_token=True), 0).double()
+    with torch.no_grad():
+        layer.mix["r"].fill_(1), layer.decay.weight.copy_(-50 * torch.eye(8))
+        x = torch.randn(2, 6, 8, dtype=torch.float64)
+        x[1, 3:] = x[0, 3:]  # two histories, one end
+        x[:, 3] = torch.tensor([9.0, 9, 9, 9, -9, -9, -9, -9])
+        state = [layer(row[None], torch.zeros(1, 8).double(), torch.zeros(1, 8).double())[2][0] for row in x]
+    cleared, kept = slice(0, 4), slice(4, 8)
+    assert float((state[0] - state[1])[cleared].abs().max()) < 1e-9 < float((state[0] - state[1])[kept].abs().max())
+
+
+def test_a_student_with_decays_by_token_is_saved_and_loaded(ids, tmp_path):
+    own = goose.tiny(64, hidden=32, layers=2, length=64, decay_by_token=True)
+    torch.nn.init.normal_(own.model.layers[1].recurrent.decay.weight)
+    own.save_pretrained(tmp_path)
+    again = tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.config.decay_by_token and torch.equal(again(ids).logits, own(ids).logits)
 
 
 def test_the_spike_is_ternary_and_straight_through():
