@@ -198,10 +198,9 @@ def picture(record: dict) -> show.Picture:
     for axes, name in zip(figure.subplots(1, len(record["bases"]), sharey=True, squeeze=False)[0], record["bases"]):
         for (scale, how, steps), label in kinds.items():
             cell = dict(base=name, scale=scale, start=how, steps=steps)
-            found = {p: shares(record, percent=p, **cell) for p in RANKS}
-            found = {p: got for p, got in found.items() if got}
-            axes.plot(found, [statistics.mean(got) for got in found.values()], marker=".", label=label)
-            axes.fill_between(list(found), *([pick(got) for got in found.values()] for pick in (min, max)), alpha=0.2)
+            found = {p: got for p in RANKS if (got := shares(record, percent=p, **cell))}
+            axes.plot(list(found), list(map(statistics.mean, found.values())), marker=".", label=label)
+            axes.fill_between(list(found), *(list(map(pick, found.values())) for pick in (min, max)), alpha=0.2)
         axes.axhline(ENOUGH, color="black", linewidth=0.6, linestyle=":")
         axes.set(xlabel="rank (% of the smaller side)", title=f"{name}, {record['bases'][name]['hidden']} wide")
         axes.title.set_fontsize(9)
@@ -211,15 +210,14 @@ def picture(record: dict) -> show.Picture:
 
 
 def _words(record: dict) -> str:
-    words = f"Mean and range of {len(SEEDS)} seeds."
+    words, default = f"Mean and range of {len(SEEDS)} seeds.", dict(scale="least_squares", start="alternating")
     for name in record["bases"]:
-        ranks = [smallest(record, name, steps) for steps in (0, STEPS)]
-        ranks = ["none tried" if rank is None else f"{rank:g} %" for rank in ranks]
-        default = dict(base=name, percent=15.0, scale="least_squares", start="alternating", steps=STEPS)
-        words += (
-            f" {name.capitalize()}: trained at 15 % {spread(shares(record, **default))}; smallest rank that recovers "
-            f"{ENOUGH:.0%}: {ranks[0]} untrained, {ranks[1]} trained."
-        )
+        trained = shares(record, base=name, percent=15.0, steps=STEPS, **default)
+        ranks = {steps: smallest(record, name, steps) for steps in (0, STEPS)}
+        parts = [f"trained at 15 % {spread(trained)}"] if trained else []
+        parts += [f"{ranks[0]:g} % recovers {ENOUGH:.0%} untrained"] if ranks[0] else []
+        parts += [f"{ranks[STEPS]:g} % does so trained"] if ranks[STEPS] else []
+        words += f" {name.capitalize()}: {', '.join(parts)}."
     return words
 
 
