@@ -25,12 +25,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from nblib import base, files, losses, models, paths, runtime, start, train
 from nblib.methods import lrc, objective, ternary
-from nblib.run import show
 
 BASES = {"stored": {}, "narrow": dict(hidden=192)}  # what differs from the default recipe
 SEEDS, RANKS, STEPS = (0, 1, 2), (2.5, 5.0, 15.0), 90
@@ -190,35 +188,17 @@ def spread(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.3f} to {max(values):.3f})"
 
 
-def picture(record: dict) -> show.Picture:
-    """Shares over the rank, a panel per base: before training by scale and start, and the default trained."""
-    kinds = {("mean", "activation", 0): "mean of |W|", ("least_squares", "activation", 0): "least squares"}
-    kinds |= {("least_squares", "alternating", 0): "in turns", ("least_squares", "alternating", STEPS): "trained"}
-    figure = Figure(figsize=(6.8, 2.5), layout="constrained")
-    for axes, name in zip(figure.subplots(1, len(record["bases"]), sharey=True, squeeze=False)[0], record["bases"]):
-        for (scale, how, steps), label in kinds.items():
-            cell = dict(base=name, scale=scale, start=how, steps=steps)
-            found = {p: got for p in RANKS if (got := shares(record, percent=p, **cell))}
-            axes.plot(list(found), list(map(statistics.mean, found.values())), marker=".", label=label)
-            axes.fill_between(list(found), *(list(map(pick, found.values())) for pick in (min, max)), alpha=0.2)
-        axes.axhline(ENOUGH, color="black", linewidth=0.6, linestyle=":")
-        axes.set(xlabel="rank (% of the smaller side)", title=f"{name}, {record['bases'][name]['hidden']} wide")
-        axes.title.set_fontsize(9)
-    figure.axes[0].set_ylabel("share of the gap")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), frameon=False, loc="outside right upper", fontsize=8.5)
-    return show.Picture(figure, _words(record), title="Shares of the gap on two bases")
-
-
-def _words(record: dict) -> str:
-    words, default = f"Mean and range of {len(SEEDS)} seeds.", dict(scale="least_squares", start="alternating")
-    for name in record["bases"]:
+def words(record: dict) -> str:
+    """For each base: the default trained at 15 %, and the smallest ranks that recover enough."""
+    lines, default = [], dict(scale="least_squares", start="alternating")
+    for name, facts in record["bases"].items():
         trained = shares(record, base=name, percent=15.0, steps=STEPS, **default)
         ranks = {steps: smallest(record, name, steps) for steps in (0, STEPS)}
         parts = [f"trained at 15 % {spread(trained)}"] if trained else []
         parts += [f"{ranks[0]:g} % recovers {ENOUGH:.0%} untrained"] if ranks[0] else []
         parts += [f"{ranks[STEPS]:g} % does so trained"] if ranks[STEPS] else []
-        words += f" {name.capitalize()}: {', '.join(parts)}."
-    return words
+        lines.append(f"{name}, {facts['hidden']} wide: {', '.join(parts)}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
