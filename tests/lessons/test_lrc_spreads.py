@@ -103,4 +103,4 @@ def test_the_record_holds_every_seed_of_what_it_holds_and_is_told():
         assert share == pytest.approx(measured["share"])
     assert {"packages", "cpu"} <= record["environment"].keys()
     assert lrc_spreads.words(record).count("trained at 15 %") == len(record["bases"])
-    assert all(row[base] for row in lrc_spreads.table(record) for base in record["bases"])
+    assert all(any(row[base] for base in record["bases"]) for row in lrc_spreads.table(record))
