@@ -188,15 +188,21 @@ def spread(values: list[float]) -> str:
     return middle if len(values) == 1 else f"{middle} ({min(values):.3f} to {max(values):.3f})"
 
 
+def _tried(record: dict, steps: int) -> set[float]:
+    """One rank alone is not the smallest of anything."""
+    default = dict(steps=steps, scale="least_squares", start="alternating")
+    return {line["percent"] for line in record["lines"] if default.items() <= line.items()}
+
+
 def words(record: dict) -> str:
     """For each base: the default trained at 15 %, and the smallest ranks that recover enough."""
     lines, default = [], dict(scale="least_squares", start="alternating")
     for name, facts in record["bases"].items():
         trained = shares(record, base=name, percent=15.0, steps=STEPS, **default)
-        ranks = {steps: smallest(record, name, steps) for steps in (0, STEPS)}
+        ranks = {steps: smallest(record, name, steps) for steps in (0, STEPS) if len(_tried(record, steps)) > 1}
         parts = [f"trained at 15 % {spread(trained)}"] if trained else []
-        parts += [f"{ranks[0]:g} % recovers {ENOUGH:.0%} untrained"] if ranks[0] else []
-        parts += [f"{ranks[STEPS]:g} % does so trained"] if ranks[STEPS] else []
+        parts += [f"{ranks[0]:g} % recovers {ENOUGH:.0%} untrained"] if ranks.get(0) else []
+        parts += [f"{ranks[STEPS]:g} % does so trained"] if ranks.get(STEPS) else []
         lines.append(f"{name}, {facts['hidden']} wide: {', '.join(parts)}")
     return "\n".join(lines)
 
