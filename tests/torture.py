@@ -92,7 +92,14 @@ SHORT = {
     ),
     "10_lrc": (
         "steps=40 rows=2 length=32 short_steps=2 eval_rows=8 quick_rows=4",
-        ("same_gradients", 'changes = {"eager"', "phase_diagram", "memory.estimate(", "memory.Account("),
+        (
+            "same_gradients",
+            'changes = {"eager"',
+            "phase_diagram",
+            "lrc_spreads.",
+            "memory.estimate(",
+            "memory.Account(",
+        ),
     ),
     "11_ard_lora": (
         "steps=30 rows=2 length=32 small_tokens=600 small_steps=8 prior_rows=4 prior_updates=2 samples=1 eval_rows=8",

@@ -8,7 +8,8 @@ the inverse-gamma estimate
 is also the variance at which the sum of the KL terms (ard.py) is smallest, so fitting v and training the adapter pull
 the same way. n counts real tokens, and so does beta: with padding in one of them only, v depends on how a batch was
 padded. E z^2 is taken exactly, not by drawing, so an update uses no random numbers and a run resumes bit for bit. The
-adapters below draw nothing either. In training they do, which makes E z^2 larger there: v_k is a little below its best.
+adapters below draw nothing either. In training they do, which makes E z^2 larger there, so v_k is a little below its
+best. With `noisy` they draw here too, from a generator of their own; the KL of the training is then smallest in v.
 
 The rows come from a pool that training never sees, and are drawn anew each epoch. Fitted to training text, the priors
 would believe what the adapter has learned by heart.
@@ -19,12 +20,13 @@ evaluation is s mu_k B[:, k]. Its mean square, "signal", is what pruning should 
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from nblib import runtime, wiring
-from nblib.methods.ard import adapters, check_shape, passes
+from nblib.methods.ard import adapters, check_shape, passes, sampling
 from nblib.train import Batch
 
 Scores = dict[str, Tensor]  # adapter -> one number per rank
@@ -56,18 +58,24 @@ class HeldOut:
 
 
 @torch.no_grad()
-def estimate_priors(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> int:
-    """Fit every prior variance to the latents of these batches; returns the number of real tokens. Draws nothing."""
+def estimate_priors(
+    model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None, noisy: bool = False
+) -> int:
+    """Fit every prior variance to the latents of these batches; returns the number of real tokens.
+
+    With `noisy` the inputs of a layer carry the noise of those below, as in training. The generators stay as they are.
+    """
     layers, tokens = adapters(model), 0
     sums = {name: torch.zeros(2, a.rank, dtype=torch.float64, device=a.lora_mean.device) for name, a in layers.items()}
-    for seen, mask in passes(model, batches, machine=machine):
-        tokens += int(mask.sum())
-        for name, latents in seen.items():
-            for latent in latents:
-                check_shape(name, latent, mask)
-                mean, logvar = (x.reshape(mask.numel(), -1)[mask.flatten()].double() for x in latent[:2])  # (n, r)
-                square = mean.square()
-                sums[name] += torch.stack([0.5 * (square + logvar.exp()).sum(0), square.sum(0)])  # beta_k with E z^2
+    with runtime.seeded(0), sampling(model) if noisy else nullcontext():
+        for seen, mask in passes(model, batches, machine=machine):
+            tokens += int(mask.sum())
+            for name, latents in seen.items():
+                for latent in latents:
+                    check_shape(name, latent, mask)
+                    mean, logvar = (x.reshape(mask.numel(), -1)[mask.flatten()].double() for x in latent[:2])  # (n, r)
+                    square = mean.square()
+                    sums[name] += torch.stack([0.5 * (square + logvar.exp()).sum(0), square.sum(0)])  # of E z^2
     if not tokens:
         raise ValueError("batches: no real token to estimate the priors from")
     for name, (beta, power) in sums.items():

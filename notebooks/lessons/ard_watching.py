@@ -21,13 +21,17 @@ from nblib.methods.ard import adapters, divergence, passes
 
 
 def statistics(model: nn.Module, batches: Iterable[Batch], *, machine: runtime.Machine | None = None) -> list[dict]:
-    """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token."""
+    """A row per layer over the real tokens: log-variance (min, mean, max, std), rms of the mean, KL in nats a token.
+
+    A deterministic adapter has no log-variance (None), and the loss asks no KL of it (0).
+    """
     rows = []
     for name, (mean, logvar) in latents(model, batches, machine=machine).items():
-        kl = divergence(mean, logvar, adapters(model)[name].prior).sum(-1)
-        row = {"layer": name, "logvar min": logvar.min(), "logvar mean": logvar.mean(), "logvar max": logvar.max()}
-        row |= {"logvar std": logvar.std(), "mean rms": mean.square().mean().sqrt(), "kl": kl.mean()}
-        rows.append({key: value if key == "layer" else float(value) for key, value in row.items()})
+        row, noisy = {"layer": name}, adapters(model)[name].lora_logvar is not None
+        for of in ("min", "mean", "max", "std"):
+            row[f"logvar {of}"] = float(getattr(logvar, of)()) if noisy else None
+        kl = divergence(mean, logvar, adapters(model)[name].prior).sum(-1).mean() if noisy else 0.0
+        rows.append(row | {"mean rms": float(mean.square().mean().sqrt()), "kl": float(kl)})
     return rows
 
 

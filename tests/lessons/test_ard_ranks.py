@@ -10,7 +10,7 @@ from torch import nn
 
 from lessons import ard_ranks
 from lessons.pitfalls import ard_lora
-from nblib import text, train, wiring
+from nblib import losses, text, train, wiring
 from nblib.methods import ard
 
 
@@ -32,6 +32,31 @@ def test_priors_are_the_mean_square_of_the_latent():
     assert a.prior.argsort(descending=True).tolist() == [0, 2, 3, 1]
     draws = mean + torch.randn(200, *mean.shape).double() * (logvar / 2).exp()
     assert torch.allclose(a.prior.double(), draws.square().mean((0, 1)), rtol=0.05)
+
+
+def _of_training(model: nn.Module, batch: dict) -> dict[str, torch.Tensor]:
+    """E z^2 per rank over the tokens of a pass in training mode."""
+    with torch.no_grad(), ard.collect(model.train()) as seen:
+        losses.causal_lm(model, batch)
+    squares = {name: calls[0].mean.square() + calls[0].logvar.exp() for name, calls in seen.items()}
+    return {name: square.flatten(0, -2).mean(0) for name, square in squares.items()}
+
+
+def test_priors_with_noise_are_those_at_which_the_kl_of_the_training_is_smallest():
+    """Without it the inputs of upper layers are quieter than in training, and the priors too small."""
+    model, batch = adapted(start=1.0), random_batch(rows=32, length=32)
+    for a in ard.adapters(model).values():
+        nn.init.normal_(a.lora_up, std=0.5)
+    torch.manual_seed(1)
+    wanted, off = _of_training(model, batch), {}
+    for noisy in (False, True):
+        before = torch.get_rng_state()
+        ard_ranks.estimate_priors(model, [batch], noisy=noisy)
+        assert torch.equal(torch.get_rng_state(), before) and model.training
+        ratios = torch.cat([wanted[n] / a.prior for n, a in ard.adapters(model).items()])
+        off[noisy] = abs(float(ratios.mean()) - 1)
+    print(f"E z^2 of the training over the prior: {off}")
+    assert off[True] < 0.05 and off[False] > 4 * off[True]
 
 
 def _planted(deterministic: bool) -> dict[str, list[float]]:

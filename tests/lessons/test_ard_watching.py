@@ -44,6 +44,15 @@ def test_statistics_are_those_of_the_real_tokens():
     assert sum(r["kl"] for r in found) * 42 == pytest.approx(total, rel=1e-4)
 
 
+def test_statistics_without_noise_have_no_log_variance_and_cost_nothing():
+    model, (padded, _) = adapted(deterministic=True), ragged()
+    rows = ard_watching.statistics(model, [padded])
+    assert len(rows) == 6 and float(collected(model.eval(), padded)[1]) == 0
+    for row in rows:
+        assert row["kl"] == 0 and row["mean rms"] > 0
+        assert all(row[f"logvar {of}"] is None for of in ("min", "mean", "max", "std"))
+
+
 def test_the_table_of_relevance():
     model = adapted()
     with pytest.raises(ValueError, match="never estimated"):
