@@ -12,8 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 import torture
 
+from nblib import files
 from nblib.run import parameters
 
 SCRIPT = Path(torture.__file__)
@@ -81,6 +84,26 @@ def test_every_kind_of_fault_is_seen(kind, changes, tmp_path, monkeypatch):
     ((seen, sentence),) = campaign(tmp_path, monkeypatch, **changes).faults
     assert seen == kind, sentence
     assert not alive(tmp_path)
+
+
+def test_shards_are_compared_by_what_is_in_them(tmp_path):
+    """safetensors writes the words about a file in an order of its own, so its hash in the manifest says nothing."""
+    weights, words = {"w": torch.ones(3)}, {"a": "1", "b": "2", "c": "3"}
+    facts = []
+    for number, value in enumerate((1.0, 1.0, 2.0)):
+        folder = tmp_path / str(number) / "step-00000001"
+        folder.mkdir(parents=True)
+        name = "shard-00001-model-00001-of-00001.safetensors"
+        raw = safetensors.torch.save({"w": weights["w"] * value}, words)
+        size = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + size])
+        order = sorted(words, reverse=bool(number))
+        header["__metadata__"] = {key: words[key] for key in order}
+        text = json.dumps(header).encode()
+        (folder / name).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+        files.seal(folder)
+        facts.append([torture._fact(folder / "manifest.json"), torture._fact(folder / name)])
+    assert facts[0] == facts[1] and facts[1] != facts[2]
 
 
 def test_the_seed_decides_every_kill():

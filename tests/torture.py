@@ -56,6 +56,7 @@ VARIES |= {"stopped"}  # the mark of a step after which somebody asked to end
 VARIES |= {"copies_of_logits", "peak_mib", "peak_mib_chunked", "peak_bytes", "step_bytes", "worst_prediction"}
 VARIES |= {"prepare_seconds", "fronts", "order_changes", "ddp_speed_up", "peak_mb"}  # measured seconds and bytes
 VARIES |= {"lead_at_equal_seconds", "lead_at_equal_bytes", "fsdp_peak_share"}
+PREFIXES = ("compile_gain", "shard-")  # and hashes of shards, whose words have no order: see _bytes
 VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and which hold times themselves
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
@@ -627,9 +628,8 @@ def _bytes(path: Path) -> bytes:
 
 def _lasting(value: Any) -> Any:
     if isinstance(value, dict):
-        return {
-            name: _lasting(item) for name, item in value.items() if name not in VARIES and name[:12] != "compile_gain"
-        }
+        lasting = [name for name in value if name not in VARIES and not name.startswith(PREFIXES)]
+        return {name: _lasting(value[name]) for name in lasting}
     return value
 
 
