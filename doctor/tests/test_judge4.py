@@ -46,17 +46,17 @@ NAMED = {
     "mixture_density": "S20",
     "triplet_faces": "N26",
     "lbfgs_fit": "N1",
+    "wgan_clamp_not_in_place": "N28",
+    "diffusion_noise_drawn_twice": "F23",
+    "reinforce_signals": "F24",
+    "pinn_growth": "F25",
 }
 UNSEEN = {
-    "wgan_clamp_not_in_place": "a clamped copy is dropped: nothing of it is in the graph, the weights or the gradients",
     "vae_mean_against_sum": "two terms of a loss may have any weights; which is meant stands nowhere",
-    "diffusion_noise_drawn_twice": "noise is noise: that the target is another draw than the input's is in no number",
     "simsiam_without_stop_gradient": "a target with a gradient is right in contrastive losses, and wrong in this one",
     "mean_teacher_decay_swapped": "a teacher that follows at once is what a target network does that is copied",
     "transfer_left_in_eval": "it begins with the second epoch, at step 11, and ten steps are watched",
     "cox_survival": "rows of data that do not belong together: numbers of the right kind",
-    "reinforce_signals": "which of two draws earned the reward is known to the program alone",
-    "pinn_growth": "a derivative without a graph is right outside the loss, and inside it leaves no trace",
     "coupling_flow": "a term is missing from a loss written by hand",
     "meta_sines": "steps are counted by the inner loop's optimizers, and the outer one makes none in ten of them",
 }

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from train_doctor import fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.evidence import Call, Entropy, Tree, nothing
+from train_doctor.eye import Eye
 from train_doctor.histograms import Given
 from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
@@ -40,9 +41,10 @@ OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 class Calls(Part):
     """Sees the calls of models and losses."""
 
-    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
+    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits, eye: Eye):
         super().__init__(at)
-        self.waits, self.layers, self.latents = waits, Given(at), Latents(at)
+        self.waits, self.layers, self.latents, self.eye = waits, Given(at), Latents(at), eye
+        self.backwards = 0
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
@@ -111,8 +113,9 @@ class Calls(Part):
     def forget(self) -> None:
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
+        self.backwards += 1
         self.calls, self.entropies = [], []
-        if self.e.rounds + 1 in histograms.LOOKS:
+        if self.at.on and self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
     def next_round(self) -> None:
@@ -387,6 +390,7 @@ class Calls(Part):
         if self.at.blind:
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.eye.called(self.backwards)
         self._record_call(module, args, kwargs, output, grad, inference)
 
     @quietly
