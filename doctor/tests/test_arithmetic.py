@@ -399,3 +399,98 @@ def test_equal_answers_that_are_no_one_view():
     one = net()
     assert "F27" not in said(quiet(lambda: train(twins, nn.ModuleList([one, copy.deepcopy(one)]))))
     assert "F27" not in said(quiet(lambda: train(contrast("cosine", same=False), Encoder(zero=True))))
+
+
+# ------------------------------------------------------------------------------------------------ F29
+def actor_critic(factor):
+    def loss_of(model):
+        state = torch.rand(32, 4)
+        answer = model(state)
+        dist, value = Categorical(logits=answer[:, :3]), answer[:, 3]
+        action = dist.sample()
+        advantage = (action == 1).float() - value
+        logp = dist.log_prob(action)
+        return -(torch.stack([logp, logp]) * factor(advantage, logp, model)).mean() + advantage.pow(2).mean()
+
+    return loss_of
+
+
+FACTORS = {
+    "detached": lambda a, logp, model: torch.stack([a, a]).detach(),
+    "entropy": lambda a, logp, model: torch.stack([logp, logp]).exp(),
+    "temperature": lambda a, logp, model: model[0].bias[0].exp(),
+}
+
+
+def test_an_advantage_with_a_gradient():
+    report = quiet(lambda: train(actor_critic(lambda a, logp, model: torch.stack([a, a]))))
+    assert report.root is not None and report.root.check == "F29", f"\n{report}"
+
+
+@pytest.mark.parametrize("how", FACTORS)
+def test_factors_of_a_score_that_are_right(how):
+    assert "F29" not in said(quiet(lambda: train(actor_critic(FACTORS[how]))))
+
+
+# ------------------------------------------------------------------------------------------------ D11
+DATA = torch.rand(48, 4, generator=torch.Generator().manual_seed(0))
+WANTED = DATA.flip(1)
+
+
+def batch(how: str):
+    """Sixteen rows, and the rows that belong to them, or do not."""
+
+    def loss_of(model):
+        index = torch.randperm(48)[:16]
+        x, y = DATA[index], WANTED[index]
+        order = torch.argsort(x[:, 0])
+        if how == "sorted inputs":
+            x = x[order]
+        if how == "sorted both":
+            x, y = x[order], y[order]
+        if how == "two selections":
+            y = WANTED[torch.randperm(48)[:16]]
+        if how == "shuffled targets":
+            x, y = torch.rand(16, 4), torch.rand(16, 4)[torch.randperm(16)] * 1
+            y = WANTED[:16][torch.randperm(16)]
+            x = DATA[:16]
+        if how == "sorted back":
+            return F.mse_loss(model(x[order])[torch.argsort(order)], y)
+        if how == "scattered back":
+            out = torch.zeros_like(y)
+            out[order] = model(x[order])
+            return F.mse_loss(out, y)
+        if how == "mixup":
+            perm, share = torch.randperm(16), 0.7
+            answer = model(share * x + (1 - share) * x[perm])
+            return share * F.mse_loss(answer, y) + (1 - share) * F.mse_loss(answer, y[perm])
+        if how == "mixup in place":
+            perm = torch.randperm(16)
+            z = x.clone()
+            z.mul_(0.7).add_(x[perm], alpha=0.3)
+            return F.mse_loss(model(z), y[perm])
+        if how == "negatives":
+            perm, answer = torch.randperm(16), model(x)
+            return (1 + (answer - y).pow(2).sum(1) - (answer - y[perm]).pow(2).sum(1)).relu().mean()
+        if how == "by numpy":
+            perm = torch.randperm(16)
+            return F.mse_loss(model(x[perm]), torch.from_numpy(y.numpy()[perm.numpy()]))
+        if how == "by hand":
+            return ((model(x[order]) - y) ** 2).mean()
+        return F.mse_loss(model(x), y)
+
+    return loss_of
+
+
+@pytest.mark.parametrize("how", ("sorted inputs", "two selections", "shuffled targets", "by hand"))
+def test_rows_that_went_apart(how):
+    report = quiet(lambda: train(batch(how)))
+    assert report.root is not None and report.root.check == "D11", f"\n{report}"
+
+
+TOGETHER = ("as they are", "sorted both", "sorted back", "scattered back", "mixup", "mixup in place", "negatives")
+
+
+@pytest.mark.parametrize("how", (*TOGETHER, "by numpy"))
+def test_rows_that_belong_together(how):
+    assert "D11" not in said(quiet(lambda: train(batch(how))))

@@ -269,6 +269,10 @@ class Evidence:
         self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
         self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given
         self.latents: list[Any] = []  # samples without a gradient, see latents.py
+        self.followers: list[Any] = []  # tensors that may follow one that learns, see followers.py
+        self.factors: dict[bool, set[int]] = {}  # whether what a score was multiplied by has a gradient -> rounds
+        self.apart: dict[int, tuple[str, str]] = {}  # round -> function that was given rows in two orders, and how
+        self.awake: list[Any] | None = None  # weak references to parts in train mode, see after.py
         self.shown: set[int] = (
             set()
         )  # rounds in which each function of torch was seen, see eye.py; what was seen there:

@@ -121,7 +121,7 @@ class Eye(Part):
             self._off()
 
     def after_step(self) -> None:
-        if not self.over and self.e.rounds + 1 >= LAST:
+        if not self.over and self.e.rounds + 1 >= min(LAST, self.e.declared.get("steps") or LAST):
             self.close()
         elif not self.over:
             self._on()
@@ -157,6 +157,10 @@ class Eye(Part):
 
     def release(self) -> None:
         self.watchers = []
+
+    def leave(self) -> None:
+        """The block is left: where the watch ended inside of a function of torch, the mode is on the stack again."""
+        _away(self.mode)
 
     def _on(self) -> None:
         if self.on or self.at.blind or self.at.depth or self.e.opaque or self._compiled():

@@ -32,18 +32,22 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
 from train_doctor import (
+    after,
     anatomy,
     dropped,
     fed,
     fingerprint,
     flags,
+    followers,
     graphs,
     histograms,
     measures,
     noise,
+    orders,
     owners,
     probes,
     scored,
+    series,
     slopes,
     views,
 )
@@ -70,7 +74,7 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
-WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored)
+WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -174,6 +178,7 @@ class Optimizers(Part):
 
     def release(self) -> None:
         self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
+        self.e.followers = []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -271,7 +276,6 @@ class Optimizers(Part):
     @quietly
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.stepped = True
-        self.eye.after_step()
         if self.closure:
             self._note_step(optimizer, self.learn(optimizer), {})
             self.closure = False
@@ -285,6 +289,9 @@ class Optimizers(Part):
         if index >= 0 and self.e.optimizers[index].low:
             self.at.aside(self.shadow.after, optimizer)
             self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
+        if self.e.awake is None:
+            self.e.awake = after.awake(self.e)
+        self.eye.after_step()
 
     def note_gradients(self) -> dict[int, float]:
         """Once a round, before its first step: all gradients; in the first round the probes too. Norms by id."""
@@ -306,6 +313,9 @@ class Optimizers(Part):
         self.layers.noted()
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
+            self.e.followers = followers.find(self.e)
+        elif self.e.followers:
+            followers.look(self.e.followers)
         if probes.spoilt(self.e):
             self.at.aside(probes.fault, self.e)
         calls = self.e.every(Call)
@@ -486,6 +496,7 @@ class Observer(Part):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
         self.steps, self.terms = steps, terms
         self.rows = 0  # of text whose loss was read
+        self.after: Any = None  # what stays on when the watch is over, see after.py
         self.at.full = full
         self.waits = Waits(self.at)
         self.eye = Eye(self.at)
@@ -578,6 +589,8 @@ class Observer(Part):
         )
         if not e.note(event):
             return None  # only counted
+        if not e.rounds:
+            series.match(e, event)
         if scalar:
             measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)
             if measured or any(n.fed is not None for n in event.entropies):

@@ -5,8 +5,12 @@ log-probability, the reward is that of another one, and the mean of its gradient
 distribution that learns is followed: was it scored, and was it an argument of anything else? In a step at fault one was
 only scored, and another of its size was used and never scored.
 
-Footgun: a sample that is only scored is an estimate of the entropy, and one that is only used is an evaluation. Both
-together, in one step and of one size, are what is looked for.
+The score of a sample is followed further, to the product with what it earned. That must have no gradient: the product
+`log_prob * f` has the gradient of f times log_prob in it, which is no part of any derivative that is wanted.
+
+Footguns: a sample that is only scored is an estimate of the entropy, and one that is only used is an evaluation. Both
+together, in one step and of one size, are what is looked for. A factor that is made of a score itself (an entropy) has
+a gradient rightly, and so may a single number (a temperature that learns).
 """
 
 import weakref
@@ -31,10 +35,18 @@ class Sample:
     scored: bool = False
 
 
+FOLLOWED = {
+    *("stack", "cat", "concat", "sum", "mean", "view", "reshape", "squeeze", "unsqueeze", "flatten", "neg", "exp"),
+    *("sub", "subtract", "add", "__getitem__", "clamp", "clip", "transpose", "permute", "t", "T", "minimum", "min"),
+    *("mul", "multiply", "div", "unbind", "split", "chunk"),
+}
+
+
 class Scored:
     def __init__(self, eye: Eye):
         self.eye, self.e, self.known = eye, eye.e, Known()
         self.samples: list[Sample] = []
+        self.scores = Known()  # log-probabilities, and what is made of them
         self.inside = 0  # a method of a distribution
         mine = weakref.proxy(self)
         for kind in vars(distributions).values():
@@ -65,16 +77,34 @@ class Scored:
             sample.scored = True
         self.inside += 1
         try:
-            return original(of, value, *args, **kwargs)
+            result = original(of, value, *args, **kwargs)
         finally:
             self.inside -= 1
+        drawn = sample is not None and not value.requires_grad
+        if drawn and not self.inside and isinstance(result, Tensor) and result.requires_grad:
+            self.scores.put(result, True)
+        return result
 
     def saw(self, op: Op) -> None:
-        if not self.inside:
-            for t in op.given:
-                sample = self.known.get(t)
-                if sample is not None:
-                    sample.used = True
+        if self.inside:
+            return
+        for t in op.given:
+            sample = self.known.get(t)
+            if sample is not None:
+                sample.used = True
+        if op.name in FOLLOWED and any(self.scores.get(t) for t in op.given):
+            self._follow(op)
+
+    def _follow(self, op: Op) -> None:
+        others = [t for t in op.given if not self.scores.get(t)]
+        if op.name in ("mul", "multiply") and len(others) == 1 and len(op.given) == 2:
+            (other,) = others
+            score = next(t for t in op.given if t is not other)
+            if other.numel() > 1 and other.numel() == score.numel():
+                self.e.factors.setdefault(other.requires_grad, set()).add(self.eye.turn)
+        for r in op.results or op.given[:1]:
+            if r.requires_grad:
+                self.scores.put(r, True)
 
     def backward(self, loss: Tensor) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What the program's own arithmetic shows, function by function, in the second to fourth step: N28, F23 to F27.
+"""What the program's own arithmetic shows, function by function, in three early steps: N28, F23 to F27, F29 and D11.
 
 These are faults in plain lines between the calls of models and losses. What is seen is collected by the parts of the
 eye (eye.py); here it is asked whether it is a habit. A fault must show in two steps.
@@ -96,6 +96,28 @@ def scored_another(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F29")
+def factor_learns(e: Evidence) -> Fired | Verdict:
+    """The critic or the baseline drifts to huge values, or the policy and the critic work against each other.
+
+    Fires when, in each step, the log-probability of a sample of a distribution that learns was multiplied, number by
+    number, by something that has a gradient and is not made of log-probabilities itself.
+
+    WARN factor-learns: What the log-probability is multiplied by has a gradient, so the policy's loss also pushes what
+    made it (the critic) to be large where an action was likely. Fix: log_prob * advantage.detach(), and a loss of its
+    own for the critic.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    wrong = e.factors.get(True, set())
+    if len(wrong) < STEPS or e.factors.get(False):
+        return OK
+    return fires(
+        f"in {len(wrong)} steps the log-probability of a sample was multiplied by a tensor that requires a gradient",
+        "a factor without a gradient",
+    )
+
+
 @check("F25")
 def slope_without_graph(e: Evidence) -> Fired | Verdict:
     """A network that should solve a differential equation, or a gradient penalty, does not do what its loss asks for.
@@ -115,6 +137,26 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
         f"in {len(e.slopes)} steps the loss was computed from a derivative that has no graph",
         "create_graph=True for what the loss is computed from",
     )
+
+
+@check("D11")
+def rows_apart(e: Evidence) -> Fired | Verdict:
+    """The model learns nothing, or only the mean, although data and targets are right before they are batched.
+
+    Follows the order of rows: which permutation, selection or slice each tensor of a batch went through since it was
+    last known. Fires when the answer and its target, in a loss of torch or a product or difference by hand, differ by
+    one permutation of all rows, or were selected by two different ones. Where rows of several orders are mixed (mixup),
+    or the answer also meets a target in its own order, nothing is said.
+
+    WARN rows-apart: Data and targets do not belong together: {why}. Fix: Index both with the same permutation (x[perm],
+    y[perm]), also where rows are sorted by length or time.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.apart) < STEPS:
+        return OK
+    name, why = next(iter(e.apart.values()))
+    return fires(f"in {len(e.apart)} steps {name} was given rows in two orders", "rows in one order", why=why)
 
 
 @check("F26")

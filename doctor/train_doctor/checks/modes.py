@@ -88,7 +88,8 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
 
     Fires when the first training forwards were in train mode and the last ones in eval mode: an evaluation called
     model.eval() and nobody called model.train() after it. Forwards of the evaluation itself do not count, only those
-    that a backward was made from.
+    that a backward was made from. After the watched steps the flags of all dropouts and normalisations are looked at
+    whenever the optimizer steps; it fires where all were in eval mode up to the last of these steps.
 
     WARN or NOTE mode-flip: The model was put into eval mode during training {after}and never put back, so dropout is
     off from then on. Fix: Call model.train() after each evaluation, before the next training forward.

@@ -135,7 +135,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
 
     Fires when a parameter requires a gradient, gets one, and no optimizer holds it. It is an error where nobody can
     want it: all adapters left out, an optimizer full of tensors from elsewhere, an old embedding kept in place of the
-    new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning.
+    new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning, and
+    so is what only shows after the watched steps: layers that are unfrozen later, a part that is replaced.
 
     WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
     a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
