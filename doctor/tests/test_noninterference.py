@@ -191,7 +191,10 @@ def test_every_bit_is_the_same(program, reentrant):
 
 def world() -> list:
     """Every attribute that the doctor may replace, and the number of global hooks."""
-    optimizers = [torch.optim.Optimizer, torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS]
+    optimizers = [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS]
+    for kind in optimizers:  # torch itself replaces `step` of a class when the first of its optimizers is made
+        kind([nn.Parameter(torch.zeros(1))])
+    optimizers.append(torch.optim.Optimizer)
     owners = [torch.autograd, torch.nn.utils, torch.nn.utils.clip_grad, LRScheduler, LambdaLR, torch.amp.GradScaler]
     owners += [CheckpointFunction, nn.Module, *optimizers]
     seen = [{k: id(v) for k, v in vars(o).items() if callable(v) or isinstance(v, staticmethod)} for o in owners]
@@ -338,6 +341,19 @@ SIZES = {
     "vocabulary": ("qwen3", 64, 2, 32768, 4, 64, 1),
     "accumulation": ("gpt2", 64, 2, 256, 4, 32, 32),
 }
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 6, 8])
+def test_when_the_steps_are_over_no_hook_is_left_although_the_block_goes_on(steps):
+    step, m, o = per_step("qwen3", 32, 2, 256, 2, 16, 1)
+    with doctor.watch(m, optimizer=o, say=False, steps=steps) as report:
+        for _ in range(steps):
+            assert not report.done
+            step()
+        step()
+        assert report.done and hooks_of(m) == 0
+        step()
+    assert hooks_of(m) == 0
 
 
 @pytest.mark.slow

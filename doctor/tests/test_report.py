@@ -73,7 +73,7 @@ def test_a_loss_that_is_nan_stays_json():
 
 
 def test_after_a_fault_in_watching_no_check_says_ok(monkeypatch):
-    def fails(self, optimizer):
+    def fails(self, *args):
         raise RuntimeError("seen wrongly")
 
     monkeypatch.setattr(Optimizers, "_note_step", fails)

@@ -45,7 +45,7 @@ class Attachments:
 
     def __init__(self, e: Evidence):
         self.e = e
-        self.on = False
+        self.on = self.over = False
         self.full: Callable[[], None] = dict  # ends the watch
         self.depth = 0  # of backwards inside each other; a call inside one is a recomputation
         self.handles: set[int] = set()  # of our hooks on modules
@@ -72,13 +72,15 @@ class Attachments:
 
     def off(self) -> None:
         """Take everything off. Safe to call twice."""
-        self.on = False
+        self.on, self.over = False, True
         while self.undo:
             self.undo.pop()()
 
     def hook(self, module: nn.Module, handle: RemovableHandle) -> None:
         """Until `off`. Copies and files made of the module meanwhile carry none of our hooks, whatever class it is:
         many have a way of their own to be copied (nn.LSTM, traced graphs)."""
+        if self.over:  # the last step of a watch ended it, and what comes after that step wants to see the next
+            return handle.remove()
         self.handles.add(handle.id)
         self.undo.append(handle.remove)
         if type(module) in self.met:
@@ -109,6 +111,8 @@ class Attachments:
 
     def around(self, owner: Any, name: str, see: Callable) -> None:
         """Call `see(original, ...)` in place of a function until `off`. On a class, what was inherited is so again."""
+        if self.over:
+            return
         mine = name in vars(owner)
         original = vars(owner)[name] if mine else getattr(owner, name)
         function = original if not isinstance(original, staticmethod) else original.__func__

@@ -90,7 +90,7 @@ def updates(
             *torch._foreach_norm((now[0].values != piece.values).float().split(sizes), 1),
         ]
         silent = [x for z in zero for x in torch._foreach_norm((z.values == 0).float().split(z.sizes), 1)]
-        numbers = torch.stack([*facts, *(x.to(was.device) for x in silent)]).tolist()
+        numbers = torch.stack([*facts, *silent]).tolist()
         many = len(names)
         share = dict(zip([n for z in zero for n in z.names], numbers[3 * many :]))
         counts = dict(zip([n for z in zero for n in z.names], [size for z in zero for size in z.sizes]))

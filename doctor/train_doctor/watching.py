@@ -178,7 +178,7 @@ def end(
         restore(state)
         observer.release()
         e.exception = None
-    report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "itself failed" in v.why]
+    report.faults = e.faults + [f"{c}: {v.why}" for c, v in report.verdicts.items() if "check itself failed" in v.why]
     report.findings, report.ignored = report.control.sort(found)
     report.rounds, report.done = e.rounds, True
     report.calls, report.stepped = len(e.of(Call)), e.stepped

@@ -84,9 +84,10 @@ def _unfinished(notebook: str, job: jobs.Job) -> tuple[Path | None, str]:
 
 
 def _last_step(folder: Path) -> int | None:
-    """The step of the checkpoint that was written last."""
-    steps = [path for path in (folder / "checkpoints").rglob("step-*") if re.fullmatch(r"step-\d{8}", path.name)]
-    return int(max(steps, key=lambda path: path.stat().st_mtime).name[5:]) if steps else None
+    """The step of the checkpoint that was written last. Of one that is being deleted only the folder is new."""
+    manifests = (folder / "checkpoints").rglob(f"step-{8 * '[0-9]'}/{files.MANIFEST}")
+    wrote = {path.stat().st_mtime: path.parent.name for path in manifests}
+    return int(wrote[max(wrote)][5:]) if wrote else None
 
 
 class Cell:

@@ -13,7 +13,7 @@ import small_notebooks
 from hand_kernels import folders, kernel
 from small_notebooks import nblib, write
 
-from nblib.run import jobs, runner, runs
+from nblib.run import by_hand, jobs, runner, runs
 
 SET_UP = "from nblib.run import runs, show\nrun = runs.begin('00_a', globals())"
 # A training that leaves a checkpoint every two steps; PACE makes it slow enough to be killed in its middle.
@@ -121,6 +121,18 @@ def test_how_cells_end_is_how_the_run_stands(workbook):
 
 
 @pytest.mark.kernel
+def test_a_checkpoint_that_is_half_deleted_is_not_the_last_one(tmp_path):
+    for age, name in enumerate(("other/step-00000050", *(f"main/step-0000000{step}" for step in (2, 4, 6)))):
+        (place := tmp_path / "checkpoints" / name).mkdir(parents=True)
+        for file in ("manifest.json", "training.pt"):
+            (place / file).touch()
+        os.utime(place / "manifest.json", (100 + age, 100 + age))
+    (tmp_path / "checkpoints/main/step-00000002/training.pt").unlink()  # the folder is the newest now
+    assert by_hand._last_step(tmp_path) == 6
+    (tmp_path / "checkpoints/main/step-00000006/manifest.json").unlink()
+    assert by_hand._last_step(tmp_path) == 4
+
+
 @pytest.mark.slow
 def test_a_fork_of_the_kernel_does_not_keep_the_run_running(workbook):
     write("00_a", SET_UP)

@@ -98,7 +98,7 @@ def test_a_cell_known_from_before_says_about_how_long(kernel):
 def test_a_fork_that_prints_does_not_hang(kernel):
     code = "import os\npid = os.fork()\nif pid == 0:\n    print('child', flush=True)\n    os._exit(0)\n"
     run = kernel.execute(code + "assert os.waitpid(pid, 0)[1] == 0\nprint('parent')")
-    assert run.error is None and stays(run)[-1].endswith("parent\n")
+    assert run.error is None and "parent\n" in "".join(stays(run))  # the line of a fork comes in two pieces
 
 
 def test_async_cell(kernel):
