@@ -183,6 +183,7 @@ def test_what_was_compiled_is_not_compiled_anew():
         return graph.forward
 
     double = torch.compile(lambda x: 2 * x, backend=backend)
+    double(torch.zeros(8, 4))
     seen = []
     try:
         with doctor.watch(say=False) as report:
@@ -190,6 +191,25 @@ def test_what_was_compiled_is_not_compiled_anew():
     finally:
         torch._dynamo.reset()
     assert len(graphs) == 1 and set(seen) == {0} and not report.faults
+
+
+def test_what_is_compiled_meanwhile_has_the_same_numbers():
+    double = torch.compile(lambda x: (2 * x).relu() + 1, backend="eager", fullgraph=True)
+
+    def data():
+        x = torch.randn(8, 4)
+        if depth():
+            assert torch.equal(double(x), (2 * x).relu() + 1)
+        return x
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        with doctor.watch(say=False) as report:
+            loop(*small(), data=data)
+    finally:
+        torch._dynamo.reset()
+    assert not report.faults and depth() == 0
 
 
 def test_nothing_is_kept_alive():

@@ -51,12 +51,12 @@ NAMED = {
     "reinforce_signals": "F24",
     "pinn_growth": "F25",
     "transfer_left_in_eval": "N16",
+    "cox_survival": "D11",
+    "mean_teacher_decay_swapped": "F28",
 }
 UNSEEN = {
     "vae_mean_against_sum": "two terms of a loss may have any weights; which is meant stands nowhere",
     "simsiam_without_stop_gradient": "a target with a gradient is right in contrastive losses, and wrong in this one",
-    "mean_teacher_decay_swapped": "a teacher that follows at once is what a target network does that is copied",
-    "cox_survival": "rows of data that do not belong together: numbers of the right kind",
     "coupling_flow": "a term is missing from a loss written by hand",
     "meta_sines": "steps are counted by the inner loop's optimizers, and the outer one makes none in ten of them",
 }

@@ -32,11 +32,11 @@ NAMED = {
     "dqn_bitwise_not_done": "F26",
     "mean_teacher_ema_rebinds": "N28",
     "forecast_transformer_sees_future": "F11",
+    "a2c_advantage_not_detached": "F29",
 }
 UNSEEN = {
     "seg_flip_image_only": "pictures and masks that do not belong together are numbers of the right kind",
     "siamese_label_convention": "which of two labels means the same stands nowhere",
-    "a2c_advantage_not_detached": "a loss by hand may have a gradient in all of its parts",
 }
 OTHERWISE = {  # a warning that is true, and not the author's cause
     "recommender_penalty_summed": ("N5", "two terms of a loss may have any weights; that the steps are large is seen"),

@@ -115,7 +115,7 @@ class Calls(Part):
         self.idle = 0
         self.backwards += 1
         self.calls, self.entropies = [], []
-        if self.at.on and self.e.rounds + 1 in histograms.LOOKS:
+        if self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
     def next_round(self) -> None:
