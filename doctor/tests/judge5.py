@@ -21,7 +21,7 @@ FAULTS = {f["name"]: (getattr(part, f["name"]), f) for part in (judge5_a, judge5
 RECORD = Path(__file__).parent / "judge5_first_sight.json"
 
 
-def examine(name: str, mended: bool) -> tuple[doctor.Report, float]:
+def examine(name: str, mended: bool, programs: dict = FAULTS) -> tuple[doctor.Report, float]:
     """The report of one program, and its number."""
     reports = []
 
@@ -34,18 +34,18 @@ def examine(name: str, mended: bool) -> tuple[doctor.Report, float]:
             yield report
 
     with undisturbed():
-        number = FAULTS[name][0](not mended, watch)
+        number = programs[name][0](not mended, watch)
     return reports[0], number
 
 
-def main(path: str) -> None:
-    programs = {}
-    for name, (_, about) in FAULTS.items():
-        (faulty, wrong), (twin, right) = examine(name, False), examine(name, True)
+def main(path: str, programs: dict = FAULTS) -> None:
+    entries = {}
+    for name, (_, about) in programs.items():
+        (faulty, wrong), (twin, right) = examine(name, False, programs), examine(name, True, programs)
         assert wrong < right if about["worse"] == "lower" else wrong > right, (name, wrong, right)
         print(name, end=": ")
-        programs[name] = told(about["what"], faulty, twin)
-    write(path, programs)
+        entries[name] = told(about["what"], faulty, twin)
+    write(path, entries)
 
 
 if __name__ == "__main__":
