@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from train_doctor import fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
+from train_doctor.echoes import echo
 from train_doctor.evidence import Call, Entropy, Tree, nothing
 from train_doctor.eye import Eye
 from train_doctor.histograms import Given
@@ -47,6 +48,7 @@ class Calls(Part):
         self.backwards = 0
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
+        self.embedded: list[Tensor] = []  # ids
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.given = [unwrap(m, []) for m in teachers]
         self.discovering = False
@@ -114,7 +116,7 @@ class Calls(Part):
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
         self.backwards += 1
-        self.calls, self.entropies = [], []
+        self.calls, self.entropies, self.embedded = [], [], []
         if self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
@@ -194,6 +196,9 @@ class Calls(Part):
         early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
             entropy.fed = fed.look(name, entropy.input, entropy.target)
+        if early and entropy.ignored is not None and readable(entropy.target) and self.embedded:
+            if not entropy.target.is_floating_point():
+                self.e.echoed[self.e.rounds] = echo(self.embedded, entropy.target, entropy.ignored)
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:
@@ -344,6 +349,8 @@ class Calls(Part):
         pad, seen = module.padding_idx, self.e.padded.setdefault(id(module), [0, 0, 0])
         if readable(ids) and pad is not None and seen[0] < PADDED:
             seen[:] = seen[0] + 1, seen[1] + int((on_cpu(ids) == pad).sum()), max(seen[2], ids.dim())
+        if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
+            self.embedded.append(ids)
         widest = self.ends.get("vocabulary", 0)
         if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
             cast = autocast_of(ids.device.type)

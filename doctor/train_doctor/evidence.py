@@ -279,6 +279,10 @@ class Evidence:
         self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
         self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
+        self.echoed: dict[int, str] = {}  # round -> which targets went in at their own place, see echoes.py
+        self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
+        self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
+        self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated
         self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
         self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
         self.misscored: dict[int, str] = {}  # round -> distribution

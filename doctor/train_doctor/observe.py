@@ -34,6 +34,7 @@ from torch.utils import checkpoint
 from train_doctor import (
     after,
     anatomy,
+    axes,
     dropped,
     fed,
     fingerprint,
@@ -46,6 +47,7 @@ from train_doctor import (
     orders,
     owners,
     probes,
+    repeats,
     scored,
     series,
     slopes,
@@ -75,6 +77,7 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
+WATCHERS += (axes.Axes, repeats.Repeats)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 

@@ -1,4 +1,5 @@
-"""What the program's own arithmetic shows, function by function, in three early steps: N28, F23 to F27, F29 and D11.
+"""What the program's own arithmetic shows, function by function, in three early steps: N28, F23 to F27, F29 to
+F32 and D11.
 
 These are faults in plain lines between the calls of models and losses. What is seen is collected by the parts of the
 eye (eye.py); here it is asked whether it is a habit. A fault must show in two steps.
@@ -202,3 +203,69 @@ def one_view_twice(e: Evidence) -> Fired | Verdict:
         f"in {len(e.same_views)} steps {name} was given two equal tensors of {shape}, from two calls of one network",
         "two views that differ",
     )
+
+
+@check("F30")
+def axes_regrouped(e: Evidence) -> Fired | Verdict:
+    """The loss falls some way and stays there; the same network on data in the right layout goes much further.
+
+    Fires when a line of the program calls reshape or view on a tensor and what comes out has the same sizes in another
+    order, like (32, 20, 40) of (32, 40, 20). That regroups the numbers along the memory. Sizes of 1 do not count, and
+    equal sizes can't be seen. Reshapes to other sizes are left alone.
+
+    WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
+    places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.regrouped) < STEPS:
+        return OK
+    name, before, after = next(iter(e.regrouped.values()))
+    return fires(
+        f"in {len(e.regrouped)} steps {name} gave a tensor of {before} the same sizes in another order, {after}",
+        "transpose or permute where axes change places",
+        name=name,
+        before=str(before),
+        after=str(after),
+    )
+
+
+@check("F31")
+def sum_overwritten(e: Evidence) -> Fired | Verdict:
+    """Sums over neighbours, segments or words are too small, and the model learns less than it could.
+
+    Fires when `total[index] += values` was run with indices of which some stand there more than once. Indices without
+    repetition are left alone, and so is a plain `total[index] = values`.
+
+    WARN sum-overwritten: {repeated} of {count} values of a sum were lost: total[index] += values keeps one value for
+    each place, however often the index names it. Fix: total.index_add_(0, index, values), or scatter_add_.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.overwritten) < STEPS:
+        return OK
+    count, repeated = next(iter(e.overwritten.values()))
+    return fires(
+        f"in {len(e.overwritten)} steps a sum was written to {count} places, {repeated} of them named before",
+        "indices that name each place once, or index_add_",
+        count=count,
+        repeated=repeated,
+    )
+
+
+@check("F32")
+def slope_flat(e: Evidence) -> Fired | Verdict:
+    """The part of a loss that asks for a derivative does not fall, whatever the rate.
+
+    Fires when torch.autograd.grad with create_graph gave a derivative with respect to an input that is exactly zero in
+    every place. A network of ReLU is made of straight pieces, so its second derivative is zero. Derivatives that are
+    zero in some places are left alone.
+
+    WARN slope-flat: A derivative with respect to the input is zero in every place, so a loss that asks for it can't
+    change it: the network is made of straight pieces (ReLU). Fix: Use a smooth activation (tanh, SiLU, sine).
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.flat) < STEPS:
+        return OK
+    return fires(f"in {len(e.flat)} steps a derivative was zero in every place", "one that depends on the weights")
