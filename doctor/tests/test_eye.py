@@ -238,3 +238,17 @@ def test_what_is_known_goes_with_the_tensor():
     gc.collect()
     assert not known.by_id and gone == ["second"]
     assert Evidence().shown == set()
+
+
+def test_tensors_of_other_kinds_are_passed_over():
+    def data():
+        x = torch.randn(8, 4)
+        nested = torch.nested.nested_tensor([x[:3], x[3:]])
+        (nested + nested).unbind()
+        (x.to_sparse() * 2.0).to_dense()
+        torch.empty(3, device="meta") * 2
+        return x
+
+    with doctor.watch(say=False) as report:
+        loop(*small(), data=data)
+    assert not report.faults, report.faults

@@ -46,6 +46,7 @@ class Calls(Part):
         super().__init__(at)
         self.waits, self.layers, self.latents, self.eye = waits, Given(at), Latents(at), eye
         self.backwards = 0
+        self.losing = ""  # the loss that is under way
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.embedded: list[Tensor] = []  # ids
@@ -162,12 +163,18 @@ class Calls(Part):
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
+        """Under a mode (eye.py) a loss of torch calls itself by its name once more, and so comes by here twice."""
+        if self.losing == original.__name__:
+            return original(*args, **kwargs)
+        outer, self.losing = self.losing, original.__name__
         try:
             value = original(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             if not self.at.blind:
                 self._loss(original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error))
             raise
+        finally:
+            self.losing = outer
         if not self.at.blind:
             self._loss(original.__name__, args, kwargs, value, torch.is_grad_enabled())
         return value

@@ -220,9 +220,13 @@ class Eye(Part):
         given = list(tensors(args))
         if kwargs:
             given += tensors(tuple(kwargs.values()))
+        if given and given[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # to ask for numbers would end the capture
         results = [r for r in tensors((result,)) if not any(r is t for t in given)]
         if not name.startswith("__"):
             name = name.rstrip("_")
+        if not all(map(_plain, (*given, *results))):  # only that the rest was used is of interest
+            name, results, result = "", [], None
         op = Op(name, given, results, args, kwargs, result)
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
@@ -233,7 +237,11 @@ class Eye(Part):
             torch._C._set_grad_enabled(grad)
 
 
-PLAIN = (Tensor, nn.Parameter, type(None))
+PLAIN = (Tensor, nn.Parameter, nn.Buffer, type(None))
+
+
+def _plain(t: Tensor) -> bool:
+    return type(t) in PLAIN and not t.is_nested and not t.is_meta and t.layout == torch.strided
 
 
 def _overrides(t: Any) -> bool:
