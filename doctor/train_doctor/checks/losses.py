@@ -389,7 +389,9 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
     kinds = list(e.echoed.values())
     if not kinds:
         return not_applicable("no ids of an embedding were there beside the targets of a cross-entropy")
-    if len(kinds) < 2 or not all(kinds):
+    if len(kinds) < 2:
+        return unknown("fewer than two steps were seen")
+    if not all(kinds):
         return OK
     fault = "echoed-targets/mask" if kinds[0] == "mask" else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)

@@ -4,6 +4,7 @@ Footgun: several optimizers are normal (Muon for matrices, AdamW for the rest). 
 stepped.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -319,9 +320,9 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     """Transfer from a pretrained model gives no more than a random one; or adapters train and change nothing.
 
     Looks at weights of linear and convolution layers that are frozen inside a model that trains. Fires when two or more
-    of them, and most of all, have exactly the distribution that torch draws at the start, or when a frozen matrix that
-    is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network) are
-    left alone, and so are models that are frozen as a whole.
+    of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
+    that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
+    layers of a teacher and layers with adapters are left alone.
 
     WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
     came into them. Fix: Load with strict=True and read what load_state_dict returns: a prefix in the names ("module.")
@@ -330,11 +331,12 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     Fix: Freeze the base before the adapters are put in, or unfreeze them by name.
     """
     ps, learns = e.parameters(), e.optimized()
-    trained = {(n.rpartition(".")[2], p.shape) for n, p in ps.items() if p.requires_grad}
-    if e.model is None or not trained:
+    if e.model is None or not e.trainable():
         return unknown("no model was seen that trains")
     frozen = {n: p for n, p in ps.items() if not p.requires_grad and id(p) not in learns and p.dim() > 1}
     frozen = {n: p for n, p in frozen.items() if p.is_floating_point() and p.layout == torch.strided and not p.is_meta}
+    if not frozen:
+        return not_applicable("no part of the model is frozen")
     owners = e.owners()
     for name, p in frozen.items():
         if not isinstance(owners[name], (*LAYERS, torch.nn.Embedding)) and p.numel() > 1 and not p.any():
@@ -342,12 +344,21 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
                 f"{name} {tuple(p.shape)} is frozen and zero", "trained", fault="frozen-at-start/zero", name=name
             )
     layers = {n: p for n, p in frozen.items() if isinstance(owners[n], LAYERS) and p.numel() >= LEAST}
-    layers = {n: p for n, p in layers.items() if (n.rpartition(".")[2], p.shape) not in trained or _alone(n, p, ps)}
+    shared = {id(p) for teacher in e.teachers for p in teacher.parameters()}
+    layers = {n: p for n, p in layers.items() if _alone(n, p, ps) and id(p) not in shared}
+    if any(_has_frozen_layer(name, layers) for name in e.trainable()):
+        return OK  # adapters: what they are tried on may be random
     drawn = [n for n, p in layers.items() if _as_drawn(p)]
-    if len(drawn) < 2 or 2 * len(drawn) <= len(layers):
+    if len(drawn) < 2 or 2 * sum(ps[n].numel() for n in drawn) < sum(p.numel() for p in ps.values()):
         return OK
     names = ", ".join(drawn[:3])
     return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
+
+
+def _has_frozen_layer(name: str, layers: Iterable[str]) -> bool:
+    """Whether a frozen layer is in the module that holds this tensor, or in the one around that."""
+    around = [".".join(name.split(".")[:-n]) for n in (1, 2)]
+    return any(layer.startswith(f"{path}.") for path in around if path for layer in layers)
 
 
 def _alone(name: str, p: Tensor, ps: dict[str, Tensor]) -> bool:
