@@ -37,16 +37,23 @@ def watch(*modules, optimizer=None):
         yield report
 
 
-def examine(name: str, mended: bool):
-    """The report of one program; a program that fails its own measurement raises."""
+@contextmanager
+def undisturbed():
+    """The generator and the default dtype come back, and warnings are not shown."""
     state, dtype = torch.get_rng_state(), torch.get_default_dtype()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return FAULTS[name][0](watch, mended)
+            yield
     finally:
         torch.set_rng_state(state)
         torch.set_default_dtype(dtype)
+
+
+def examine(name: str, mended: bool):
+    """The report of one program; a program that fails its own measurement raises."""
+    with undisturbed():
+        return FAULTS[name][0](watch, mended)
 
 
 def said(report) -> list[dict[str, str]]:
@@ -59,23 +66,30 @@ def said(report) -> list[dict[str, str]]:
     ]
 
 
-def main(path: str) -> None:
+def told(words: str, faulty, twin) -> dict:
+    """What is kept of one program: its author's cause, what was said of it and of its twin."""
+    assert not faulty.faults + twin.faults, faulty.faults + twin.faults
+    entry = {"cause": words, "said": said(faulty), "of the twin": said(twin)}
+    print(f"{words}\n    {[(f['severity'], f['check'], f['cause'][:160]) for f in entry['said'][:3]]}")
+    errors = [f.check for f in twin.findings if f.severity == ERROR]
+    print(f"    twin: {errors or ''} {[f['check'] for f in entry['of the twin']]}", flush=True)
+    return entry
+
+
+def write(path: str, programs: dict[str, dict]) -> None:
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    made = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "commit": commit.stdout.strip()},
-        "steps": STEPS,
-        "programs": {},
-    }
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "commit": commit.stdout.strip()}
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes")
+    record = {"date": date, "versions": versions, "steps": STEPS, "programs": programs}
+    Path(path).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main(path: str) -> None:
+    programs = {}
     for name, (_, words) in FAULTS.items():
-        faulty, twin = examine(name, False), examine(name, True)
-        assert not faulty.faults + twin.faults, faulty.faults + twin.faults
-        made["programs"][name] = {"cause": words, "said": said(faulty), "of the twin": said(twin)}
-        first = made["programs"][name]["said"][:1]
-        print(f"{name}: {words}\n    {[(f['severity'], f['check'], f['cause'][:160]) for f in first]}")
-        errors = [f.check for f in twin.findings if f.severity == ERROR]
-        print(f"    twin: {errors or ''} {[f['check'] for f in said(twin)]}", flush=True)
-    Path(path).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        print(name, end=": ")
+        programs[name] = told(words, examine(name, False), examine(name, True))
+    write(path, programs)
 
 
 if __name__ == "__main__":

@@ -8,28 +8,20 @@ returns a number that tells the two apart, which its author held to for five see
 Footgun: whether a finding states the author's cause is read by a person. A check's id alone does not tell.
 """
 
-import datetime
-import json
-import platform
-import subprocess
 import sys
-import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 import train_doctor as doctor
-from train_doctor import ERROR
 
 from . import judge5_a, judge5_b
-from .judge4 import STEPS, said
+from .judge4 import STEPS, told, undisturbed, write
 
 FAULTS = {f["name"]: (getattr(part, f["name"]), f) for part in (judge5_a, judge5_b) for f in part.FAULTS}
 RECORD = Path(__file__).parent / "judge5_first_sight.json"
 
 
-def examine(name: str, mended: bool) -> tuple[doctor.Report, float]:
+def examine(name: str, mended: bool, programs: dict = FAULTS) -> tuple[doctor.Report, float]:
     """The report of one program, and its number."""
     reports = []
 
@@ -41,34 +33,19 @@ def examine(name: str, mended: bool) -> tuple[doctor.Report, float]:
             reports.append(report)
             yield report
 
-    state = torch.get_rng_state()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            number = FAULTS[name][0](not mended, watch)
-    finally:
-        torch.set_rng_state(state)
+    with undisturbed():
+        number = programs[name][0](not mended, watch)
     return reports[0], number
 
 
-def main(path: str) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
-    made = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, "commit": commit.stdout.strip()},
-        "steps": STEPS,
-        "programs": {},
-    }
-    for name, (_, about) in FAULTS.items():
-        (faulty, wrong), (twin, right) = examine(name, False), examine(name, True)
-        assert not faulty.faults + twin.faults, faulty.faults + twin.faults
+def main(path: str, programs: dict = FAULTS) -> None:
+    entries = {}
+    for name, (_, about) in programs.items():
+        (faulty, wrong), (twin, right) = examine(name, False, programs), examine(name, True, programs)
         assert wrong < right if about["worse"] == "lower" else wrong > right, (name, wrong, right)
-        made["programs"][name] = {"cause": about["what"], "said": said(faulty), "of the twin": said(twin)}
-        first = made["programs"][name]["said"][:3]
-        print(f"{name}: {about['what']}\n    {[(f['severity'], f['check'], f['cause'][:200]) for f in first]}")
-        errors = [f.check for f in twin.findings if f.severity == ERROR]
-        print(f"    twin: {errors or ''} {[f['check'] for f in said(twin)]}", flush=True)
-    Path(path).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+        print(name, end=": ")
+        entries[name] = told(about["what"], faulty, twin)
+    write(path, entries)
 
 
 if __name__ == "__main__":

@@ -372,3 +372,29 @@ HEALTHY = [
 @pytest.mark.parametrize("program", HEALTHY, ids=lambda p: p.__name__)
 def test_healthy(program):
     assert_healthy(quiet(program))
+
+
+def frozen_backbone(statistics: str):
+    """A new head on a frozen body with statistics of the batch."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+    if statistics != "all train":
+        body.requires_grad_(False)
+    model = nn.Sequential(body, nn.Linear(16, 3)).train()
+    if statistics == "kept":
+        body.eval()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-3)
+    with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+        for _ in range(6):
+            x = torch.randn(16, 8) + 2
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+    assert not report.faults, report.faults
+    return report
+
+
+def test_statistics_of_a_frozen_body_that_move():
+    assert frozen_backbone("moving").root.check == "N12"
+    assert frozen_backbone("kept").root is None
+    assert frozen_backbone("all train").root is None

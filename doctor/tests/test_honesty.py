@@ -139,12 +139,12 @@ MAY_SAY_OK = {
     "one step, by hand": (one_step_by_hand, ONE),
     "compiled around": (around, OUTSIDE),
     "compiled in place": (in_place, OUTSIDE),
-    "compiled blocks": (blocks, OUTSIDE | {"F11", "B1"}),  # a replay of the whole is possible
+    "compiled blocks": (blocks, OUTSIDE | {"F11", "B1", "F33"}),  # a replay of the whole is possible
     "evaluation, declared": (lambda: evaluation(model=True), BUILD),
     "evaluation": (evaluation, set()),
     "never called": (lambda: never_called(lm(hidden=32)), BUILD),
     "never called, by hand": (lambda: never_called(Hand()), BUILD - {"S9"}),
-    "never stepped": (never_stepped, BUILD | BACKWARD | {"N16", "D8"}),
+    "never stepped": (never_stepped, BUILD | BACKWARD | {"N16", "D8", "F33"}),
     "nothing": (nothing, set()),
 }
 

@@ -27,16 +27,16 @@ NAMED = {
     "amp_clip_before_unscale": "N7",
     "image_classes_not_shuffled": "F20",
     "superres_running_loss_keeps_graph": "N27",
+    "diffusion_target_is_other_noise": "F23",
+    "simclr_one_view_twice": "F27",
+    "dqn_bitwise_not_done": "F26",
+    "mean_teacher_ema_rebinds": "N28",
+    "forecast_transformer_sees_future": "F11",
+    "a2c_advantage_not_detached": "F29",
 }
 UNSEEN = {
     "seg_flip_image_only": "pictures and masks that do not belong together are numbers of the right kind",
-    "diffusion_target_is_other_noise": "noise is noise: that it is another draw than the input has is in no number",
-    "simclr_one_view_twice": "the same batch twice is right where dropout makes two answers of it, or two heads",
     "siamese_label_convention": "which of two labels means the same stands nowhere",
-    "forecast_transformer_sees_future": "a model of series may see all of its input, unless its target is in it",
-    "dqn_bitwise_not_done": "a target that is too large by 254 is a number like another",
-    "a2c_advantage_not_detached": "a loss by hand may have a gradient in all of its parts",
-    "mean_teacher_ema_rebinds": "a teacher that stays as it is is what most teachers do",
 }
 OTHERWISE = {  # a warning that is true, and not the author's cause
     "recommender_penalty_summed": ("N5", "two terms of a loss may have any weights; that the steps are large is seen"),

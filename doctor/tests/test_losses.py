@@ -539,3 +539,64 @@ def test_the_first_line_says_when_the_loss_was_not_judged():
     assert "nothing found" in told and "its loss was not judged" in told
     assert "not judged" not in str(train(lambda y, x: CE(y, classes(x))))
     assert "not judged" not in str(train(lambda y, x: CE(y.softmax(-1), classes(x))))
+
+
+# ------------------------------------------------------------------------------------------------ CTC, ranges, sorting
+class Speech(nn.Module):
+    """(rows, times, 8) to (times, rows, classes)."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.body, self.how = nn.Linear(8, CLASSES), how
+
+    def forward(self, x):
+        logits = self.body(x.view(4, N // 4, 8)).transpose(0, 1)
+        if self.how == "probabilities":
+            return logits.softmax(-1)
+        return logits.log_softmax(-1) if self.how == "right" else logits
+
+
+def spoken(answer, x):
+    labels, lengths = 1 + torch.arange(12).view(4, 3) % (CLASSES - 1), torch.full((4,), 3)
+    return F.ctc_loss(answer, labels, torch.full((4,), N // 4), lengths)
+
+
+def test_ctc_of_logits():
+    report = train(spoken, model=Speech("logits"))
+    assert report.root.check == "F3" and report.root.severity == ERROR and "ctc_loss" in report.root.observed, str(
+        report
+    )
+    assert train(spoken, model=Speech("probabilities")).root.check == "F3"
+    assert train(spoken, model=Speech("right")).root is None
+
+
+def boxes(scale: float):
+    return lambda answer, x: F.mse_loss(answer, scale * x[:, :CLASSES].abs())
+
+
+def test_targets_that_no_last_layer_can_reach():
+    report = train(boxes(100.0), top=nn.Sigmoid())
+    assert report.root.check == "F20" and "sigmoid" in report.root.diagnosis, str(report)
+    assert train(lambda answer, x: F.l1_loss(answer, 5 * x[:, :CLASSES]), top=nn.Tanh()).root.check == "F20"
+    assert "F20" not in {f.check for f in train(boxes(0.2), top=nn.Sigmoid()).findings}
+    assert "F20" not in {f.check for f in train(boxes(100.0)).findings}
+    back = train(lambda answer, x: F.mse_loss(100 * answer, 100 * x[:, :CLASSES].abs()), top=nn.Sigmoid())
+    assert "F20" not in {f.check for f in back.findings}, "scaled back outside of the model"
+
+
+def sorted_by_class(change: bool):
+    """Batches of one class each: another one in each step, or the same for ever."""
+    steps = iter(range(1000))
+    return lambda answer, x: F.cross_entropy(answer, torch.full((N,), next(steps) % CLASSES if change else 1))
+
+
+def two_domains(answer, x):
+    """Each domain is one batch, and both are in each step."""
+    return F.cross_entropy(answer, torch.zeros(N).long()) + F.cross_entropy(-answer, torch.ones(N).long())
+
+
+def test_batches_of_one_class():
+    report = train(sorted_by_class(change=True))
+    assert report.root.check == "F20" and "shuffle" in report.root.fix, str(report)
+    for loss_of in (sorted_by_class(change=False), two_domains, lambda answer, x: CE(answer, classes(x))):
+        assert "F20" not in {f.check for f in train(loss_of).findings}

@@ -116,3 +116,12 @@ def test_schedule_that_ends_early():
     assert_root(report, "N9")
     assert_healthy(quiet(scheduled(lambda t: max(0.0, 1 - t / 4), rounds=4)))
     assert_healthy(quiet(scheduled(lambda t: abs(1 - t % 4 / 2), rounds=9)))  # a cycle that touches zero
+
+
+def test_a_function_that_returns_a_rate():
+    """LambdaLR multiplies: a function that gives the rate itself squares it."""
+    base = 1e-3
+    assert_root(quiet(scheduled(lambda t: base * 0.99**t, lr=base)), "N9")
+    assert_healthy(quiet(scheduled(lambda t: 0.99**t, lr=base)))
+    assert_healthy(quiet(scheduled(lambda t: base * 0.99**t, lr=1.0)), warnings_allowed=("N5",))
+    assert_healthy(quiet(scheduled(lambda t: base + t / 5, lr=base)), warnings_allowed=("N5",))  # a warm-up from there

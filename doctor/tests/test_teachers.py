@@ -324,3 +324,44 @@ class _nothing:
 
     def __exit__(self, *args):
         return False
+
+
+def averaged(rate, *, before_the_step: bool = False, steps: int = 8):
+    """A mean teacher that goes so much of the way at each step."""
+    torch.manual_seed(0)
+    student = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
+    teacher = copy.deepcopy(student).requires_grad_(False)
+    optimizer = torch.optim.Adam(student.parameters(), 1e-2)
+
+    def follow(n):
+        with torch.no_grad():
+            for t, s in zip(teacher.parameters(), student.parameters()):
+                t.lerp_(s, rate(n))
+
+    with doctor.watch(student, optimizer=optimizer, teacher=teacher, say=False) as report:
+        for n in range(steps):
+            x = torch.randn(16, 4)
+            with torch.no_grad():
+                aim = teacher(x + 0.1 * torch.randn_like(x))
+            loss = F.mse_loss(student(x), x.flip(1)) + F.mse_loss(student(x), aim)
+            optimizer.zero_grad()
+            loss.backward()
+            follow(n) if before_the_step else None
+            optimizer.step()
+            follow(n) if not before_the_step else None
+    assert not report.faults, report.faults
+    return {f.check for f in report.findings}
+
+
+@pytest.mark.parametrize("before", (False, True))
+def test_a_teacher_that_follows_at_once(before):
+    assert "F28" in averaged(lambda n: 0.9, before_the_step=before)
+    assert "F28" not in averaged(lambda n: 0.1, before_the_step=before)
+
+
+RATES = {"a copy": lambda n: 1.0, "of all so far": lambda n: 1 / (n + 1), "warmed up": lambda n: 1 - (1 + n) / (10 + n)}
+
+
+@pytest.mark.parametrize("how", RATES)
+def test_averages_that_begin_at_once(how):
+    assert "F28" not in averaged(RATES[how])

@@ -23,7 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from train_doctor import fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
+from train_doctor.echoes import echo
 from train_doctor.evidence import Call, Entropy, Tree, nothing
+from train_doctor.eye import Eye
 from train_doctor.histograms import Given
 from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
@@ -40,11 +42,14 @@ OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 class Calls(Part):
     """Sees the calls of models and losses."""
 
-    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits):
+    def __init__(self, at: Attachments, model: nn.Module | None, teachers: Sequence[nn.Module], waits: Waits, eye: Eye):
         super().__init__(at)
-        self.waits, self.layers, self.latents = waits, Given(at), Latents(at)
+        self.waits, self.layers, self.latents, self.eye = waits, Given(at), Latents(at), eye
+        self.backwards = 0
+        self.losing = ""  # the loss that is under way
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
+        self.embedded: list[Tensor] = []  # ids
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.given = [unwrap(m, []) for m in teachers]
         self.discovering = False
@@ -111,7 +116,8 @@ class Calls(Part):
     def forget(self) -> None:
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
-        self.calls, self.entropies = [], []
+        self.backwards += 1
+        self.calls, self.entropies, self.embedded = [], [], []
         if self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
@@ -157,12 +163,18 @@ class Calls(Part):
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
+        """Under a mode (eye.py) a loss of torch calls itself by its name once more, and so comes by here twice."""
+        if self.losing == original.__name__:
+            return original(*args, **kwargs)
+        outer, self.losing = self.losing, original.__name__
         try:
             value = original(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
             if not self.at.blind:
                 self._loss(original.__name__, args, kwargs, None, torch.is_grad_enabled(), str(error))
             raise
+        finally:
+            self.losing = outer
         if not self.at.blind:
             self._loss(original.__name__, args, kwargs, value, torch.is_grad_enabled())
         return value
@@ -191,6 +203,9 @@ class Calls(Part):
         early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
             entropy.fed = fed.look(name, entropy.input, entropy.target)
+        if early and entropy.ignored is not None and readable(entropy.target) and self.embedded:
+            if not entropy.target.is_floating_point():
+                self.e.echoed[self.e.rounds] = echo(self.embedded, entropy.target, entropy.ignored)
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:
@@ -341,6 +356,8 @@ class Calls(Part):
         pad, seen = module.padding_idx, self.e.padded.setdefault(id(module), [0, 0, 0])
         if readable(ids) and pad is not None and seen[0] < PADDED:
             seen[:] = seen[0] + 1, seen[1] + int((on_cpu(ids) == pad).sum()), max(seen[2], ids.dim())
+        if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
+            self.embedded.append(ids)
         widest = self.ends.get("vocabulary", 0)
         if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
             cast = autocast_of(ids.device.type)
@@ -387,6 +404,7 @@ class Calls(Part):
         if self.at.blind:
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        self.eye.called(self.backwards)
         self._record_call(module, args, kwargs, output, grad, inference)
 
     @quietly

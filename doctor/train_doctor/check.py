@@ -60,9 +60,9 @@ class Check(NamedTuple):
 
     def look(self, e: Evidence) -> Finding | Verdict:
         outcome = self.function(e)
-        return outcome if isinstance(outcome, Verdict) else self._finding(*outcome)
+        return outcome if isinstance(outcome, Verdict) else self.finding(*outcome)
 
-    def _finding(self, observed: str, expected: str, severity: str, fault: str, blanks: dict) -> Finding:
+    def finding(self, observed: str, expected: str, severity: str, fault: str, blanks: dict) -> Finding:
         name, severities, cause, fix = self.faults[fault or next(iter(self.faults))]
         if severity and severity not in severities:
             raise ValueError(f"severity = {severity!r}: the page of {self.id} allows {', '.join(severities)}")

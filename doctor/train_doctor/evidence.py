@@ -269,6 +269,23 @@ class Evidence:
         self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
         self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given
         self.latents: list[Any] = []  # samples without a gradient, see latents.py
+        self.followers: list[Any] = []  # tensors that may follow one that learns, see followers.py
+        self.factors: dict[bool, set[int]] = {}  # whether what a score was multiplied by has a gradient -> rounds
+        self.apart: dict[int, tuple[str, str]] = {}  # round -> function that was given rows in two orders, and how
+        self.awake: list[Any] | None = None  # weak references to parts in train mode, see after.py
+        self.shown: set[int] = (
+            set()
+        )  # rounds in which each function of torch was seen, see eye.py; what was seen there:
+        self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
+        self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
+        self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
+        self.echoed: dict[int, str] = {}  # round -> which targets went in at their own place, see echoes.py
+        self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
+        self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
+        self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated
+        self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
+        self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
+        self.misscored: dict[int, str] = {}  # round -> distribution
         self.padded: dict[int, list[int]] = {}  # id(embedding) -> calls read, ids that were padding, largest dim of ids
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started

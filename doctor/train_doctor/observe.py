@@ -31,7 +31,28 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
 
-from train_doctor import anatomy, fed, fingerprint, graphs, histograms, measures, owners, probes
+from train_doctor import (
+    after,
+    anatomy,
+    axes,
+    dropped,
+    fed,
+    fingerprint,
+    flags,
+    followers,
+    graphs,
+    histograms,
+    measures,
+    noise,
+    orders,
+    owners,
+    probes,
+    repeats,
+    scored,
+    series,
+    slopes,
+    views,
+)
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
 from train_doctor.evidence import (
@@ -47,6 +68,7 @@ from train_doctor.evidence import (
     Unscale,
     ZeroGrad,
 )
+from train_doctor.eye import Eye
 from train_doctor.measures import SAMPLED
 from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
@@ -54,15 +76,19 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
+WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
+WATCHERS += (axes.Axes, repeats.Repeats)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
 class Optimizers(Part):
     """Sees optimizers step and gradients being cleared, clipped and scaled."""
 
-    def __init__(self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer], layers: histograms.Given):
+    def __init__(
+        self, at: Attachments, optimizers: Sequence[torch.optim.Optimizer], layers: histograms.Given, eye: Eye
+    ):
         super().__init__(at)
-        self.layers = layers
+        self.layers, self.eye = layers, eye
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
@@ -155,6 +181,7 @@ class Optimizers(Part):
 
     def release(self) -> None:
         self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
+        self.e.followers = []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -200,6 +227,7 @@ class Optimizers(Part):
     # ---------------------------------------------------------------- steps
     @quietly
     def _before_step(self, optimizer, args, kwargs) -> None:
+        self.eye.before_step()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is not None:  # the backward comes inside, or has come already (Lightning, by hand)
             self.closure = True
@@ -264,6 +292,9 @@ class Optimizers(Part):
         if index >= 0 and self.e.optimizers[index].low:
             self.at.aside(self.shadow.after, optimizer)
             self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
+        if self.e.awake is None:
+            self.e.awake = after.awake(self.e)
+        self.eye.after_step()
 
     def note_gradients(self) -> dict[int, float]:
         """Once a round, before its first step: all gradients; in the first round the probes too. Norms by id."""
@@ -285,6 +316,9 @@ class Optimizers(Part):
         self.layers.noted()
         if self.e.rounds == 0:
             self.at.aside(probes.run, self.e)
+            self.e.followers = followers.find(self.e)
+        elif self.e.followers:
+            followers.look(self.e.followers)
         if probes.spoilt(self.e):
             self.at.aside(probes.fault, self.e)
         calls = self.e.every(Call)
@@ -465,10 +499,12 @@ class Observer(Part):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
         self.steps, self.terms = steps, terms
         self.rows = 0  # of text whose loss was read
+        self.after: Any = None  # what stays on when the watch is over, see after.py
         self.at.full = full
         self.waits = Waits(self.at)
-        self.calls = Calls(self.at, model, teachers, self.waits)
-        self.optimizers = Optimizers(self.at, optimizers, self.calls.layers)
+        self.eye = Eye(self.at)
+        self.calls = Calls(self.at, model, teachers, self.waits, self.eye)
+        self.optimizers = Optimizers(self.at, optimizers, self.calls.layers, self.eye)
 
     def start(self) -> None:
         at = self.at
@@ -477,6 +513,7 @@ class Observer(Part):
         self.calls.start()
         self.optimizers.start()
         self.waits.start()
+        self.eye.start([watcher(self.eye) for watcher in WATCHERS])
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)
@@ -484,6 +521,7 @@ class Observer(Part):
 
     def stop(self) -> None:
         """Take everything off. Safe to call twice."""
+        self.eye.close()
         self._settle()
         self.at.off()
 
@@ -494,6 +532,7 @@ class Observer(Part):
     def release(self) -> None:
         """Let go of the user's objects."""
         self.calls.release()
+        self.eye.release()
         self.optimizers.release()
         self.at.e = Evidence(**self.e.declared)
         self.at.full = self.terms = dict  # they hold the observer: without them no garbage collection is needed
@@ -537,6 +576,7 @@ class Observer(Part):
             return None
         if not e.first:
             self.calls.name_models()
+        self.eye.backward(loss)
         self.optimizers.before_backward()
         self.calls.complete()
         scalar = loss.numel() == 1 and readable(loss)
@@ -552,6 +592,8 @@ class Observer(Part):
         )
         if not e.note(event):
             return None  # only counted
+        if not e.rounds:
+            series.match(e, event)
         if scalar:
             measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)
             if measured or any(n.fed is not None for n in event.entropies):

@@ -35,7 +35,7 @@ INDEXED = ("__getitem__", "__setitem__")
 MOVED = ("to", "cpu")
 HOST = ("cpu", "meta")
 TORCH, OURS = Path(torch.__file__).parent, Path(__file__).parent
-PASSED = (str(OURS / "attach.py"), __file__)  # frames between the program and torch
+PASSED = (str(OURS / "attach.py"), str(OURS / "eye.py"), __file__)  # frames between the program and torch
 INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")} | set(site.getsitepackages())
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import checks, record
+from train_doctor.after import After
 from train_doctor.control import ControlError, control
 from train_doctor.evidence import Backward, Call, Step
 from train_doctor.finding import NOTE
@@ -114,7 +115,7 @@ def begin(
             list({id(o): o for o in (*optimizers, *known)}.values()),
             teachers,
             steps,
-            full=lambda: (end(part, made[0], None, say=say and part is report), part.when_done()),
+            full=lambda: (end(part, made[0], None, say=say and part is report, on=part is report), part.when_done()),
             terms=lambda: _taken(report),
             **(DECLARED | declared | ({"from_scratch": False} if late else {})),
         )
@@ -151,12 +152,18 @@ def _print(report: Report) -> None:
         print(report, file=sys.stderr, flush=True)
 
 
-def end(report: Report, observer: Observer | Windows, error: BaseException | None, *, say: bool) -> None:
-    """Stop observing and write the report; later calls change nothing but note an error."""
+def end(
+    report: Report, observer: Observer | Windows, error: BaseException | None, *, say: bool, on: bool = False
+) -> None:
+    """Stop observing and write the report. A later call adds what was seen since, where something stayed `on`, and
+    notes an error."""
     if isinstance(observer, Windows):
         observer.end(error)
+    else:
+        observer.eye.leave()
     report.exception = _bare(error)
     if report.done:
+        _add(report, observer, say=say)
         return
     e = observer.e
     observer.stop()
@@ -166,6 +173,7 @@ def end(report: Report, observer: Observer | Windows, error: BaseException | Non
     try:
         found, report.verdicts = checks.examine(e)
         report.record = record.of(e)
+        observer.after = After(e) if on else None
     finally:
         restore(state)
         observer.release()
@@ -176,6 +184,20 @@ def end(report: Report, observer: Observer | Windows, error: BaseException | Non
     report.calls, report.stepped = len(e.of(Call)), e.stepped
     if say:
         _print(report)
+
+
+def _add(report: Report, observer: Observer | Windows, *, say: bool) -> None:
+    """What the steps after the watched ones have shown."""
+    after, observer.after = getattr(observer, "after", None), None
+    known = {f.check for f in report.findings} | {f.check for f, _ in report.ignored}
+    pages = {c.id: c for c in checks.ALL}
+    seen = [pages[check].finding(*fired) for check, fired in (after.findings() if after else ()) if check not in known]
+    if seen:
+        found, ignored = report.control.sort([f._replace(because="") for f in (*report.findings, *seen)])
+        report.findings, report.ignored = found, report.ignored + ignored
+        report.verdicts = {check: v for check, v in report.verdicts.items() if check not in {f.check for f in seen}}
+        if say:
+            _print(report)
 
 
 def preflight(

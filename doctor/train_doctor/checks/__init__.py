@@ -12,6 +12,7 @@ import traceback
 from train_doctor.check import Check
 from train_doctor.checks import (
     adapters,
+    arithmetic,
     backward,
     compiling,
     forward,
@@ -37,7 +38,7 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure)
+MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -101,13 +101,29 @@ def future(e: Evidence) -> Fired | Verdict:
     """The training loss falls far below what is possible, and generated text is senseless.
 
     Later tokens were changed: logits at earlier supervised positions must not move. Only where targets are next
-    tokens; masked models look both ways and rightly so, a prefix may see all of itself.
+    tokens; masked models look both ways and rightly so, a prefix may see all of itself. The same for series of numbers,
+    where the target given to a loss of torch is found to be the input, some times later.
 
     ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
     missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an
     offset), and mix nothing over time.
+    WARN sees-the-future/series: The model of a series sees the very values that it is asked for, which stand {shift}
+    later in its input: no causal mask, a layer that runs both ways, or padding on both sides. Fix: Mask attention above
+    the diagonal, run recurrent layers forward only, pad convolutions on the left; or leave those values out.
     """
+    leak = e.probes.get("leak")
+    if leak is not None and leak.early > (0.1 if leak.coupled else 1e-3) * leak.late:
+        return fires(
+            f"the target is the input {leak.shift} later; changing the second half of the input moved answers before "
+            f"it by {leak.early:.2g}, and those in it by {leak.late:.2g}",
+            "0",
+            WARN,
+            "sees-the-future/series",
+            shift=leak.shift,
+        )
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
+    if leak is not None:
+        return OK
     if not any(r.offset == 1 for r in readings):
         return not_applicable("the targets are not known to be the next tokens")
     if "ahead" not in e.probes:

@@ -371,3 +371,27 @@ def _broadcast(given: tuple[int, ...], target: tuple[int, ...] | None) -> Fired 
         "the same shape",
         ERROR if crossed and len(given) != len(target) else WARN,
     )
+
+
+@check("F33")
+def echoed_targets(e: Evidence) -> Fired | Verdict:
+    """The loss falls to nearly nothing, and at inference the model writes nonsense.
+
+    Lays the targets of a cross-entropy over the ids that embeddings were given. Fires when nearly all targets went in
+    at their own places: into the second of two embeddings at work, which is a decoder's, or into the only one, where
+    one id hides all other places. An autoencoder, whose encoder is given the target, is left alone.
+
+    ERROR echoed-targets: The decoder is given the tokens that it is asked for, each at its own place, so it learns to
+    copy. Fix: Shift what goes in by one: begin with a start token and leave out the last one.
+    ERROR echoed-targets/mask: The loss asks for the tokens that the model can read, and leaves out those that are
+    hidden behind the mask token: the mask of the labels is inverted. Fix: labels[~masked] = -100.
+    """
+    kinds = list(e.echoed.values())
+    if not kinds:
+        return not_applicable("no ids of an embedding were there beside the targets of a cross-entropy")
+    if len(kinds) < 2:
+        return unknown("fewer than two steps were seen")
+    if not all(kinds):
+        return OK
+    fault = "echoed-targets/mask" if kinds[0] == "mask" else ""
+    return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)

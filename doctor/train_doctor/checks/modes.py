@@ -11,6 +11,8 @@ from train_doctor.checks.seen import hidden
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.finding import NOTE, OK, WARN, Verdict, not_applicable, unknown
 
+BATCHES = nn.modules.batchnorm._BatchNorm
+
 
 def live_dropouts(e: Evidence) -> dict[str, tuple[float, bool]]:
     """Every dropout with p > 0 of the trained models: p, and whether it was in train mode.
@@ -50,12 +52,14 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
 
     Fires when the steps were made from forwards in eval mode while the model has dropout with p > 0. transformers'
     from_pretrained returns a model in eval mode, and peft's wrapper around it says train while the inside does not. A
-    model without dropout loses nothing, and a part put in eval mode on purpose under a root in train mode is left
-    alone.
+    model without dropout and batch norm loses nothing, and a part put in eval mode on purpose under a root in train
+    mode is left alone.
 
     WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
     mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
     should be off.
+    WARN eval-mode-training/norm: All weights train in eval mode, so batch norm neither uses nor learns the statistics
+    of the batches. Fix: Call model.train() before the loop and after each evaluation.
     """
     modes = _modes(e)
     if e.model is None or not modes or not e.of(Backward):
@@ -63,6 +67,13 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     if _flipped(modes):
         return not_applicable("the mode changed during the loop: see N16")
     drops = live_dropouts(e)
+    norms = [n for n, m in e.modules() if isinstance(m, BATCHES) and m.track_running_stats and not m.training]
+    if norms and not any(modes) and not drops and all(p.requires_grad for p in e.parameters().values()):
+        return fires(
+            f"{len(norms)} batch norms used their running statistics in every training forward ({norms[0]})",
+            "those of the batch while all weights train",
+            fault="eval-mode-training/norm",
+        )
     if not drops:
         return OK
     wrapped = not _inside(e).training and _inside(e) is not e.model  # records decide if an evaluation came after
@@ -88,7 +99,8 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
 
     Fires when the first training forwards were in train mode and the last ones in eval mode: an evaluation called
     model.eval() and nobody called model.train() after it. Forwards of the evaluation itself do not count, only those
-    that a backward was made from.
+    that a backward was made from. After the watched steps the flags of all dropouts and normalisations are looked at
+    whenever the optimizer steps; it fires where all were in eval mode up to the last of these steps.
 
     WARN or NOTE mode-flip: The model was put into eval mode during training {after}and never put back, so dropout is
     off from then on. Fix: Call model.train() after each evaluation, before the next training forward.

@@ -30,10 +30,15 @@ def rate_is_zero(e: Evidence) -> Fired | Verdict:
     """Steps are made and nothing changes, because the learning rate is zero.
 
     Fires when all rates of all optimizers were zero in three steps running: a schedule that has run out, a warm-up by
-    integer division, a schedule that is never stepped. A warm-up that begins at zero is past it after one step.
+    integer division, a schedule that is never stepped. A warm-up that begins at zero is past it after one step. The
+    rates of the steps after the watched ones are looked at as well: those that are zero, or less than a millionth of
+    what they were, for a tenth of these steps and up to the last one.
 
     ERROR or WARN learning-rate-zero: The learning rate (lr) is zero: {why}. Fix: Look at the schedule's arguments
     (total steps, warm-up steps) and step it once per optimizer step.
+    WARN learning-rate-zero/tiny: The learning rate (lr) has fallen to less than a millionth of what it was. Fix: Look
+    at the schedule's arguments, and at how often it is stepped: those that count epochs fall too fast when they are
+    stepped at every batch.
     """
     rates = _by_round(e)
     if len(rates) < 3:

@@ -1,9 +1,10 @@
-"""Who trains, and which optimizer holds it: S1 to S4, S6, S8.
+"""Who trains, and which optimizer holds it: S1 to S4, S6, S8, S22.
 
 Footgun: several optimizers are normal (Muon for matrices, AdamW for the rest). What counts is the union of all that
 stepped.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -135,7 +136,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
 
     Fires when a parameter requires a gradient, gets one, and no optimizer holds it. It is an error where nobody can
     want it: all adapters left out, an optimizer full of tensors from elsewhere, an old embedding kept in place of the
-    new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning.
+    new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning, and
+    so is what only shows after the watched steps: layers that are unfrozen later, a part that is replaced.
 
     WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
     a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
@@ -307,3 +309,67 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
         "an adapter beside the quantised layers",
         ERROR if nobody_chose or not trainable else WARN,
     )
+
+
+LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+LEAST = 256  # elements, from which on a uniform distribution can be told from others
+
+
+@check("S22")
+def frozen_at_start(e: Evidence) -> Fired | Verdict:
+    """Transfer from a pretrained model gives no more than a random one; or adapters train and change nothing.
+
+    Looks at weights of linear and convolution layers that are frozen inside a model that trains. Fires when two or more
+    of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
+    that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
+    layers of a teacher and layers with adapters are left alone.
+
+    WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
+    came into them. Fix: Load with strict=True and read what load_state_dict returns: a prefix in the names ("module.")
+    and strict=False load nothing.
+    WARN frozen-at-start/zero: {name} is frozen at zero, so it gives nothing and never will: it was made to be trained.
+    Fix: Freeze the base before the adapters are put in, or unfreeze them by name.
+    """
+    ps, learns = e.parameters(), e.optimized()
+    if e.model is None or not e.trainable():
+        return unknown("no model was seen that trains")
+    frozen = {n: p for n, p in ps.items() if not p.requires_grad and id(p) not in learns and p.dim() > 1}
+    frozen = {n: p for n, p in frozen.items() if p.is_floating_point() and p.layout == torch.strided and not p.is_meta}
+    if not frozen:
+        return not_applicable("no part of the model is frozen")
+    owners = e.owners()
+    for name, p in frozen.items():
+        if not isinstance(owners[name], (*LAYERS, torch.nn.Embedding)) and p.numel() > 1 and not p.any():
+            return fires(
+                f"{name} {tuple(p.shape)} is frozen and zero", "trained", fault="frozen-at-start/zero", name=name
+            )
+    layers = {n: p for n, p in frozen.items() if isinstance(owners[n], LAYERS) and p.numel() >= LEAST}
+    shared = {id(p) for teacher in e.teachers for p in teacher.parameters()}
+    layers = {n: p for n, p in layers.items() if _alone(n, p, ps) and id(p) not in shared}
+    if any(_has_frozen_layer(name, layers) for name in e.trainable()):
+        return OK  # adapters: what they are tried on may be random
+    drawn = [n for n, p in layers.items() if _as_drawn(p)]
+    if len(drawn) < 2 or 2 * sum(ps[n].numel() for n in drawn) < sum(p.numel() for p in ps.values()):
+        return OK
+    names = ", ".join(drawn[:3])
+    return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
+
+
+def _has_frozen_layer(name: str, layers: Iterable[str]) -> bool:
+    """Whether a frozen layer is in the module that holds this tensor, or in the one around that."""
+    around = [".".join(name.split(".")[:-n]) for n in (1, 2)]
+    return any(layer.startswith(f"{path}.") for path in around if path for layer in layers)
+
+
+def _alone(name: str, p: Tensor, ps: dict[str, Tensor]) -> bool:
+    """Whether no layer that trains is one like it under another name."""
+    own = name.split(".")[1:]
+    return not any(q.requires_grad and q.shape == p.shape and n.split(".")[1:] == own for n, q in ps.items())
+
+
+def _as_drawn(p: Tensor) -> bool:
+    """Uniform between -1 / sqrt(inputs) and 1 / sqrt(inputs): the largest touches the bound and the spread fits."""
+    values = p.detach().float()
+    bound = values[0].numel() ** -0.5
+    most, spread = float(values.abs().max()), float(values.std())
+    return 0.97 * bound < most <= bound * (1 + 1e-6) and abs(spread * 3**0.5 / bound - 1) < 0.1

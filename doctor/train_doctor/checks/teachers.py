@@ -18,6 +18,7 @@ from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 NOISE = 1e-3  # of the standard deviation of the logits
+FOLLOWED = 4  # steps in which a teacher was compared with its student
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 
 
@@ -234,3 +235,31 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
         f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
     )
+
+
+@check("F28")
+def follows_at_once(e: Evidence) -> Fired | Verdict:
+    """A mean teacher or target network gives no better targets than the model itself, and training is unstable.
+
+    Looks at tensors without a gradient that began equal to one that learns. Fires when they go the same share of the
+    way to it at each step, and that is more than half of it and less than all. A copy, and an average whose rate
+    falls from step to step, are left alone.
+
+    WARN follows-at-once: The teacher takes {rate:.3g} of its student at each step, so it is hardly an average: the
+    decay and its complement are swapped. Fix: teacher = decay * teacher + (1 - decay) * student, with a decay of 0.9
+    or more.
+    """
+    pairs = [p for p in e.followers if len(p.rates) >= FOLLOWED and any(p.rates)]
+    if not e.followers:
+        return not_applicable("no tensor began equal to one that learns")
+    if not pairs:
+        return unknown("fewer than five steps were seen")
+    for pair in pairs:
+        low, high = min(pair.rates), max(pair.rates)
+        if 0.55 < low and high < 0.9995 and high - low < 0.01:
+            return fires(
+                f"{pair.name} went {low:.3g} to {high:.3g} of the way to its student in {len(pair.rates)} steps",
+                "a tenth of it or less",
+                rate=low,
+            )
+    return OK

@@ -1,0 +1,254 @@
+"""The eye leaves no trace: the program's own modes, its fast paths, its workers, and the stack of modes after it."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader, Dataset
+
+import train_doctor as doctor
+from train_doctor.evidence import Evidence
+from train_doctor.eye import Known
+
+
+def depth() -> int:
+    return torch._C._len_torch_function_stack()
+
+
+def loop(model, optimizer, steps: int = 8, around=lambda n: None, inside=lambda n: None, data=None):
+    losses = []
+    for n in range(steps):
+        x = torch.randn(8, 4) if data is None else data()
+        around(n)
+        loss = F.mse_loss(model(x), x)
+        optimizer.zero_grad()
+        loss.backward()
+        inside(n)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def small():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+class Counting(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_it_is_on_from_the_first_step_to_the_fourth():
+    seen = []
+    with doctor.watch(say=False) as report:
+        loop(*small(), around=lambda n: seen.append(depth()), inside=lambda n: seen.append(depth()))
+    assert seen == [0, 0] + [1, 1] * 3 + [0, 0] * 4 and not report.faults
+
+
+@pytest.mark.parametrize("steps", (1, 2, 3, 4, 10))
+def test_nothing_is_on_the_stack_afterwards(steps):
+    with doctor.watch(say=False, steps=steps):
+        loop(*small())
+        assert depth() == 0
+    assert depth() == 0
+
+
+def test_nothing_is_on_the_stack_after_an_exception():
+    class Stop(Exception):
+        pass
+
+    def stop(n):
+        if n == 2:
+            assert depth() == 1
+            raise Stop
+
+    before = torch.overrides.has_torch_function
+    with pytest.raises(Stop), doctor.watch(say=False):
+        loop(*small(), inside=stop)
+    assert depth() == 0 and torch.overrides.has_torch_function is before
+
+
+def test_a_watch_that_ends_in_the_middle_of_a_backward():
+    model, optimizer = small()
+    with doctor.watch(model, say=False, steps=1) as report:
+        for _ in range(300):  # it gives up after 256
+            F.mse_loss(model(torch.randn(8, 4)), torch.zeros(8, 4)).backward()
+    assert report.done and depth() == 0
+
+
+def test_modes_of_the_program_keep_their_place():
+    mine, opened = Counting(), []
+
+    def around(n):
+        if n == 2:
+            mine.__enter__()
+            assert depth() == 2
+        if n == 6:
+            assert depth() == 1
+            mine.__exit__(None, None, None)
+        opened.append(depth())
+
+    with doctor.watch(say=False) as report:
+        loop(*small(), around=around)
+    assert opened == [0, 1, 2, 2, 1, 1, 0, 0] and not report.faults
+    alone = Counting()
+    loop(*small(), around=lambda n: alone.__enter__() if n == 2 else n == 6 and alone.__exit__(None, None, None))
+    ours = [name for name in mine.names if name in ("linear", "mse_loss", "backward")]
+    assert ours == [name for name in alone.names if name in ("linear", "mse_loss", "backward")]
+
+
+def test_a_default_device_that_comes_and_goes():
+    seen = []
+
+    def inside(n):
+        with torch.device("cpu"):
+            seen.append(depth())
+
+    with doctor.watch(say=False) as report:
+        loop(*small(), inside=inside)
+    with torch.device("cpu"), doctor.watch(say=False):
+        loop(*small())
+    assert seen == [1, 2, 2, 2, 1, 1, 1, 1] and not report.faults and depth() == 0
+
+
+def test_the_fast_path_of_a_transformer_has_the_same_bits():
+    def run(watched: bool):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        teacher = nn.TransformerEncoder(layer, 2).eval()
+        model = nn.Linear(16, 16)
+        optimizer, answers = torch.optim.SGD(model.parameters(), 0.1), []
+
+        def train():
+            for _ in range(6):
+                x = torch.randn(3, 5, 16)
+                with torch.no_grad():
+                    aim = teacher(x)
+                optimizer.zero_grad()
+                F.mse_loss(model(x), aim).backward()
+                optimizer.step()
+                answers.append(aim)
+
+        if watched:
+            with doctor.watch(model, say=False) as report:
+                train()
+            assert not report.faults, report.faults
+        else:
+            train()
+        return answers, model.weight.detach()
+
+    (plain, weight), (watched, other) = run(False), run(True)
+    assert all(map(torch.equal, plain, watched)) and torch.equal(weight, other)
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, n):
+        return torch.full((4,), float(depth()))
+
+
+@pytest.mark.slow
+def test_workers_that_load_data_are_not_watched():
+    depths = []
+
+    def data():
+        batch = next(iter(DataLoader(Rows(), batch_size=8, num_workers=1)))
+        depths.append(batch.max().item())
+        return torch.randn(8, 4)
+
+    with doctor.watch(say=False) as report:
+        loop(*small(), data=data, steps=5)
+    assert depths == [0.0] * 5 and not report.faults
+
+
+def test_what_was_compiled_is_not_compiled_anew():
+    pytest.importorskip("torch._dynamo")
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    double = torch.compile(lambda x: 2 * x, backend=backend)
+    double(torch.zeros(8, 4))
+    seen = []
+    try:
+        with doctor.watch(say=False) as report:
+            loop(*small(), around=lambda n: seen.append(depth()), data=lambda: double(torch.randn(8, 4)))
+    finally:
+        torch._dynamo.reset()
+    assert len(graphs) == 1 and set(seen) == {0} and not report.faults
+
+
+def test_what_is_compiled_meanwhile_has_the_same_numbers():
+    double = torch.compile(lambda x: (2 * x).relu() + 1, backend="eager", fullgraph=True)
+
+    def data():
+        x = torch.randn(8, 4)
+        if depth():
+            assert torch.equal(double(x), (2 * x).relu() + 1)
+        return x
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    try:
+        with doctor.watch(say=False) as report:
+            loop(*small(), data=data)
+    finally:
+        torch._dynamo.reset()
+    assert not report.faults and depth() == 0
+
+
+def test_nothing_is_kept_alive():
+    refs = []
+
+    def data():
+        x = torch.rand(8, 4)
+        y = x + torch.randn_like(x)
+        refs.extend([weakref.ref(x), weakref.ref(y)])
+        return y
+
+    with doctor.watch(say=False):
+        loop(*small(), data=data)
+        gc.collect()
+        assert not any(ref() is not None for ref in refs)
+
+
+def test_what_is_known_goes_with_the_tensor():
+    gone = []
+    known = Known(gone.append)
+    x = torch.zeros(2)
+    known.put(x, "first")
+    known.put(x, "second")
+    assert known.get(x) == "second" and known.get(torch.zeros(2)) is None
+    del x
+    gc.collect()
+    assert not known.by_id and gone == ["second"]
+    assert Evidence().shown == set()
+
+
+def test_tensors_of_other_kinds_are_passed_over():
+    def data():
+        x = torch.randn(8, 4)
+        nested = torch.nested.nested_tensor([x[:3], x[3:]])
+        (nested + nested).unbind()
+        (x.to_sparse() * 2.0).to_dense()
+        torch.empty(3, device="meta") * 2
+        return x
+
+    with doctor.watch(say=False) as report:
+        loop(*small(), data=data)
+    assert not report.faults, report.faults

@@ -1,0 +1,105 @@
+"""Series whose target stands in the input: who sees it, and who only could."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import train_doctor as doctor
+from tests.bench import quiet
+from train_doctor import NOTE
+
+LENGTH = 16
+
+
+class Attention(nn.Module):
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.into, self.out, self.causal = nn.Linear(1, 16), nn.Linear(16, 1), causal
+        self.place = nn.Parameter(0.1 * torch.randn(LENGTH, 16))
+        self.mix = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]) if self.causal else None
+        return self.out(self.mix(self.into(x) + self.place[: x.shape[1]], src_mask=mask))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.rnn = nn.GRU(1, 8, batch_first=True, bidirectional=not causal)
+        self.out = nn.Linear(8 if causal else 16, 1)
+
+    def forward(self, x):
+        return self.out(self.rnn(x)[0])
+
+
+class Convolution(nn.Module):
+    """(rows, channels, times), with statistics of the batch."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.one, self.two, self.causal = nn.Conv1d(1, 8, 3), nn.Conv1d(8, 1, 1), causal
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.two(self.norm(self.one(F.pad(x, (2, 0) if self.causal else (1, 1)))).relu())
+
+
+def waves(rows: int = 12):
+    t = torch.arange(LENGTH + 1).float()
+    return torch.sin(t * (0.3 + torch.rand(rows, 1)) + 6 * torch.rand(rows, 1)).unsqueeze(2)
+
+
+def train(model, pair, steps: int = 4):
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with doctor.watch(model, optimizer=optimizer, steps=steps, say=False) as report:
+        for _ in range(steps):
+            x, y = pair(waves())
+            loss = F.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert not report.faults, report.faults
+    return report
+
+
+def next_one(s):
+    return s[:, :-1], s[:, 1:]
+
+
+def channels_first(s):
+    return s[:, :-1].transpose(1, 2), s[:, 1:].transpose(1, 2)
+
+
+KINDS = {"attention": (Attention, next_one), "rnn": (Recurrent, next_one), "convolution": (Convolution, channels_first)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forecaster_that_reads_its_answer_off(kind):
+    model, pair = KINDS[kind]
+    report = quiet(lambda: train(model(causal=False), pair))
+    assert report.root is not None and report.root.check == "F11" and "1 later" in report.root.diagnosis, f"\n{report}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forecaster_that_does_not(kind):
+    model, pair = KINDS[kind]
+    report = quiet(lambda: train(model(causal=True), pair))
+    assert not [f for f in report.findings if f.severity != NOTE], f"\n{report}"
+    assert report.verdicts["F11"].state == "OK"
+
+
+OTHER_TARGETS = {
+    "itself": lambda s: (s[:, :-1], s[:, :-1]),
+    "of another row": lambda s: (s[:, :-1], s.roll(1, 0)[:, 1:]),
+    "round in a circle": lambda s: (s[:, :-1], s[:, :-1].roll(-1, 1)),
+    "masked": lambda s: (s[:, :-1] * (torch.rand(len(s), LENGTH, 1) < 0.8), s[:, :-1]),
+    "constant": lambda s: (torch.ones(12, LENGTH, 1), torch.ones(12, LENGTH, 1)),
+}
+
+
+@pytest.mark.parametrize("how", OTHER_TARGETS)
+def test_targets_that_are_not_the_input_later_on(how):
+    report = quiet(lambda: train(Attention(causal=False), OTHER_TARGETS[how]))
+    assert "F11" not in {f.check for f in report.findings}, f"\n{report}"

@@ -1,0 +1,271 @@
+"""What the program's own arithmetic shows, function by function, in three early steps: N28, F23 to F27, F29 to
+F32 and D11.
+
+These are faults in plain lines between the calls of models and losses. What is seen is collected by the parts of the
+eye (eye.py); here it is asked whether it is a habit. A fault must show in two steps.
+
+Footgun: each of these lines is right in some other program. They are warnings, and each page says what is left alone.
+"""
+
+import linecache
+from pathlib import Path
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.dropped import GRADIENT
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict, not_applicable, unknown
+
+STEPS = 2
+BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")
+
+
+@check("N28")
+def update_dropped(e: Evidence) -> Fired | Verdict:
+    """Weight clipping, an average of weights or gradient clipping that was written down has no effect.
+
+    Fires when arithmetic on weights or gradients, between a backward and the next forward, gave a tensor of the same
+    shape that was never used by anything and is gone, at the same place in two steps. Norms and other numbers for a log
+    are left alone, and so are copies and differences of weights.
+
+    WARN update-dropped: The result of `{name}` on {what} is thrown away, and {what} stay as they are: the function
+    gives a new tensor, and the name that it was given is only the loop's. Fix: Write into the tensor, under
+    torch.no_grad(): {fix}.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    for (file, line, _, name), seen in e.dropped.items():
+        if len({round for round, _ in seen}) < STEPS:
+            continue
+        kinds = frozenset().union(*(of for _, of in seen))
+        what = "gradients" if kinds == {GRADIENT} else "weights"
+        text = linecache.getline(file, line).strip()
+        how = {"gradients": "p.grad.mul_(...), p.grad.clamp_(...)", "weights": "p.mul_(...).add_(...), p.clamp_(...)"}
+        return fires(
+            f"{len(seen)} results of {Path(file).name}:{line}"
+            + (f" `{text[:60]}`" if text else "")
+            + " were never used",
+            "results that are used",
+            name=name,
+            what=what,
+            fix=how[what] + ", or p.copy_(result)",
+        )
+    return OK
+
+
+@check("F23")
+def another_draw(e: Evidence) -> Fired | Verdict:
+    """A diffusion model's loss stays at the variance of the noise, which is 1.
+
+    Fires when a regression asks for a normal draw, scaled perhaps, that nothing in the answer was computed from, and
+    the answer was computed from something to which another draw of the same size was added. A random target for data
+    without noise is left alone.
+
+    WARN another-draw: The model is asked for noise that is not in its input: the noise was drawn twice, once for the
+    input and once for the target. Fix: Draw it once and use that tensor for both (q_sample(x0, t, noise)).
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    wrong, right = e.noise.get(False, set()), e.noise.get(True, set())
+    if not wrong and not right:
+        return not_applicable("no regression asks for a normal draw")
+    if len(wrong) < STEPS or right:
+        return OK
+    return fires(
+        f"in {len(wrong)} steps the target is a draw that the answer carries nothing of; it carries another one",
+        "a target that is in the input",
+    )
+
+
+@check("F24")
+def scored_another(e: Evidence) -> Fired | Verdict:
+    """A policy gradient learns nothing: the reward stays at chance, and the gradient is noise.
+
+    Fires when, in a step, one sample of a distribution that learns was only ever given to log_prob, and another one of
+    the same size was used and never scored. Each alone is left alone: an estimate of the entropy, an evaluation.
+
+    WARN scored-another: The action whose log-probability is taken is not the one that was taken: it was drawn a second
+    time. Fix: action = dist.sample() once, and log_prob(action) of that.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.misscored) < STEPS:
+        return OK
+    kind = next(iter(e.misscored.values()))
+    return fires(
+        f"in {len(e.misscored)} steps a sample of {kind} was scored and not used, and another used and not scored",
+        "one sample for both",
+    )
+
+
+@check("F29")
+def factor_learns(e: Evidence) -> Fired | Verdict:
+    """The critic or the baseline drifts to huge values, or the policy and the critic work against each other.
+
+    Fires when, in each step, the log-probability of a sample of a distribution that learns was multiplied, number by
+    number, by something that has a gradient and is not made of log-probabilities itself.
+
+    WARN factor-learns: What the log-probability is multiplied by has a gradient, so the policy's loss also pushes what
+    made it (the critic) to be large where an action was likely. Fix: log_prob * advantage.detach(), and a loss of its
+    own for the critic.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    wrong = e.factors.get(True, set())
+    if len(wrong) < STEPS or e.factors.get(False):
+        return OK
+    return fires(
+        f"in {len(wrong)} steps the log-probability of a sample was multiplied by a tensor that requires a gradient",
+        "a factor without a gradient",
+    )
+
+
+@check("F25")
+def slope_without_graph(e: Evidence) -> Fired | Verdict:
+    """A network that should solve a differential equation, or a gradient penalty, does not do what its loss asks for.
+
+    Fires when the result of torch.autograd.grad with respect to an input, without create_graph, was part of the loss
+    that was differentiated. Derivatives that only make another input, weigh a term, were detached, or are of something
+    that hangs on no weight are left alone.
+
+    WARN slope-without-graph: A derivative with respect to the input is part of the loss and was computed without a
+    graph, so the optimizer takes it for a constant. Fix: torch.autograd.grad(..., create_graph=True).
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.slopes) < STEPS:
+        return OK
+    return fires(
+        f"in {len(e.slopes)} steps the loss was computed from a derivative that has no graph",
+        "create_graph=True for what the loss is computed from",
+    )
+
+
+@check("D11")
+def rows_apart(e: Evidence) -> Fired | Verdict:
+    """The model learns nothing, or only the mean, although data and targets are right before they are batched.
+
+    Follows the order of rows: which permutation, selection or slice each tensor of a batch went through since it was
+    last known. Fires when the answer and its target, in a loss of torch or a product or difference by hand, differ by
+    one permutation of all rows, or were selected by two different ones. Where rows of several orders are mixed (mixup),
+    or the answer also meets a target in its own order, nothing is said.
+
+    WARN rows-apart: Data and targets do not belong together: {why}. Fix: Index both with the same permutation (x[perm],
+    y[perm]), also where rows are sorted by length or time.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.apart) < STEPS:
+        return OK
+    name, why = next(iter(e.apart.values()))
+    return fires(f"in {len(e.apart)} steps {name} was given rows in two orders", "rows in one order", why=why)
+
+
+@check("F26")
+def flags_turned(e: Evidence) -> Fired | Verdict:
+    """Targets are far too large, or a mask lets everything through, and values grow without end.
+
+    Fires when `~` was used on a tensor of whole numbers that holds only 0 and 1, and the result went into arithmetic
+    with floats or was made a bool. Turning bits before `&` and indexing from the end are left alone.
+
+    WARN flags-turned: ~ on {dtype} turns bits: 0 and 1 become {gives}, and not 1 and 0. Fix: 1 - flag, or flag.bool()
+    before ~.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.turned) < STEPS:
+        return OK
+    dtype = next(iter(e.turned.values()))
+    return fires(
+        f"in {len(e.turned)} steps ~ was used on zeros and ones of {dtype}, and the result as a number or a bool",
+        "a bool",
+        dtype=dtype,
+        gives="255 and 254" if dtype.startswith("uint") else "-1 and -2",
+    )
+
+
+@check("F27")
+def one_view_twice(e: Evidence) -> Fired | Verdict:
+    """A contrastive loss falls to its end at once, and what was learned separates nothing.
+
+    Fires when both sides of a similarity or distance (or the halves of a batch put together for one) have a gradient,
+    are equal to the last bit, and were made by the same functions of the same weights. Dropout makes two answers of one
+    input, which is left alone.
+
+    WARN one-view-twice: Both sides of the comparison are the same: the network was given one view twice. Fix: Augment
+    twice (two calls of the transform), and give the network both.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.same_views) < STEPS:
+        return OK
+    name, shape = next(iter(e.same_views.values()))
+    return fires(
+        f"in {len(e.same_views)} steps {name} was given two equal tensors of {shape}, from two calls of one network",
+        "two views that differ",
+    )
+
+
+@check("F30")
+def axes_regrouped(e: Evidence) -> Fired | Verdict:
+    """The loss falls some way and stays there; the same network on data in the right layout goes much further.
+
+    Fires when a line of the program calls reshape or view on a tensor and what comes out has the same sizes in another
+    order, like (32, 20, 40) of (32, 40, 20). That regroups the numbers along the memory. Sizes of 1 do not count, and
+    equal sizes can't be seen. Reshapes to other sizes are left alone.
+
+    WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
+    places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.regrouped) < STEPS:
+        return OK
+    name, before, after = next(iter(e.regrouped.values()))
+    return fires(
+        f"in {len(e.regrouped)} steps {name} gave a tensor of {before} the same sizes in another order, {after}",
+        "transpose or permute where axes change places",
+        name=name,
+        before=str(before),
+        after=str(after),
+    )
+
+
+@check("F31")
+def sum_overwritten(e: Evidence) -> Fired | Verdict:
+    """Sums over neighbours, segments or words are too small, and the model learns less than it could.
+
+    Fires when `total[index] += values` was run with indices of which some stand there more than once. Indices without
+    repetition are left alone, and so is a plain `total[index] = values`.
+
+    WARN sum-overwritten: {repeated} of {count} values of a sum were lost: total[index] += values keeps one value for
+    each place, however often the index names it. Fix: total.index_add_(0, index, values), or scatter_add_.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.overwritten) < STEPS:
+        return OK
+    count, repeated = next(iter(e.overwritten.values()))
+    return fires(
+        f"in {len(e.overwritten)} steps a sum was written to {count} places, {repeated} of them named before",
+        "indices that name each place once, or index_add_",
+        count=count,
+        repeated=repeated,
+    )
+
+
+@check("F32")
+def slope_flat(e: Evidence) -> Fired | Verdict:
+    """The part of a loss that asks for a derivative does not fall, whatever the rate.
+
+    Fires when torch.autograd.grad with create_graph gave a derivative with respect to an input that is exactly zero in
+    every place. A network of ReLU is made of straight pieces, so its second derivative is zero. Derivatives that are
+    zero in some places are left alone.
+
+    WARN slope-flat: A derivative with respect to the input is zero in every place, so a loss that asks for it can't
+    change it: the network is made of straight pieces (ReLU). Fix: Use a smooth activation (tanh, SiLU, sine).
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if len(e.flat) < STEPS:
+        return OK
+    return fires(f"in {len(e.flat)} steps a derivative was zero in every place", "one that depends on the weights")

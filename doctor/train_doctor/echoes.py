@@ -1,0 +1,32 @@
+"""Targets that went into the network at the place where they are asked for.
+
+    decoder(ids); cross_entropy(logits, ids)        a decoder that copies: at inference there is nothing to copy
+    labels[masked] = -100                           a masked model that is asked for what it can read
+
+The ids given to embeddings since the last backward are laid beside the targets of a loss, place by place.
+
+Footgun: an autoencoder is given its target and must get it through a bottleneck. So of two embeddings at work the last
+one counts, which is the decoder's, and with one alone only a mask that hides what is not asked for.
+"""
+
+from torch import Tensor
+
+LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
+DECODER, MASK = "decoder", "mask"
+
+
+def echo(inputs: list[Tensor], target: Tensor, ignored: int | None) -> str:
+    """Whether a loss asks for what went in: "decoder" or "mask"; "" if not. All tensors hold whole numbers."""
+    asked = target.detach().flatten().cpu()
+    there = asked != ignored if ignored is not None else asked == asked
+    fitting = [(n, ids.detach().flatten().cpu()) for n, ids in enumerate(inputs) if ids.numel() == asked.numel()]
+    if int(there.sum()) < LEAST or not fitting:
+        return ""
+    last, ids = fitting[-1]
+    if float((ids == asked)[there].float().mean()) < SAME:
+        return ""
+    hidden = ids[~there]
+    if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
+        return MASK
+    others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
+    return DECODER if others and last == len(inputs) - 1 else ""

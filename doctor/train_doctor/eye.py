@@ -1,0 +1,305 @@
+"""A look at each function of torch that the program calls, for three steps: what goes in, what comes out, what becomes
+of it.
+
+Hooks and patched losses see models and losses, and nothing between them. A clamped copy that is thrown away, a target
+that is another draw than the noise in the input, a derivative without a graph: all of that is plain arithmetic of the
+program. A `TorchFunctionMode` sees it. It is on from the end of the first optimizer step to that of the fourth, and off
+inside the steps themselves. What is known of a tensor hangs on a weak reference, so nothing lives longer for it.
+
+Each kind of question is a class of its own with `saw(op)`: dropped.py, noise.py, slopes.py, flags.py, views.py.
+
+Footguns: a mode may only leave the stack where no function of torch is under way, for torch puts back afterwards what
+it took off for the call. So it comes and goes in the hooks around an optimizer's step. And it lies beneath the modes of
+the program, or a `with` of the program that ends would take ours off and leave its own. Under a mode
+`has_torch_function` is true of every tensor, and then nn.TransformerEncoderLayer leaves its fast path, which has other
+bits; so that question is answered for the tensors alone.
+"""
+
+import os
+import sys
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
+
+from train_doctor.attach import FAULTS, Attachments, Part
+from train_doctor.waits import _whose
+
+LAST = 4  # the optimizer step after which it is over; it begins after the first
+UNSTEPPED = 2  # backwards without any step before it begins all the same
+CALLS = 100_000  # of functions; then it is over
+DEEP = 3  # lists inside each other that are looked into
+QUIET = {  # questions about a tensor that do not use its numbers
+    *("size", "dim", "stride", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "is_contiguous"),
+    *("_set_grad_enabled", "register_hook", "retain_grad", "requires_grad_", "get_device", "element_size", "data_ptr"),
+    *("__len__", "__hash__", "shape", "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout"),
+    *("is_cuda", "is_sparse", "is_nested", "is_meta", "is_quantized", "_version", "names", "itemsize", "nbytes"),
+    *("__set_name__", "is_inference", "_backward_hooks", "storage_offset", "is_cpu", "output_nr", "_base"),
+}
+OPEN: "weakref.WeakSet[Eye]" = weakref.WeakSet()
+
+
+class Op(NamedTuple):
+    """One call of a function of torch."""
+
+    name: str  # mul; also for mul_
+    given: list[Tensor]  # also those inside lists
+    results: list[Tensor]  # that are none of these
+    args: tuple
+    kwargs: dict
+    result: Any
+
+
+class Known:
+    """What is known of tensors, for as long as these live."""
+
+    def __init__(self, died: Callable[[Any], None] | None = None):
+        self.by_id: dict[int, tuple[weakref.ref, Any]] = {}
+        self.died = died
+
+    def get(self, t: Tensor) -> Any:
+        entry = self.by_id.get(id(t))
+        return entry[1] if entry is not None and entry[0]() is t else None
+
+    def put(self, t: Tensor, fact: Any) -> None:
+        key, facts, died = id(t), self.by_id, self.died
+
+        def gone(ref: weakref.ref) -> None:
+            if facts.get(key, (None,))[0] is ref:
+                del facts[key]
+            if died is not None:
+                died(fact)
+
+        facts[key] = weakref.ref(t, gone), fact
+
+
+class Mode(TorchFunctionMode):
+    """Passes each call on, and shows it."""
+
+    def __init__(self, eye: "Eye"):
+        super().__init__()
+        self.eye = weakref.ref(eye)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs) if kwargs else function(*args)
+        eye = self.eye()
+        if eye is not None and eye.on and not eye.at.depth and not eye.at.blind:
+            eye.show(function, args, kwargs or {}, result)
+        return result
+
+
+class Eye(Part):
+    """Is on in a few steps, and shows what it sees to those who ask about it."""
+
+    def __init__(self, at: Attachments):
+        super().__init__(at)
+        self.on = self.over = False
+        self.mode = Mode(self)
+        self.calls = 0
+        self.backwards = 0
+        self.forward = False  # the next forward has begun since the last backward
+        self.undo: list[Callable[[], None]] = []
+        self.watchers: list[Any] = []
+
+    @property
+    def turn(self) -> int:
+        """Number of the step, or of the backward where there are no steps."""
+        return self.e.rounds if self.e.stepped else self.backwards
+
+    def start(self, watchers: list) -> None:
+        self.watchers = watchers
+
+    # ---------------------------------------------------------------- when
+    def before_step(self) -> None:
+        """An optimizer is about to step; nothing in there is the program's own."""
+        if self.on:
+            self._off()
+
+    def after_step(self) -> None:
+        if not self.over and self.e.rounds + 1 >= min(LAST, self.e.declared.get("steps") or LAST):
+            self.close()
+        elif not self.over:
+            self._on()
+
+    def called(self, backwards: int) -> None:
+        """A model was called. Where no optimizer ever steps, this is where it comes and goes."""
+        self.backwards = backwards
+        if self.e.stepped:
+            return
+        if self.on:
+            self.e.shown.add(self.turn)
+        if self.over or backwards < UNSTEPPED:
+            return
+        if backwards >= UNSTEPPED + LAST:
+            self.close()
+        elif not self.on:
+            self._on()
+
+    def backward(self, loss: Tensor) -> None:
+        """Before a backward."""
+        if self.on:
+            self.forward = False
+            for watcher in self.watchers:
+                watcher.backward(loss)
+
+    def close(self) -> None:
+        """For good."""
+        self._off()
+        if not self.over:
+            self.over = True
+            for watcher in self.watchers:
+                watcher.close()
+
+    def release(self) -> None:
+        self.watchers = []
+
+    def leave(self) -> None:
+        """The block is left: where the watch ended inside of a function of torch, the mode is on the stack again."""
+        _away(self.mode)
+
+    def _on(self) -> None:
+        if self.on or self.at.blind or self.at.depth or self.e.opaque or self._compiled():
+            return
+        if self.calls > CALLS:
+            return
+        self.e.shown.add(self.e.rounds + 1 if self.e.stepped else self.turn)
+        _beneath(self.mode)
+        before, mode = torch.overrides.has_torch_function, self.mode
+
+        def of_the_tensors_alone(tensors) -> bool:
+            if torch._C._len_torch_function_stack() > 1 or not _has(mode):
+                return before(tensors)
+            return any(type(t) not in PLAIN and before((t,)) and _overrides(t) for t in tensors)
+
+        torch.overrides.has_torch_function = of_the_tensors_alone
+
+        def back() -> None:
+            if torch.overrides.has_torch_function is of_the_tensors_alone:
+                torch.overrides.has_torch_function = before
+
+        self.undo.append(back)
+        self.on = True
+        OPEN.add(self)
+
+    def _off(self) -> None:
+        self.on = False
+        OPEN.discard(self)
+        _away(self.mode)
+        while self.undo:
+            self.undo.pop()()
+
+    def _compiled(self) -> bool:
+        """Something was compiled: a mode would have it compiled anew."""
+        utils = sys.modules.get("torch._dynamo.utils")
+        return utils is not None and bool(utils.counters["frames"])
+
+    # ---------------------------------------------------------------- what
+    def show(self, function: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        try:
+            self._show(function, args, kwargs, result)
+        except Exception:
+            self.on = False  # the rest of the steps are not looked at
+            if len(self.e.faults) < FAULTS:
+                self.e.faults.append(f"eye: {traceback.format_exc(limit=-3)}")
+
+    def _show(self, function: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        name = getattr(function, "__name__", "")
+        if name in ("__get__", "__set__"):
+            name = getattr(getattr(function, "__self__", None), "__name__", name) + ("=" if name == "__set__" else "")
+        if name in QUIET:
+            return
+        self.calls += 1
+        if self.calls > CALLS:
+            self.on = False
+            return
+        given = list(tensors(args))
+        if kwargs:
+            given += tensors(tuple(kwargs.values()))
+        if given and given[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # to ask for numbers would end the capture
+        results = [r for r in tensors((result,)) if not any(r is t for t in given)]
+        if not name.startswith("__"):
+            name = name.rstrip("_")
+        if not all(map(_plain, (*given, *results))):  # only that the rest was used is of interest
+            name, results, result = "", [], None
+        op = Op(name, given, results, args, kwargs, result)
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)
+        try:
+            for watcher in self.watchers:
+                watcher.saw(op)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+
+PLAIN = (Tensor, nn.Parameter, nn.Buffer, type(None))
+
+
+def _plain(t: Tensor) -> bool:
+    return type(t) in PLAIN and not t.is_nested and not t.is_meta and t.layout == torch.strided
+
+
+def _overrides(t: Any) -> bool:
+    own = getattr(type(t), "__torch_function__", None)
+    return own is not None and own is not torch._C._disabled_torch_function_impl
+
+
+def tensors(things: Any, deep: int = DEEP) -> Iterator[Tensor]:
+    for thing in things:
+        if isinstance(thing, Tensor):
+            yield thing
+        elif deep and isinstance(thing, (list, tuple)):
+            yield from tensors(thing, deep - 1)
+        elif deep and isinstance(thing, dict):
+            yield from tensors(thing.values(), deep - 1)
+
+
+def place() -> tuple[str, int, int] | None:
+    """File, line and instruction of the program; None where a library calls."""
+    frame = sys._getframe(2)
+    while frame is not None and _whose(frame.f_code.co_filename) in ("torch", "doctor"):
+        frame = frame.f_back
+    if frame is None or _whose(frame.f_code.co_filename) != "program":
+        return None
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
+
+
+# ------------------------------------------------------------------------------------------------ the stack of modes
+def _has(mode: Mode) -> bool:
+    return any(torch._C._get_function_stack_at(i) is mode for i in range(torch._C._len_torch_function_stack()))
+
+
+def _taken() -> list:
+    """All modes, the lowest first; the stack is empty then."""
+    stack = torch._C._len_torch_function_stack()
+    return [torch._C._pop_torch_function_stack() for _ in range(stack)][::-1]
+
+
+def _beneath(mode: Mode) -> None:
+    """Put it under all modes of the program, but over a default device, which must be the lowest."""
+    modes = _taken()
+    low = 1 if modes and isinstance(modes[0], DeviceContext) else 0
+    for one in (*modes[:low], mode, *modes[low:]):
+        torch._C._push_on_torch_function_stack(one)
+
+
+def _away(mode: Mode) -> None:
+    if _has(mode):
+        for one in _taken():
+            if one is not mode:
+                torch._C._push_on_torch_function_stack(one)
+
+
+def _forked() -> None:
+    """A worker that loads data has a copy of the stack."""
+    for eye in list(OPEN):
+        eye.on = False
+        _away(eye.mode)
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,187 @@
+"""The order of rows: which selections and permutations each tensor of a batch went through, and who meets whom.
+
+    order = torch.argsort(times, descending=True)
+    times, events = times[order], events[order]         and the covariates stay in the order that they had
+
+Two tensors that were rows of one batch belong together as long as both go through the same indices. Each index along
+the first dimension is known by its numbers, and a tensor by the list of those that it went through. What is computed
+from rows of one order keeps the order, also through a model.
+
+Footguns: what is computed from two orders (mixup, shuffled negatives) has none, and so has what was written into,
+sorted back, or turned. Numbers that were made in the step (zeros, a range, noise) have every order. Rows may also be
+ordered by numpy, unseen: so the index that makes the difference must be one that torch made in that step, and whose
+numbers did not leave it. An answer that also meets rows of its own order in that step is left alone.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from train_doctor.eye import Eye, Known, Op
+
+LEAST, MOST = 8, 2**16  # rows; numbers of an index
+LOSSES = {
+    *("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss"),
+    *("smooth_l1_loss", "huber_loss", "gaussian_nll_loss", "poisson_nll_loss", "kl_div"),
+}
+MEETING = LOSSES | {"mul", "multiply", "sub", "subtract"}
+MADE = {
+    *("zeros", "ones", "full", "arange", "empty", "eye", "linspace", "zeros_like", "ones_like", "full_like", "tensor"),
+    *("empty_like", "rand", "randn", "rand_like", "randn_like", "randint", "normal", "bernoulli", "multinomial", "new"),
+    *("new_zeros", "new_ones", "new_full", "randperm", "randint_like", "scalar_tensor", "one_hot"),
+}
+TURNED = {
+    *("transpose", "permute", "T", "t", "mT", "gather", "scatter", "index_put", "index_add", "index_copy", "where"),
+    *("scatter_add", "masked_select", "unique", "nonzero", "matmul", "__matmul__", "mm", "bmm", "einsum", "argsort"),
+    *("cat", "concat", "stack", "cdist", "sort", "topk", "repeat_interleave", "masked_scatter"),
+}
+WRITTEN = {"__setitem__", "flip", "roll", "flipud", "index_copy", "index_add", "scatter", "masked_scatter", "set"}
+INDICES = {"randperm", "argsort", "sort", "multinomial", "randint", "topk"}  # give indices
+PASSED = {"__getitem__", "split", "chunk", "to", "long", "flip", "cuda", "cpu", "view", "flatten", "squeeze", "narrow"}
+LEAVING = {"numpy", "tolist", "__array__", "item", "__iter__", "unbind", "__index__", "__int__"}
+Order = tuple  # of indices; None stands for no order
+EVERY = ("every",)
+
+
+class Orders:
+    def __init__(self, eye: Eye):
+        self.eye, self.e = eye, eye.e
+        self.known = Known()  # tensors -> Order, EVERY or None
+        self.indices = Known()  # indices that torch made
+        self.left: set[int] = set()  # rounds in which the numbers of such an index were taken out of torch
+        self.met: dict[int, dict] = {}  # round -> order of an answer -> whether it met its own, and one that was not
+
+    def backward(self, loss: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        for turn, answers in self.met.items():
+            wrong = [met for order, met in answers.items() if False in met and True not in met]
+            if wrong and turn not in self.left:
+                self.e.apart[turn] = wrong[0][False]
+        self.met.clear()
+        self.known.by_id.clear()
+
+    def saw(self, op: Op) -> None:
+        self._index_made(op)
+        if op.name in MADE or not op.given:
+            for r in op.results:
+                self.known.put(r, EVERY)
+            return
+        if op.name == "__getitem__" and len(op.args) == 2 and op.results:
+            return self._index(op.args[0], op.args[1], op.results[0])
+        if op.name == "index_select" and len(op.given) == 2 and op.results:
+            dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+            return self._index(op.given[0], op.given[1], op.results[0]) if dim == 0 else None
+        if op.name in ("split", "chunk", "unbind", "tensor_split") and op.results and op.given:
+            return self._pieces(op)
+        if op.name in WRITTEN and op.given:
+            return self.known.put(op.results[0] if op.results else op.given[0], None)
+        if op.name == "sort" and len(op.results) == 2 and op.given[0].dim() == 1:
+            index = self._signature(op.results[1], op.given[0])
+            base = self._order(op.given[0])
+            self.known.put(op.results[0], None if base is None or base == EVERY or index is None else (*base, index))
+            return
+        if op.name in MEETING and len(op.given) == 2:
+            self._meet(op.name, *op.given)
+        self._follow(op)
+
+    def _index_made(self, op: Op) -> None:
+        mine = bool(op.given) and bool(self.indices.get(op.given[0]))
+        if mine and op.name in LEAVING:
+            self.left.add(self.eye.turn)
+        elif op.name in INDICES or mine and op.name in PASSED:
+            for r in op.results:
+                if not r.is_floating_point():
+                    self.indices.put(r, True)
+
+    def _signature(self, index: Tensor, source: Tensor) -> tuple | None:
+        """A permutation or selection of rows, none twice, by its numbers; None for any other index."""
+        if index.dim() != 1 or index.dtype not in (torch.int64, torch.int32) or not LEAST <= len(index) <= MOST:
+            return None
+        numbers = index.tolist()
+        if len(set(numbers)) != len(numbers):
+            return None
+        return "all" if len(numbers) == len(source) else "some", hash(tuple(numbers)), bool(self.indices.get(index))
+
+    def _order(self, t: Tensor) -> Order | None:
+        entry = self.known.by_id.get(id(t))
+        return entry[1] if entry is not None and entry[0]() is t else ()
+
+    def _index(self, source: Tensor, index: object, result: Tensor) -> None:
+        base = self._order(source)
+        index = index[0] if isinstance(index, tuple) and index else index
+        if base is None or base == EVERY or index is None or index is Ellipsis or isinstance(index, list):
+            return self.known.put(result, base if base == EVERY else None)
+        if isinstance(index, slice):
+            step = index.indices(len(source))
+            if step != (0, len(source), 1):
+                base = (*base, ("rows", *step))
+        elif isinstance(index, Tensor):
+            name = self._signature(index, source)
+            base = None if name is None else (*base, name)
+        else:
+            base = None
+        if base != ():
+            self.known.put(result, base)
+
+    def _pieces(self, op: Op) -> None:
+        base = self._order(op.given[0])
+        if op.name == "unbind" or base is None or op.kwargs.get("dim", 0) != 0 or len(op.args) > 2:
+            base = None
+        sizes = tuple(len(r) if r.dim() else 1 for r in op.results)
+        for n, r in enumerate(op.results):
+            if base == EVERY or base is None:
+                self.known.put(r, base)
+            else:
+                self.known.put(r, (*base, ("piece", n, sizes)))
+
+    def _follow(self, op: Op) -> None:
+        results = op.results
+        if not results and op.given and op.result is op.given[0]:  # written in place
+            results = op.given[:1]
+        orders = [(t, self._order(t)) for t in op.given if not isinstance(t, nn.Parameter)]
+        if all(order == () for _, order in orders):
+            return
+        for r in results:
+            if not r.dim():
+                continue
+            rows = [order for t, order in orders if t.dim() and len(t) == len(r)]
+            if op.name in TURNED or not rows:
+                self.known.put(r, None if any(order != EVERY for _, order in orders) else EVERY)
+                continue
+            kinds = {order for order in rows if order != EVERY}
+            self.known.put(r, kinds.pop() if len(kinds) == 1 else EVERY if not kinds else None)
+
+    def _meet(self, name: str, one: Tensor, two: Tensor) -> None:
+        if two.requires_grad and not one.requires_grad:
+            one, two = two, one
+        if not one.requires_grad or two.requires_grad or isinstance(one, nn.Parameter):
+            return
+        if not one.dim() or not two.dim() or len(one) != len(two) or len(one) < LEAST:
+            return
+        mine, its = self._order(one), self._order(two)
+        if mine is None or its is None or EVERY in (mine, its):
+            return
+        met = self.met.setdefault(self.eye.turn, {}).setdefault(mine, {})
+        if mine == its:
+            met.setdefault(True, ())
+        elif (why := _apart(mine, its, name in LOSSES)) is not None:
+            met.setdefault(False, (name, why))
+
+
+def _apart(mine: Order, its: Order, in_a_loss: bool) -> str | None:
+    """How two orders differ, where rows that belonged together went apart."""
+    long, short = (mine, its) if len(mine) > len(its) else (its, mine)
+    if len(long) == len(short) + 1 and (short or in_a_loss):
+        for n, index in enumerate(long):
+            if index[0] == "all" and index[2] and long[:n] + long[n + 1 :] == short:
+                return "one was permuted or sorted and the other was not"
+    if (
+        len(long) == len(short) == 1
+        and in_a_loss
+        and long[0][0] == short[0][0]
+        and long[0][0] in ("all", "some")
+        and (long[0][2] and short[0][2])
+    ):
+        return "they were indexed by two different permutations"
+    return None

@@ -1,0 +1,134 @@
+"""A model of series that is asked for values which stand in its input: does it see them?
+
+    x, y = s[:, :-1], s[:, 1:]          y at time t is x at time t + 1
+
+That is how a forecaster is trained, and right where the answer at t hangs on x up to t alone. An encoder without a
+causal mask, a recurrent layer that runs both ways or a convolution padded on both sides reads the answer off its input.
+Where a target is found to be the input, shifted, the call is made twice more: as it was, and with the second half of
+each series taken from another row. Answers before that half must not move.
+
+Footguns: taking the half from another row leaves the statistics of the batch as they were, nearly, so that a
+normalisation over the batch does not pass for a leak. A target that is the input turned round in a circle is an
+exercise in permutations, and no forecast. Two dimensions may be a table, whose columns have no order.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from train_doctor import replays
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.reading import readable
+
+LEAST, CHANNELS = 6, 8  # times in a series; channels of the input that a target may be
+COUPLING = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+
+
+class Shifted(NamedTuple):
+    """The target is the input so many times later."""
+
+    call: Call
+    at: int  # number of the argument
+    time: int  # dimension
+    shift: int
+    shape: tuple[int, ...]  # of the target
+
+
+class Leak(NamedTuple):
+    shift: int
+    early: float  # how far answers moved before the half that was changed
+    late: float  # and in it
+    coupled: bool  # rows or times share statistics
+
+
+def match(e: Evidence, event: Backward) -> None:
+    """Before the first backward: e.probes["shifted"], where there is one."""
+    if "shifted" in e.probes:
+        return
+    for n in event.entropies:
+        y = n.target
+        if n.fed is None or not readable(y) or not y.is_floating_point() or y.dim() not in (2, 3) or len(y) < 2:
+            continue
+        for call in event.calls:
+            for number, x in enumerate(call.args if call.role == "model" and call.grad else ()):
+                if readable(x) and x.is_floating_point() and x.dim() == 3 and len(x) == len(y):
+                    found = _find(x.detach(), y.detach())
+                    if found is not None:
+                        e.probes["shifted"] = Shifted(call, number, *found, tuple(y.shape))
+                        return
+
+
+def _find(x: Tensor, y: Tensor) -> tuple[int, int] | None:
+    for time in (1, 2):
+        s, t = (x, y) if time == 1 else (x.transpose(1, 2), y.transpose(1, 2) if y.dim() == 3 else y)
+        if t.dim() == 2:
+            t = t.unsqueeze(-1)
+        if s.shape[1] != t.shape[1] or s.shape[1] < LEAST or (shift := _shift(s, t)) is None:
+            continue
+        return time, shift
+    return None
+
+
+def _shift(s: Tensor, t: Tensor) -> int | None:
+    """Of (rows, times, channels) against (rows, times, channels or one of them)."""
+    width, length = t.shape[2], s.shape[1]
+    starts = range(min(s.shape[2], CHANNELS)) if width == 1 else (0,) if width <= s.shape[2] else ()
+    for first in starts:
+        part = s[:, :, first : first + width]
+        if part.shape != t.shape or bool((part == part[:, :1]).all()):
+            continue
+        for shift in range(1, length // 2 + 1):
+            later = torch.equal(part[:, shift], t[:, 0]) and torch.equal(part[:, shift:], t[:, :-shift])
+            if later and not torch.equal(part[:, :shift], t[:, -shift:]):
+                return shift
+    return None
+
+
+def run(e: Evidence) -> None:
+    """Before the first step: e.probes["leak"]."""
+    shifted = e.probes.pop("shifted", None)
+    if shifted is None or e.opaque or shifted.call.module() is None or not shifted.call.args:
+        return
+    with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+        e.probes["leak"] = _leak(shifted)
+
+
+def _leak(shifted: Shifted) -> Leak | None:
+    call, module = shifted.call, shifted.call.module()
+    x = call.args[shifted.at]
+    cut = x.shape[shifted.time] // 2
+    other = x.detach().clone()
+    later = [slice(None)] * x.dim()
+    later[shifted.time] = slice(cut, None)
+    other[tuple(later)] = x.detach().roll(1, 0)[tuple(later)]
+    state = torch.get_rng_state()
+    answers = []
+    for given in (x, x, other):
+        torch.set_rng_state(state)
+        args = (*call.args[: shifted.at], given, *call.args[shifted.at + 1 :])
+        device = next((p.device.type for p in module.parameters()), "cpu")
+        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+            out = replays.again(module, args, call.kwargs)
+        found = [o for o in _floats(out) if tuple(o.shape) == shifted.shape] or [
+            o for o in _floats(out) if o.shape[: shifted.time + 1] == x.shape[: shifted.time + 1]
+        ]
+        if not found:
+            return None
+        answers.append(found[0].float())
+    if not torch.equal(*answers[:2]):
+        return None  # draws that cannot be repeated
+    time = min(shifted.time, answers[0].dim() - 1)
+    moved = (answers[0] - answers[2]).abs()
+    early = moved.narrow(time, cut - shifted.shift, shifted.shift)
+    late = moved.narrow(time, cut, moved.shape[time] - cut)
+    coupled = any(isinstance(m, COUPLING) for m in module.modules())
+    return Leak(shifted.shift, float(early.mean()), float(late.mean()), coupled)
+
+
+def _floats(out) -> list[Tensor]:
+    if isinstance(out, Tensor):
+        return [out] if out.is_floating_point() and out.dim() > 1 else []
+    parts = out.values() if isinstance(out, dict) else out if isinstance(out, (list, tuple)) else ()
+    return [x for part in parts for x in _floats(part)]

@@ -1,0 +1,83 @@
+"""Two sides of a similarity that are the same to the last bit: one view of the data twice.
+
+A contrastive loss compares what a network makes of two views of a picture. Where both views are the same one, the pair
+that should be alike is alike from the beginning, and nothing is learned. Both sides then are equal bit for bit, and
+their graphs are the same functions of the same weights.
+
+Footguns: with dropout two calls with one input differ, which is a method of its own. A network whose last layer is
+still zero, or that has collapsed, gives the same answer to any input; so rows must differ from each other. A step of a
+recurrence that has come to rest is equal to the one before, whose graph is shorter.
+"""
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op
+
+PAIRED = {
+    *("cat", "concat", "stack", "matmul", "mm", "__matmul__", "bmm", "cosine_similarity", "pairwise_distance", "cdist"),
+    *("mse_loss", "l1_loss", "smooth_l1_loss", "sub", "subtract", "cosine_embedding_loss", "triplet_margin_loss"),
+    *("einsum", "mul", "multiply"),
+}
+NODES = 500
+
+
+class Views:
+    def __init__(self, eye: Eye):
+        self.eye, self.e = eye, eye.e
+
+    def saw(self, op: Op) -> None:
+        if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
+            return
+        one, two = op.given[:2]
+        if one is two or not (one.requires_grad and two.requires_grad) or one.grad_fn is two.grad_fn:
+            return
+        if op.name.endswith(("mul", "multiply", "mm", "__")) and one.dim() != 2:
+            return
+        made = one.grad_fn, two.grad_fn
+        two = two if two.shape == one.shape else two.T if two.dim() == 2 and two.T.shape == one.shape else two
+        if one.shape != two.shape or one.dim() < 2 or len(one) < 2 or one.numel() == len(one) or one.dtype != two.dtype:
+            return
+        if torch.equal(one, two) and not bool((one[:1] == one[1:]).all()) and _same(*made):
+            self.e.same_views.setdefault(self.eye.turn, (op.name, tuple(one.shape)))
+
+    def backward(self, loss: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _same(one, two) -> bool:
+    """Whether two graphs are the same functions of the same weights, and two in all but these."""
+    one, two = _unturned(one), _unturned(two)
+    queue, seen, weights, apart = [(one, two)], set(), 0, 0
+    while queue:
+        a, b = queue.pop()
+        if a is None or b is None:
+            if a is not b:
+                return False
+            continue
+        if (a, b) in seen:
+            continue
+        seen.add((a, b))
+        if len(seen) > NODES or type(a) is not type(b):
+            return False
+        if hasattr(a, "variable"):
+            if a.variable is not b.variable:
+                return False
+            weights += 1
+            continue
+        apart += a is not b
+        edges = [edge for edge, _ in a.next_functions], [edge for edge, _ in b.next_functions]
+        if len(edges[0]) != len(edges[1]):
+            return False
+        queue += zip(*edges)
+    return weights > 0 and apart > 1
+
+
+def _unturned(node):
+    """Without a transposition, which the other side of a product needs."""
+    while node is not None and type(node).__name__.startswith(("TBackward", "TransposeBackward", "PermuteBackward")):
+        node = node.next_functions[0][0]
+    return node
