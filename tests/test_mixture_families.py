@@ -5,6 +5,7 @@ of experts, sigmoid scores, state spaces between them. What cannot be read is re
 """
 
 import pytest
+import test_hf
 import torch
 import transformers as tf
 from conftest import FP32
@@ -130,6 +131,17 @@ def test_saved_and_resumed_it_ends_on_the_same_bits(family, tmp_path):
     now, before = sorted((tmp_path / "straight").glob("step-*"), reverse=True)
     said = audit_weights.findings(list(audit_weights.measure(now, before)))
     assert [s for s in said if "no token chose it" not in s] == []  # nblib audit finds nothing on any family
+
+
+def test_resumed_under_the_trainer_it_ends_on_the_same_bits(family, tmp_path, monkeypatch):
+    """Where the stock Trainer brings back a quarter of some mixtures (notebook 04)."""
+    monkeypatch.setattr(test_hf.Rows, "ids", test_hf.Rows.ids % 128)
+    options = dict(loss=test_hf.routed_loss(), save_strategy="steps", save_steps=2)
+    straight, *_ = test_hf.by_trainer(build(family), tmp_path / "a", **options)
+    checkpoint = str(tmp_path / "a" / "checkpoint-2")
+    resumed, *_ = test_hf.by_trainer(build(family, seed=1), tmp_path / "b", resume=checkpoint, **options)
+    for (name, p), q in zip(straight.model.named_parameters(), resumed.model.parameters()):
+        assert torch.equal(p, q), name
 
 
 def test_a_family_whose_router_says_something_else_is_refused_in_one_sentence(ids):
