@@ -281,7 +281,8 @@ def first_loss(e: Evidence) -> Fired | Verdict:
 def accumulation(e: Evidence) -> Fired | Verdict:
     """The same batch split into micro-batches gives another gradient: larger losses, or short answers count more.
 
-    For rounds of several backwards on different batches, the loss of each is set against its cross-entropy per token.
+    For rounds of several backwards on different batches, the loss of each is set against its cross-entropy per token,
+    or, from three backwards on, against the mean that a loss of torch gave.
     Undivided means sum up to k times the gradient; means divided by k alike, though the numbers of tokens differ
     much, weigh tokens unequally. Losses that share a batch, gradients divided by hand before the step and losses
     divided by the whole batch's tokens are left alone.
@@ -298,8 +299,16 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     """
     if Backward in e.crowded:
         return unknown("a step has more backwards than are kept")
-    rounds = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
-    rounds = [bs for bs in rounds if _accumulates(bs)]
+    several = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
+    rounds = [bs for bs in several if _accumulates(bs)]
+    if not rounds and len(added := [len(bs) for bs in several if _adds_means(bs)]) >= 2:
+        if len(e.models) == 1 and not _divided_by_hand(e):
+            return fires(
+                f"{added[0]} losses per step, each a whole mean over its own batch",
+                f"losses divided by {added[0]}",
+                fault="accumulation-scale/undivided",
+                k=added[0],
+            )
     if not rounds:
         return not_applicable("no step was made from several batches")
     readings = [[b.reading for b in bs] for bs in rounds]
@@ -351,6 +360,18 @@ def _accumulates(backwards: list[Backward]) -> bool:
             return False
         ids.append(calls[0].ids)
     return not any(a.shape == b.shape and bool((a == b).all()) for i, a in enumerate(ids) for b in ids[:i])
+
+
+def _adds_means(backwards: list[Backward]) -> bool:
+    """Each backward has a forward and a batch of its own, and is of nothing but the mean that one loss gave. Two are
+    left alone: real and fake, or two tasks."""
+    used = [[n for n in b.entropies if n.used] for b in backwards]
+    if len(backwards) < 3 or any(len(ns) != 1 or ns[0].reduction != "mean" or not ns[0].number for ns in used):
+        return False
+    forwards = [sum(c.role == "model" and c.grad for c in b.calls) for b in backwards]
+    whole = all(abs(b.value - ns[0].number) <= 1e-4 * abs(ns[0].number) for b, ns in zip(backwards, used) if b.value)
+    kinds = {(ns[0].name, ns[0].shape[1:]) for ns in used}
+    return set(forwards) == {1} and whole and len(kinds) == 1 and len({b.value for b in backwards}) == len(backwards)
 
 
 @check("N17")
