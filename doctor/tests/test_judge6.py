@@ -30,8 +30,10 @@ NAMED = {
     "spectrum_fit": "N1",
     "texture_deepnet": "S11",
     "transfer_probe": "S22",
+    "intent_classifier": "F34",
     "lora_adapter": "S22",
     "masked_tokens": "F33",
+    "event_order": "S23",
     "sensor_finetune": "N4",
 }
 UNSEEN = {
@@ -45,8 +47,6 @@ UNSEEN = {
     "siamese_signals": "a target with a gradient is right in contrastive losses, and wrong in this one",
     "expert_mixture": "a router may learn from a balance term alone",
     "robot_arm": "a gradient by hand may differ from the slope on purpose (straight-through, reversal)",
-    "intent_classifier": "what a mask of a torch layer hides is not looked into",
-    "event_order": "that a row hangs on its place in the batch would take another order of rows to see",
 }
 
 

@@ -117,7 +117,7 @@ class Calls(Part):
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
         self.backwards += 1
-        self.calls, self.entropies, self.embedded = [], [], []
+        self.calls, self.entropies, self.embedded, self.e.lookups = [], [], [], []
         if self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
@@ -358,6 +358,7 @@ class Calls(Part):
             seen[:] = seen[0] + 1, seen[1] + int((on_cpu(ids) == pad).sum()), max(seen[2], ids.dim())
         if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
             self.embedded.append(ids)
+            self.e.lookups = self.embedded
         widest = self.ends.get("vocabulary", 0)
         if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
             cast = autocast_of(ids.device.type)

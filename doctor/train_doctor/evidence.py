@@ -280,6 +280,8 @@ class Evidence:
         self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
         self.echoed: dict[int, str] = {}  # round -> which targets went in at their own place, see echoes.py
+        self.lookups: list[Tensor] = []  # ids given to embeddings since the last backward
+        self.hiding: dict[int, bool] = {}  # round -> whether a mask hides the text and shows the padding
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
         self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
         self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated

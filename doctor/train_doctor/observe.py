@@ -42,10 +42,12 @@ from train_doctor import (
     followers,
     graphs,
     histograms,
+    masks,
     measures,
     noise,
     orders,
     owners,
+    places,
     probes,
     repeats,
     scored,
@@ -77,7 +79,7 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
-WATCHERS += (axes.Axes, repeats.Repeats)
+WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -594,6 +596,7 @@ class Observer(Part):
             return None  # only counted
         if not e.rounds:
             series.match(e, event)
+            places.match(e, event)
         if scalar:
             measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)
             if measured or any(n.fed is not None for n in event.entropies):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import replays, series
+from train_doctor import places, replays, series
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -29,6 +29,7 @@ def run(e: Evidence) -> None:
     """Fill e.probes before the first optimizer step."""
     replays.run(e)
     series.run(e)
+    places.run(e)
     for probe in (_reach, _documents, _padding):
         with contextlib.suppress(Unfit):
             probe(e)

@@ -1,5 +1,5 @@
 """What the program's own arithmetic shows, function by function, in three early steps: N28, F23 to F27, F29 to
-F32 and D11.
+F32, F34 and D11.
 
 These are faults in plain lines between the calls of models and losses. What is seen is collected by the parts of the
 eye (eye.py); here it is asked whether it is a habit. A fault must show in two steps.
@@ -269,3 +269,22 @@ def slope_flat(e: Evidence) -> Fired | Verdict:
     if len(e.flat) < STEPS:
         return OK
     return fires(f"in {len(e.flat)} steps a derivative was zero in every place", "one that depends on the weights")
+
+
+@check("F34")
+def mask_inverted(e: Evidence) -> Fired | Verdict:
+    """The model answers all texts of one length alike, and learns little more than the shares of the classes.
+
+    Lays masks that become minus infinity on attention scores over the ids that went in. Fires when all ids that a mask
+    shows are one and the same, the padding, and all others are hidden. Masks that show text are left alone.
+
+    ERROR mask-inverted: The attention mask is inverted: it hides the text and shows the padding. Fix: For torch's
+    key_padding_mask True means hidden: pass ids == pad_id. For scores by hand: masked_fill(~keep, -inf).
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if not e.hiding:
+        return not_applicable("no attention mask with a place for each token was seen")
+    if not all(e.hiding.values()) or len(e.hiding) < STEPS:
+        return OK
+    return fires(f"in {len(e.hiding)} steps the mask showed one id alone, and hid all others", "a mask that hides it")

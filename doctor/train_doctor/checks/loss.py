@@ -302,7 +302,8 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     several = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in several if _accumulates(bs)]
     if not rounds and len(added := [len(bs) for bs in several if _adds_means(bs)]) >= 2:
-        if len(e.models) == 1 and not _divided_by_hand(e):
+        searches = any("LBFGS" in o.kind.__name__ for o in e.optimizers)  # asks for one batch's loss at many weights
+        if len(e.models) == 1 and not searches and not _divided_by_hand(e):
             return fires(
                 f"{added[0]} losses per step, each a whole mean over its own batch",
                 f"losses divided by {added[0]}",

@@ -8,7 +8,7 @@ from statistics import median
 
 from torch import nn
 
-from train_doctor import graphs, histograms
+from train_doctor import graphs, histograms, places
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.losses import judged
 from train_doctor.evidence import Backward, Evidence, Step
@@ -70,6 +70,28 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
                 f"{name} is given {wrong[0]}, and the loss has {shapes[0]}", "(time, batch, features)", name=name
             )
     return OK
+
+
+@check("S23")
+def place_in_batch(e: Evidence) -> Fired | Verdict:
+    """A model gets worse where batches are of another size or order, and single rows are answered otherwise.
+
+    Makes one call again before the first step, in eval mode, with the rows in another order. Fires when a row is
+    answered otherwise at another place, although it does not see the other rows. Models with state for each row are
+    left alone, and so are those whose rows see each other.
+
+    WARN place-in-batch: The answer to a row hangs on its place in the batch: positions (or something else that has one
+    value for each place) are added along the batch and not along the sequence. Fix: Index positions by the dimension
+    of time: pe[: x.size(1)] for (batch, time, features).
+    """
+    moved = e.probes.get("moved")
+    if moved is None:
+        return unknown("no call of a model could be made again with its rows in another order")
+    if moved.turned < places.SEEN or moved.stayed > places.STILL:
+        return OK
+    return fires(
+        f"at other places the answers to the same rows move by up to {moved.turned:.2g} of their spread", "0 of it"
+    )
 
 
 def _along(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:

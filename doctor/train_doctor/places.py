@@ -1,0 +1,93 @@
+"""Does the answer to a row hang on its place in the batch?
+
+    x = x + self.pe[: x.size(0)]            positions of (time, batch, features), added to (batch, time, features)
+
+Every row then carries the number of its place. One call is made again before the first step, in eval mode: as it was,
+with the rows turned round, and with all rows but the first and the last moved on by one. Where the two that stayed
+answer the same, rows do not see each other; where the turned ones do not answer the same, their place is seen.
+
+Footguns: nodes of a graph and times of a series see each other, so the answers of the two that stayed move, and nothing
+is said. State that is kept for each row (streams) belongs to its place: such modules are left alone.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from train_doctor import replays
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.reading import readable
+
+LEAST, WORK = 6, 1e9  # rows; products of a row and a parameter
+SEEN, STILL = 1e-2, 1e-4  # of the spread of the answers
+
+
+class Moved(NamedTuple):
+    """How far answers moved, in spreads: of rows that changed places, and of rows that stayed."""
+
+    turned: float
+    stayed: float
+
+
+def match(e: Evidence, event: Backward) -> None:
+    """At the first backward: e.probes["rows"], a call whose arguments have one row each."""
+    for call in event.calls:
+        given = [*call.args, *call.kwargs.values()]
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        plain = all(x is None or isinstance(x, (Tensor, int, float, str)) for x in given)
+        if call.role != "model" or not call.grad or not tensors or not plain or not all(map(readable, tensors)):
+            continue
+        rows = {len(x) if x.dim() else 0 for x in tensors}
+        if len(rows) == 1 and LEAST <= min(rows):
+            e.probes.setdefault("rows", call)
+
+
+def run(e: Evidence) -> None:
+    """Before the first step: e.probes["moved"]."""
+    call: Call | None = e.probes.pop("rows", None)
+    module = call.module() if call is not None else None
+    if module is None or e.opaque or e.accelerator:
+        return
+    rows = len(next(x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)))
+    if rows * sum(p.numel() for p in module.parameters()) > WORK or _has_state(module, rows):
+        return
+    modes = [(m, m.training) for m in module.modules()]
+    try:
+        with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
+            for m, _ in modes:
+                m.training = False
+            if (moved := _moved(module, call, rows)) is not None:
+                e.probes["moved"] = moved
+    finally:
+        for m, mode in modes:
+            m.training = mode
+
+
+def _has_state(module: nn.Module, rows: int) -> bool:
+    kept = [x for m in module.modules() for x in (*vars(m).values(), *m._buffers.values()) if isinstance(x, Tensor)]
+    return any(rows in x.shape for x in kept)
+
+
+def _moved(module: nn.Module, call: Call, rows: int) -> Moved | None:
+    turned = torch.arange(rows - 1, -1, -1)
+    middle = torch.tensor([0, rows - 2, *range(1, rows - 2), rows - 1])
+    first, again, other, stayed = (_answer(module, call, order) for order in (None, None, turned, middle))
+    if any(x is None or x.dim() == 0 or len(x) != rows for x in (first, again, other, stayed)):
+        return None
+    spread = float(first.std())
+    if not torch.equal(first, again) or not spread > 0:
+        return None
+    ends = float((first[[0, -1]] - stayed[[0, -1]]).abs().max())
+    return Moved(float((first - other[turned]).abs().max()) / spread, ends / spread)
+
+
+def _answer(module: nn.Module, call: Call, order: Tensor | None) -> Tensor | None:
+    def put(x):
+        return x[order.to(x.device)] if order is not None and isinstance(x, Tensor) else x
+
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+        out = replays.again(module, tuple(map(put, call.args)), {k: put(v) for k, v in call.kwargs.items()})
+    return next((x.float() for x in replays._floats(out) if x.dim()), None)
