@@ -86,7 +86,8 @@ def place_in_batch(e: Evidence) -> Fired | Verdict:
     """
     moved = e.probes.get("moved")
     if moved is None:
-        return unknown("no call of a model could be made again with its rows in another order")
+        no_call = "no call of a model could be made again with its rows in another order"
+        return unknown(e.opaque) if e.opaque else not_applicable(no_call)
     if moved.turned < places.SEEN or moved.stayed > places.STILL:
         return OK
     return fires(
