@@ -15,10 +15,10 @@ LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
 DECODER, MASK = "decoder", "mask"
 
 
-def echo(inputs: list[Tensor], target: Tensor, ignored: int | None) -> str:
+def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     """Whether a loss asks for what went in: "decoder" or "mask"; "" if not. All tensors hold whole numbers."""
     asked = target.detach().flatten().cpu()
-    there = asked != ignored if ignored is not None else asked == asked
+    there = asked != ignored
     fitting = [(n, ids.detach().flatten().cpu()) for n, ids in enumerate(inputs) if ids.numel() == asked.numel()]
     if int(there.sum()) < LEAST or not fitting:
         return ""

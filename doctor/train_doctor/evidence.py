@@ -255,7 +255,7 @@ class Evidence:
         self.named_teachers: list[nn.Module] = []  # those of them that the user named
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
-        self.called: dict[int, int] = {}  # id(module) -> times called
+        self.called: dict[int, int] = {}  # id(module) -> times seen; parts are seen once or more
         self.called_with_grad: dict[int, int] = {}
         self.dropouts: dict[int, tuple[str, bool, float]] = {}  # id -> name, training when last called, p
         self.cut_regions = 0  # reentrant checkpoints, gradients on, none of whose inputs requires one
@@ -273,9 +273,7 @@ class Evidence:
         self.factors: dict[bool, set[int]] = {}  # whether what a score was multiplied by has a gradient -> rounds
         self.apart: dict[int, tuple[str, str]] = {}  # round -> function that was given rows in two orders, and how
         self.awake: list[Any] | None = None  # weak references to parts in train mode, see after.py
-        self.shown: set[int] = (
-            set()
-        )  # rounds in which each function of torch was seen, see eye.py; what was seen there:
+        self.shown: set[int] = set()  # rounds in which each function of torch was seen (eye.py), and what was seen:
         self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
         self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss

@@ -8,6 +8,7 @@ Footgun: each of these lines is right in some other program. They are warnings, 
 """
 
 import linecache
+from collections.abc import Sized
 from pathlib import Path
 
 from train_doctor.check import Fired, check, fires
@@ -17,6 +18,11 @@ from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 STEPS = 2
 BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")
+
+
+def _no_habit(e: Evidence, seen: Sized) -> Verdict | None:
+    """What is said where a fault was not seen in several steps."""
+    return BLIND if len(e.shown) < STEPS else OK if len(seen) < STEPS else None
 
 
 @check("N28")
@@ -86,10 +92,8 @@ def scored_another(e: Evidence) -> Fired | Verdict:
     WARN scored-another: The action whose log-probability is taken is not the one that was taken: it was drawn a second
     time. Fix: action = dist.sample() once, and log_prob(action) of that.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.misscored) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.misscored)) is not None:
+        return verdict
     kind = next(iter(e.misscored.values()))
     return fires(
         f"in {len(e.misscored)} steps a sample of {kind} was scored and not used, and another used and not scored",
@@ -130,10 +134,8 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
     WARN slope-without-graph: A derivative with respect to the input is part of the loss and was computed without a
     graph, so the optimizer takes it for a constant. Fix: torch.autograd.grad(..., create_graph=True).
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.slopes) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.slopes)) is not None:
+        return verdict
     return fires(
         f"in {len(e.slopes)} steps the loss was computed from a derivative that has no graph",
         "create_graph=True for what the loss is computed from",
@@ -152,10 +154,8 @@ def rows_apart(e: Evidence) -> Fired | Verdict:
     WARN rows-apart: Data and targets do not belong together: {why}. Fix: Index both with the same permutation (x[perm],
     y[perm]), also where rows are sorted by length or time.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.apart) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.apart)) is not None:
+        return verdict
     name, why = next(iter(e.apart.values()))
     return fires(f"in {len(e.apart)} steps {name} was given rows in two orders", "rows in one order", why=why)
 
@@ -170,10 +170,8 @@ def flags_turned(e: Evidence) -> Fired | Verdict:
     WARN flags-turned: ~ on {dtype} turns bits: 0 and 1 become {gives}, and not 1 and 0. Fix: 1 - flag, or flag.bool()
     before ~.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.turned) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.turned)) is not None:
+        return verdict
     dtype = next(iter(e.turned.values()))
     return fires(
         f"in {len(e.turned)} steps ~ was used on zeros and ones of {dtype}, and the result as a number or a bool",
@@ -194,10 +192,8 @@ def one_view_twice(e: Evidence) -> Fired | Verdict:
     WARN one-view-twice: Both sides of the comparison are the same: the network was given one view twice. Fix: Augment
     twice (two calls of the transform), and give the network both.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.same_views) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.same_views)) is not None:
+        return verdict
     name, shape = next(iter(e.same_views.values()))
     return fires(
         f"in {len(e.same_views)} steps {name} was given two equal tensors of {shape}, from two calls of one network",
@@ -216,10 +212,8 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
     places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.regrouped) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.regrouped)) is not None:
+        return verdict
     name, before, after = next(iter(e.regrouped.values()))
     return fires(
         f"in {len(e.regrouped)} steps {name} gave a tensor of {before} the same sizes in another order, {after}",
@@ -240,10 +234,8 @@ def sum_overwritten(e: Evidence) -> Fired | Verdict:
     WARN sum-overwritten: {repeated} of {count} values of a sum were lost: total[index] += values keeps one value for
     each place, however often the index names it. Fix: total.index_add_(0, index, values), or scatter_add_.
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.overwritten) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.overwritten)) is not None:
+        return verdict
     count, repeated = next(iter(e.overwritten.values()))
     return fires(
         f"in {len(e.overwritten)} steps a sum was written to {count} places, {repeated} of them named before",
@@ -264,10 +256,8 @@ def slope_flat(e: Evidence) -> Fired | Verdict:
     WARN slope-flat: A derivative with respect to the input is zero in every place, so a loss that asks for it can't
     change it: the network is made of straight pieces (ReLU). Fix: Use a smooth activation (tanh, SiLU, sine).
     """
-    if len(e.shown) < STEPS:
-        return BLIND
-    if len(e.flat) < STEPS:
-        return OK
+    if (verdict := _no_habit(e, e.flat)) is not None:
+        return verdict
     return fires(f"in {len(e.flat)} steps a derivative was zero in every place", "one that depends on the weights")
 
 

@@ -369,7 +369,6 @@ def _alone(name: str, p: Tensor, ps: dict[str, Tensor]) -> bool:
 
 def _as_drawn(p: Tensor) -> bool:
     """Uniform between -1 / sqrt(inputs) and 1 / sqrt(inputs): the largest touches the bound and the spread fits."""
-    values = p.detach().float()
-    bound = values[0].numel() ** -0.5
+    values, bound = measures.strided(p).float(), p[0].numel() ** -0.5
     most, spread = float(values.abs().max()), float(values.std())
     return 0.97 * bound < most <= bound * (1 + 1e-6) and abs(spread * 3**0.5 / bound - 1) < 0.1
