@@ -11,15 +11,12 @@ Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a resha
 
 from torch import Tensor, nn
 
-from train_doctor.eye import Eye, Op, place
+from train_doctor.eye import Op, Watcher, place
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
 
 
-class Axes:
-    def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
-
+class Axes(Watcher):
     def saw(self, op: Op) -> None:
         if op.name not in NAMES or not isinstance(op.result, Tensor) or not op.given:
             return
@@ -29,9 +26,3 @@ class Axes:
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         if before != after and sorted(before) == sorted(after) and place() is not None:
             self.e.regrouped.setdefault(self.eye.turn, (op.name, tuple(x.shape), tuple(op.result.shape)))
-
-    def backward(self, loss: Tensor) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from train_doctor.eye import Eye, Known, Op, place
+from train_doctor.eye import Eye, Known, Op, Watcher, place
 
 ARITHMETIC = {
     *(
@@ -66,9 +66,9 @@ class Result:
     used: bool = False
 
 
-class Dropped:
+class Dropped(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known(self._died)
         self.dead: list[Result] = []
         self.dying: list[Result] = []  # since the last call

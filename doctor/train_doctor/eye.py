@@ -104,14 +104,14 @@ class Eye(Part):
         self.backwards = 0
         self.forward = False  # the next forward has begun since the last backward
         self.undo: list[Callable[[], None]] = []
-        self.watchers: list[Any] = []
+        self.watchers: list[Watcher] = []
 
     @property
     def turn(self) -> int:
         """Number of the step, or of the backward where there are no steps."""
         return self.e.rounds if self.e.stepped else self.backwards
 
-    def start(self, watchers: list) -> None:
+    def start(self, watchers: "list[Watcher]") -> None:
         self.watchers = watchers
 
     # ---------------------------------------------------------------- when
@@ -235,6 +235,22 @@ class Eye(Part):
                 watcher.saw(op)
         finally:
             torch._C._set_grad_enabled(grad)
+
+
+class Watcher:
+    """Asks one question of what the eye sees."""
+
+    def __init__(self, eye: Eye):
+        self.eye, self.e = eye, eye.e
+
+    def saw(self, op: Op) -> None:
+        raise NotImplementedError
+
+    def backward(self, loss: Tensor) -> None:
+        """Before a backward from this loss."""
+
+    def close(self) -> None:
+        """The eye is shut for good."""
 
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer, type(None))

@@ -10,7 +10,7 @@ arithmetic with floats, or is made a bool, is one that was meant as a flag.
 import torch
 from torch import Tensor
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 TURNED = {"__invert__", "bitwise_not"}
 ARITHMETIC = {"mul", "multiply", "add", "sub", "subtract", "rsub", "__rsub__", "div", "where", "__rmul__", "__radd__"}
@@ -18,9 +18,9 @@ MADE = {"float": torch.float32, "bool": torch.bool, "double": torch.float64, "ha
 LOOKED = 2**20  # elements
 
 
-class Flags:
+class Flags(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known()
 
     def saw(self, op: Op) -> None:
@@ -40,9 +40,6 @@ class Flags:
         )
         if cast or op.name in ARITHMETIC and others:
             self.e.turned.setdefault(self.eye.turn, dtype)
-
-    def backward(self, loss: Tensor) -> None:
-        pass
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -12,15 +12,12 @@ hidden must hold several.
 import torch
 from torch import Tensor
 
-from train_doctor.eye import Eye, Op
+from train_doctor.eye import Op, Watcher
 
 LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
 
 
-class Masks:
-    def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
-
+class Masks(Watcher):
     def saw(self, op: Op) -> None:
         if op.name != "masked_fill" or len(op.given) < 2 or not self.e.lookups:
             return
@@ -34,9 +31,3 @@ class Masks:
             if len(shown) >= LEAST and len(hidden) > 1:
                 inverted = bool((shown == shown[0]).all()) and not bool((hidden == hidden[0]).all())
                 self.e.hiding.setdefault(self.eye.turn, inverted and not bool((hidden == shown[0]).any()))
-
-    def backward(self, loss: Tensor) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 NORMAL = {"randn", "randn_like", "normal"}
 SUMS = {"add", "sub", "subtract", "lerp", "addcmul", "addcdiv", "rsub", "__rsub__"}
@@ -37,14 +37,11 @@ class Draws(NamedTuple):
     right: bool | None = None  # for a difference of an answer and a draw: whether the answer carries it
 
 
-class Noise:
+class Noise(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known()
         self.sizes: dict[int, int] = {}  # of each draw
-
-    def backward(self, loss: Tensor) -> None:
-        pass
 
     def close(self) -> None:
         self.known.by_id.clear()

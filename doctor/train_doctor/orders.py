@@ -16,7 +16,7 @@ numbers did not leave it. An answer that also meets rows of its own order in tha
 import torch
 from torch import Tensor, nn
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 LEAST, MOST = 8, 2**16  # rows; numbers of an index
 LOSSES = {
@@ -42,16 +42,13 @@ Order = tuple  # of indices; None stands for no order
 EVERY = ("every",)
 
 
-class Orders:
+class Orders(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known()  # tensors -> Order, EVERY or None
         self.indices = Known()  # indices that torch made
         self.left: set[int] = set()  # rounds in which the numbers of such an index were taken out of torch
         self.met: dict[int, dict] = {}  # round -> order of an answer -> whether it met its own, and one that was not
-
-    def backward(self, loss: Tensor) -> None:
-        pass
 
     def close(self) -> None:
         for turn, answers in self.met.items():

@@ -10,16 +10,16 @@ Footgun: without repeated indices the line is right, so the indices themselves a
 import torch
 from torch import Tensor
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 ADDED = {"__iadd__", "__isub__", "add", "sub", "subtract", "__radd__"}
 WHOLE = (torch.int64, torch.int32)
 LOOKED = 2**20  # indices
 
 
-class Repeats:
+class Repeats(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known()  # what was read or computed from it -> ids of the tensor and its indices
 
     def saw(self, op: Op) -> None:
@@ -42,9 +42,6 @@ class Repeats:
         different = torch.stack([i.detach().flatten().long() for i in indices]).unique(dim=1).shape[1]
         if different < count:
             self.e.overwritten.setdefault(self.eye.turn, (count, count - different))
-
-    def backward(self, loss: Tensor) -> None:
-        pass
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributions
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 KEPT = 4096
 
@@ -42,9 +42,10 @@ FOLLOWED = {
 }
 
 
-class Scored:
+class Scored(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e, self.known = eye, eye.e, Known()
+        super().__init__(eye)
+        self.known = Known()
         self.samples: list[Sample] = []
         self.scores = Known()  # log-probabilities, and what is made of them
         self.inside = 0  # a method of a distribution
@@ -105,9 +106,6 @@ class Scored:
         for r in op.results or op.given[:1]:
             if r.requires_grad:
                 self.scores.put(r, True)
-
-    def backward(self, loss: Tensor) -> None:
-        pass
 
     def close(self) -> None:
         for one in self.samples:

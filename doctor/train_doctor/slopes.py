@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from train_doctor.eye import Eye, Known, Op
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 PRODUCTS = {"mul", "multiply", "div", "divide", "true_divide"}
 FOLLOWED = PRODUCTS | {
@@ -27,9 +27,9 @@ FOLLOWED = PRODUCTS | {
 NODES = 2000  # of a graph that are looked through for a weight
 
 
-class Slopes:
+class Slopes(Watcher):
     def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
+        super().__init__(eye)
         self.known = Known()
         self.shapes: set = set()
 

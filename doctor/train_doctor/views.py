@@ -10,9 +10,8 @@ recurrence that has come to rest is equal to the one before, whose graph is shor
 """
 
 import torch
-from torch import Tensor
 
-from train_doctor.eye import Eye, Op
+from train_doctor.eye import Op, Watcher
 
 PAIRED = {
     *("cat", "concat", "stack", "matmul", "mm", "__matmul__", "bmm", "cosine_similarity", "pairwise_distance", "cdist"),
@@ -22,10 +21,7 @@ PAIRED = {
 NODES = 500
 
 
-class Views:
-    def __init__(self, eye: Eye):
-        self.eye, self.e = eye, eye.e
-
+class Views(Watcher):
     def saw(self, op: Op) -> None:
         if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
             return
@@ -40,12 +36,6 @@ class Views:
             return
         if torch.equal(one, two) and not bool((one[:1] == one[1:]).all()) and _same(*made):
             self.e.same_views.setdefault(self.eye.turn, (op.name, tuple(one.shape)))
-
-    def backward(self, loss: Tensor) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _same(one, two) -> bool:
