@@ -14,6 +14,10 @@ NOTEBOOKS ?=
 WORKERS ?= 2
 KILLS ?= 200
 SEED ?= 0
+# The notebooks need the facts of the pitfalls (lessons/facts.py), and are validated beside the other tests: these wait
+# a fifth of their time for kills, browsers and queues.
+PITFALLS = tests/lessons/test_pitfalls.py
+FACTS = --facts outputs/tests/facts
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
@@ -63,8 +67,11 @@ test-all: env $(BOOK)  ## before a merge: every test, the browser, every noteboo
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
 	status=0; \
-	$(PYTEST) --facts outputs/tests/facts --junit-xml=outputs/tests/tests.xml || status=1; \
-	$(BIN)/python tests/validate.py --all --facts outputs/tests/facts --junit-xml=outputs/tests/notebooks.xml || status=1; \
+	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \
+	nice -n 19 $(BIN)/python tests/validate.py --all --jobs 1 $(FACTS) --junit-xml=outputs/tests/notebooks.xml \
+	  >outputs/tests/notebooks.txt 2>&1 & trap "kill $$! 2>/dev/null" EXIT; \
+	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/tests.xml --ignore=$(PITFALLS) || status=1; \
+	echo "the notebooks, validated beside the tests:"; wait $$! || status=1; cat outputs/tests/notebooks.txt; \
 	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status
 
 torture: env  ## kill any process at any time, go on, compare with runs that nobody killed; KILLS=200 SEED=0 ONLY=13

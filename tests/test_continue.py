@@ -45,7 +45,7 @@ SHORT = {
 }
 NO_MODEL = {"12_moe_muon", "14_sparse_depth"}  # they begin with new weights
 # trained by the same lines as one that is killed: left alone
-ALIKE = {"short_logits", "short_hidden", "live_teacher"}
+ALIKE = {"short_logits", "short_hidden", "live_teacher", "lora_24", "small_ard"}
 ALIKE |= {f"seeds/{seed}/{name}" for seed in (1, 2) for name in ("labels_alone", "live_teacher", "with_a_teacher")}
 ALIKE |= {"32_largest_tail_drawn", "starts/random"}
 ALIKE |= {

@@ -1,4 +1,4 @@
-"""Validate notebooks by nbval, two at a time: every cell runs again, and what the checked cells print is compared.
+"""Validate notebooks by nbval: every cell runs again, and what the checked cells print is compared.
 
     python tests/validate.py                          those that differ from the last commit, or from BASE=main
     python tests/validate.py 10 notebooks/01_...      those named
@@ -27,6 +27,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="validate.py", description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*", help="names or paths; without any, those that git sees changed")
     parser.add_argument("--all", action="store_true", help="all notebooks")
+    parser.add_argument("--jobs", type=int, default=2, choices=range(1, 17), metavar="N", help="notebooks at a time; 2")
     parser.add_argument("--facts", help="a folder with facts of pitfalls that this run of the suite wrote")
     options, further = parser.parse_known_args()
     try:
@@ -46,7 +47,7 @@ def main() -> int:
     files = [str(paths.notebooks() / f"{name}.ipynb") for name in sorted(names, reverse=True)]
     how = ["-q", "-p", "no:cacheprovider", "-p", "ipc_kernels", "-c", os.devnull, f"--rootdir={paths.root()}"]
     how += ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={CELL_TIMEOUT}", "--durations=10"]
-    how += ["-n", str(min(2, len(files))), "--dist", "loadfile", "--no-loadscope-reorder"]
+    how += ["-n", str(min(options.jobs, len(files))), "--dist", "loadfile", "--no-loadscope-reorder"]
     return int(pytest.main([*how, *further, *files]))
 
 

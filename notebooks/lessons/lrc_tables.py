@@ -18,7 +18,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-import peft
 import torch
 import transformers as tf
 from matplotlib.figure import Figure
@@ -195,6 +194,8 @@ def on_disk(model: nn.Module, bits: int) -> list[dict]:
 def in_stock(folder: Path) -> nn.Module:
     """What `lrc_export.save` wrote. transformers says on every CPU that a card would be faster, and would compile its
     rounding, which takes longer than all else here; so call the model with torch's stance `force_eager`."""
+    import peft  # here: it takes a second, and the other tables need none
+
     level = tf.utils.logging.get_verbosity()
     tf.utils.logging.set_verbosity_error()
     try:

@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 
-import peft
 import torch
 import transformers as tf
 from torch import Tensor, nn
@@ -156,6 +155,8 @@ def base(family: str = "qwen3", vocabulary: int = VOCABULARY, **shape) -> nn.Mod
 
 def lora(model: nn.Module, *, seed: int = 0, **config) -> nn.Module:
     """peft's LoRA on every linear layer of the blocks, unless `config` says otherwise."""
+    import peft  # here: it takes a second, and most notebooks that use this bench have no such adapter
+
     with seeded(seed):  # peft reads a property that transformers has renamed, and is warned
         return quiet(peft.get_peft_model, model, peft.LoraConfig(**({"target_modules": "all-linear"} | config)))[0]
 
@@ -180,7 +181,7 @@ def wake(model: nn.Module, *, seed: int = 1) -> nn.Module:
 
 def inside(model: nn.Module) -> nn.Module:
     """The causal model itself, without what peft wraps around it."""
-    return model.get_base_model() if isinstance(model, peft.PeftModel) else model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def checkpointed(model: nn.Module, mode: str) -> nn.Module:
@@ -324,7 +325,7 @@ def silent() -> Iterator[io.StringIO]:
         tf.utils.logging.set_verbosity(level)
 
 
-def arguments(folder: str, **options) -> tf.TrainingArguments:
+def arguments(folder: str, **options) -> "tf.TrainingArguments":  # a string: to look the class up takes a second
     plain = dict(
         output_dir=folder, use_cpu=True, report_to=[], disable_tqdm=True, logging_steps=1, save_strategy="no", seed=0,
         per_device_train_batch_size=2, max_steps=1, learning_rate=1e-3, lr_scheduler_type="constant", max_grad_norm=1.0,
