@@ -12,6 +12,7 @@ Footgun: `torch.compile(model)` returns a wrapper whose state dict has `_orig_mo
 `module.compile()` works in place and leaves the names alone.
 """
 
+import torch
 from torch import nn
 
 
@@ -36,6 +37,8 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
 
 def compile_blocks(model: nn.Module, *, backend: str = "inductor", **options) -> nn.Module:
     """Compile each block in place. The first call of a shape is slow; later blocks reuse the first one's code."""
+    # dynamo stops compiling a function for good after eight versions. All models of a process share their blocks' code.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
     for block in blocks(model):
         block.compile(backend=backend, **options)
     return model

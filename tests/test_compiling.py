@@ -37,6 +37,23 @@ def test_compiled_blocks_keep_names_and_gradients():
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_the_twelfth_model_of_a_process_is_compiled_too():
+    """dynamo keeps eight versions of a function, and a teacher, its students and their evaluations share one."""
+    torch._dynamo.reset()
+    versions = []
+
+    def backend(graph, inputs):
+        versions.append(graph)
+        return graph.forward
+
+    for width in range(8, 20):
+        model = models.tiny(64, hidden=2 * width, layers=1, heads=1)
+        compiling.compile_blocks(model, backend=backend)(input_ids=torch.ones(2, 4, dtype=torch.long), use_cache=False)
+        assert len(versions) == width - 7, "its blocks run as they are"
+    torch._dynamo.reset()
+
+
 # The methods of the notebooks that take `compiled`.
 COMPILED = ("LRC", "ARD-LoRA", "MoE with Muon", "mixture of depths", "distillation, live")
 

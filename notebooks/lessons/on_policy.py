@@ -50,7 +50,8 @@ def continued(model: nn.Module, ids: Tensor, *, prompt: int) -> Tensor:
     if not 1 <= prompt < ids.shape[1]:
         raise ValueError(f"prompt = {prompt}: must be from 1 to {ids.shape[1] - 1}, the rows less a token")
     now, past, row = ids[:, :prompt], None, [ids[:, :prompt]]
-    with wiring.evaluating(model):
+    # a compiled block would be compiled again as the cache grows
+    with wiring.evaluating(model), torch.compiler.set_stance("force_eager"):
         for _ in range(ids.shape[1] - prompt):
             out = model(input_ids=now, past_key_values=past, use_cache=True)
             past = out.past_key_values
