@@ -35,6 +35,7 @@ from nblib import models
 IGNORED = -100
 CHUNK_BYTES = 2**27  # logits of one chunk: large enough to keep the matrix products busy, small next to the model
 BLOCK_BYTES = 2**23  # on a CPU the row loss works on blocks that stay in its cache; it reads each row several times
+SLICE = 2**15  # entries of the vocabulary whose low-precision gradient is made at a time
 Batch = dict[str, Tensor]  # what the model takes, and labels; (B, T) each
 Terms = dict[str, Tensor]  # name -> loss summed over the supervised tokens of a batch
 Loss = Callable[[nn.Module, Batch], Terms]
@@ -91,7 +92,8 @@ class _Chunked(torch.autograd.Function):
                 if want_w and low == exact:
                     d_weight.addmm_(logits.T, h)
                 elif want_w:
-                    d_weight += logits.T @ h
+                    for v in range(0, vocabulary, SLICE):  # as a whole it is as large as the head
+                        d_weight[v : v + SLICE] += logits[:, v : v + SLICE].T @ h
                 del logits, few, grad  # before the next chunk is made
         ctx.grads = (d_hidden, d_weight.to(weight.dtype) if want_w else None)
         return total
@@ -100,10 +102,9 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx, scale):
         if ctx.grads is None:
             raise RuntimeError("backward called twice on a chunked loss: its gradients are handed out once")
-        (d_hidden, d_weight), ctx.grads = ctx.grads, None
-        d_hidden = d_hidden.mul_(scale) if d_hidden is not None else None
-        d_weight = d_weight.mul_(scale) if d_weight is not None else None
-        return d_hidden, d_weight, *[None] * (len(ctx.needs_input_grad) - 2)
+        gradients, ctx.grads = ctx.grads, None
+        scaled = [None if gradient is None else gradient.mul_(scale) for gradient in gradients]
+        return *scaled, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def supervised(labels: Tensor) -> int | Tensor:

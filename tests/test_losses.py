@@ -78,6 +78,22 @@ def test_autocast_keeps_the_loss_in_fp32():
         assert F.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.999
 
 
+def test_the_heads_gradient_in_slices_of_the_vocabulary_is_that_of_the_whole(monkeypatch):
+    """In a low precision, where each slice is added to the sum in fp32; no slice is wider than asked for."""
+    h, w = torch.randn(24, 8), torch.randn(50, 8, requires_grad=True)
+    y = torch.randint(50, (24,))
+    gradients, largest = [], []
+    for width in (2**15, 16):
+        monkeypatch.setattr(losses, "SLICE", width)
+        w.grad = None
+        with torch.autocast("cpu", torch.bfloat16), memory.Account() as account:
+            losses.chunked_loss(h, w, y).backward()
+        gradients.append(w.grad.clone())
+        largest.append(account.most)
+    assert torch.equal(*gradients) and gradients[0].abs().sum() > 0
+    assert largest[1] < largest[0]
+
+
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_the_model_loss_equals_transformers_own(family):
     """Every family, tied head, ragged labels: loss and gradients as `model(labels=...)` gives them."""
