@@ -8,11 +8,12 @@
 X codes^T is a sum of whole numbers, so it is exact. A byte holds four codes plus one, those of column j, j + K/4,
 j + K/2 and j + 3K/4, so that a shift and a mask give a quarter of the matrix in order.
 
-- A few rows on a CPU: twenty lines of C++, which the compiler makes the CPU's eight-bit instructions of. They never
-  open the matrix. They are compiled when they are first needed, in a fraction of a second.
-- Many rows, a card, or no compiler: quarter by quarter as int8 into `torch._int_mm`, which uses tensor cores or AMX.
+- A few rows on a CPU: C++ loops, which the compiler makes the CPU's eight-bit instructions of. They never open the
+  matrix. They are compiled when they are first needed, in a fraction of a second.
+- Many rows on a CPU: the same file opens a block of codes that fits into the cache, for `torch._int_mm` (AMX).
+- A card, or no compiler: quarter by quarter as int8 into `torch._int_mm`, which uses tensor cores there.
 
-What exists opens the codes first: torchao (BitNetPacked2bitLinearWeight) to int8 for every product, transformers
+What else there is opens the codes first: torchao (BitNetPacked2bitLinearWeight) to int8 for every product, transformers
 (AutoBitLinear) to full numbers when it loads. Torch has products for int8 and for int4 in groups, none for two bits.
 
 Differences from LRC's own layer: its sums of products are rounded in fp32, these are not. With `factors="int8"` each
@@ -46,33 +47,54 @@ from nblib import files, models, paths, runtime, wiring
 from nblib.methods import lrc, ternary
 
 FACTORS, INPUTS = ("int8", "same"), ("int8", "float")
-FEW = 16  # rows up to which the C++ is quicker than opening a quarter
+FEW = 8  # rows up to which the C++ multiplies by itself
+OPENED = 2**20  # bytes of codes that are open at a time, so that they stay in the cache
 COLUMNS, ROWS, CARD_ROWS = 32, 8, 32  # _int_mm on a card wants multiples of 8, and more than 16 rows of inputs
 
 SOURCE = r"""
 #include <cstdint>
-extern "C" void ternary(const uint8_t* packed, const int8_t* x, int32_t* y, int64_t rows, int64_t out, int64_t K4) {
-  for (int64_t n = 0; n < out; ++n)
-    for (int64_t m = 0; m < rows; ++m) {
-      const uint8_t* b = packed + n * K4;
-      const int8_t *x0 = x + m * 4 * K4, *x1 = x0 + K4, *x2 = x1 + K4, *x3 = x2 + K4;
+typedef int64_t N;
+typedef const uint8_t* __restrict Packed;
+
+extern "C" void ternary(Packed packed, const int8_t* x, int32_t* y, N rows, N out, N quarter) {
+  for (N m = 0; m < rows; ++m) {
+    const int8_t *x0 = x + 4 * m * quarter, *x1 = x0 + quarter, *x2 = x1 + quarter, *x3 = x2 + quarter;
+    int32_t ones = 0;  // each code is stored plus one
+    for (N j = 0; j < 4 * quarter; ++j) ones += x0[j];
+    for (N n = 0; n < out; ++n) {
+      Packed b = packed + n * quarter;
       int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-      for (int64_t j = 0; j < K4; ++j) {
+      for (N j = 0; j < quarter; ++j) {
         uint8_t c0 = b[j] & 3, c1 = (b[j] >> 2) & 3, c2 = (b[j] >> 4) & 3, c3 = b[j] >> 6;
         s0 += c0 * x0[j], s1 += c1 * x1[j], s2 += c2 * x2[j], s3 += c3 * x3[j];
       }
-      y[m * out + n] = s0 + s1 + s2 + s3;
+      y[m * out + n] = s0 + s1 + s2 + s3 - ones;
     }
+  }
 }
-extern "C" void scaled(const int8_t* W, const float* x, float* y, int64_t rows, int64_t out, int64_t K) {
-  for (int64_t n = 0; n < out; ++n)
-    for (int64_t m = 0; m < rows; ++m) {
+
+extern "C" void opened(Packed packed, int8_t* __restrict codes, N out, N quarter) {
+  for (N n = 0; n < out; ++n) {
+    Packed b = packed + n * quarter;
+    int8_t *__restrict c0 = codes + 4 * n * quarter, *__restrict c1 = c0 + quarter;
+    int8_t *__restrict c2 = c1 + quarter, *__restrict c3 = c2 + quarter;
+    for (N j = 0; j < quarter; ++j) {
+      uint8_t a0 = b[j] & 3, a1 = (b[j] >> 2) & 3, a2 = (b[j] >> 4) & 3, a3 = b[j] >> 6;
+      c0[j] = a0 - 1, c1[j] = a1 - 1, c2[j] = a2 - 1, c3[j] = a3 - 1;
+    }
+  }
+}
+
+extern "C" void scaled(const int8_t* W, const float* x, float* y, N rows, N out, N K) {
+  for (N n = 0; n < out; ++n)
+    for (N m = 0; m < rows; ++m) {
       float s = 0;
-      for (int64_t k = 0; k < K; ++k) s += W[n * K + k] * x[m * K + k];
+      for (N k = 0; k < K; ++k) s += W[n * K + k] * x[m * K + k];
       y[m * out + n] = s;
     }
 }
 """
+
 # Not -ffast-math: gcc would switch off the smallest floats for the whole process.
 SUMS_IN_ANY_ORDER = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
 
@@ -91,11 +113,10 @@ def kernel() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(library)) if done.returncode == 0 else None
 
 
-def compiled(name: str, x: Tensor) -> Callable | None:
-    """A function of the kernel for these rows, if it is the way to go."""
+def compiled(x: Tensor) -> ctypes.CDLL | None:
+    """The kernel, if it can compute with this tensor."""
     plain = type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
-    library = kernel() if plain and len(x) <= FEW else None
-    return library and getattr(library, name)
+    return kernel() if plain else None
 
 
 def call(function: Callable, *arguments: Tensor | int) -> None:
@@ -125,16 +146,28 @@ def int8_codes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def integers(x: Tensor, packed: Tensor) -> Tensor:
     """int8 rows (m, K') times packed codes (N', K' / 4): exactly, int32 (m, N')."""
-    ones = x.sum(1, keepdim=True, dtype=torch.int32)  # each code is stored plus one
-    if few := compiled("ternary", x):
-        y = x.new_empty(len(x), len(packed), dtype=torch.int32)
-        call(few, packed, x.contiguous(), y, len(x), len(packed), packed.shape[1])
-        return y - ones
+    if not (library := compiled(x)):
+        return by_quarters(x, packed)
+    (out, quarter), y = packed.shape, x.new_empty(len(x), len(packed), dtype=torch.int32)
+    if len(x) <= FEW:
+        call(library.ternary, packed, x.contiguous(), y, len(x), out, quarter)
+        return y
+    block = max(1, OPENED // (4 * quarter))  # rows of the matrix
+    codes = packed.new_empty(min(block, out), 4 * quarter, dtype=torch.int8)
+    for begin in range(0, out, block):
+        part = packed[begin : begin + block]
+        call(library.opened, part, codes, len(part), quarter)
+        y[:, begin : begin + block] = torch._int_mm(x, codes[: len(part)].t())
+    return y
+
+
+def by_quarters(x: Tensor, packed: Tensor) -> Tensor:
+    """The same on every device: a quarter of the codes at a time."""
     rows, y = F.pad(x, (0, 0, 0, max(0, CARD_ROWS - len(x)))), 0
     for place, part in enumerate(rows.chunk(4, dim=1)):
         quarter = (packed >> 2 * place & 3).view(torch.int8)  # (N', K' / 4)
         y = y + torch._int_mm(part.contiguous(), quarter.t())
-    return y[: len(x)] - ones
+    return y[: len(x)] - x.sum(1, keepdim=True, dtype=torch.int32)  # each code is stored plus one
 
 
 def by_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,9 +178,9 @@ def by_rows(factor: Tensor) -> tuple[Tensor, Tensor]:
 
 def scaled(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """Floats (m, K) times int8 rows with a scale each (N, K), in fp32: (m, N)."""
-    if few := compiled("scaled", x):
+    if len(x) <= FEW and (library := compiled(x)):
         y = x.new_empty(len(x), len(codes), dtype=torch.float32)
-        call(few, codes, x.float().contiguous(), y, len(x), *codes.shape)
+        call(library.scaled, codes, x.float().contiguous(), y, len(x), *codes.shape)
         return y.mul_(scales)
     return F.linear(x, codes.to(x.dtype)).float() * scales
 
@@ -185,7 +218,9 @@ class PackedLRC(nn.Module):
 
     def rounded(self, x: Tensor) -> Tensor:
         codes, g = int8_codes(x)
-        y = integers(F.pad(codes, (0, 4 * self.packed.shape[1] - self.shape[1])), self.packed)[:, : self.shape[0]]
+        if more := 4 * self.packed.shape[1] - self.shape[1]:
+            codes = F.pad(codes, (0, more))
+        y = integers(codes, self.packed)[:, : self.shape[0]]
         y = y.float() * g * self.scale
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
@@ -247,6 +282,8 @@ def ways(width: int, device: torch.device) -> dict[str, tuple[nn.Module, torch.d
             packed = PackedLRC(layer, factors=factors)
             name = f"packed, {percent:g} %, factors {'int8' if factors == 'int8' else 'fp32'}"
             found[name] = (packed, torch.float32, sum(b.nbytes for b in packed.buffers()))
+            if factors == "int8":
+                found[f"{name}, x bf16"] = (packed, torch.bfloat16, found[name][2])
     alone = PackedLRC(layer_of(width, 100 / width).to(device))
     found["packed, rank 1"] = (alone, torch.float32, sum(b.nbytes for b in alone.buffers()))
     return found
