@@ -25,6 +25,7 @@ than the whole ternary product: measure with it.
 """
 
 import argparse
+import copy
 import ctypes
 import datetime
 import json
@@ -281,8 +282,8 @@ def ways(width: int, device: torch.device) -> dict[str, tuple[nn.Module, torch.d
             packed = PackedLRC(layer, factors=factors)
             name = f"packed, {percent:g} %, factors {'int8' if factors == 'int8' else 'fp32'}"
             found[name] = (packed, torch.float32, sum(b.nbytes for b in packed.buffers()))
-            if factors == "int8":
-                found[f"{name}, x bf16"] = (packed, torch.bfloat16, found[name][2])
+            if factors == "int8":  # another copy, or it would find the first one's bytes in the cache
+                found[f"{name}, x bf16"] = (copy.deepcopy(packed), torch.bfloat16, found[name][2])
     alone = PackedLRC(layer_of(width, 100 / width).to(device))
     found["packed, rank 1"] = (alone, torch.float32, sum(b.nbytes for b in alone.buffers()))
     return found
@@ -308,9 +309,11 @@ def latencies(ways: dict, width: int, rows: int, device: torch.device, *, rounds
 def measure(path: Path, device: torch.device, widths: tuple[int, ...] = WIDTHS) -> dict:
     record = {"date": datetime.date.today().isoformat(), "environment": runtime.environment(), "lines": []}
     record |= {"compiled": device.type == "cpu" and kernel() is not None, "threads": torch.get_num_threads()}
+    record |= files.read_json(path)  # what the file holds already is not repeated
     for width in widths:
-        found = ways(width, device)
-        for rows in BATCHES:
+        known = {line["rows"] for line in record["lines"] if line["width"] == width}
+        found = ways(width, device) if known < set(BATCHES) else {}
+        for rows in [rows for rows in BATCHES if rows not in known]:
             for name, seconds in latencies(found, width, rows, device).items():
                 line = {"width": width, "rows": rows, "way": name, "seconds": seconds, "bytes": found[name][2]}
                 record["lines"].append(line)

@@ -151,6 +151,7 @@ def test_the_record_holds_every_way_and_the_table_shows_it(tmp_path, monkeypatch
     monkeypatch.setattr(product, "WIDTHS", (32, 64))
     record = product.measure(tmp_path / "record.json", torch.device("cpu"), (32, 64))
     assert len(record["lines"]) == 2 * 2 * 10 and all(line["seconds"] > 0 for line in record["lines"])
+    assert product.measure(tmp_path / "record.json", torch.device("cpu"), (32, 64)) == record  # nothing is repeated
     rows = product.table(record)
     assert [row["64 wide"] for row in rows if row["way"] == "float32"] == ["1.0 x"] * 2
     sizes = {row["way"]: float(row["of fp16"]) for row in rows}
