@@ -14,11 +14,11 @@
 
 Bits count all that a product reads: two for each weight, 16 for a scale or an entry of U and V, or 8 and a share of
 their groups' scales; a float weight counts 16. All but the float rows round their inputs to eight bits. The bases, the
-rows and the training are those of lrc_spreads, which has measured some of the cells already, as
-lrc_ingredients has; a seed draws the calibration rows and the order of the training rows.
+rows and the training are those of lrc_spreads and lrc_ingredients. What is on their records is taken from there. A seed
+draws the calibration rows and the order of the training rows.
 
-Footgun: only the float model with the same steps says what training itself brought. A method that beats the float model
-of the first line may still lose to that one.
+Footguns: thirty steps are few, and where the start is good they can end behind it. And only the float model with the same
+steps says what training itself brought: a method that beats the float model of the first line may still lose to it.
 """
 
 import argparse
@@ -61,7 +61,12 @@ def cells() -> Iterator[Cell]:
     once = [("float",), *((f"nearest, {scale}",) for scale in ternary.SCALES)]
     drawn = [("feedback, least_squares",), ("feedback, rows",)]
     drawn += [(method, percent) for method in ("QERA", TURNS) for percent in lrc_spreads.RANKS]
-    drawn += [("LRC", 15.0, 0, STEPS), ("float, trained", 0.0, 0, STEPS), ("joint", 0.0, 0, STEPS)]
+    drawn += [
+        ("LRC", 15.0, 0, STEPS),
+        ("LRC", 15.0, 0, lrc_spreads.STEPS),
+        ("float, trained", 0.0, 0, STEPS),
+        ("joint", 0.0, 0, STEPS),
+    ]
     drawn += [("joint", 15.0, 0, STEPS), ("LRC", 15.0, 8, STEPS)]
     for base in reversed(lrc_spreads.BASES):
         yield from (Cell(base, 0, *kind) for kind in once)
@@ -123,14 +128,15 @@ def made(bench: lrc_spreads.Bench, cell: Cell) -> nn.Module:
 
 def on_record(cell: Cell) -> float | None:
     """The loss of a cell that lrc_spreads or lrc_ingredients has measured already, which train in the same way."""
-    scale, start = "least_squares", {"QERA": "activation", TURNS: "alternating"}.get(cell.method)
-    wanted = dict(base=cell.base, seed=cell.seed, steps=cell.steps)
-    if cell.method == "LRC" and not cell.bits and cell.percent == lrc_ingredients.PERCENT:
-        record, wanted = lrc_ingredients.published(), wanted | dict(option="plain")
-    elif start:
-        record, wanted = lrc_spreads.published(), wanted | dict(percent=cell.percent, scale=scale, start=start)
-    else:
+    start = {"QERA": "activation", TURNS: "alternating", "LRC": "alternating"}.get(cell.method)
+    if not start or cell.bits:
         return None
+    wanted = dict(base=cell.base, seed=cell.seed, steps=cell.steps)
+    if cell.steps == STEPS and cell.percent == lrc_ingredients.PERCENT:
+        record, wanted = lrc_ingredients.published(), wanted | dict(option="plain")
+    else:
+        record = lrc_spreads.published()
+        wanted |= dict(percent=cell.percent, scale="least_squares", start=start)
     return next((line["loss"] for line in record["lines"] if wanted.items() <= line.items()), None)
 
 

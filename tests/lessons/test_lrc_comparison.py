@@ -79,7 +79,8 @@ def test_bits_are_counted_by_hand(bench):
     assert comparison.bits_per_weight(model) == pytest.approx(bits / weights)
     bare = copy.deepcopy(bench.opened.model)
     lrc.ternarise(bare, "rows")
-    assert comparison.bits_per_weight(bare) == pytest.approx(2 + 16 * sum(out for out, _ in linears) / weights)
+    bits = comparison.bits_per_weight(bare, factors=False)
+    assert bits == pytest.approx(2 + 16 * sum(out for out, _ in linears) / weights)
 
 
 @pytest.mark.parametrize("method, percent", [("float, trained", 0.0), ("LRC", 15.0), ("joint", 0.0), ("joint", 15.0)])
@@ -90,6 +91,19 @@ def test_what_trains_is_what_the_row_says(bench, method, percent):
     linear = {name.rpartition(".")[2] for name in moved if name.startswith(tuple(lrc.layers(after)))} or {"all"}
     expected = {"float, trained": {"all"}, "LRC": {"U", "V"}, "joint": {"weight", "U", "V"} if percent else {"weight"}}
     assert linear == expected[method]
+
+
+def test_what_another_record_holds_is_taken_from_there():
+    for method, percent, steps in (("QERA", 2.5, 0), (comparison.TURNS, 15.0, 0), ("LRC", 15.0, 30), ("LRC", 15.0, 90)):
+        assert comparison.on_record(Cell("narrow", 1, method, percent, 0, steps)) > 4
+    assert comparison.on_record(Cell("narrow", 1, "LRC", 15.0, 8, 30)) is None
+    assert comparison.on_record(Cell("narrow", 1, "joint", 15.0, 0, 30)) is None
+    kinds = {(line["method"], line["percent"], line["steps"]) for line in comparison.published()["lines"]}
+    for line in comparison.published()["lines"]:
+        gap = comparison.published()["bases"][line["base"]]
+        share = lrc.recovered(line["loss"], rounded=gap["ternary"], full=gap["float"])
+        assert share == pytest.approx(line["share"])
+    assert ("LRC", 15.0, 90) in kinds and ("feedback, rows", 0.0, 0) in kinds
 
 
 def test_the_table_is_sorted_by_bits_and_counts_seeds():
