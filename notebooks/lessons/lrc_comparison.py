@@ -17,8 +17,8 @@ their groups' scales; a float weight counts 16. All but the float rows round the
 rows and the training are those of lrc_spreads and lrc_ingredients. What is on their records is taken from there. A seed
 draws the calibration rows and the order of the training rows.
 
-Footguns: thirty steps are few, and where the start is good they can end behind it. And only the float model with the same
-steps says what training itself brought: a method that beats the float model of the first line may still lose to it.
+Footguns: thirty steps are few, and where the start is good they can end behind it. And only the float model that was
+trained as well says what training itself brought: a method that beats the float one may still lose to it.
 """
 
 import argparse
