@@ -98,6 +98,8 @@ SHORT = {
             'changes = {"eager"',
             "phase_diagram",
             "lrc_spreads.",
+            "lrc_comparison.",
+            "ternary_product.",
             "memory.estimate(",
             "memory.Account(",
         ),

@@ -17,6 +17,7 @@ is close to the float model, so an ingredient that changes the function has to w
 import argparse
 import copy
 import datetime
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -151,6 +152,11 @@ def main() -> None:
     path, machine = parser.parse_args().json, runtime.pick()
     benches = {"narrow": lrc_spreads.bench(lrc_spreads.opened("narrow", machine))}
     lrc_spreads.measure(path, benches, cells(), measured)
+
+
+def published() -> dict:
+    """The newest record."""
+    return json.loads(max(paths.root().glob("outputs/published/*-lrc-ingredients-*.json")).read_text())
 
 
 def table(record: dict) -> list[dict]:

@@ -63,8 +63,9 @@ def cells() -> Iterator[Cell]:
     kinds = [("mean", "activation"), ("least_squares", "activation"), ("least_squares", "alternating")]
     others = [("mean", "alternating"), ("rows", "activation"), ("rows", "alternating")]
     default, untrained = kinds[-1], [(percent, *kind, 0) for percent in reversed(RANKS) for kind in kinds]
-    order = [(15.0, *default, STEPS), *untrained, (2.5, *default, STEPS), *((15.0, *kind, 0) for kind in others)]
-    order += [(5.0, *default, STEPS), (15.0, "mean", "activation", STEPS), (15.0, "least_squares", "none", STEPS)]
+    order = [(15.0, *default, STEPS), *untrained, (2.5, *default, STEPS), (5.0, *default, STEPS)]
+    order += [*((15.0, *kind, 0) for kind in others), (15.0, "mean", "activation", STEPS)]
+    order += [(15.0, "least_squares", "none", STEPS)]
     yield from (Cell(name, 0, 15.0, scale, "none", 0) for name in BASES for scale in ternary.SCALES)
     yield from (Cell(name, seed, *kind) for kind in order for name in BASES for seed in SEEDS)
 

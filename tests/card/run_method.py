@@ -19,7 +19,16 @@ import peft
 import torch
 from torch import nn
 
-from lessons import ard_ranks, goose, mixture_of_depths, multi_token, router_health, skipping, spiking_health
+from lessons import (
+    ard_ranks,
+    goose,
+    mixture_of_depths,
+    multi_token,
+    router_health,
+    skipping,
+    spiking_health,
+    ternary_product,
+)
 from lessons.temperature import Learned
 from nblib import losses, models, runtime, text, train
 from nblib.methods import ard, lrc, moe, objective, param_groups, teacher_cache
@@ -71,7 +80,11 @@ def ternary(folder: Path, plant: bool) -> None:
         stay_behind(next(iter(lrc.layers(net).values())), "U")
     learn(net, train.adamw(net, lr=1e-3), folder)
     lrc.save(net, folder / "saved")
-    lrc.load(folder / "saved").to("cuda")(fixed().to("cuda"))
+    again = lrc.load(folder / "saved").to("cuda")
+    again(fixed().to("cuda"))
+    ternary_product.pack(again)
+    with torch.no_grad():
+        again(fixed().to("cuda"))
 
 
 def ard_lora(folder: Path, plant: bool) -> None:

@@ -83,3 +83,27 @@ def test_what_transformers_cannot_hold_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no LRC layers: attach first"):
         lrc_export.save(models.tiny(64, hidden=32, layers=1), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_but_for_the_rounding_of_inputs_every_logit_is_the_same(tmp_path, monkeypatch):
+    """Where neither side rounds its inputs, nothing can fall on another side: the weights, scales, biases and factors
+    are the same."""
+    from transformers.integrations import bitnet
+
+    model, ids = corrected("llama", {"attention_bias": True}), torch.randint(512, (32, 32))
+    theirs = opened(lrc_export.save(model, tmp_path / "out"))
+    monkeypatch.setattr(bitnet.ActQuant, "apply", lambda x: x)
+    for layer in lrc.layers(model).values():
+        layer.once = lambda x: x
+    with torch.no_grad():
+        assert (theirs(ids).logits - model(ids).logits).abs().max() < 1e-4
+
+
+def test_the_folder_never_loads_as_a_model_of_random_weights(tmp_path):
+    """All its tensors are taken and none is new; without them there is no model."""
+    folder = lrc_export.save(corrected(), tmp_path / "out")
+    _, report = tf.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(OSError, match="model.safetensors"):
+        tf.AutoModelForCausalLM.from_pretrained(folder)
