@@ -185,8 +185,10 @@ def _execute(planned: Sequence[Any], options: argparse.Namespace, **here: Any) -
     wanted = engines.resources(options.resources)
     if options.on == "local":
         if wanted or options.no_wait:
-            raise ParameterError("--resources and --no-wait are of jobs; add --on slurm.")
+            raise ParameterError("--resources and --no-wait are of jobs; add --on slurm or --on ray.")
         return runner.run(planned, **here, **_how(options))
+    if options.on == "ray":
+        engines.ENGINES["ray"] = _import("lessons.on_ray", INSTALL).Ray
     outcomes = engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
     return sys.exit(0) if options.no_wait else outcomes
 
@@ -329,8 +331,8 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
     given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
     engine = argparse.ArgumentParser(add_help=False)
-    engine.add_argument("--on", choices=("local", "slurm"), default="local", help="where the runs are made")
-    asked = "of each job on Slurm: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
+    engine.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where the runs are made")
+    asked = "of each job: cpus, gpus, gb, on Slurm hours, partition, account; and at_once, how many jobs"
     engine.add_argument("--resources", default="", metavar="cpus=4,...", help=asked)
     engine.add_argument("--no-wait", action="store_true", help="on Slurm: end when the jobs are in the queue")
     many = argparse.ArgumentParser(add_help=False)
@@ -356,6 +358,13 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--processes", type=_positive, default=1, metavar="N", help="share rows, by -p mesh=ddp (default), fsdp or hsdp"
     )
+
+    told = "machines, each of which is given this command and starts as many processes"
+    command.add_argument("--nodes", type=_positive, default=1, metavar="N", help=told)
+    command.add_argument("--node", type=int, metavar="K", help="which of them this is: 0 (the first) .. N-1")
+    told = "of node 0, where all meet (default 127.0.0.1:29400)"
+    command.add_argument("--rendezvous", default="127.0.0.1:29400", metavar="HOST:PORT", help=told)
+    command.add_argument("--wait", type=_positive, default=300, metavar="S", help="seconds until all are there (300)")
 
     command = add(
         "sweep",
@@ -389,8 +398,8 @@ def _parser() -> argparse.ArgumentParser:
         "target", metavar="WHAT", help="a parameters .yaml, a run, a checkpoint's folder or .safetensors"
     )
 
-    add("status", _jobs, help="jobs that were given to Slurm, and their runs").set_defaults(jobs=None)
-    command = add("cancel", _jobs, help="ask jobs on Slurm to stop; what they saved is kept")
+    add("status", _jobs, help="jobs that were given to Slurm or Ray, and their runs").set_defaults(jobs=None)
+    command = add("cancel", _jobs, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
     command.add_argument("jobs", nargs="+", metavar="JOB", help="its id or its array's, a notebook's name, or all")
 
     add("report", _report, help="write outputs/index.html and print its path")
