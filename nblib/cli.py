@@ -344,26 +344,18 @@ def _parser() -> argparse.ArgumentParser:
     command = add("run", _run, parents=[both, given, engine], help=told)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
-    command.add_argument(
-        "--jobs",
-        type=_at_once,
-        metavar="N",
-        help="so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)",
-    )
+    told = "so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)"
+    command.add_argument("--jobs", type=_at_once, metavar="N", help=told)
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
 
     command = add("train", _train, parents=[both, given], help="one notebook in several processes that train as one")
     command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
-    command.add_argument(
-        "--processes", type=_positive, default=1, metavar="N", help="share rows, by -p mesh=ddp (default), fsdp or hsdp"
-    )
-
-    told = "machines, each of which is given this command and starts as many processes"
-    command.add_argument("--nodes", type=_positive, default=1, metavar="N", help=told)
+    told = "share rows, by -p mesh=ddp (default), fsdp or hsdp"
+    command.add_argument("--processes", type=_positive, default=1, metavar="N", help=told)
+    command.add_argument("--nodes", type=_positive, default=1, metavar="N", help="machines, each with this command")
     command.add_argument("--node", type=int, metavar="K", help="which of them this is: 0 (the first) .. N-1")
-    told = "of node 0, where all meet (default 127.0.0.1:29400)"
-    command.add_argument("--rendezvous", default="127.0.0.1:29400", metavar="HOST:PORT", help=told)
+    command.add_argument("--rendezvous", default="127.0.0.1:29400", metavar="HOST:PORT", help="of node 0")
     command.add_argument("--wait", type=_positive, default=300, metavar="S", help="seconds until all are there (300)")
 
     command = add(
@@ -394,9 +386,7 @@ def _parser() -> argparse.ArgumentParser:
 
     told = "what looks wrong: with parameters before a run, with a run's first steps, with a checkpoint's weights"
     command = add("audit", lambda o: _import("lessons.audit", INSTALL).main(o.target), help=told, description=told)
-    command.add_argument(
-        "target", metavar="WHAT", help="a parameters .yaml, a run, a checkpoint's folder or .safetensors"
-    )
+    command.add_argument("target", metavar="WHAT", help="parameters .yaml, run, checkpoint's folder, .safetensors")
 
     add("status", _jobs, help="jobs that were given to Slurm or Ray, and their runs").set_defaults(jobs=None)
     command = add("cancel", _jobs, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
@@ -431,9 +421,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--model", default="tiny", metavar="NAME", help="hub name or folder (default: our tiny Qwen3)")
     command.add_argument("--rows", type=_positive, default=16, metavar="N", help="rows per micro-batch (default 16)")
     command.add_argument("--length", type=_positive, default=256, metavar="N", help="tokens per row (default 256)")
-    command.add_argument(
-        "--rank", type=_positive, default=0, metavar="N", help="adapters of this rank; else all trains"
-    )
+    command.add_argument("--rank", type=_positive, default=0, metavar="N", help="of adapters; without it all trains")
     command.add_argument("--lrc", type=float, metavar="PERCENT", help="ternary with a correction of this rank percent")
     command.add_argument("--checkpointing", action="store_true", help="recompute every block in backward")
     command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
@@ -449,9 +437,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
     command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
-    command.add_argument(
-        "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
-    )
+    command.add_argument("--json", action="store_true", help="the report as JSON; the script prints to stderr")
     command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
     add("gpu-check", _gpu_check, help="a minute on your card: driver, waits, speed, memory; outputs/gpu-check.json")
     return parser

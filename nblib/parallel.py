@@ -54,13 +54,13 @@ class Plan(NamedTuple):
         return {name: shares[id(t)] for name, t in batch.items()}
 
 
-def check(mesh: str, world: int, node: int | None = None) -> int:
+def check(mesh: str, world: int) -> int:
     """How many groups a mesh has, or a sentence why it cannot be."""
     if mesh not in MESHES:
         raise ValueError(f"mesh = {mesh!r}: allowed are {', '.join(MESHES)}")
     if world == 1 and mesh != "auto":
         raise ValueError(f"mesh = {mesh!r}: this is one process; `nblib train NOTEBOOK --processes 2` starts several")
-    node = node or int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    node = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     groups = 1 if mesh != "hsdp" else world // node if node < world else 2
     if mesh == "hsdp" and (world % groups or world // groups < 2):
         raise ValueError(f"mesh = 'hsdp': {world} processes do not divide into {groups} equal groups of two or more")

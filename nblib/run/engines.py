@@ -1,4 +1,4 @@
-"""Batches on other machines: Slurm, by submitit, which is an extra: `pip install 'nblib[slurm]'`; Ray: lessons/on_ray.py.
+"""Batches on other machines: Slurm, by submitit, an extra: `pip install 'nblib[slurm]'`. Ray is in lessons/on_ray.py.
 
 One job is one run: it plans its run once more where it starts, and does what `nblib run` does. What it needs is one
 file system that all machines see, with the project, its Python and `outputs` on it. The machine that plans is in no key
@@ -265,7 +265,9 @@ def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
             facts = files.read_json(file)
             here = facts["host"] == socket.gethostname() and facts["by"] != os.getpid() and _is_ours(facts["by"])
             for job in facts["jobs"]:
-                state = "running" * (here and not (file.parent / f"{job['id']}.ended").exists())
+                log, end = (file.parent / f"{job['id']}.{kind}" for kind in ("log", "ended"))
+                state = "pending" if facts["on"] == "ray" and not log.exists() else "running"
+                state *= here and not end.exists()
                 state = queue().get(job["id"], "") if facts["on"] == "slurm" else state
                 yield facts["on"], job | {"by": facts["by"], "started": facts["started"], "folder": file.parent}, state
 
@@ -286,9 +288,8 @@ def listing() -> str:
         folder = known[job["notebook"]].get(job["key"])
         if state or time.time() - job["started"] < DAY:
             run = [f"{folder.parent.name}/{folder.name}", runs.status(folder)] if folder else ["", ""]
-            rows.append(
-                [clip(text) for text in (job["id"], on, state or "ended", *run, job["label"] or job["notebook"])]
-            )
+            cells = (job["id"], on, state or "ended", *run, job["label"] or job["notebook"])
+            rows.append([clip(text) for text in cells])
     return runs.columns(rows) if len(rows) > 1 else "No jobs were given to an engine in the last day."
 
 

@@ -50,11 +50,15 @@ def plan(
     chosen = [text.partition("=")[2] for text in overrides if text.partition("=")[0] == "mesh"]
     (job,) = jobs.plan([name], overrides=[o for o in overrides if own or not o.startswith("mesh=")], **options)
     mesh = str(job.parameters["mesh"]) if own else chosen[-1] if chosen else "auto"
-    world = processes * nodes
+    world, before = processes * nodes, os.environ.get("LOCAL_WORLD_SIZE")
     try:
-        parallel.check(mesh, world, processes)
+        os.environ["LOCAL_WORLD_SIZE"] = str(processes)  # as in each of the processes: hsdp's groups are nodes
+        parallel.check(mesh, world)
     except ValueError as error:
         raise ParameterError(str(error)) from None
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"]
+        os.environ |= {"LOCAL_WORLD_SIZE": before} if before else {}
     rows, cards = job.parameters.get("rows"), runner.gpus()
     if isinstance(rows, int) and rows < world:
         raise ParameterError(f"rows = {rows}: fewer than the {world} processes that share them")
