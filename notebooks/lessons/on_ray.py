@@ -56,6 +56,7 @@ class Ray:
         if self.ray.is_initialized():
             return
         quiet = {"logging_level": "error", "log_to_driver": False}
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray's makers are told of this run
         address = os.environ.get("RAY_ADDRESS", "")
         try:
             self.ray.init(address or "auto", **quiet)
