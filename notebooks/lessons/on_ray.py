@@ -118,6 +118,7 @@ def job(order: dict[str, Any], folder: str, name: str) -> str:
                 return
         os.kill(os.getpid(), signal.SIGINT)
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and what a worker starts inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(mark.with_suffix(".log"), "a", buffering=1) as log:
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
