@@ -185,8 +185,10 @@ def _execute(planned: Sequence[Any], options: argparse.Namespace, **here: Any) -
     wanted = engines.resources(options.resources)
     if options.on == "local":
         if wanted or options.no_wait:
-            raise ParameterError("--resources and --no-wait are of jobs; add --on slurm.")
+            raise ParameterError("--resources and --no-wait are of jobs; add --on slurm or --on ray.")
         return runner.run(planned, **here, **_how(options))
+    if options.on == "ray":
+        engines.ENGINES["ray"] = _import("lessons.on_ray", INSTALL).Ray
     outcomes = engines.run(planned, options.on, wanted=wanted, how=_how(options), wait=not options.no_wait)
     return sys.exit(0) if options.no_wait else outcomes
 
@@ -329,8 +331,8 @@ def _parser() -> argparse.ArgumentParser:
     given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
     given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
     engine = argparse.ArgumentParser(add_help=False)
-    engine.add_argument("--on", choices=("local", "slurm"), default="local", help="where the runs are made")
-    asked = "of each job on Slurm: cpus, gpus, hours, gb, partition, account; and at_once, how many jobs"
+    engine.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where the runs are made")
+    asked = "of each job: cpus, gpus, gb, on Slurm hours, partition, account; and at_once, how many jobs"
     engine.add_argument("--resources", default="", metavar="cpus=4,...", help=asked)
     engine.add_argument("--no-wait", action="store_true", help="on Slurm: end when the jobs are in the queue")
     many = argparse.ArgumentParser(add_help=False)
@@ -342,20 +344,19 @@ def _parser() -> argparse.ArgumentParser:
     command = add("run", _run, parents=[both, given, engine], help=told)
     command.add_argument("notebooks", nargs="*", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
     command.add_argument("--all", action="store_true", help="every notebook, in order")
-    command.add_argument(
-        "--jobs",
-        type=_at_once,
-        metavar="N",
-        help="so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)",
-    )
+    told = "so many at once, or auto: what cores and memory, or cards, allow (default auto with --all, else 1)"
+    command.add_argument("--jobs", type=_at_once, metavar="N", help=told)
     command.add_argument("--keep-going", action="store_true", help="start the rest although one failed")
     command.add_argument("--dry-run", action="store_true", help="say what would be skipped, continued or run, and end")
 
     command = add("train", _train, parents=[both, given], help="one notebook in several processes that train as one")
     command.add_argument("notebook", metavar="NOTEBOOK", help="00, 00_setup or notebooks/00_setup.ipynb")
-    command.add_argument(
-        "--processes", type=_positive, default=1, metavar="N", help="share rows, by -p mesh=ddp (default), fsdp or hsdp"
-    )
+    told = "share rows, by -p mesh=ddp (default), fsdp or hsdp"
+    command.add_argument("--processes", type=_positive, default=1, metavar="N", help=told)
+    command.add_argument("--nodes", type=_positive, default=1, metavar="N", help="machines, each with this command")
+    command.add_argument("--node", type=int, metavar="K", help="which of them this is: 0 (the first) .. N-1")
+    command.add_argument("--rendezvous", default="127.0.0.1:29400", metavar="HOST:PORT", help="of node 0")
+    command.add_argument("--wait", type=_positive, default=300, metavar="S", help="seconds until all are there (300)")
 
     command = add(
         "sweep",
@@ -385,12 +386,10 @@ def _parser() -> argparse.ArgumentParser:
 
     told = "what looks wrong: with parameters before a run, with a run's first steps, with a checkpoint's weights"
     command = add("audit", lambda o: _import("lessons.audit", INSTALL).main(o.target), help=told, description=told)
-    command.add_argument(
-        "target", metavar="WHAT", help="a parameters .yaml, a run, a checkpoint's folder or .safetensors"
-    )
+    command.add_argument("target", metavar="WHAT", help="parameters .yaml, run, checkpoint's folder, .safetensors")
 
-    add("status", _jobs, help="jobs that were given to Slurm, and their runs").set_defaults(jobs=None)
-    command = add("cancel", _jobs, help="ask jobs on Slurm to stop; what they saved is kept")
+    add("status", _jobs, help="jobs that were given to Slurm or Ray, and their runs").set_defaults(jobs=None)
+    command = add("cancel", _jobs, help="ask jobs on Slurm or Ray to stop; what they saved is kept")
     command.add_argument("jobs", nargs="+", metavar="JOB", help="its id or its array's, a notebook's name, or all")
 
     add("report", _report, help="write outputs/index.html and print its path")
@@ -422,9 +421,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--model", default="tiny", metavar="NAME", help="hub name or folder (default: our tiny Qwen3)")
     command.add_argument("--rows", type=_positive, default=16, metavar="N", help="rows per micro-batch (default 16)")
     command.add_argument("--length", type=_positive, default=256, metavar="N", help="tokens per row (default 256)")
-    command.add_argument(
-        "--rank", type=_positive, default=0, metavar="N", help="adapters of this rank; else all trains"
-    )
+    command.add_argument("--rank", type=_positive, default=0, metavar="N", help="of adapters; without it all trains")
     command.add_argument("--lrc", type=float, metavar="PERCENT", help="ternary with a correction of this rank percent")
     command.add_argument("--checkpointing", action="store_true", help="recompute every block in backward")
     command.add_argument("--precision", default="fp32", help="of autocast: fp32 or bf16; weights stay fp32")
@@ -440,9 +437,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
     command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
-    command.add_argument(
-        "--json", action="store_true", help="the report as JSON; what the script prints goes to stderr"
-    )
+    command.add_argument("--json", action="store_true", help="the report as JSON; the script prints to stderr")
     command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
     add("gpu-check", _gpu_check, help="a minute on your card: driver, waits, speed, memory; outputs/gpu-check.json")
     return parser

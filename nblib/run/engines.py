@@ -1,4 +1,4 @@
-"""Batches on other machines: Slurm, by submitit, which is an extra: `pip install 'nblib[slurm]'`.
+"""Batches on other machines: Slurm, by submitit, an extra: `pip install 'nblib[slurm]'`. Ray is in lessons/on_ray.py.
 
 One job is one run: it plans its run once more where it starts, and does what `nblib run` does. What it needs is one
 file system that all machines see, with the project, its Python and `outputs` on it. The machine that plans is in no key
@@ -205,6 +205,8 @@ def submit(engine: Any, on: str, planned: Sequence[Job], *, wanted: dict[str, An
 def run(planned: Sequence[Job], on: str, *, wanted: dict[str, Any], how: dict[str, Any], wait: bool) -> list[Outcome]:
     """Run the jobs on an engine and wait for their ends, or not. What is done is skipped, what is queued stays so."""
     engine = ENGINES[on](wanted)
+    if not (wait or engine.outlives):
+        raise ParameterError(f"--no-wait: jobs on {on} end with the command that gives them.")
     check(paths.outputs())
     before = {job.key for job in planned if runner.done(job) and not how.get("force")}
     waiting = {job["key"]: job["id"] for on_, job, state in batches() if state and on_ == on}
@@ -263,8 +265,11 @@ def batches() -> Iterator[tuple[str, dict[str, Any], str]]:
             facts = files.read_json(file)
             here = facts["host"] == socket.gethostname() and facts["by"] != os.getpid() and _is_ours(facts["by"])
             for job in facts["jobs"]:
-                state = queue().get(job["id"], "") if facts["on"] == "slurm" else "running" * here
-                yield facts["on"], job | {"by": facts["by"], "started": facts["started"]}, state
+                log, end = (file.parent / f"{job['id']}.{kind}" for kind in ("log", "ended"))
+                state = "pending" if facts["on"] == "ray" and not log.exists() else "running"
+                state *= here and not end.exists()
+                state = queue().get(job["id"], "") if facts["on"] == "slurm" else state
+                yield facts["on"], job | {"by": facts["by"], "started": facts["started"], "folder": file.parent}, state
 
 
 def _is_ours(process: int) -> bool:
@@ -283,9 +288,8 @@ def listing() -> str:
         folder = known[job["notebook"]].get(job["key"])
         if state or time.time() - job["started"] < DAY:
             run = [f"{folder.parent.name}/{folder.name}", runs.status(folder)] if folder else ["", ""]
-            rows.append(
-                [clip(text) for text in (job["id"], on, state or "ended", *run, job["label"] or job["notebook"])]
-            )
+            cells = (job["id"], on, state or "ended", *run, job["label"] or job["notebook"])
+            rows.append([clip(text) for text in cells])
     return runs.columns(rows) if len(rows) > 1 else "No jobs were given to an engine in the last day."
 
 
@@ -298,6 +302,8 @@ def cancel(names: Sequence[str]) -> str:
     chosen = [(on, j) for on, j in live if {"all", j["id"], j["id"].partition("_")[0], j["notebook"]} & {*names}]
     if slurm := [job["id"] for on, job in chosen if on == "slurm"]:
         Slurm.cancel(None, slurm)
-    for process in {job["by"] for on, job in chosen if on != "slurm"}:
+    for job in [job for on, job in chosen if on == "ray"]:
+        files.write(job["folder"] / f"{job['id']}.cancel", "")
+    for process in {job["by"] for on, job in chosen if on not in ("slurm", "ray")}:
         os.kill(process, signal.SIGINT)  # who started them ends them
     return f"jobs that were asked to stop: {len(chosen)}"

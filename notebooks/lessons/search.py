@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from lessons import track
+from lessons import on_ray, track
 from nblib import files, hashed, paths
 from nblib.run import engines, jobs, parameters, pictures, report, runner, runs, sweep
 from nblib.run.parameters import ParameterError
@@ -357,7 +357,7 @@ def main(options: Namespace, **how: Any) -> int:
     engines.need("optuna", "search")
     wanted = engines.resources(options.resources)
     engines.check(paths.outputs())
-    engine = {"local": Local, **engines.ENGINES}[options.on](wanted)
+    engine = {"local": Local, "ray": on_ray.Ray, **engines.ENGINES}[options.on](wanted)
     print(f"the study is {paths.short(search.folder)}", flush=True)
     given = {"trials": options.trials, "prune": options.prune, "seed": options.seed}
     ended = go(search, engine=engine, on=options.on, wanted=wanted, how=how, **given)

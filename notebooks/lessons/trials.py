@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lessons import facts as stored_facts
+from lessons.alone import alone
 from lessons.each import Counting
 from lessons.pitfalls import Pitfall, Unavailable, pitfall
 from nblib.run import show
@@ -58,7 +59,8 @@ class Trials:
                     line.says(f"{number}: {', '.join([*timed, f'{run} is running'])}")
                     since = time.monotonic()
                     try:
-                        facts = stored_facts.read(number, run) or getattr(p, run)()
+                        with alone():
+                            facts = stored_facts.read(number, run) or getattr(p, run)()
                         self.facts[number, run], self.shows[number, run] = facts, p.seen(facts)
                     except Unavailable as reason:  # no compiler, say: the table tells, and the notebook goes on
                         self.facts[number, run], self.shows[number, run] = {"not run here": str(reason)}, None

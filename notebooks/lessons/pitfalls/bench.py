@@ -29,6 +29,7 @@ import torch
 import transformers as tf
 from torch import Tensor, nn
 
+from lessons.alone import alone
 from nblib import losses, models, runtime, text, wiring
 from nblib import train as loop
 from nblib.runtime import seeded as seeded
@@ -310,14 +311,15 @@ def learn(model: nn.Module, *, steps: int, lr: float = 5e-3, optimizers=None, da
 # ---------------------------------------------------------------------------------------- the Hugging Face Trainer
 @contextlib.contextmanager
 def silent() -> Iterator[io.StringIO]:
-    """What the Trainer would print or log, collected: what a library reports while it does wrong is a fact too."""
+    """What the Trainer would print or log, collected: what a library reports while it does wrong is a fact too. Among
+    several processes each has a Trainer of its own."""
     output, logger, root = io.StringIO(), logging.getLogger("transformers.trainer"), logging.getLogger("transformers")
     handler, level, handlers = logging.StreamHandler(output), tf.utils.logging.get_verbosity(), root.handlers
     root.handlers = []
     tf.utils.logging.set_verbosity_warning()
     logger.addHandler(handler)
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with alone(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             yield output
     finally:
         logger.removeHandler(handler)
