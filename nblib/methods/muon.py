@@ -48,13 +48,13 @@ def orthogonalise(
         raise ValueError(f"G has shape {tuple(G.shape)}: only matrices (..., out, in) can be orthogonalised")
     if not G.numel():  # a process that was left without an expert
         return G.to(dtype)
-    rounds = coefficients if isinstance(coefficients, list) else [coefficients] * steps  # a list: a triple per step
+    a, b, c = coefficients
     X = G.to(dtype).flatten(0, -3) if G.ndim > 2 else G.to(dtype)[None]  # (N, out, in)
     tall = X.shape[-2] > X.shape[-1]
     X = X.mT if tall else X
     X = X / X.norm(dim=(-2, -1), keepdim=True).clamp_(min=EPS)  # spectral norm at most 1
     parts = X.split(max(1, _most(X.device) // X[0].numel()))
-    X = torch.cat([_iterate(part, rounds) for part in parts]) if len(parts) > 1 else _iterate(X, rounds)
+    X = torch.cat([_iterate(part, steps, a, b, c) for part in parts]) if len(parts) > 1 else _iterate(X, steps, a, b, c)
     return (X.mT if tall else X).reshape(G.shape)
 
 
@@ -62,9 +62,11 @@ def _most(device: torch.device) -> int:
     return BATCH_ENTRIES.get(device.type, BATCH_ENTRIES["cuda"])
 
 
-def _iterate(X: Tensor, rounds: list[tuple]) -> Tensor:
-    X, multiply_add = (X[0], torch.addmm) if len(X) == 1 else (X, torch.baddbmm)  # faster for one
-    for a, b, c in rounds:
+def _iterate(X: Tensor, steps: int, a: float, b: float, c: float) -> Tensor:
+    multiply_add = torch.baddbmm
+    if len(X) == 1:  # the plain product is faster for one matrix
+        X, multiply_add = X[0], torch.addmm
+    for _ in range(steps):
         A = X @ X.mT
         X = multiply_add(X, multiply_add(A, A, A, beta=b, alpha=c), X, beta=a)
     return X if X.ndim == 3 else X[None]
@@ -72,7 +74,8 @@ def _iterate(X: Tensor, rounds: list[tuple]) -> Tensor:
 
 def response(s: Tensor, *, steps: int = ITERATIONS, coefficients=QUINTIC) -> Tensor:
     """What the iteration makes of a singular value in [0, 1]."""
-    for a, b, c in coefficients if isinstance(coefficients, list) else [coefficients] * steps:
+    a, b, c = coefficients
+    for _ in range(steps):
         s = a * s + b * s**3 + c * s**5
     return s
 
@@ -105,8 +108,6 @@ class Muon(Optimizer):
     compute     precision of the iteration: bf16 as in torch, fp32, or auto, bf16 where the chip has it
     """
 
-    rounds = QUINTIC
-
     def __init__(
         self,
         params,
@@ -136,8 +137,10 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        with torch.enable_grad():
-            loss = closure() if closure is not None else None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             for batch in _batches(group):
                 self._update(group, batch)
@@ -156,16 +159,14 @@ class Muon(Optimizer):
             update = g.lerp(m, beta) if group["nesterov"] else m
             updates.append(_matrices(_whole(update, p), group))
             busy.append(active)
+        together = torch.cat(updates) if len(updates) > 1 else updates[0]
+        together = orthogonalise(together, dtype=_precision(group["compute"], together.device))
         rate = group["lr"] * scale(*map_shape(params[0].shape, group), group["adjust"])
-        for p, active, u in zip(params, busy, self._directions(updates, group, params)):
+        decay = group["lr"] * group["weight_decay"]
+        for p, active, u in zip(params, busy, together.split([len(u) for u in updates])):
             u, w = _own(u.reshape(p.shape if p.ndim == 2 else _local(p).shape), p), _local(p)
-            w.mul_(1 - group["lr"] * group["weight_decay"] * (1 if active is None else active))
+            w.mul_(1 - decay if active is None else 1 - decay * active)
             w.add_(u if active is None else u * active, alpha=-rate)
-
-    def _directions(self, updates: list[Tensor], group: dict, params: list[Tensor]) -> tuple[Tensor, ...]:
-        """What the matrices (N, out, in) of each parameter are to move along: here singular values near 1."""
-        dtype = _precision(group["compute"], updates[0].device)
-        return orthogonalise(torch.cat(updates), dtype=dtype, coefficients=self.rounds).split([*map(len, updates)])
 
 
 def _precision(compute: str, device: torch.device) -> torch.dtype:

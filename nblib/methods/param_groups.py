@@ -81,7 +81,6 @@ def optimizers(
     adjust: str = "original",
     compute: str = "auto",
     halves: bool = False,
-    muon: type[Muon] = Muon,
 ) -> list[Optimizer]:
     """[Muon, fused AdamW] over every trainable parameter, split by `assign`. AdamW's matrices decay too."""
     named, assigned = wiring.trainable(model), assign(model)
@@ -98,7 +97,7 @@ def optimizers(
         {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
     ]
     options = dict(lr=lr, weight_decay=weight_decay, adjust=adjust, compute=compute)
-    muons = [muon(groups, **options)] if groups else []
+    muons = [Muon(groups, **options)] if groups else []
     adam = [g for g in adam if g["params"]]
     return muons + ([AdamW(adam, lr=adamw_lr, betas=(0.9, 0.95), fused=True)] if adam else [])
 

@@ -144,7 +144,8 @@ def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
         raise ValueError(f"optimizer = {setting.optimizer!r}: allowed are {', '.join(KINDS)}, adamw")
     if setting.optimizer != "adamw":
         options = dict(lr=setting.lr, adamw_lr=setting.adamw_lr, adjust=setting.adjust, halves=setting.halves)
-        return param_groups.optimizers(model, muon=KINDS[setting.optimizer], **options)
+        plain, *rest = param_groups.optimizers(model, **options)
+        return [plain if setting.optimizer == "muon" else KINDS[setting.optimizer](plain.param_groups), *rest]
     assigned, named = param_groups.assign(model), wiring.trainable(model)
     rates = {"Muon": setting.lr, "AdamW": setting.adamw_lr}
     groups = [

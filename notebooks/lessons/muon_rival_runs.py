@@ -7,11 +7,10 @@ Each racer is tuned by the same search: five factors on the rate of its matrices
 then two on the rate of embeddings, norms and routers. These runs have a seed of their own and are judged on validation
 rows. The race has three other seeds and is judged on held-out rows.
 
-One `muon_race.Setting` but for the optimizer and its rates, the same first weights and rows at each seed. `fair` asserts
-that all have taken the same tokens with the same parameters, and that the forward and backward passes of all, and the
-updates of the three Muons, are as many FLOPs. A step of AdamW multiplies nothing in its update, so AdamW runs once more
-for as many steps as the FLOPs of Muon would pay: with so few tokens per step that is many more. Seconds cannot be
-equal; they stand in the table.
+One `muon_race.Setting` but for the optimizer and its rates, the same first weights and rows at each seed. `fair`
+asserts that all took the same tokens with the same parameters, and that the three Muons took equal FLOPs. A step of
+AdamW multiplies no matrices in its update, so AdamW runs once more for as many steps as the FLOPs of Muon would pay;
+then FLOPs are equal and tokens are not. Seconds cannot be made equal; they stand in the table.
 
 Footgun: the tokens per step decide who looks cheap. Muon's products depend on the weights alone, so their share of a
 step falls as the batch grows.
@@ -31,7 +30,7 @@ USUAL = {"adamw": dict(lr=1e-3), "muon": dict(lr=0.02), "polar_express": dict(lr
 NAMES = {"adamw": "AdamW", "muon": "Muon", "polar_express": "Muon, Polar Express", "normuon": "NorMuon"}
 LONGER = "adamw, FLOPs of Muon"
 FACTORS, REST, TUNING_SEED = (0.25, 0.5, 1.0, 2.0, 4.0), (0.5, 2.0), 100
-OPTIONS = dict(steps=80, rows=16, length=128)
+OPTIONS = dict(steps=60, rows=8, length=128)
 
 
 def setting(racer: str, lr: float, adamw_lr: float) -> muon_race.Setting:

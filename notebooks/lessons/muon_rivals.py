@@ -13,12 +13,13 @@ NorMuon (Li et al., 2025, arXiv:2510.05491) keeps one number per row, that is pe
 With `adjust="match_rms_adamw"` the scale makes this the paper's 0.2 lr sqrt(out in) / ||U||. A matrix that is wide and
 exactly orthogonal has equal rows already: then NorMuon is Muon. It changes what tall matrices and imperfect rounds do.
 
-Both are `nblib.methods.muon.Muon` with another direction; all else, experts that rest included, is its code.
+Both are `nblib.methods.muon.Muon` with another direction, switched off its arithmetic to the bit.
 
 Footgun: v starts at 0 and is not corrected for it. The division by ||U|| makes up for that, because all rows are as far
 from their mean. Without that division the first steps would be sqrt(1 / (1 - beta2)) times too long.
 """
 
+import torch
 from torch import Tensor
 
 from nblib.methods import muon
@@ -38,7 +39,7 @@ EPS = 1e-8
 
 
 def polar_express(steps: int = muon.ITERATIONS) -> list[tuple[float, float, float]]:
-    """Coefficients for `muon.orthogonalise` and `muon.response`, a triple for each round."""
+    """Coefficients for `orthogonalise` and `response`, a triple for each round."""
     if steps < 1:
         raise ValueError(f"steps = {steps}: must be at least 1")
     rounds = [_of_larger(triple) for triple in POLAR[:-1]] + [POLAR[-1]] * max(1, steps - len(POLAR) + 1)
@@ -59,28 +60,73 @@ def equal_rows(O: Tensor, v: Tensor, *, beta2: float, active: Tensor | None = No
     return U * (min(O.shape[-2:]) ** 0.5 / U.norm(dim=(-2, -1), keepdim=True).clamp_(min=EPS))
 
 
-class PolarExpress(muon.Muon):
+def orthogonalise(G: Tensor, rounds: list[tuple], *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`muon.orthogonalise` of matrices (N, out, in) with coefficients of its own for each round."""
+    tall = G.shape[-2] > G.shape[-1]
+    X = G.to(dtype).mT if tall else G.to(dtype)
+    X = X / X.norm(dim=(-2, -1), keepdim=True).clamp_(min=muon.EPS)
+    parts = list(X.split(max(1, muon._most(X.device) // X[0].numel())))
+    for a, b, c in rounds:
+        parts = [muon._iterate(part, 1, a, b, c) for part in parts]
+    X = torch.cat(parts)
+    return X.mT if tall else X
+
+
+def response(s: Tensor, rounds: list[tuple]) -> Tensor:
+    """What the rounds make of a singular value in [0, 1]."""
+    for triple in rounds:
+        s = muon.response(s, steps=1, coefficients=triple)
+    return s
+
+
+class Rival(muon.Muon):
+    """Muon with a direction of its own for each bundle of matrices of one shape."""
+
+    rounds = [muon.QUINTIC] * muon.ITERATIONS
+
+    def _turned(self, p: Tensor, O: Tensor) -> Tensor:
+        """What a parameter's orthogonal matrices (N, out, in) become."""
+        return O
+
+    def _update(self, group: dict, params: list[Tensor]) -> None:
+        beta, updates, busy = group["momentum"], [], []
+        for p in params:
+            state = self.state[p]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(p.grad)
+            g, m = muon._local(p.grad), muon._local(state["momentum_buffer"])
+            busy.append(muon._active(g))
+            m.lerp_(g, 1 - beta if busy[-1] is None else (1 - beta) * busy[-1])
+            update = g.lerp(m, beta) if group["nesterov"] else m
+            updates.append(muon._matrices(muon._whole(update, p), group))
+        dtype = muon._precision(group["compute"], updates[0].device)
+        together = orthogonalise(torch.cat(updates), self.rounds, dtype=dtype)
+        rate = group["lr"] * muon.scale(*muon.map_shape(params[0].shape, group), group["adjust"])
+        decay = group["lr"] * group["weight_decay"]
+        for p, active, O in zip(params, busy, together.split([len(u) for u in updates])):
+            u, w = self._turned(p, O), muon._local(p)
+            u = muon._own(u.reshape(p.shape if p.ndim == 2 else w.shape), p)
+            w.mul_(1 - decay if active is None else 1 - decay * active)
+            w.add_(u if active is None else u * active, alpha=-rate)
+
+
+class PolarExpress(Rival):
     """Muon with the rounds of Polar Express."""
 
     rounds = polar_express()
 
 
-class NorMuon(muon.Muon):
+class NorMuon(Rival):
     """Muon whose rows move alike over time; None as `beta2` switches that off."""
 
     beta2: float | None = 0.95
 
-    def _directions(self, updates: list[Tensor], group: dict, params: list[Tensor]) -> tuple[Tensor, ...]:
-        directions = super()._directions(updates, group, params)
+    def _turned(self, p: Tensor, O: Tensor) -> Tensor:
         if self.beta2 is None:
-            return directions
-        return tuple(self._equal_rows(p, O.float()) for p, O in zip(params, directions))
-
-    def _equal_rows(self, p: Tensor, O: Tensor) -> Tensor:
-        """O (N, out, in) of one parameter, whose row sizes are kept with it."""
+            return O
         state, active = self.state[p], muon._active(muon._local(p.grad))
         if "row_squares" not in state:
-            state["row_squares"] = O.new_zeros(*O.shape[:2], 1)
+            state["row_squares"] = O.new_zeros(*O.shape[:2], 1, dtype=torch.float32)
         if active is not None:  # of experts, which may be two maps each
-            active = active.to(O.dtype).repeat_interleave(len(O) // len(active), dim=0)
-        return equal_rows(O, state["row_squares"], beta2=self.beta2, active=active)
+            active = active.float().repeat_interleave(len(O) // len(active), dim=0)
+        return equal_rows(O.float(), state["row_squares"], beta2=self.beta2, active=active)
