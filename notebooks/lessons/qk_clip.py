@@ -55,10 +55,11 @@ class Clip:
 
 
 class Side(NamedTuple):
-    """The tensors that decide the size of the queries or keys, with one row of numbers per head, or one for all."""
+    """The tensors that decide the size of the queries or keys, with rows for each head, or the same ones for all."""
 
     parts: list[Tensor]
-    heads: int  # 1: one for all
+    heads: int
+    for_all: bool = False
 
 
 def attach(model: nn.Module, optimizer: Optimizer, *, tau: float = 100.0) -> Clip:
@@ -93,8 +94,8 @@ def sides(m: nn.Module, name: str = "attention") -> tuple[Side, Side]:
             continue
         if not _scales_with_its_weight(norm):
             raise ValueError(f"{name}.{letter}_norm is a {type(norm).__name__}, whose output its weight does not scale")
-        found.append(Side([norm.weight], 1 if norm.weight.numel() == m.head_dim else heads))
-    if (found[0].heads == 1) != (found[1].heads == 1):
+        found.append(Side([norm.weight], heads, for_all=heads > 1 and norm.weight.numel() == m.head_dim))
+    if found[0].for_all != found[1].for_all and found[1].heads > 1:
         raise ValueError(f"{name}: its heads share a norm of the queries or of the keys, and not of both")
     return found[0], found[1]
 
@@ -117,10 +118,10 @@ def scale(m: nn.Module, largest: Tensor, *, tau: float) -> Tensor:
     queries, keys = sides(m)
     needed = (tau / largest).clamp(max=1)  # (H,), of the product; 1 where nothing is to be done
     needed = torch.where(largest > tau, needed, torch.ones_like(needed))
-    if queries.heads == 1:  # all heads of the layer together
+    if queries.for_all:  # all heads of the layer together
         root = needed.min().sqrt()
-        _multiply(queries, root[None])
-        _multiply(keys, root[None])
+        for p in (*queries.parts, *keys.parts):
+            p.mul_(root)
         return needed.min().expand_as(needed)
     of_key = needed.view(keys.heads, -1).amin(dim=1).sqrt()  # (K,), what its worst head needs
     _multiply(keys, of_key)
