@@ -28,7 +28,7 @@ from nblib.methods import moe
 from nblib.run import show
 
 DOMAINS = ("prose", "code")
-PROBES = (0, 5, 10, 20, 40, 80, 120, 160)  # steps; the last is the end
+PROBES = (0, 5, 10, 20, 40, 60, 80, 100)  # steps; the last is the end
 
 
 def saturation(before: Tensor, after: Tensor) -> float:
