@@ -61,8 +61,8 @@ def learned(probes: dict[int, dict[str, list[moe.Routed]]]) -> list[dict]:
         lines.append(
             {
                 "layer": last.layer,
-                "load": {step: (E * moe.load(chosen, E)).tolist() for step, chosen in at.items()},
-                "saturation": {step: saturation(chosen, at[max(at)]) for step, chosen in at.items()},
+                "load": {str(step): (E * moe.load(chosen, E)).tolist() for step, chosen in at.items()},
+                "saturation": {str(step): saturation(chosen, at[max(at)]) for step, chosen in at.items()},
                 "chance": prose.shape[1] / E,
                 "together": together(at[max(at)], E).tolist(),
                 "domain": {d: moe.load(chosen, E).tolist() for d, chosen in mine.items()},

@@ -97,22 +97,27 @@ def of_chats(opened: start.Start, streams: dict, *, rows: int, questions: int, s
 
 
 def wanted(count: int) -> Iterator[dict]:
-    for seed in range(count):
-        for data in DATA:
-            yield from (dict(data=data, how=how, taught=t, seed=seed) for how in STARTS for t in TAUGHT)
+    """The most important first, so that it can be stopped: the teacher on text, then labels, then the chats."""
+    for data in DATA:
+        for taught in TAUGHT:
+            yield from (dict(data=data, how=how, taught=taught, seed=seed) for seed in range(count) for how in STARTS)
 
 
-def measure(path: Path, lessons: dict[str, Lesson], *, count: int, steps: int, **options) -> dict:
+def measure(path: Path, lessons: dict[str, Callable[[], Lesson]], *, count: int, steps: int, **options) -> dict:
     """The record with every run. What the file holds already is not repeated."""
     record = {"date": datetime.date.today().isoformat(), "environment": runtime.environment(), "lines": []}
     record |= dict(steps=steps, count=count, **options, rate=RATE, share=SHARE) | files.read_json(path)
     if any(record[name] != value for name, value in dict(steps=steps, count=count, **options).items()):
         raise ValueError(f"{path}: its runs have other options; name another file")
-    record["teacher"] = {name: lesson.judge(lesson.teacher) for name, lesson in lessons.items()}
+    made: dict[str, Lesson] = {}  # the chats' teacher is trained first, so only when it is asked for
     for one in wanted(count):
         if any(one.items() <= line.items() for line in record["lines"]):
             continue
-        lesson, rest = lessons[one["data"]], {name: value for name, value in one.items() if name != "data"}
+        data, rest = one["data"], {name: value for name, value in one.items() if name != "data"}
+        if data not in made:
+            made[data] = lessons[data]()
+            record.setdefault("teacher", {})[data] = made[data].judge(made[data].teacher)
+        lesson = made[data]
         record["lines"].append(one | learned(lesson, steps=steps, **rest))
         files.write(path, files.to_json(record, indent=1))
         print(*one.values(), record["lines"][-1]["after"], flush=True)
@@ -127,8 +132,9 @@ def main() -> None:
     path, machine, rows = parser.parse_args().json, runtime.pick(), OPTIONS["rows"]
     opened = start.open(length=OPTIONS["length"], rows=24, machine=machine)
     streams = {name: shards.open(name, opened.tokenizer) for name in ("prose", "code")}
-    chats = of_chats(opened, streams, rows=rows, questions=OPTIONS["questions"], steps=OPTIONS["steps"])
-    record = measure(path, {"text": of_text(opened, rows=rows), "chat": chats}, **OPTIONS)
+    most = dict(rows=rows, questions=OPTIONS["questions"], steps=OPTIONS["steps"])
+    lessons = {"text": lambda: of_text(opened, rows=rows), "chat": lambda: of_chats(opened, streams, **most)}
+    record = measure(path, lessons, **OPTIONS)
     print(*verdicts(record), path, sep="\n")
 
 
@@ -146,17 +152,17 @@ def ends(record: dict, **which) -> list[float]:
 
 def verdicts(record: dict) -> list[str]:
     """Trained starts against new weights, and the teacher against labels alone, on text, by `lessons.seeds`."""
-    new = ends(record, data="text", how=STARTS[-1], taught="teacher")
-    said = [
-        seeds.sentence(how, seeds.gains(new, ends(record, data="text", how=how, taught="teacher")))
-        for how in STARTS[:-1]
-    ]
-    layers, width = (ends(record, data="text", how=how, taught="teacher") for how in STARTS[:2])
-    said.append(seeds.sentence("layers instead of width", seeds.gains(width, layers)))
-    for how in STARTS:
-        both = [ends(record, data="text", how=how, taught=taught) for taught in ("labels", "teacher")]
-        said.append(seeds.sentence(f"{how}: a teacher instead of labels", seeds.gains(*both)))
-    return said
+
+    def said(what: str, without: dict, with_it: dict) -> list[str]:
+        both = [ends(record, data="text", **which) for which in (without, with_it)]
+        return [seeds.sentence(what, seeds.gains(*both))] if all(both) and len(both[0]) == len(both[1]) else []
+
+    by_teacher = [dict(how=how, taught="teacher") for how in STARTS]
+    found = [line for one in by_teacher[:-1] for line in said(one["how"], by_teacher[-1], one)]
+    found += said("layers instead of width", by_teacher[1], by_teacher[0])
+    for one in by_teacher:
+        found += said(f"{one['how']}: a teacher instead of labels", one | dict(taught="labels"), one)
+    return found
 
 
 def table(record: dict) -> list[dict]:
@@ -165,15 +171,19 @@ def table(record: dict) -> list[dict]:
     for how in STARTS:
         for taught in TAUGHT:
             mine = [line for line in record["lines"] if (line["how"], line["taught"]) == (how, taught)]
+            if not mine:
+                continue
             before = [line["before"]["loss"] for line in mine if line["data"] == "text"]
             row = {"start": how, "taught by": taught, "parameters": mine[0]["parameters"]}
-            row |= {"loss before": statistics.mean(before)}
+            row["loss before"] = statistics.mean(before)
             for data, name in zip(DATA, ("held-out loss", "right answers")):
-                got = ends(record, data=data, how=how, taught=taught)
-                row[name] = f"{statistics.mean(got):.3f} ({min(got):.3f} to {max(got):.3f})"
+                if got := ends(record, data=data, how=how, taught=taught):
+                    row[name] = f"{statistics.mean(got):.3f} ({min(got):.3f} to {max(got):.3f})"
             rows.append(row)
     teacher = {"start": "the teacher itself", "held-out loss": f"{record['teacher']['text']['loss']:.3f}"}
-    return [*rows, teacher | {"right answers": f"{record['teacher']['chat']['right']:.3f}"}]
+    if "chat" in record["teacher"]:
+        teacher["right answers"] = f"{record['teacher']['chat']['right']:.3f}"
+    return [*rows, teacher]
 
 
 if __name__ == "__main__":
