@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from lessons import student_starts
+from lessons import seeds, student_starts
 from nblib import models, runtime, start, text
 
 CPU = runtime.pick("cpu", "fp32")
@@ -56,3 +56,16 @@ def test_each_start_is_half_of_the_teacher(opened):
     assert torch.equal(layers.model.norm.weight, teacher.model.norm.weight)
     assert torch.equal(layers.get_input_embeddings().weight, width.get_input_embeddings().weight)
     assert not torch.equal(layers.get_input_embeddings().weight, new.get_input_embeddings().weight)
+
+
+def test_the_record_has_three_seeds_on_equal_steps_and_trained_starts_are_ahead():
+    record = student_starts.published()
+    for taught in student_starts.TAUGHT:
+        at = {how: student_starts.ends(record, data="text", how=how, taught=taught) for how in student_starts.STARTS}
+        assert {len(losses) for losses in at.values()} == {3}
+        new = at.pop("new weights")
+        for losses in at.values():
+            gains = seeds.gains(new, losses)
+            assert seeds.distinct(gains) and min(gains) > 0
+    assert all(len(row) >= 3 for row in student_starts.table(record))
+    assert len(student_starts.verdicts(record)) == 6
