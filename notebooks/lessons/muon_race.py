@@ -26,12 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from lessons import jamba, mixture_of_depths, router_health, seeds
+from lessons import jamba, mixture_of_depths, muon_rivals, router_health, seeds
 from lessons.each import Counting, each
 from nblib import compiling, flops, losses, models, runtime, text, train, wiring
-from nblib.methods import moe, param_groups
+from nblib.methods import moe, muon, param_groups
 
 FAMILIES = ("qwen3_moe", "mixtral", "jamba")
+KINDS = {"muon": muon.Muon, "polar_express": muon_rivals.PolarExpress, "normuon": muon_rivals.NorMuon}  # or adamw
 SHAPE = dict(family="qwen3_moe", hidden=128, layers=2, heads=4, width=128, experts=8, top_k=2)
 
 
@@ -139,11 +140,12 @@ def optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
 
 
 def _optimizers(setting: Setting, model: nn.Module) -> list[Optimizer]:
-    if setting.optimizer not in ("muon", "adamw"):
-        raise ValueError(f"optimizer = {setting.optimizer!r}: allowed are muon, adamw")
-    if setting.optimizer == "muon":
+    if setting.optimizer not in (*KINDS, "adamw"):
+        raise ValueError(f"optimizer = {setting.optimizer!r}: allowed are {', '.join(KINDS)}, adamw")
+    if setting.optimizer != "adamw":
         options = dict(lr=setting.lr, adamw_lr=setting.adamw_lr, adjust=setting.adjust, halves=setting.halves)
-        return param_groups.optimizers(model, **options)
+        plain, *rest = param_groups.optimizers(model, **options)
+        return [plain if setting.optimizer == "muon" else KINDS[setting.optimizer](plain.param_groups), *rest]
     assigned, named = param_groups.assign(model), wiring.trainable(model)
     rates = {"Muon": setting.lr, "AdamW": setting.adamw_lr}
     groups = [
