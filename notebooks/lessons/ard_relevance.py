@@ -116,16 +116,17 @@ def judged(opened: start.Start, seed: int) -> list[dict]:
     adamw, batches = train.adamw(model, lr=RATE, weight_decay=0.0), opened.batches(rows=ROWS, seed=seed)
     train.fit(model, batches, adamw, loss=ard.loss(model, beta=BETA), **options)
     looked = opened.validation[:LOOKED]  # all measures look at the same rows; the result is of others
+    exact = opened.machine._replace(precision="fp32")  # one rank changes the loss by less than bf16 resolves
 
     def on(rows: Tensor) -> Callable[[nn.Module], float]:
-        return lambda net: train.evaluate(net, rows, machine=opened.machine)["loss"]
+        return lambda net: train.evaluate(net, rows, machine=exact)["loss"]
 
-    ard_ranks.estimate_priors(model, [{"input_ids": looked, "labels": looked}], machine=opened.machine)
+    ard_ranks.estimate_priors(model, [{"input_ids": looked, "labels": looked}], machine=exact)
     other, held_out, whole = rescale(model), opened.held_out[:JUDGED], on(looked)
     measures = {"leave one out": leave_one_out(model, lambda: whole(model))}
     passes = {"leave one out": sum(a.rank for a in ard.adapters(model).values()) + 1, "Fisher": 3}
     measures |= {by: ard_ranks.relevance(model, by=by) for by in ard_ranks.MEASURES}
-    measures["Fisher"] = fisher(model, looked, machine=opened.machine)
+    measures["Fisher"] = fisher(model, looked, machine=exact)
     measures |= {f"{by}, rescaled": ard_ranks.relevance(other, by=by) for by in ("signal", "variance")}
     draw, lines, truth = torch.Generator().manual_seed(seed), [], measures["leave one out"]
     measures["at random"] = {name: torch.rand(len(s), generator=draw) for name, s in truth.items()}
