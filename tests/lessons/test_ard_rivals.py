@@ -119,6 +119,13 @@ def test_a_record_that_was_stopped_goes_on_and_repeats_nothing(bench, tmp_path, 
 
     assert facts(again) == facts(straight) and again["tuned"] == straight["tuned"]
     assert ard_rivals.chosen(again)["ARD"] == dict(lr=1e-2, beta=1e-4)
+    for line in again["tuned"]:  # now the other rate is the better one: only what rests on it is measured again
+        line["nll"] *= -1
+    path.write_text(json.dumps(again))
+    other = ard_rivals.measure(path, lambda _: bench, **options)
+    of = {name: [[r for r in x["lines"] if r["kind"] == name] for x in (again, other)] for name in ("LoRA", "ARD")}
+    assert of["ARD"][0] == of["ARD"][1] and len(of["LoRA"][1]) == ard_rivals.expected("LoRA")
+    assert {str(r["setting"]) for r in of["LoRA"][0]}.isdisjoint(str(r["setting"]) for r in of["LoRA"][1])
     assert {row["rival"] for row in ard_rivals.table(again, PLACE[0], "shifted")} == {
         r["rival"] for r in again["lines"]
     }
