@@ -381,9 +381,14 @@ def table(record: dict, task: str, on: str) -> list[dict]:
         row = {"rival": name, "trained": about[name].get("parameters", 0) * about[name]["trained"]}
         row |= {"passes": about[name]["passes"]}
         for measure, column in columns.items():
-            row[measure] = f"{statistics.mean(column[name]):.3f} ± {error(column[name]):.3f}" if name in column else ""
+            row[measure] = _spread(column[name]) if name in column else ""
         made.append(row)
     return made
+
+
+def _spread(numbers: list[float]) -> str:
+    interval = f" ± {error(numbers):.3f}" if len(numbers) > 1 else ""  # one seed has none
+    return f"{statistics.mean(numbers):.3f}{interval}"
 
 
 def standing(record: dict, task: str, on: str, measure: str, name: str) -> dict[str, list[str]]:
@@ -420,7 +425,7 @@ def words(record: dict) -> str:
                 f"the NLL of {OURS} is better than that of {_names(verdict['better'])}, worse than that of "
                 f"{_names(verdict['worse'])}, and not distinguishable from the other {len(verdict['undecided'])}"
             )
-            sentences.append(f"{task}, {on}, {count} seeds: best in {'; '.join(parts)}.")
+            sentences.append(f"{task}, {on}, seeds: {count}: best in {'; '.join(parts)}.")
     return "\n".join(sentences)
 
 
