@@ -453,7 +453,7 @@ def picture(record: dict, task: str) -> show.Picture:
         curves = [r["risks"] for r in record["lines"] if (r["task"], r["on"], r["rival"]) == (task, "held out", name)]
         if curves:
             right.plot([n / 20 for n in range(1, 21)], [statistics.mean(column) for column in zip(*curves)], label=name)
-    right.set(xlabel="coverage: share of the questions that are answered", ylabel="risk: share of them that is wrong")
+    right.set(xlabel="coverage: share that is answered", ylabel="risk: share of them that is wrong")
     right.legend(frameon=False, fontsize=8)
     told = "Left: mean and standard error over the seeds; circles: questions like the trained, squares: the other "
     told += "domain. Right: the surest answers first, held-out questions; a curve that rises late knows what it knows."
