@@ -113,3 +113,11 @@ def test_a_temperature_has_the_lowest_loss_and_changes_no_answer(answered):
     assert before["accuracy"] == after["accuracy"] and before["nll"] > after["nll"]
     absent = torch.cat([logits, torch.full((60, 1), -torch.inf)], dim=1)  # a choice that no question has
     assert uncertainty.temperature(absent, answer) == pytest.approx(heat, rel=1e-9)
+
+
+def test_equally_sure_answers_count_as_in_any_order():
+    confidence, right = torch.tensor([0.5, 0.9, 0.5]), torch.tensor([True, True, False])
+    expected = torch.tensor([0, 0.25, 1 / 3], dtype=torch.float64)
+    assert torch.allclose(uncertainty.risks(confidence, right), expected)
+    assert torch.allclose(uncertainty.risks(confidence.flip(0), right.flip(0)), expected)
+    assert uncertainty.auroc(confidence, right) == 0.75
