@@ -11,10 +11,19 @@ here knows where the noise comes from: `sampling(model)` is the context in which
 
 Logits exist for a chunk of tokens at a time; between passes only the last hidden states are kept, (S, n, D).
 
+`judge` takes probabilities of a few choices, as of lessons/answer_tasks.py, and adds what needs right answers:
+
+    Brier    mean of the squared distance of p from the true answer's corner           risk      share of wrong answers
+    AUROC    how often a right answer is given with more confidence than a wrong one    coverage  share of the questions
+    AURC     mean risk over all coverages, when the least sure answers are held back (arXiv:1805.08206)
+
+AUROC and AURC look at the order of the confidences alone, ECE at their size; a temperature changes only the latter.
+
 Footgun: ECE is a property of the top candidate only and says nothing about accuracy. A model that always answers with
 the base rate is perfectly calibrated. Read it next to the likelihood, which cannot be fooled.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -78,6 +87,48 @@ def ece(rows: list[dict]) -> float:
     """Expected calibration error of a reliability table."""
     total = sum(row["tokens"] for row in rows)
     return sum(row["tokens"] / total * abs(row["accuracy"] - row["confidence"]) for row in rows if row["tokens"])
+
+
+def judge(p: Tensor, answer: Tensor, *, bins: int = 15) -> dict:
+    """Of probabilities (N, C) and the numbers of the true choices (N,); the confidence is that of the first choice."""
+    p = p.double()
+    (confidence, guess), true = p.max(-1), p.gather(1, answer[:, None]).squeeze(1)
+    right, rows = guess == answer, reliability(confidence, guess == answer, bins=bins)
+    corner = nn.functional.one_hot(answer, p.shape[1])
+    facts = {"accuracy": float(right.double().mean()), "nll": float(-true.clamp_min(TINY).log().mean())}
+    facts |= {"ece": ece(rows), "brier": float((p - corner).square().sum(-1).mean())}
+    facts |= {"auroc": auroc(confidence, right), "aurc": float(risks(confidence, right).mean())}
+    return facts | {"questions": len(p), "reliability": rows}
+
+
+def auroc(confidence: Tensor, right: Tensor) -> float | None:
+    """How often a right answer has more confidence than a wrong one; a tie counts half. None without one of both."""
+    good, bad = confidence[right.bool()].double(), confidence[~right.bool()].double()
+    if not len(good) or not len(bad):
+        return None
+    order = bad.sort().values
+    below, up_to = torch.searchsorted(order, good), torch.searchsorted(order, good, right=True)
+    return float((below + up_to).double().mean() / 2 / len(bad))
+
+
+def risks(confidence: Tensor, right: Tensor) -> Tensor:
+    """Share of wrong answers among the k surest, for k = 1 to N, (N,). Equally sure ones count as in any order."""
+    values, place = confidence.double().unique(return_inverse=True)
+    count = torch.bincount(place, minlength=len(values)).double()
+    wrong = torch.zeros(len(values), dtype=torch.float64).index_add_(0, place, (~right.bool()).double())
+    ordered = (wrong / count)[place[confidence.argsort(descending=True)]]
+    return ordered.cumsum(0) / torch.arange(1, len(ordered) + 1)
+
+
+def temperature(logits: Tensor, answer: Tensor) -> float:
+    """The T of softmax(logits / T) with the lowest NLL. It is convex in 1 / T, so its slope is bisected."""
+    z = logits.double().masked_fill(logits.isinf(), -1e6)
+    true, low, high = z.gather(1, answer[:, None]).squeeze(1).mean(), math.log(1e-3), math.log(1e3)
+    for _ in range(60):
+        middle = (low + high) / 2
+        slope = ((z * math.exp(middle)).softmax(-1) * z).sum(-1).mean() - true
+        low, high = (low, middle) if slope > 0 else (middle, high)
+    return math.exp(-middle)
 
 
 def _predicted(model: nn.Module, batch: Batch, samples: int, chunk: int) -> list[tuple[Tensor, Tensor, Tensor]]:

@@ -50,3 +50,74 @@ def test_monte_carlo_averages_probabilities_and_leaves_the_run_alone():
     assert plain["nll"] == pytest.approx(float(nn.functional.cross_entropy(point, true)), rel=1e-5) != found["nll"]
     with pytest.raises(ValueError, match="samples = 3: give sampling"):
         uncertainty.measure(model, [batch], samples=3)
+
+
+# ------------------------------------------------------------------ questions with a right answer
+
+
+@pytest.fixture
+def answered():
+    """Probabilities of 60 questions, some of them equally sure, and answers that follow them in part."""
+    draw = torch.Generator().manual_seed(2)
+    logits = (torch.randn(60, 4, generator=draw).double() * 2).round()
+    drawn = torch.randint(4, (60,), generator=draw)
+    answer = torch.where(torch.rand(60, generator=draw) < 0.5, logits.argmax(1), drawn)
+    return logits, answer
+
+
+def test_brier_auroc_and_aurc_against_plain_loops(answered):
+    logits, answer = answered
+    p = logits.softmax(-1)
+    facts = uncertainty.judge(p, answer)
+    rows = [(max(row), row.index(max(row)) == true, row, true) for row, true in zip(p.tolist(), answer.tolist())]
+    brier = sum(sum((x - (n == true)) ** 2 for n, x in enumerate(row)) for _, _, row, true in rows) / 60
+    assert facts["brier"] == pytest.approx(brier)
+    good, bad = ([c for c, right, *_ in rows if right is kind] for kind in (True, False))
+    pairs = [(a > b) + 0.5 * (a == b) for a in good for b in bad]
+    assert facts["auroc"] == pytest.approx(sum(pairs) / len(pairs))
+    draw, areas = numpy.random.default_rng(0), []
+    for _ in range(3000):  # equally sure ones in any order
+        order = sorted(rows, key=lambda row: (-row[0], draw.random()))
+        wrong = numpy.cumsum([not right for _, right, *_ in order])
+        areas.append(float((wrong / numpy.arange(1, 61)).mean()))
+    assert facts["aurc"] == pytest.approx(sum(areas) / len(areas), abs=3e-3)
+    assert facts["nll"] == pytest.approx(float(nn.functional.cross_entropy(logits, answer)))
+    assert facts["accuracy"] == sum(right for _, right, *_ in rows) / 60 and facts["questions"] == 60
+
+
+def test_who_is_always_right_has_no_auroc_and_no_risk():
+    p = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    facts = uncertainty.judge(p, torch.tensor([0, 1]))
+    assert facts["auroc"] is None and facts["aurc"] == 0
+    sure_when_right = torch.tensor([[0.9, 0.1], [0.6, 0.4]])
+    assert uncertainty.judge(sure_when_right, torch.tensor([0, 1]))["auroc"] == 1
+    assert uncertainty.judge(sure_when_right, torch.tensor([0, 1]))["aurc"] == 0.25  # 0 of one, 1 of two
+
+
+def test_who_says_what_is_so_is_calibrated_and_needs_no_temperature():
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(30_000, 4, generator=draw).double()
+    answer = torch.multinomial(logits.softmax(-1), 1, generator=draw).squeeze(1)
+    facts, sure = (uncertainty.judge((logits * k).softmax(-1), answer) for k in (1, 2))
+    assert facts["ece"] < 0.015 and sure["ece"] > 0.05
+    assert uncertainty.temperature(logits, answer) == pytest.approx(1, abs=0.04)
+    assert uncertainty.temperature(3 * logits, answer) == pytest.approx(3, abs=0.12)
+
+
+def test_a_temperature_has_the_lowest_loss_and_changes_no_answer(answered):
+    logits, answer = answered
+    heat = uncertainty.temperature(logits, answer)
+    losses_of = {t: float(nn.functional.cross_entropy(logits / t, answer)) for t in (heat * 0.97, heat, heat * 1.03)}
+    assert min(losses_of, key=losses_of.get) == heat
+    before, after = (uncertainty.judge(z.softmax(-1), answer) for z in (logits, logits / heat))
+    assert before["accuracy"] == after["accuracy"] and before["nll"] > after["nll"]
+    absent = torch.cat([logits, torch.full((60, 1), -torch.inf)], dim=1)  # a choice that no question has
+    assert uncertainty.temperature(absent, answer) == pytest.approx(heat, rel=1e-9)
+
+
+def test_equally_sure_answers_count_as_in_any_order():
+    confidence, right = torch.tensor([0.5, 0.9, 0.5]), torch.tensor([True, True, False])
+    expected = torch.tensor([0, 0.25, 1 / 3], dtype=torch.float64)
+    assert torch.allclose(uncertainty.risks(confidence, right), expected)
+    assert torch.allclose(uncertainty.risks(confidence.flip(0), right.flip(0)), expected)
+    assert uncertainty.auroc(confidence, right) == 0.75
