@@ -103,8 +103,7 @@ class _Chunked(torch.autograd.Function):
         if ctx.grads is None:
             raise RuntimeError("backward called twice on a chunked loss: its gradients are handed out once")
         gradients, ctx.grads = ctx.grads, None
-        scaled = [None if gradient is None else gradient.mul_(scale) for gradient in gradients]
-        return *scaled, *[None] * (len(ctx.needs_input_grad) - 2)
+        return *(None if g is None else g.mul_(scale) for g in gradients), *[None] * (len(ctx.needs_input_grad) - 2)
 
 
 def supervised(labels: Tensor) -> int | Tensor:
