@@ -283,6 +283,12 @@ class Evidence:
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
         self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
         self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated
+        self.ratios: dict[int, tuple[int, ...]] = {}  # round -> shape of a difference of a score and itself
+        self.blended: dict[int, str] = {}  # round -> how classes were interpolated
+        self.cosines: dict[int, float] = {}  # round -> what cosines were multiplied by before a cross-entropy
+        self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
+        self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
+        self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
         self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
         self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
         self.misscored: dict[int, str] = {}  # round -> distribution
@@ -376,7 +382,8 @@ class Evidence:
     def followed(self) -> dict[str, nn.Parameter]:
         """Those of the sampled parameters that are there, as they were when somebody last asked for all."""
         ps = self._tree.parameters
-        return {name: ps[name] for name in self.first if name in ps}
+        there = ((name, ps[name]) for name in self.first if name in ps)
+        return {name: p for name, p in there if isinstance(p, nn.Parameter)}  # and no tensor of a functional call
 
     def tree(self) -> Tree:
         """Another one whenever the models have changed."""

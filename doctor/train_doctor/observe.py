@@ -35,6 +35,11 @@ from train_doctor import (
     after,
     anatomy,
     axes,
+    blended,
+    bootstraps,
+    choices,
+    cosines,
+    divergences,
     dropped,
     fed,
     fingerprint,
@@ -49,6 +54,7 @@ from train_doctor import (
     owners,
     places,
     probes,
+    ratios,
     repeats,
     scored,
     series,
@@ -79,7 +85,8 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
-WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks)
+WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
+WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
