@@ -2,9 +2,9 @@
 
     mask = F.interpolate(mask.float(), size=..., mode="bilinear").long()
 
-Between class 1 and class 5 lies 3 on the new grid, which is another class, or none at all. So whole numbers are followed
-as floats through views into a function that interpolates, and back to whole numbers, to where a loss takes them for
-classes.
+Between class 1 and class 5 lies 3 on the new grid, which is another class, or none at all. So whole numbers are
+followed as floats through views into a function that interpolates, and back to whole numbers, to where a loss takes
+them for classes.
 
 Footgun: of two classes, 0 and 1, nothing is invented between them; only the edge moves. So there must be a third one.
 """

@@ -128,6 +128,7 @@ class Backward(Event):
     square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
+    copies: bool = False  # it hangs on tensors with the shapes of the weights, and on no weight
 
 
 @dataclass
@@ -197,6 +198,7 @@ class Gradients(Event):
     """Norm of every trainable parameter's gradient before the round's first step; None where there is none."""
 
     norms: dict[str, float | None]
+    root: str = ""  # what in the graph of the loss made them NaN
 
 
 E = TypeVar("E", bound=Event)
@@ -289,6 +291,11 @@ class Evidence:
         self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
         self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
+        self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
+        self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
+        self.restarted: dict[int, tuple[int, bool, set[int]]] = {}  # id(loader) -> batches, in order, rounds of iter()
+        self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
+        self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
         self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
         self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
         self.misscored: dict[int, str] = {}  # round -> distribution
