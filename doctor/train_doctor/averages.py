@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Op, Watcher
 
-INTO = {"add", "lerp", "copy", "mul", "add_", "lerp_"}
+INTO = {"add", "lerp", "copy"}
 PAIRS = 4
 
 
@@ -32,6 +32,8 @@ class Average:
 
 
 class Averages(Watcher):
+    names = INTO
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.weights: dict[int, tuple[str, nn.Module]] | None = None

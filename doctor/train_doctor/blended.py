@@ -18,10 +18,17 @@ VIEWS = {
     *("cuda", "expand", "flatten", "cat", "stack", "detach", "movedim", "select", "narrow", "index_select", "clamp"),
 }
 SMOOTH = ("linear", "bilinear", "bicubic", "trilinear", "area")
+UPSAMPLED = {
+    f"{private}upsample_{mode}"
+    for private in ("", "_")
+    for mode in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d", "bilinear2d_aa", "bicubic2d_aa")
+}
 WHOLE, MIXED = "whole", "mixed"
 
 
 class Blended(Watcher):
+    names = CASTS | VIEWS | {*CLASSES, "interpolate", "grid_sample", *UPSAMPLED}
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known()
@@ -59,7 +66,4 @@ def _mode(op: Op) -> str:
         return op.kwargs.get("mode", op.args[3] if len(op.args) > 3 else "nearest")
     if op.name == "grid_sample":
         return op.kwargs.get("mode", op.args[2] if len(op.args) > 2 else "bilinear")
-    for mode in ("trilinear", "bilinear", "bicubic", "linear"):
-        if op.name.startswith(f"upsample_{mode}") or op.name.startswith(f"_upsample_{mode}"):
-            return mode
-    return ""
+    return op.name.partition("upsample_")[2].rstrip("123d_a") if op.name in UPSAMPLED else ""

@@ -25,6 +25,8 @@ LEAST = 2  # sizes of what a maximum is taken of
 class Bootstraps(Watcher):
     """What is known of a tensor without a graph: the shape of what it is a maximum of."""
 
+    names = {"max", "amax", *PLAIN} | KEPT
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known()

@@ -32,6 +32,8 @@ NODES = 60  # of a distance's graph that are looked through for the table
 class Choices(Watcher):
     """What is known of a tensor: the node of the distance of an index, or True of a row that was looked up by it."""
 
+    names = {"argmin", "min"} | LOOKUPS | VIEWS | LAYERS
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known()

@@ -22,11 +22,14 @@ VIEWS = {
     *("T", "t", "transpose", "permute", "view", "reshape", "__getitem__", "cat", "stack", "detach", "unsqueeze", "mT"),
     *("chunk", "clone", "contiguous", "squeeze", "masked_fill", "where", "float", "to", "concat", "split", "unbind"),
 }
+SCALED = {"mul", "multiply", "div", "true_divide", "divide"}
 ENDS = {"cross_entropy", "log_softmax", "logsumexp", "exp"}
 
 
 class Cosines(Watcher):
     """What is known of a tensor: ("length of", id), ("unit",), ("cosine", factor)."""
+
+    names = {"normalize"} | NORMS | PRODUCTS | SCALED | VIEWS | ENDS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -56,7 +59,7 @@ class Cosines(Watcher):
             return "cosine", 1.0
         if name in ("div", "true_divide", "divide") and len(facts) == 2 and facts[1] == ("length of", id(first)):
             return ("unit",)
-        if name in ("mul", "multiply", "div", "true_divide", "divide") and facts[0] and facts[0][0] == "cosine":
+        if name in SCALED and facts[0] and facts[0][0] == "cosine":
             factor = _number(op.args[1]) if len(op.args) == 2 else None
             if factor:
                 return "cosine", facts[0][1] * (factor if name in ("mul", "multiply") else 1 / factor)

@@ -27,6 +27,8 @@ POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Pow", "Exp", "Div"}
 
 
 class Divergences(Watcher):
+    names = frozenset()
+
     def saw(self, op: Op) -> None:
         """Nothing: the graph tells it."""
 

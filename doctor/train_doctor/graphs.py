@@ -91,11 +91,12 @@ def roots(loss: Tensor) -> list[tuple[str, Tensor]]:
     """Square roots in the graph of a loss, and what they were given or gave: at 0 their slope is infinite."""
     found = []
     for node in _walk(loss, WALKED):
+        if not type(node).__name__.startswith(("Sqrt", "Pow")):
+            continue
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
-            what = kind(node)
-            if what == "Sqrt":
+            if kind(node) == "Sqrt":
                 found.append(("a square root", node._saved_result))
-            elif what == "Pow" and 0 < float(node._saved_exponent) < 1:
+            elif 0 < float(node._saved_exponent) < 1:
                 found.append((f"a power of {float(node._saved_exponent):g}", node._saved_self))
     return [(name, given) for name, given in found if given.numel() <= HELD][:ROOTS]
 

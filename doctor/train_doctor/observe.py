@@ -575,7 +575,7 @@ class Observer(Part):
             raise
         finally:
             at.depth -= 1
-            self._end_backward(event)
+            self._end_backward(event, tensors)
 
     @quietly
     def _begin_backward(self, tensors: Any) -> Backward | None:
@@ -626,8 +626,6 @@ class Observer(Part):
                 empties.look(e, event)
                 held = self.optimizers.roots
                 held += graphs.roots(loss)[: max(0, graphs.ROOTS - len(held))]
-            if not e.rounds:
-                event.copies = graphs.on_copies(e, loss)
             if broken and not e.crooked:
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
@@ -635,11 +633,13 @@ class Observer(Part):
         return event
 
     @quietly
-    def _end_backward(self, event: Backward | None) -> None:
+    def _end_backward(self, event: Backward | None, tensors: Any) -> None:
         self.optimizers.count += 1
         self.optimizers.waiting += 1
         if event is not None:
             event.norm = self.optimizers.sampled_norm()
+            if event.norm is None and not event.round and isinstance(tensors, Tensor):
+                event.copies = graphs.on_copies(self.e, tensors)
             for call in event.calls:
                 now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
                 call.recached = now if now > call.kept else 0

@@ -16,6 +16,8 @@ from train_doctor.views import same_functions
 
 
 class Ratios(Watcher):
+    names = {"exp"}
+
     def saw(self, op: Op) -> None:
         if op.name != "exp" or len(op.given) != 1 or kind(op.given[0].grad_fn) != "Sub" or op.given[0].numel() < 2:
             return

@@ -22,6 +22,8 @@ NODES = 500
 
 
 class Views(Watcher):
+    names = PAIRED
+
     def saw(self, op: Op) -> None:
         if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
             return

@@ -409,8 +409,11 @@ def empty_places_averaged(e: Evidence) -> Fired | Verdict:
     stand for nothing are learned as targets, and draw all answers to zero. Fix: Take the places that hold something:
     answer[mask], target[mask].
     """
-    if not judged(e):
+    names = {name for name, _ in judged(e)}
+    if not names:
         return unknown("no loss of torch was seen")
+    if not (names & set(fed.BINARY) and names & set(fed.PLAIN)):
+        return not_applicable("no regression stands beside a binary loss")
     if len(e.empties) < 2:
         return OK
     share, name = next(iter(e.empties.values()))

@@ -270,6 +270,8 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
     the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True.
     """
+    if not e.restarted:
+        return not_applicable("no DataLoader was begun in the watched steps")
     if e.rounds < STEPS:
         return unknown("fewer than three steps were seen")
     first = {}
