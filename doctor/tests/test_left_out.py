@@ -1,4 +1,4 @@
-"""What was left out of an optimizer, an average, a graph or a loop: S3, N29, N27, D12, F1, B3 and N17 on such lines."""
+"""What was left out of an optimizer, an average, a graph, a loop or a copy: S3, N29, N27, D12, D13, F1, B3, N17."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 import train_doctor as doctor
 from train_doctor import ERROR
@@ -172,6 +172,57 @@ def test_a_loader_that_begins_at_each_step():
 @pytest.mark.parametrize("how", ("by heart", "a pass", "validated", "one batch", "begun and mixed"))
 def test_a_loader_that_goes_on(how):
     assert "D12" not in said(quiet(lambda: loaded(how)))
+
+
+# ------------------------------------------------------------------------------------------------ D13
+class Kept(Dataset):
+    def __init__(self, how: str):
+        self.how, self.data, self.cache, self.there = how, torch.randn(64, 4), torch.zeros(64, 4), torch.zeros(64)
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, k):
+        x = self.data[k]
+        if self.how == "copied":
+            x = x.clone()
+        if self.how in ("masked", "copied", "subset"):
+            x[int(torch.randint(0, 4, ()))] = 0
+        elif self.how == "noise":
+            x += 0.1 * torch.randn(4)
+        elif self.how == "kept":
+            self.cache[k] = x * 2
+            x = self.cache[k]
+        elif self.how == "counted":
+            self.there[k] += 1
+        elif self.how == "another tensor":
+            x = x * (torch.rand(4) > 0.2)
+        return x
+
+
+def fetched(how: str):
+    data = Kept(how)
+    loader = DataLoader(Subset(data, range(32)) if how == "subset" else data, batch_size=8, shuffle=True)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with doctor.watch(model, optimizer=optimizer, steps=4, say=False) as report:
+        for x in loader:
+            optimizer.zero_grad()
+            F.mse_loss(model(x), x.flip(1)).backward()
+            optimizer.step()
+    return report
+
+
+@pytest.mark.parametrize("how", ("masked", "noise", "subset"))
+def test_data_that_are_written_into(how):
+    report = quiet(lambda: fetched(how))
+    assert report.root is not None and report.root.check == "D13" and "Kept" in report.root.diagnosis or how == "subset"
+    assert "D13" in said(report)
+
+
+@pytest.mark.parametrize("how", ("copied", "kept", "counted", "another tensor"))
+def test_data_that_stay(how):
+    assert "D13" not in said(quiet(lambda: fetched(how)))
 
 
 # ------------------------------------------------------------------------------------------------ F1, B8, N2

@@ -290,6 +290,7 @@ class Evidence:
         self.cosines: dict[int, float] = {}  # round -> what cosines were multiplied by before a cross-entropy
         self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
         self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
+        self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
         self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
         self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph

@@ -62,6 +62,7 @@ from train_doctor import (
     scored,
     series,
     slopes,
+    stored,
     views,
 )
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
@@ -90,6 +91,7 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
 WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
 WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages)
+WATCHERS += (stored.Stored,)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 

@@ -401,3 +401,25 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
         "both terms a mean over the rows",
         rows=shape[0],
     )
+
+
+@check("D13")
+def data_overwritten(e: Evidence) -> Fired | Verdict:
+    """The first epoch goes well, and then the model gets worse from epoch to epoch, on the training data too.
+
+    Watches DataLoaders that fetch in this process. Fires when numbers were written into a tensor that the data set
+    keeps, or arithmetic was done on it in place, and an item of the same batch lies in that tensor. Copies, and data
+    sets that keep what they have read, are left alone; workers are not seen.
+
+    WARN data-overwritten: The augmentation of {name} writes into the data that are stored, for an item is a view of
+    them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
+    in place.
+    """
+    if (verdict := _no_habit(e, e.stored)) is not None:
+        return verdict
+    name = next(iter(e.stored.values()))
+    return fires(
+        f"in {len(e.stored)} steps items of a {name} were changed in place where they are stored",
+        "items that are copies",
+        name=name,
+    )
