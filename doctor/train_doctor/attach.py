@@ -163,6 +163,10 @@ class Attachments:
             self.e.loaded = self.e.loaded[-ROOM:] + [(type(module).__name__, missing, unexpected)]
         return result
 
+    def note_packing(self, *args) -> None:
+        """What is saved for a backward is saved in some other form."""
+        self.e.packed = self.e.packed or not self.idle
+
     def see_restart(self, original: Callable, loader: DataLoader) -> Any:
         """An epoch begins; or one batch is wanted, and it is always the first one."""
         if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):

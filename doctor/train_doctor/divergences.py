@@ -34,7 +34,7 @@ class Divergences(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
-            terms = list(_terms(loss.grad_fn))
+            terms = list(_terms(loss.grad_fn)) if not self.e.packed else []
             for node, factor in terms:
                 shape = shape_of(node.next_functions[0][0]) if kind(node) == "Sum" and node.next_functions else ()
                 if len(shape) > 1 and shape[0] >= LEAST and HALF[0] <= abs(factor) <= HALF[1]:

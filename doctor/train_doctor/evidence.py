@@ -297,6 +297,7 @@ class Evidence:
         self.restarted: dict[int, tuple[int, bool, set[int]]] = {}  # id(loader) -> batches, in order, rounds of iter()
         self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
         self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
+        self.packed = False  # torch.autograd.graph.saved_tensors_hooks were entered
         self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
         self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
         self.misscored: dict[int, str] = {}  # round -> distribution

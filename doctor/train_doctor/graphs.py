@@ -87,10 +87,13 @@ def source(loss: Tensor) -> str:
     return found
 
 
-def roots(loss: Tensor) -> list[tuple[str, Tensor]]:
-    """Square roots in the graph of a loss, and what they were given or gave: at 0 their slope is infinite."""
+def roots(e: Evidence, loss: Tensor) -> list[tuple[str, Tensor]]:
+    """Square roots in the graph of a loss, and what they were given or gave: at 0 their slope is infinite.
+
+    Where tensors are packed (a checkpoint, which would compute them again) they are left alone.
+    """
     found = []
-    for node in _walk(loss, WALKED):
+    for node in _walk(loss, WALKED) if not e.packed else ():
         if not type(node).__name__.startswith(("Sqrt", "Pow")):
             continue
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):

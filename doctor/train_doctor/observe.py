@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
@@ -537,6 +538,7 @@ class Observer(Part):
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)
         at.around(DataLoader, "__iter__", at.see_restart)
+        at.before(saved_tensors_hooks, "__enter__", at.note_packing)
         at.around(warnings, "warn", at.see_warning)
 
     def stop(self) -> None:
@@ -627,7 +629,7 @@ class Observer(Part):
             if measured:
                 empties.look(e, event)
                 held = self.optimizers.roots
-                held += graphs.roots(loss)[: max(0, graphs.ROOTS - len(held))]
+                held += graphs.roots(e, loss)[: max(0, graphs.ROOTS - len(held))]
             if broken and not e.crooked:
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
