@@ -17,6 +17,8 @@ NAMES = {"reshape", "view", "view_as", "reshape_as"}
 
 
 class Axes(Watcher):
+    names = set(NAMES)
+
     def saw(self, op: Op) -> None:
         if op.name not in NAMES or not isinstance(op.result, Tensor) or not op.given:
             return

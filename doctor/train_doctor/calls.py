@@ -25,7 +25,7 @@ from train_doctor import fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.echoes import echo
 from train_doctor.evidence import Call, Entropy, Tree, nothing
-from train_doctor.eye import Eye
+from train_doctor.eye import Eye, tensors
 from train_doctor.histograms import Given
 from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
@@ -446,6 +446,11 @@ class Calls(Part):
         if output is None:
             call.raised = "the call raised"
         else:
+            if grad and role == "model":
+                graphs.mark_answer(self.e, output)
+            if grad and id(module) not in self.e.criteria and _is_criterion(module, args, output):
+                own = {name: p._version for name, p in module.named_parameters(recurse=False)}
+                self.e.criteria[id(module)] = weakref.ref(module), own
             read_call(call, module, args, kwargs, output)
             if call.ids is None and role == "model" and grad:
                 call.mark = _mark((*args, *kwargs.values()))
@@ -504,6 +509,14 @@ class Calls(Part):
             call.finite = finite(logits)
         if self.e.note(call):
             self.calls.append(call)
+
+
+def _is_criterion(module: nn.Module, args: tuple, output: Any) -> bool:
+    """A loss with weights of its own (log variances, centres): one number is made of what a model gave."""
+    if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
+        return False
+    own = any(p is not None and p.requires_grad for p in module._parameters.values())
+    return own and any(t.requires_grad for t in tensors(args))
 
 
 def _mark(given: tuple) -> Tensor | None:

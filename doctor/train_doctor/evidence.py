@@ -128,6 +128,7 @@ class Backward(Event):
     square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
+    copies: bool = False  # it hangs on tensors with the shapes of the weights, and on no weight
 
 
 @dataclass
@@ -197,6 +198,7 @@ class Gradients(Event):
     """Norm of every trainable parameter's gradient before the round's first step; None where there is none."""
 
     norms: dict[str, float | None]
+    root: str = ""  # what in the graph of the loss made them NaN
 
 
 E = TypeVar("E", bound=Event)
@@ -283,6 +285,19 @@ class Evidence:
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
         self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
         self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated
+        self.ratios: dict[int, tuple[int, ...]] = {}  # round -> shape of a difference of a score and itself
+        self.blended: dict[int, str] = {}  # round -> how classes were interpolated
+        self.cosines: dict[int, float] = {}  # round -> what cosines were multiplied by before a cross-entropy
+        self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
+        self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
+        self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
+        self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
+        self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
+        self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
+        self.restarted: dict[int, tuple[int, bool, set[int]]] = {}  # id(loader) -> batches, in order, rounds of iter()
+        self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
+        self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
+        self.packed = False  # torch.autograd.graph.saved_tensors_hooks were entered
         self.turned: dict[int, str] = {}  # round -> dtype of flags that were turned bit by bit
         self.same_views: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function, shape
         self.misscored: dict[int, str] = {}  # round -> distribution
@@ -376,7 +391,8 @@ class Evidence:
     def followed(self) -> dict[str, nn.Parameter]:
         """Those of the sampled parameters that are there, as they were when somebody last asked for all."""
         ps = self._tree.parameters
-        return {name: ps[name] for name in self.first if name in ps}
+        there = ((name, ps[name]) for name in self.first if name in ps)
+        return {name: p for name, p in there if isinstance(p, nn.Parameter)}  # and no tensor of a functional call
 
     def tree(self) -> Tree:
         """Another one whenever the models have changed."""

@@ -105,6 +105,7 @@ class Eye(Part):
         self.forward = False  # the next forward has begun since the last backward
         self.undo: list[Callable[[], None]] = []
         self.watchers: list[Watcher] = []
+        self.asked: dict[str, list[Watcher]] = {}  # by name of a function
 
     @property
     def turn(self) -> int:
@@ -112,7 +113,7 @@ class Eye(Part):
         return self.e.rounds if self.e.stepped else self.backwards
 
     def start(self, watchers: "list[Watcher]") -> None:
-        self.watchers = watchers
+        self.watchers, self.asked = watchers, {}
 
     # ---------------------------------------------------------------- when
     def before_step(self) -> None:
@@ -156,7 +157,7 @@ class Eye(Part):
                 watcher.close()
 
     def release(self) -> None:
-        self.watchers = []
+        self.watchers, self.asked = [], {}
 
     def leave(self) -> None:
         """The block is left: where the watch ended inside of a function of torch, the mode is on the stack again."""
@@ -231,14 +232,23 @@ class Eye(Part):
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            for watcher in self.watchers:
+            for watcher in self._asked(name):
                 watcher.saw(op)
         finally:
             torch._C._set_grad_enabled(grad)
 
 
+    def _asked(self, name: str) -> "list[Watcher]":
+        """Those that ask about this function."""
+        if name not in self.asked:
+            self.asked[name] = [w for w in self.watchers if w.names is None or name in w.names]
+        return self.asked[name]
+
+
 class Watcher:
     """Asks one question of what the eye sees."""
+
+    names: "frozenset[str] | set[str] | None" = None  # of the functions that it asks about; None for all
 
     def __init__(self, eye: Eye):
         self.eye, self.e = eye, eye.e

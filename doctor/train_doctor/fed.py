@@ -71,7 +71,7 @@ def softmax_over(node) -> int | None:
     """The dimension of the log_softmax that made a matrix, where only rows of it were chosen since."""
     while kind(node) in KEEPING:
         node = node.next_functions[0][0]
-    if kind(node) != "LogSoftmax" or len(_shape(node)) != 2:
+    if kind(node) != "LogSoftmax" or len(shape_of(node)) != 2:
         return None
     return 0 if node._saved_dim == 0 else 1  # a negative one reads as a huge number
 
@@ -82,7 +82,7 @@ def mixed(node, classes: int) -> tuple[int, ...] | None:
         node = node.next_functions[0][0]
     if kind(node) not in RESHAPES:
         return None
-    before = _shape(node.next_functions[0][0])
+    before = shape_of(node.next_functions[0][0])
     return before if len(before) > 2 and before[1] == classes != before[-1] else None
 
 
@@ -182,19 +182,19 @@ def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
             return None
         edges = [edge for edge, _ in node.next_functions]
         live = [edge for edge in edges if edge is not None]
-        after = _shape(node)
+        after = shape_of(node)
         if (
             kind(node) in ("Sub", "Rsub")
             and len(after) == 2
             and after[0] == after[1] > 1
             and len(live) == 1 < len(edges)
         ):
-            before = _shape(live[0])
+            before = shape_of(live[0])
             return (before, after) if before in ((after[0], 1), (after[0],)) else None
         node = live[0] if len(live) == 1 else None
     return None
 
 
-def _shape(node) -> tuple[int, ...]:
+def shape_of(node) -> tuple[int, ...]:
     held = getattr(node, "_input_metadata", None)
     return tuple(held[0].shape) if held else ()

@@ -11,15 +11,21 @@ a node that has a mark keeps it, and gets no other.
 import contextlib
 import gc
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from train_doctor.evidence import Evidence
+from train_doctor.eye import tensors
 from train_doctor.fed import kind
 
 MARKED, WALKED, ROUNDS = 24, 300, 5  # nodes of a step; nodes looked at for a cause; first steps that are marked
-KEY = "train_doctor"
+KEY, ANSWER = "train_doctor", "train_doctor_answer"
+ROOTS = 8  # of a loss
+ANSWERS = 4  # of a step that are marked
+HELD = 2**20  # numbers of a root that are kept until the step
 
 
 class Mark:
@@ -38,11 +44,29 @@ def mark(e: Evidence, loss: Tensor) -> None:
     e.graphs[e.rounds] = weakref.ref(made)
 
 
+def mark_answer(e: Evidence, output: Any) -> None:
+    """After a call of the model with gradients on, for which there may never be a backward."""
+    answer = next((t for t in tensors((output,)) if t.grad_fn is not None), None)
+    many = sum(round == e.rounds for round, _ in e.answered)
+    if answer is None or e.rounds >= ROUNDS or many >= ANSWERS or kind(answer.grad_fn) == "AccumulateGrad":
+        return
+    with contextlib.suppress(AttributeError, TypeError):
+        if ANSWER not in answer.grad_fn.metadata:
+            made = answer.grad_fn.metadata[ANSWER] = Mark()
+            e.answered[e.rounds, many] = weakref.ref(made)
+
+
 def alive(e: Evidence) -> list[int]:
     """Rounds, at least two back from the last one, whose graph is still held."""
+    return _alive(e, lambda: [round for round in past(e) if e.graphs[round]() is not None])
 
-    def now() -> list[int]:
-        return [round for round in past(e) if e.graphs[round]() is not None]
+
+def answers_alive(e: Evidence) -> list[int]:
+    """The same of answers of the model."""
+    return _alive(e, lambda: sorted({r for (r, _), made in e.answered.items() if r < e.rounds - 2 and made()}))
+
+
+def _alive(e: Evidence, now: Callable[[], list[int]]) -> list[int]:
 
     if len(now()) > 2:
         gc.collect()  # what only a circle of references holds is nobody's
@@ -61,6 +85,42 @@ def source(loss: Tensor) -> str:
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
             found = _refused(node) or found
     return found
+
+
+def roots(e: Evidence, loss: Tensor) -> list[tuple[str, Tensor]]:
+    """Square roots in the graph of a loss, and what they were given or gave: at 0 their slope is infinite.
+
+    Where tensors are packed (a checkpoint, which would compute them again) they are left alone.
+    """
+    found = []
+    for node in _walk(loss, WALKED) if not e.packed else ():
+        if not type(node).__name__.startswith(("Sqrt", "Pow")):
+            continue
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+            if kind(node) == "Sqrt":
+                found.append(("a square root", node._saved_result))
+            elif 0 < float(node._saved_exponent) < 1:
+                found.append((f"a power of {float(node._saved_exponent):g}", node._saved_self))
+    return [(name, given) for name, given in found if given.numel() <= HELD][:ROOTS]
+
+
+def at_zero(held: list[tuple[str, Tensor]]) -> str:
+    """Which of them was taken of zeros."""
+    for name, given in held:
+        many = int((given == 0).sum())
+        if many:
+            return f"{name} was given {many} zeros (in a tensor of {tuple(given.shape)}), where its slope is infinite"
+    return ""
+
+
+def on_copies(e: Evidence, loss: Tensor) -> bool:
+    """Whether a loss hangs on no weight, and on tensors with the shapes of most of them."""
+    ps = e.trainable()
+    mine, shapes = {id(p) for p in ps.values()}, {p.shape for p in ps.values()}
+    leaves = [node.variable for node in _walk(loss, WALKED) if kind(node) == "AccumulateGrad"]
+    if not ps or any(id(t) in mine for t in leaves):
+        return False
+    return 2 * len({t.shape for t in leaves} & shapes) > len(shapes)
 
 
 def _refused(node) -> str:

@@ -18,6 +18,8 @@ LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
 
 
 class Masks(Watcher):
+    names = {"masked_fill"}
+
     def saw(self, op: Op) -> None:
         if op.name != "masked_fill" or len(op.given) < 2 or not self.e.lookups:
             return

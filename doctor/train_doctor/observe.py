@@ -27,15 +27,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils import checkpoint
+from torch.utils.data import DataLoader
 
 from train_doctor import (
     after,
     anatomy,
+    averages,
     axes,
+    blended,
+    bootstraps,
+    choices,
+    cosines,
+    divergences,
     dropped,
+    empties,
     fed,
     fingerprint,
     flags,
@@ -49,10 +58,12 @@ from train_doctor import (
     owners,
     places,
     probes,
+    ratios,
     repeats,
     scored,
     series,
     slopes,
+    stored,
     views,
 )
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
@@ -79,7 +90,9 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
-WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks)
+WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
+WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages)
+WATCHERS += (stored.Stored,)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -115,6 +128,7 @@ class Optimizers(Part):
         self.scaling = False  # an enabled scaler has scaled a loss
         self.unscaled = False
         self.scheduling = False  # inside a scheduler's step
+        self.roots: list[tuple[str, Tensor]] = []  # square roots of the losses since the last step
         self.noted = -1  # the last round whose gradients were noted
         self.past = 0  # calls whose arguments were let go of
         self.used: dict[str, float] = {}  # norms of the followed gradients at the step under way
@@ -180,10 +194,11 @@ class Optimizers(Part):
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
         self.waiting = 0
+        self.roots = []
 
     def release(self) -> None:
         self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
-        self.e.followers = []
+        self.e.followers, self.roots = [], []
         for optimizer in self.e.optimizers:
             optimizer.object = None
 
@@ -311,7 +326,10 @@ class Optimizers(Part):
         ps = self.e.trainable()
         have = {name: g for name, p in ps.items() if (g := measures.gradient_of(p)) is not None}
         norms = dict(zip(have, measures.norms(list(have.values()))))
-        if self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps})):
+        broken = self.roots and not all(map(math.isfinite, norms.values()))
+        root = graphs.at_zero(self.roots) if broken else ""
+        self.roots = []
+        if self.e.note(Gradients(self.e.rounds, {name: norms.get(name) for name in ps}, root)):
             self.noted = self.e.rounds
         if self.e.rounds in histograms.LOOKS:
             histograms.gradients(self.e)
@@ -519,6 +537,8 @@ class Observer(Part):
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)
+        at.around(DataLoader, "__iter__", at.see_restart)
+        at.before(saved_tensors_hooks, "__enter__", at.note_packing)
         at.around(warnings, "warn", at.see_warning)
 
     def stop(self) -> None:
@@ -559,7 +579,7 @@ class Observer(Part):
             raise
         finally:
             at.depth -= 1
-            self._end_backward(event)
+            self._end_backward(event, tensors)
 
     @quietly
     def _begin_backward(self, tensors: Any) -> Backward | None:
@@ -606,6 +626,10 @@ class Observer(Part):
                 event.reading = fingerprint.read(e, event, loss)
                 self.rows += sum(len(c.ids) for c in event.calls if c.ids is not None)
             graphs.mark(e, loss)
+            if measured:
+                empties.look(e, event)
+                held = self.optimizers.roots
+                held += graphs.roots(e, loss)[: max(0, graphs.ROOTS - len(held))]
             if broken and not e.crooked:
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
@@ -613,11 +637,13 @@ class Observer(Part):
         return event
 
     @quietly
-    def _end_backward(self, event: Backward | None) -> None:
+    def _end_backward(self, event: Backward | None, tensors: Any) -> None:
         self.optimizers.count += 1
         self.optimizers.waiting += 1
         if event is not None:
             event.norm = self.optimizers.sampled_norm()
+            if event.norm is None and not event.round and isinstance(tensors, Tensor):
+                event.copies = graphs.on_copies(self.e, tensors)
             for call in event.calls:
                 now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
                 call.recached = now if now > call.kept else 0

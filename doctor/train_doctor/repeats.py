@@ -18,6 +18,8 @@ LOOKED = 2**20  # indices
 
 
 class Repeats(Watcher):
+    names = {"__getitem__", "__setitem__"} | ADDED
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known()  # what was read or computed from it -> ids of the tensor and its indices

@@ -28,6 +28,8 @@ NODES = 2000  # of a graph that are looked through for a weight
 
 
 class Slopes(Watcher):
+    names = FOLLOWED | {"grad"}
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known()

@@ -22,6 +22,8 @@ NODES = 500
 
 
 class Views(Watcher):
+    names = PAIRED
+
     def saw(self, op: Op) -> None:
         if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
             return
@@ -34,11 +36,11 @@ class Views(Watcher):
         two = two if two.shape == one.shape else two.T if two.dim() == 2 and two.T.shape == one.shape else two
         if one.shape != two.shape or one.dim() < 2 or len(one) < 2 or one.numel() == len(one) or one.dtype != two.dtype:
             return
-        if torch.equal(one, two) and not bool((one[:1] == one[1:]).all()) and _same(*made):
+        if torch.equal(one, two) and not bool((one[:1] == one[1:]).all()) and same_functions(*made):
             self.e.same_views.setdefault(self.eye.turn, (op.name, tuple(one.shape)))
 
 
-def _same(one, two) -> bool:
+def same_functions(one, two) -> bool:
     """Whether two graphs are the same functions of the same weights, and two in all but these."""
     one, two = _unturned(one), _unturned(two)
     queue, seen, weights, apart = [(one, two)], set(), 0, 0

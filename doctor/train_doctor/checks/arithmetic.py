@@ -278,3 +278,148 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
     if not all(e.hiding.values()) or len(e.hiding) < STEPS:
         return OK
     return fires(f"in {len(e.hiding)} steps the mask showed one id alone, and hid all others", "a mask that hides it")
+
+
+@check("F35")
+def ratio_of_itself(e: Evidence) -> Fired | Verdict:
+    """A policy does not improve, the ratio is 1 and the share of clipped ratios is 0, at every step.
+
+    Fires when the exponential was taken of a difference that is zero in every place, whose two sides both have a graph:
+    the same functions of the same weights. A side without a graph (logp.detach(), numbers of the rollout) is right.
+
+    WARN ratio-of-itself: The ratio of new and old probabilities is the policy's with itself: the old log-probabilities
+    were computed again with the weights of now and their graph, so the ratio is always 1 and its gradient exactly 0.
+    Fix: Keep the log-probabilities of the rollout, computed under torch.no_grad() when the actions were drawn.
+    """
+    if (verdict := _no_habit(e, e.ratios)) is not None:
+        return verdict
+    shape = next(iter(e.ratios.values()))
+    return fires(
+        f"in {len(e.ratios)} steps exp(a - b) of {shape} had two equal sides, both with a graph to the same weights",
+        "an old side without a graph",
+    )
+
+
+@check("F36")
+def classes_blended(e: Evidence) -> Fired | Verdict:
+    """A segmentation is wrong along all edges, with classes that are not there, or an id is out of range.
+
+    Follows whole numbers as floats into a function that interpolates, and back to whole numbers. Fires when they are
+    the classes of a cross-entropy, of which there are more than two. Masks of 0 and 1, pictures, and mode="nearest" are
+    left alone.
+
+    WARN classes-blended: The masks of classes were resized with mode="{mode}", which mixes ids like colours: between
+    class 1 and class 5 it writes class 3. Fix: mode="nearest" (or "nearest-exact") for masks; only pictures are
+    smoothed.
+    """
+    if (verdict := _no_habit(e, e.blended)) is not None:
+        return verdict
+    mode = next(iter(e.blended.values()))
+    return fires(
+        f'in {len(e.blended)} steps the targets of a cross-entropy were interpolated with mode="{mode}"',
+        "classes that were there before",
+        mode=mode,
+    )
+
+
+@check("F37")
+def cosines_shrunk(e: Evidence) -> Fired | Verdict:
+    """A contrastive loss stays near the logarithm of the number of rows.
+
+    Follows the product of vectors of length one through factors that are plain numbers. Fires when what a cross-entropy
+    is given can't leave -0.5 to 0.5. A factor that learns is left alone, and so are cosines as they are, and attention.
+
+    WARN cosines-shrunk: The logits are cosines multiplied by {factor:.3g}, so they lie between -{factor:.3g} and
+    {factor:.3g} and the softmax stays flat whatever is learned: the temperature multiplies where it should divide.
+    Fix: similarity / temperature.
+    """
+    if (verdict := _no_habit(e, e.cosines)) is not None:
+        return verdict
+    factor = next(iter(e.cosines.values()))
+    return fires(
+        f"in {len(e.cosines)} steps a cross-entropy was given cosines times {factor:.3g}",
+        "cosines divided by a temperature below 1",
+        factor=factor,
+    )
+
+
+@check("F38")
+def choice_cuts(e: Evidence) -> Fired | Verdict:
+    """A VQ-VAE rebuilds blurred pictures and uses few of its codes.
+
+    Follows the nearest row of a table from a distance with a graph, over argmin, to the row that is looked up. Fires
+    when that row enters a layer as it is, or detached. z + (q - z).detach() is left alone, and so are a table of
+    another model and a function of the program's own.
+
+    WARN choice-cuts-the-graph: The codes that were chosen by argmin enter {layer} as they are, so nothing behind them
+    reaches the encoder that they were chosen for: the straight-through step is missing. Fix: q = z + (q - z).detach(),
+    after the loss that pulls both together.
+    """
+    if (verdict := _no_habit(e, e.chosen)) is not None:
+        return verdict
+    layer = next(iter(e.chosen.values()))
+    return fires(
+        f"in {len(e.chosen)} steps {layer} was given the nearest rows of a table, without the graph of what is near",
+        "z + (q - z).detach()",
+        layer=layer,
+    )
+
+
+@check("F39")
+def largest_not_taken(e: Evidence) -> Fired | Verdict:
+    """Q-learning runs and its loss falls, and the policy is no better than chance.
+
+    Fires when in a regression the side that learns is a maximum over actions, and the target holds a maximum over as
+    many values without a graph.
+
+    WARN largest-not-taken: What learns is the value of the best action and not of the action that was taken, so rewards
+    are credited to another action. Fix: q = net(states).gather(1, actions.unsqueeze(1)).squeeze(1).
+    """
+    if (verdict := _no_habit(e, e.largest)) is not None:
+        return verdict
+    shape = next(iter(e.largest.values()))
+    return fires(f"in {len(e.largest)} steps both sides of a loss were maxima over the columns of {shape}", "gather")
+
+
+@check("F40")
+def divergence_summed(e: Evidence) -> Fired | Verdict:
+    """A VAE gives the same blurred answer to all data, and its divergence falls to zero at once.
+
+    Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows with its usual factor
+    of one half, and another term of the loss is a mean over the same rows. A weight in front of it, and sums (or means)
+    in both terms, are left alone.
+
+    WARN divergence-summed: The divergence (KL) is summed over the {rows} rows of the batch and the other term is a mean
+    over them, so it weighs {rows} times too much, and the posterior collapses. Fix: Sum it over its dimensions and take
+    the mean over the rows: kl.sum(1).mean().
+    """
+    if (verdict := _no_habit(e, e.summed)) is not None:
+        return verdict
+    shape = next(iter(e.summed.values()))
+    return fires(
+        f"in {len(e.summed)} steps a divergence of {shape} was summed over all rows, beside a mean over them",
+        "both terms a mean over the rows",
+        rows=shape[0],
+    )
+
+
+@check("D13")
+def data_overwritten(e: Evidence) -> Fired | Verdict:
+    """The first epoch goes well, and then the model gets worse from epoch to epoch, on the training data too.
+
+    Watches DataLoaders that fetch in this process. Fires when numbers were written into a tensor that the data set
+    keeps, or arithmetic was done on it in place, and an item of the same batch lies in that tensor. Copies, and data
+    sets that keep what they have read, are left alone; workers are not seen.
+
+    WARN data-overwritten: The augmentation of {name} writes into the data that are stored, for an item is a view of
+    them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
+    in place.
+    """
+    if (verdict := _no_habit(e, e.stored)) is not None:
+        return verdict
+    name = next(iter(e.stored.values()))
+    return fires(
+        f"in {len(e.stored)} steps items of a {name} were changed in place where they are stored",
+        "items that are copies",
+        name=name,
+    )

@@ -6,6 +6,7 @@ that is switched off have none and are healthy. What counts is a module that too
 
 import math
 import re
+from collections.abc import Iterable
 
 from torch import nn
 
@@ -134,13 +135,14 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     for a factor of zero between these tensors and the loss.
     ERROR or WARN gradients-exactly-zero/both-factors: The trainable tensors are in the graph, but their gradients are
     exactly zero: both factors of every adapter are zero, and each one's gradient is multiplied by the other. Fix: Leave
-    the first factor (lora_A) random and only the second (lora_B) zero.
+    the first factor (A) as it is drawn at random (kaiming_uniform_) and only the second (B) at zero.
     """
     norms = _norms(e)
     have = {n: [x for x in each if x is not None] for n, each in norms.items()}
     have = {n: each for n, each in have.items() if each}
     if not have:
         return unknown("no gradients were seen")
+    factors = _all_zero(e, have)
     seconds = [n for n in have if "lora_B" in n or "lora_embedding_B" in n]
     everything = not any(x for each in have.values() for x in each)
     if not everything and not (seconds and not any(x for n in seconds for x in have[n])):
@@ -148,6 +150,7 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     ps = e.trainable()
     firsts = [n for n in have if "lora_A" in n or "lora_embedding_A" in n]
     both = firsts and seconds and not any(bool(ps[n].detach().any()) for n in firsts + seconds if n in ps)
+    both = both or everything and factors
     which = list(have) if everything else seconds
     return fires(
         f"{len(which)} of {len(have)} gradients are exactly 0 in all {len(e.of(Gradients))} steps ({which[0]} ...)",
@@ -155,6 +158,18 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
         ERROR if any(b.value != 0 for b in e.of(Backward)) else WARN,  # rewards that are all alike give a loss of 0
         "gradients-exactly-zero/both-factors" if both else "gradients-exactly-zero",
     )
+
+
+def _all_zero(e: Evidence, names: Iterable[str]) -> bool:
+    """Whether all these tensors are two matrices of each part, all of zeros, which fit each other as factors."""
+    ps, parts = e.trainable(), {}
+    for name in names:
+        if name not in ps or ps[name].dim() != 2 or bool(ps[name].detach().any()):
+            return False
+        parts.setdefault(name.removesuffix(".weight").rpartition(".")[0], []).append(tuple(ps[name].shape))
+    pairs = [shapes[0] for shapes in parts.values() if len(shapes) == 2]
+    fit = all(set(a) & set(b) for a, b in (shapes for shapes in parts.values() if len(shapes) == 2))
+    return bool(pairs) and len(pairs) == len(parts) and fit
 
 
 @check("B2")

@@ -411,6 +411,9 @@ def _why(e: Evidence, event: Backward) -> str:
         return event.source
     updates = [u.relative for s in e.of(Step) if s.round < event.round for u in s.updates]
     spoilt_by = [g.round for g in e.of(Gradients) if g.round < event.round and _broken(g)]
+    rooted = next((g for g in e.of(Gradients) if g.root and g.round < event.round), None)
+    if rooted is not None:
+        return f"in the backward pass of step {rooted.round + 1} {rooted.root}; add a small number under it (1e-8)"
     if spoilt_by and not any(b.scale for b in e.of(Backward)):
         return (
             f"step {spoilt_by[0] + 1} used gradients with NaN or infinity though its loss was finite: they were made "

@@ -395,3 +395,31 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
         return OK
     fault = "echoed-targets/mask" if kinds[0] == "mask" else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)
+
+
+@check("F41")
+def empty_places_averaged(e: Evidence) -> Fired | Verdict:
+    """A detector finds the objects, and its boxes stay small or sit at zero.
+
+    Lays the targets of a regression beside those of a binary loss over the same places. Fires when the first are zero
+    exactly where the second say that nothing is there, that is nearly everywhere, and the regression is a mean over all
+    places. One that takes only the places with something is left alone.
+
+    WARN empty-places-averaged: {name} is a mean over all places, and {share:.1%} of them hold something: the zeros that
+    stand for nothing are learned as targets, and draw all answers to zero. Fix: Take the places that hold something:
+    answer[mask], target[mask].
+    """
+    names = {name for name, _ in judged(e)}
+    if not names:
+        return unknown("no loss of torch was seen")
+    if not (names & set(fed.BINARY) and names & set(fed.PLAIN)):
+        return not_applicable("no regression stands beside a binary loss")
+    if len(e.empties) < 2:
+        return OK
+    share, name = next(iter(e.empties.values()))
+    return fires(
+        f"in {len(e.empties)} steps {name} was a mean over all places, {share:.1%} of which hold something",
+        "a mean over the places that hold something",
+        name=name,
+        share=share,
+    )

@@ -144,7 +144,8 @@ def _added(kind: str, group: dict) -> bool:
 def graphs_kept(e: Evidence) -> Fired | Verdict:
     """Memory grows from step to step, and with retain_graph=True each step takes longer than the one before.
 
-    Fires when the graphs of three or more of the first five steps are still alive at the end of the watch. Those of the
+    Fires when the graphs of three or more of the first five steps are still alive at the end of the watch, or those of
+    answers of the model for which there was no backward. Those of the
     last two steps do not count, nor what only a circle of Python's references holds.
 
     WARN graphs-kept/summed: The graphs of all steps are kept alive: something sums or collects losses or outputs as
@@ -152,13 +153,23 @@ def graphs_kept(e: Evidence) -> Fired | Verdict:
     WARN graphs-kept/carried: Each backward runs through the graphs of all steps before it: a state is passed on with
     its graph, and retain_graph=True hides the error. Fix: Detach the state between steps (h = h.detach()) and leave
     retain_graph out.
+    WARN graphs-kept/answers: Answers of the model that no backward was called for are kept with their graphs: a
+    validation outside no_grad collects losses or outputs as tensors. Fix: Evaluate under torch.no_grad(), and collect
+    numbers (loss.item()).
     """
     if len(e.graphs) < 2 + STEPS:
         return unknown("fewer than five steps with a graph were seen")
     kept = graphs.alive(e)
     past = graphs.past(e)
     if len(kept) < STEPS or 2 * len(kept) < len(past):
-        return OK
+        answers = graphs.answers_alive(e)
+        if len(answers) < STEPS:
+            return OK
+        return fires(
+            f"the graphs of the model's answers in {len(answers)} of the first steps are still alive after {e.rounds}",
+            "graphs that end with their step",
+            fault="graphs-kept/answers",
+        )
     carried = all(b.retained for b in e.of(Backward))
     return fires(
         f"the graphs of {len(kept)} of the {len(past)} first steps are still alive after {e.rounds}",
@@ -244,5 +255,37 @@ def padding_that_stands_for_data(e: Evidence) -> Fired | Verdict:
                 "a padding_idx that is no id of the data",
                 pad=table.padding_idx,
                 name=name,
+            )
+    return OK
+
+
+@check("D12")
+def loader_restarted(e: Evidence) -> Fired | Verdict:
+    """The training loss falls to nearly nothing, and on other data the model is no better than at the start.
+
+    Fires when the model was given the same batch in every step, and a DataLoader of several batches that does not
+    shuffle was begun anew in each of them. One batch that is taken before the loop, to learn it by heart, is left
+    alone.
+
+    WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
+    the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True.
+    """
+    if not e.restarted:
+        return not_applicable("no DataLoader was begun in the watched steps")
+    if e.rounds < STEPS:
+        return unknown("fewer than three steps were seen")
+    first = {}
+    for call in e.forwards:
+        first.setdefault(call.round, call.ids if call.ids is not None else call.mark)
+    given = [x for x in first.values() if x is not None]
+    if len(given) < STEPS:
+        return not_applicable("what the model is given can't be told from step to step")
+    same = all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
+    for batches, in_order, rounds in e.restarted.values():
+        if same and in_order and batches > 1 and len(rounds) >= max(STEPS, e.rounds - 1):
+            return fires(
+                f"a DataLoader of {batches} batches was begun in {len(rounds)} of {e.rounds} steps, and each of them "
+                "was given the same batch",
+                "one pass over the data for each iter()",
             )
     return OK

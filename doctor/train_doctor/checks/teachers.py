@@ -170,7 +170,7 @@ def teacher_in_graph(e: Evidence) -> Fired | Verdict:
             )
     asked = {id(t) for t in owners.teaching(e)}
     called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
-    called = [c for c in called if id(c.module()) in asked]
+    called = [c for c in called if id(c.module()) in asked - set(e.criteria)]
     idle = in_graph_only(e)
     if not called and not idle:
         return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")
@@ -263,3 +263,32 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
                 rate=low,
             )
     return OK
+
+
+@check("N29")
+def average_without_buffers(e: Evidence) -> Fired | Verdict:
+    """The average of the weights (EMA) is far worse than the model itself, in eval mode only.
+
+    Looks at batch normalisations whose weight is averaged in place into another one's. Fires when the running mean of
+    the model moved in the watched steps, and that of the average stayed exactly as it was. An average in train mode,
+    and one of torch's AveragedModel (whose update_bn comes at the end), are left alone.
+
+    WARN average-without-buffers: The average of the model has its parameters only: the running statistics of its batch
+    normalisations ({name}) stay where they began. Fix: Copy the buffers as well: for e, b in zip(ema.buffers(),
+    model.buffers()): e.copy_(b).
+    """
+    if not e.averages:
+        return not_applicable("no batch normalisation is averaged into another")
+    still = []
+    for name, average in e.averages.items():
+        mine, other = average.began
+        moved = not torch.equal(mine, average.mine.running_mean)
+        if moved and not average.other.training and torch.equal(other, average.other.running_mean):
+            still.append(name)
+    if not still or len(still) < len(e.averages):
+        return OK
+    return fires(
+        f"{len(still)} running means of the average are as they were, those of the model have moved",
+        "statistics that follow",
+        name=still[0],
+    )

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from train_doctor import owners
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Evidence
+from train_doctor.evidence import Backward, Evidence, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, unknown
 
 
@@ -24,6 +24,10 @@ def loss_cut_off(e: Evidence) -> Fired | Verdict:
     ERROR loss-cut-off/nothing-reached: The loss does not hang on the model: the way between the logits and the loss was
     cut (detach, .data, item, numpy, or a new tensor made from a number). Fix: Compute the loss from the model's own
     output, without detach, .data, .item() or torch.tensor on the way.
+    ERROR loss-cut-off/copies: The losses were computed with copies of the weights that are detached from them (adapted
+    fast weights of an inner loop, a deep copy), so their gradients stay there and no weight of the model gets one. Fix:
+    Keep the way to the weights (w - lr * g, without detach; create_graph=True for all of its derivative), or carry the
+    gradients over (p.grad = copy.grad) before the step.
     ERROR loss-cut-off/without-gradients: The loss is not connected to the model: the model was called under {where}.
     Fix: Call the model outside {where}.
     ERROR loss-cut-off/new-tensor: The loss is not connected to the model: a new tensor was made from the loss's number
@@ -42,6 +46,15 @@ def loss_cut_off(e: Evidence) -> Fired | Verdict:
     if first is not None and (first.raised or (first.leaf and 2 * leaves > len(backwards))):
         return _cut(e, first)
     if _reached_nothing(e, backwards):
+        if any(b.copies for b in backwards):
+            if any(s.own is not None for s in e.of(Step)):
+                return OK  # their gradients are carried over
+            return fires(
+                f"after {len(backwards)} backward calls no parameter has a gradient; the losses hang on other tensors "
+                "of the same shapes",
+                "a gradient in every layer",
+                fault="loss-cut-off/copies",
+            )
         return fires(
             f"after {len(backwards)} backward calls none of the followed parameters of the model has a gradient",
             "a gradient in every layer",
