@@ -52,7 +52,13 @@ def wgan_gp_bad():
         gr = torch.autograd.grad(critic(x).sum(), x)[0]
         return (gr.norm(dim=1) - 1).abs().mean().item()
 
-    return {"model": {"generator": gen, "critic": critic}, "optimizer": [opt_g, opt_d], "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"generator": gen, "critic": critic},
+        "optimizer": [opt_g, opt_d],
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def wgan_gp_good():
@@ -89,7 +95,13 @@ def wgan_gp_good():
         gr = torch.autograd.grad(critic(x).sum(), x)[0]
         return (gr.norm(dim=1) - 1).abs().mean().item()
 
-    return {"model": {"generator": gen, "critic": critic}, "optimizer": [opt_g, opt_d], "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"generator": gen, "critic": critic},
+        "optimizer": [opt_g, opt_d],
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def vae_kl_batch_sum_bad():
@@ -395,7 +407,7 @@ def seg_mask_interpolation_bad():
             for _ in range(4):
                 c = int(torch.randint(1, n_cls, (1,), generator=gen))
                 y, x = torch.randint(0, 10, (2,), generator=gen).tolist()
-                mask[b, y:y + 3, x:x + 3] = c
+                mask[b, y : y + 3, x : x + 3] = c
         img = proto[mask].permute(0, 3, 1, 2) + 0.3 * torch.randn(n, 3, 12, 12, generator=gen)
         return img, mask
 
@@ -407,7 +419,9 @@ def seg_mask_interpolation_bad():
         mask = F.interpolate(mask[:, None].float(), scale_factor=scale, mode="bilinear", align_corners=False)
         return img, mask[:, 0].long()
 
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, n_cls, 1))
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, n_cls, 1)
+    )
     opt = torch.optim.Adam(net.parameters(), lr=5e-3)
 
     def step(i):
@@ -439,7 +453,7 @@ def seg_mask_interpolation_good():
             for _ in range(4):
                 c = int(torch.randint(1, n_cls, (1,), generator=gen))
                 y, x = torch.randint(0, 10, (2,), generator=gen).tolist()
-                mask[b, y:y + 3, x:x + 3] = c
+                mask[b, y : y + 3, x : x + 3] = c
         img = proto[mask].permute(0, 3, 1, 2) + 0.3 * torch.randn(n, 3, 12, 12, generator=gen)
         return img, mask
 
@@ -451,7 +465,9 @@ def seg_mask_interpolation_good():
         mask = F.interpolate(mask[:, None].float(), scale_factor=scale, mode="nearest")
         return img, mask[:, 0].long()
 
-    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, n_cls, 1))
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, n_cls, 1)
+    )
     opt = torch.optim.Adam(net.parameters(), lr=5e-3)
 
     def step(i):
@@ -483,7 +499,7 @@ def det_box_loss_all_cells_bad():
         for b in range(n):
             cy, cx = (torch.rand(2, generator=gen) * 20 + 6).tolist()
             h, w = (torch.rand(2, generator=gen) * 6 + 4).tolist()
-            img[b, 0, int(cy - h / 2):int(cy + h / 2), int(cx - w / 2):int(cx + w / 2)] += 1.0
+            img[b, 0, int(cy - h / 2) : int(cy + h / 2), int(cx - w / 2) : int(cx + w / 2)] += 1.0
             gy, gx = int(cy // 4), int(cx // 4)
             obj[b, gy, gx] = 1
             box[b, :, gy, gx] = torch.tensor([cy / 4 - gy, cx / 4 - gx, h / 8, w / 8])
@@ -492,7 +508,14 @@ def det_box_loss_all_cells_bad():
     class Detector(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU())
+            self.body = nn.Sequential(
+                nn.Conv2d(1, 16, 3, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(32, 32, 3, 1, 1),
+                nn.ReLU(),
+            )
             self.cls = nn.Conv2d(32, 1, 1)
             self.reg = nn.Conv2d(32, 4, 1)
 
@@ -540,7 +563,7 @@ def det_box_loss_all_cells_good():
         for b in range(n):
             cy, cx = (torch.rand(2, generator=gen) * 20 + 6).tolist()
             h, w = (torch.rand(2, generator=gen) * 6 + 4).tolist()
-            img[b, 0, int(cy - h / 2):int(cy + h / 2), int(cx - w / 2):int(cx + w / 2)] += 1.0
+            img[b, 0, int(cy - h / 2) : int(cy + h / 2), int(cx - w / 2) : int(cx + w / 2)] += 1.0
             gy, gx = int(cy // 4), int(cx // 4)
             obj[b, gy, gx] = 1
             box[b, :, gy, gx] = torch.tensor([cy / 4 - gy, cx / 4 - gx, h / 8, w / 8])
@@ -549,7 +572,14 @@ def det_box_loss_all_cells_good():
     class Detector(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = nn.Sequential(nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 1, 1), nn.ReLU())
+            self.body = nn.Sequential(
+                nn.Conv2d(1, 16, 3, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, 2, 1),
+                nn.ReLU(),
+                nn.Conv2d(32, 32, 3, 1, 1),
+                nn.ReLU(),
+            )
             self.cls = nn.Conv2d(32, 1, 1)
             self.reg = nn.Conv2d(32, 4, 1)
 
@@ -589,7 +619,7 @@ def det_box_loss_all_cells_good():
 def simclr_temperature_bad():
     torch.manual_seed(0)
     protos = torch.randn(200, 16)
-    mix = torch.randn(32, 32) / 32 ** 0.5
+    mix = torch.randn(32, 32) / 32**0.5
 
     def view(idx, gen):
         nuis = 2.0 * torch.randn(len(idx), 16, generator=gen)
@@ -634,7 +664,7 @@ def simclr_temperature_bad():
 def simclr_temperature_good():
     torch.manual_seed(0)
     protos = torch.randn(200, 16)
-    mix = torch.randn(32, 32) / 32 ** 0.5
+    mix = torch.randn(32, 32) / 32**0.5
 
     def view(idx, gen):
         nuis = 2.0 * torch.randn(len(idx), 16, generator=gen)
@@ -683,7 +713,9 @@ def simsiam_stop_gradient_bad():
     class SimSiam(nn.Module):
         def __init__(self):
             super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32), nn.BatchNorm1d(32, affine=False))
+            self.encoder = nn.Sequential(
+                nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32), nn.BatchNorm1d(32, affine=False)
+            )
             self.predictor = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 32))
 
         def forward(self, x1, x2):
@@ -726,7 +758,9 @@ def simsiam_stop_gradient_good():
     class SimSiam(nn.Module):
         def __init__(self):
             super().__init__()
-            self.encoder = nn.Sequential(nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32), nn.BatchNorm1d(32, affine=False))
+            self.encoder = nn.Sequential(
+                nn.Linear(24, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 32), nn.BatchNorm1d(32, affine=False)
+            )
             self.predictor = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 32))
 
         def forward(self, x1, x2):
@@ -857,7 +891,7 @@ def dqn_max_not_taken_action_bad():
             self.s, self.s2 = self.enc(y, x), self.enc(y2, x2)
 
         def enc(self, y, x):
-            return F.one_hot(y * self.size + x, self.size ** 2).float()
+            return F.one_hot(y * self.size + x, self.size**2).float()
 
     class Agent:
         def __init__(self):
@@ -891,7 +925,13 @@ def dqn_max_not_taken_action_bad():
             bad += 0 if ok else 1
         return bad / 24
 
-    return {"model": {"net": agent.net, "target": agent.tgt}, "optimizer": agent.opt, "step": agent.learn, "steps": 20, "probe": probe}
+    return {
+        "model": {"net": agent.net, "target": agent.tgt},
+        "optimizer": agent.opt,
+        "step": agent.learn,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def dqn_max_not_taken_action_good():
@@ -911,7 +951,7 @@ def dqn_max_not_taken_action_good():
             self.s, self.s2 = self.enc(y, x), self.enc(y2, x2)
 
         def enc(self, y, x):
-            return F.one_hot(y * self.size + x, self.size ** 2).float()
+            return F.one_hot(y * self.size + x, self.size**2).float()
 
     class Agent:
         def __init__(self):
@@ -945,7 +985,13 @@ def dqn_max_not_taken_action_good():
             bad += 0 if ok else 1
         return bad / 24
 
-    return {"model": {"net": agent.net, "target": agent.tgt}, "optimizer": agent.opt, "step": agent.learn, "steps": 20, "probe": probe}
+    return {
+        "model": {"net": agent.net, "target": agent.tgt},
+        "optimizer": agent.opt,
+        "step": agent.learn,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def ppo_old_logprob_live_bad():
@@ -1514,8 +1560,8 @@ def audio_specaugment_inplace_bad():
 
         def spec_augment(self, spec):
             f, t = int(torch.randint(0, 16, (1,))), int(torch.randint(0, 19, (1,)))
-            spec[f:f + 4] = 0
-            spec[:, t:t + 5] = 0
+            spec[f : f + 4] = 0
+            spec[:, t : t + 5] = 0
             return spec
 
         def __getitem__(self, k):
@@ -1526,7 +1572,9 @@ def audio_specaugment_inplace_bad():
 
     ds, held = Keywords(128, 1, True), Keywords(300, 2, False)
     loader = torch.utils.data.DataLoader(ds, batch_size=32, shuffle=True)
-    net = nn.Sequential(nn.Conv1d(20, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24 * 24, 5))
+    net = nn.Sequential(
+        nn.Conv1d(20, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24 * 24, 5)
+    )
     opt = torch.optim.Adam(net.parameters(), lr=1e-3)
     state = {"it": iter(loader)}
 
@@ -1568,8 +1616,8 @@ def audio_specaugment_inplace_good():
 
         def spec_augment(self, spec):
             f, t = int(torch.randint(0, 16, (1,))), int(torch.randint(0, 19, (1,)))
-            spec[f:f + 4] = 0
-            spec[:, t:t + 5] = 0
+            spec[f : f + 4] = 0
+            spec[:, t : t + 5] = 0
             return spec
 
         def __getitem__(self, k):
@@ -1580,7 +1628,9 @@ def audio_specaugment_inplace_good():
 
     ds, held = Keywords(128, 1, True), Keywords(300, 2, False)
     loader = torch.utils.data.DataLoader(ds, batch_size=32, shuffle=True)
-    net = nn.Sequential(nn.Conv1d(20, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24 * 24, 5))
+    net = nn.Sequential(
+        nn.Conv1d(20, 24, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(24 * 24, 5)
+    )
     opt = torch.optim.Adam(net.parameters(), lr=1e-3)
     state = {"it": iter(loader)}
 
@@ -1693,7 +1743,7 @@ def multitask_uncertainty_weights_bad():
 
     def batch(n, gen):
         x = torch.randn(n, 12, generator=gen)
-        price = 12 * torch.sin(2 * (x @ wa)).sum(1) / 8 ** 0.5 + 8 * torch.randn(n, generator=gen)
+        price = 12 * torch.sin(2 * (x @ wa)).sum(1) / 8**0.5 + 8 * torch.randn(n, generator=gen)
         return x, price, (x @ wb).argmax(1)
 
     model, mtl = TwoHeads(), UncertaintyLoss(2)
@@ -1742,7 +1792,7 @@ def multitask_uncertainty_weights_good():
 
     def batch(n, gen):
         x = torch.randn(n, 12, generator=gen)
-        price = 12 * torch.sin(2 * (x @ wa)).sum(1) / 8 ** 0.5 + 8 * torch.randn(n, generator=gen)
+        price = 12 * torch.sin(2 * (x @ wa)).sum(1) / 8**0.5 + 8 * torch.randn(n, generator=gen)
         return x, price, (x @ wb).argmax(1)
 
     model, mtl = TwoHeads(), UncertaintyLoss(2)
@@ -1767,24 +1817,144 @@ def multitask_uncertainty_weights_good():
 
 
 CASES = [
-    {"name": "wgan_gp", "what": "The WGAN gradient penalty is taken without create_graph, so it adds a constant and the critic is never held to slope one.", "cause": "gradient penalty without create_graph", "where": "gradient_penalty / critic", "kind": "GAN"},
-    {"name": "vae_kl_batch_sum", "what": "The KL term is summed over the batch while the reconstruction is averaged over it, so the KL weighs 64 times too much and the posterior collapses.", "cause": "KL weight too large, posterior collapse", "where": "kl term; mu and logvar heads", "kind": "VAE"},
-    {"name": "vqvae_straight_through", "what": "The quantised code is detached without the straight-through trick, so the reconstruction loss never reaches the encoder.", "cause": "missing straight-through estimator", "where": "VQ.forward / encoder", "kind": "VQ-VAE"},
-    {"name": "diffusion_target_noise", "what": "The noisy sample is built with a fresh noise, not the one that is the target, so the target is independent of the input.", "cause": "noise target not the noise added", "where": "q_sample call in step", "kind": "diffusion"},
-    {"name": "seg_mask_interpolation", "what": "Class-id masks are resized with bilinear interpolation and truncated, inventing wrong classes along every edge.", "cause": "label mask interpolated bilinearly", "where": "augment (targets)", "kind": "segmentation"},
-    {"name": "det_box_loss_all_cells", "what": "The box regression loss is averaged over all grid cells, empty ones with zero targets included, so boxes are drawn to zero.", "cause": "regression loss not masked to positives", "where": "detection_loss / reg head", "kind": "detection"},
-    {"name": "simclr_temperature", "what": "The similarities are multiplied by the temperature rather than divided, so logits span 0.2 and the contrastive loss stands at log N.", "cause": "temperature multiplied, logits too flat", "where": "NTXent.forward", "kind": "contrastive"},
-    {"name": "simsiam_stop_gradient", "what": "SimSiam's target branch has no stop-gradient, so the representation collapses to few dimensions.", "cause": "missing stop-gradient, collapse", "where": "SimSiam.forward z1, z2", "kind": "self-supervised"},
-    {"name": "dqn_terminal_bootstrap", "what": "The TD target bootstraps through terminal states (no 1-done), so values are inflated.", "cause": "terminal states bootstrapped", "where": "target y in step", "kind": "DQN"},
-    {"name": "dqn_max_not_taken_action", "what": "The Q value trained is the maximum over actions, not that of the action taken, so rewards are credited to the wrong action.", "cause": "max instead of gather of taken action", "where": "Agent.learn q_sa", "kind": "DQN"},
-    {"name": "ppo_old_logprob_live", "what": "The old log-probability is recomputed from the current policy with its graph, so the ratio is always one and the policy gradient cancels to zero.", "cause": "old log-probs not stored/detached; ratio constant one", "where": "ratio in step / actor", "kind": "PPO"},
-    {"name": "a2c_advantage_live", "what": "The advantage in the actor loss is not detached, so the policy loss pushes the critic's values upward.", "cause": "advantage not detached", "where": "actor_loss / critic", "kind": "actor-critic"},
-    {"name": "regression_broadcast", "what": "Predictions (N,1) minus targets (N,) broadcast to N by N, so the model learns the batch mean only.", "cause": "shape broadcast in loss", "where": "loss in step", "kind": "regression"},
-    {"name": "gru_batch_axis", "what": "Batch-first data go into a GRU built sequence-first, so it recurs across samples and sees one time step of each.", "cause": "batch_first missing", "where": "gru", "kind": "time series"},
-    {"name": "gnn_index_add", "what": "Messages are gathered with agg[dst] += h[src], which keeps only one message per node, not their sum.", "cause": "duplicate-index assignment loses messages", "where": "SageLayer.forward agg", "kind": "GNN"},
-    {"name": "ranking_margin_sign", "what": "The margin ranking target is -1 for (better, worse) pairs, so the scorer learns the reversed order.", "cause": "ranking loss sign reversed", "where": "target of MarginRankingLoss", "kind": "ranking"},
-    {"name": "recsys_tables_in_list", "what": "The embedding tables sit in a plain Python list, so they are not parameters and never train.", "cause": "submodules not registered", "where": "WideDeep.tables", "kind": "recommender"},
-    {"name": "audio_specaugment_inplace", "what": "SpecAugment writes zeros in place into the stored spectrograms, so the data set is wiped out over the epochs.", "cause": "in-place augmentation corrupts data set", "where": "Keywords.__getitem__ / specs", "kind": "audio"},
-    {"name": "loader_restarted", "what": "Each step takes next(iter(loader)) from an unshuffled loader, so the model sees the first batch for ever.", "cause": "same batch every step", "where": "step (loader)", "kind": "data loader"},
-    {"name": "multitask_uncertainty_weights", "what": "The learned loss weights (log variances) are not given to the optimizer, so the large task drowns the small one.", "cause": "parameter missing from optimizer", "where": "UncertaintyLoss.log_vars", "kind": "multi-task"},
+    {
+        "name": "wgan_gp",
+        "what": "The WGAN gradient penalty is taken without create_graph, so it adds a constant and the critic is never held to slope one.",
+        "cause": "gradient penalty without create_graph",
+        "where": "gradient_penalty / critic",
+        "kind": "GAN",
+    },
+    {
+        "name": "vae_kl_batch_sum",
+        "what": "The KL term is summed over the batch while the reconstruction is averaged over it, so the KL weighs 64 times too much and the posterior collapses.",
+        "cause": "KL weight too large, posterior collapse",
+        "where": "kl term; mu and logvar heads",
+        "kind": "VAE",
+    },
+    {
+        "name": "vqvae_straight_through",
+        "what": "The quantised code is detached without the straight-through trick, so the reconstruction loss never reaches the encoder.",
+        "cause": "missing straight-through estimator",
+        "where": "VQ.forward / encoder",
+        "kind": "VQ-VAE",
+    },
+    {
+        "name": "diffusion_target_noise",
+        "what": "The noisy sample is built with a fresh noise, not the one that is the target, so the target is independent of the input.",
+        "cause": "noise target not the noise added",
+        "where": "q_sample call in step",
+        "kind": "diffusion",
+    },
+    {
+        "name": "seg_mask_interpolation",
+        "what": "Class-id masks are resized with bilinear interpolation and truncated, inventing wrong classes along every edge.",
+        "cause": "label mask interpolated bilinearly",
+        "where": "augment (targets)",
+        "kind": "segmentation",
+    },
+    {
+        "name": "det_box_loss_all_cells",
+        "what": "The box regression loss is averaged over all grid cells, empty ones with zero targets included, so boxes are drawn to zero.",
+        "cause": "regression loss not masked to positives",
+        "where": "detection_loss / reg head",
+        "kind": "detection",
+    },
+    {
+        "name": "simclr_temperature",
+        "what": "The similarities are multiplied by the temperature rather than divided, so logits span 0.2 and the contrastive loss stands at log N.",
+        "cause": "temperature multiplied, logits too flat",
+        "where": "NTXent.forward",
+        "kind": "contrastive",
+    },
+    {
+        "name": "simsiam_stop_gradient",
+        "what": "SimSiam's target branch has no stop-gradient, so the representation collapses to few dimensions.",
+        "cause": "missing stop-gradient, collapse",
+        "where": "SimSiam.forward z1, z2",
+        "kind": "self-supervised",
+    },
+    {
+        "name": "dqn_terminal_bootstrap",
+        "what": "The TD target bootstraps through terminal states (no 1-done), so values are inflated.",
+        "cause": "terminal states bootstrapped",
+        "where": "target y in step",
+        "kind": "DQN",
+    },
+    {
+        "name": "dqn_max_not_taken_action",
+        "what": "The Q value trained is the maximum over actions, not that of the action taken, so rewards are credited to the wrong action.",
+        "cause": "max instead of gather of taken action",
+        "where": "Agent.learn q_sa",
+        "kind": "DQN",
+    },
+    {
+        "name": "ppo_old_logprob_live",
+        "what": "The old log-probability is recomputed from the current policy with its graph, so the ratio is always one and the policy gradient cancels to zero.",
+        "cause": "old log-probs not stored/detached; ratio constant one",
+        "where": "ratio in step / actor",
+        "kind": "PPO",
+    },
+    {
+        "name": "a2c_advantage_live",
+        "what": "The advantage in the actor loss is not detached, so the policy loss pushes the critic's values upward.",
+        "cause": "advantage not detached",
+        "where": "actor_loss / critic",
+        "kind": "actor-critic",
+    },
+    {
+        "name": "regression_broadcast",
+        "what": "Predictions (N,1) minus targets (N,) broadcast to N by N, so the model learns the batch mean only.",
+        "cause": "shape broadcast in loss",
+        "where": "loss in step",
+        "kind": "regression",
+    },
+    {
+        "name": "gru_batch_axis",
+        "what": "Batch-first data go into a GRU built sequence-first, so it recurs across samples and sees one time step of each.",
+        "cause": "batch_first missing",
+        "where": "gru",
+        "kind": "time series",
+    },
+    {
+        "name": "gnn_index_add",
+        "what": "Messages are gathered with agg[dst] += h[src], which keeps only one message per node, not their sum.",
+        "cause": "duplicate-index assignment loses messages",
+        "where": "SageLayer.forward agg",
+        "kind": "GNN",
+    },
+    {
+        "name": "ranking_margin_sign",
+        "what": "The margin ranking target is -1 for (better, worse) pairs, so the scorer learns the reversed order.",
+        "cause": "ranking loss sign reversed",
+        "where": "target of MarginRankingLoss",
+        "kind": "ranking",
+    },
+    {
+        "name": "recsys_tables_in_list",
+        "what": "The embedding tables sit in a plain Python list, so they are not parameters and never train.",
+        "cause": "submodules not registered",
+        "where": "WideDeep.tables",
+        "kind": "recommender",
+    },
+    {
+        "name": "audio_specaugment_inplace",
+        "what": "SpecAugment writes zeros in place into the stored spectrograms, so the data set is wiped out over the epochs.",
+        "cause": "in-place augmentation corrupts data set",
+        "where": "Keywords.__getitem__ / specs",
+        "kind": "audio",
+    },
+    {
+        "name": "loader_restarted",
+        "what": "Each step takes next(iter(loader)) from an unshuffled loader, so the model sees the first batch for ever.",
+        "cause": "same batch every step",
+        "where": "step (loader)",
+        "kind": "data loader",
+    },
+    {
+        "name": "multitask_uncertainty_weights",
+        "what": "The learned loss weights (log variances) are not given to the optimizer, so the large task drowns the small one.",
+        "cause": "parameter missing from optimizer",
+        "where": "UncertaintyLoss.log_vars",
+        "kind": "multi-task",
+    },
 ]

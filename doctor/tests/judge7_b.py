@@ -520,7 +520,7 @@ def amp_clip_before_unscale_bad():
 
     model = nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     gen = torch.Generator().manual_seed(1)
 
     def step(i):
@@ -552,7 +552,7 @@ def amp_clip_before_unscale_good():
 
     model = nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 14)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14)
     gen = torch.Generator().manual_seed(1)
 
     def step(i):
@@ -661,7 +661,9 @@ def frozen_backbone_bn_bad():
         y = torch.randint(0, 6, (n,))
         return protos[y] + 0.5 * torch.randn(n, 12), y
 
-    backbone = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU())
+    backbone = nn.Sequential(
+        nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()
+    )
     old_head = nn.Linear(32, 6)
     pre = torch.optim.Adam([*backbone.parameters(), *old_head.parameters()], lr=5e-3)
     for _ in range(150):
@@ -707,7 +709,9 @@ def frozen_backbone_bn_good():
         y = torch.randint(0, 6, (n,))
         return protos[y] + 0.5 * torch.randn(n, 12), y
 
-    backbone = nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU())
+    backbone = nn.Sequential(
+        nn.Linear(12, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU()
+    )
     old_head = nn.Linear(32, 6)
     pre = torch.optim.Adam([*backbone.parameters(), *old_head.parameters()], lr=5e-3)
     for _ in range(150):
@@ -779,10 +783,17 @@ def validation_graph_kept_bad():
 
     def rss():
         with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * 4096 / 2 ** 20
+            return int(f.read().split()[1]) * 4096 / 2**20
 
     base = rss()
-    return {"model": loop.model, "optimizer": loop.opt, "step": loop.step, "steps": 20, "probe": lambda: rss() - base, "state": loop}
+    return {
+        "model": loop.model,
+        "optimizer": loop.opt,
+        "step": loop.step,
+        "steps": 20,
+        "probe": lambda: rss() - base,
+        "state": loop,
+    }
 
 
 def validation_graph_kept_good():
@@ -819,10 +830,17 @@ def validation_graph_kept_good():
 
     def rss():
         with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * 4096 / 2 ** 20
+            return int(f.read().split()[1]) * 4096 / 2**20
 
     base = rss()
-    return {"model": loop.model, "optimizer": loop.opt, "step": loop.step, "steps": 20, "probe": lambda: rss() - base, "state": loop}
+    return {
+        "model": loop.model,
+        "optimizer": loop.opt,
+        "step": loop.step,
+        "steps": 20,
+        "probe": lambda: rss() - base,
+        "state": loop,
+    }
 
 
 class Block(nn.Module):
@@ -970,6 +988,7 @@ def lm_lora_both_zero_good():
 
 def lm_peft_reentrant_checkpointing_bad():
     from peft import LoraConfig, get_peft_model
+
     state = pretrained()
     torch.manual_seed(0)
 
@@ -1008,6 +1027,7 @@ def lm_peft_reentrant_checkpointing_bad():
 
 def lm_peft_reentrant_checkpointing_good():
     from peft import LoraConfig, get_peft_model
+
     state = pretrained()
     torch.manual_seed(0)
 
@@ -1074,7 +1094,13 @@ def lm_distill_kl_input_bad():
             s, t = student(ids).log_softmax(-1), teacher(ids).log_softmax(-1)
         return (t.exp() * (t - s)).sum(-1).mean().item()
 
-    return {"model": {"student": student, "teacher": teacher}, "optimizer": optimizer, "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"student": student, "teacher": teacher},
+        "optimizer": optimizer,
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def lm_distill_kl_input_good():
@@ -1107,7 +1133,13 @@ def lm_distill_kl_input_good():
             s, t = student(ids).log_softmax(-1), teacher(ids).log_softmax(-1)
         return (t.exp() * (t - s)).sum(-1).mean().item()
 
-    return {"model": {"student": student, "teacher": teacher}, "optimizer": optimizer, "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"student": student, "teacher": teacher},
+        "optimizer": optimizer,
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def lm_packed_documents_bad():
@@ -1207,8 +1239,8 @@ def lm_tail_labels_on_padding_bad():
             prompt = torch.randint(0, 22, (p,), generator=gen)
             answer = (prompt[-1] + 2 * torch.arange(1, R + 1)) % 22
             row = torch.cat([prompt, torch.tensor([SEP]), answer])
-            ids[b, :len(row)] = row
-            labels[b, p + 1:p + 1 + R] = answer
+            ids[b, : len(row)] = row
+            labels[b, p + 1 : p + 1 + R] = answer
         return ids, labels
 
     gen = torch.Generator().manual_seed(1)
@@ -1246,8 +1278,8 @@ def lm_tail_labels_on_padding_good():
             prompt = torch.randint(0, 22, (p,), generator=gen)
             answer = (prompt[-1] + 2 * torch.arange(1, R + 1)) % 22
             row = torch.cat([prompt, torch.tensor([SEP]), answer])
-            ids[b, :len(row)] = row
-            labels[b, p + 1:p + 1 + R] = answer
+            ids[b, : len(row)] = row
+            labels[b, p + 1 : p + 1 + R] = answer
         return ids, labels
 
     gen = torch.Generator().manual_seed(1)
@@ -1301,7 +1333,14 @@ def lm_resume_prefix_bad():
         with torch.no_grad():
             return next_token_loss(run.model(ids), ids).item()
 
-    return {"model": run.model, "optimizer": run.optim, "step": run.train_step, "steps": 20, "probe": probe, "checkpoint": ckpt}
+    return {
+        "model": run.model,
+        "optimizer": run.optim,
+        "step": run.train_step,
+        "steps": 20,
+        "probe": probe,
+        "checkpoint": ckpt,
+    }
 
 
 def lm_resume_prefix_good():
@@ -1337,7 +1376,14 @@ def lm_resume_prefix_good():
         with torch.no_grad():
             return next_token_loss(run.model(ids), ids).item()
 
-    return {"model": run.model, "optimizer": run.optim, "step": run.train_step, "steps": 20, "probe": probe, "checkpoint": ckpt}
+    return {
+        "model": run.model,
+        "optimizer": run.optim,
+        "step": run.train_step,
+        "steps": 20,
+        "probe": probe,
+        "checkpoint": ckpt,
+    }
 
 
 def lm_warmup_floor_bad():
@@ -1421,7 +1467,9 @@ def lm_accum_mean_of_means_bad():
         return micro
 
     def loss_sum(ids, labels, reduction):
-        return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction=reduction)
+        return F.cross_entropy(
+            model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction=reduction
+        )
 
     def step(i):
         micro = group()
@@ -1460,7 +1508,9 @@ def lm_accum_mean_of_means_good():
         return micro
 
     def loss_sum(ids, labels, reduction):
-        return F.cross_entropy(model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction=reduction)
+        return F.cross_entropy(
+            model(ids)[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100, reduction=reduction
+        )
 
     def step(i):
         micro = group()
@@ -1567,7 +1617,13 @@ def lm_dpo_reference_alias_bad():
         with torch.no_grad():
             return next_token_loss(policy(ids), ids).item()
 
-    return {"model": {"policy": policy, "reference": reference}, "optimizer": opt, "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"policy": policy, "reference": reference},
+        "optimizer": opt,
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 def lm_dpo_reference_alias_good():
@@ -1604,28 +1660,154 @@ def lm_dpo_reference_alias_good():
         with torch.no_grad():
             return next_token_loss(policy(ids), ids).item()
 
-    return {"model": {"policy": policy, "reference": reference}, "optimizer": opt, "step": step, "steps": 20, "probe": probe}
+    return {
+        "model": {"policy": policy, "reference": reference},
+        "optimizer": opt,
+        "step": step,
+        "steps": 20,
+        "probe": probe,
+    }
 
 
 CASES = [
-    {"name": "triplet_sqrt_at_zero", "what": "The distance takes sqrt of an exact zero when the positive is the anchor itself, so its gradient is NaN and all weights become NaN.", "cause": "NaN gradient of sqrt at zero", "where": "euclid / all parameters", "kind": "metric learning"},
-    {"name": "maml_fast_weights", "what": "The adapted weights are detached from the initial ones, so the meta parameters never receive a gradient.", "cause": "detached inner-loop weights; grads None", "where": "adapt / all net parameters", "kind": "meta learning"},
-    {"name": "mixture_density_logsum", "what": "The mixture NLL averages the components' log densities rather than taking logsumexp, so all components fit the mean.", "cause": "sum of logs instead of log of sum", "where": "nll in step", "kind": "mixture density"},
-    {"name": "flow_logdet_sign", "what": "The log-determinant is subtracted instead of added, so the flow contracts everything to a point.", "cause": "log-det sign", "where": "loss in step / Coupling nets", "kind": "normalising flow"},
-    {"name": "lbfgs_closure", "what": "The LBFGS closure never clears the gradients, so every evaluation adds to the last.", "cause": "missing zero_grad in closure", "where": "closure", "kind": "LBFGS regression"},
-    {"name": "ema_buffers", "what": "The EMA copy averages parameters only; its BatchNorm statistics stay at initialisation, so the EMA model is useless in eval.", "cause": "EMA does not copy buffers", "where": "ema.1 running_mean / running_var", "kind": "EMA classifier"},
-    {"name": "amp_clip_before_unscale", "what": "Gradients are clipped while still multiplied by the loss scale, so after unscaling the updates are thousands of times too small.", "cause": "clip_grad_norm_ without scaler.unscale_", "where": "step (scaler / clip)", "kind": "AMP classifier"},
-    {"name": "accumulation_zeroed", "what": "zero_grad runs for every micro-batch, so only the last one counts, and it holds only some of the classes.", "cause": "zero_grad inside accumulation loop", "where": "Trainer.train_step", "kind": "gradient accumulation"},
-    {"name": "frozen_backbone_bn", "what": "The frozen backbone is left in train mode, so its BatchNorm statistics drift to the new data and the old head breaks.", "cause": "frozen BatchNorm in train mode", "where": "backbone BatchNorm buffers", "kind": "fine-tuning"},
-    {"name": "validation_graph_kept", "what": "Validation losses are kept as live tensors outside no_grad, so each one holds its whole graph and memory grows.", "cause": "memory leak through kept graphs", "where": "Loop.history", "kind": "classifier loop"},
-    {"name": "lm_lora_both_zero", "what": "Both LoRA matrices start at zero, so each has zero gradient and the adapter never moves.", "cause": "LoRA A and B both zero", "where": "LoRALinear.A, B", "kind": "LM LoRA"},
-    {"name": "lm_peft_reentrant_checkpointing", "what": "Reentrant checkpointing over frozen embeddings (no input needs a gradient) cuts the graph, so the LoRA weights get no gradient and only the final norm trains.", "cause": "reentrant checkpoint input has no grad", "where": "lora_A, lora_B in all blocks", "kind": "LM peft"},
-    {"name": "lm_distill_kl_input", "what": "kl_div is given student probabilities where it needs log-probabilities.", "cause": "kl_div input not log", "where": "kd_loss", "kind": "LM distillation"},
-    {"name": "lm_packed_documents", "what": "Packed documents attend to their neighbours, with running positions, so the model leans on the preceding documents and does worse on single ones (plain at 200 steps, small by 400).", "cause": "cross-document attention in packing", "where": "mask and pos in step", "kind": "LM packing"},
-    {"name": "lm_tail_labels_on_padding", "what": "Labels are taken from the last R columns of right-padded rows, so most supervised tokens are padding and answers are left out.", "cause": "labels on padding, responses unsupervised", "where": "labels in step", "kind": "LM masking"},
-    {"name": "lm_resume_prefix", "what": "The checkpoint's keys carry 'module.' and load_state_dict(strict=False) loads none of them, so training resumes from random weights.", "cause": "strict=False swallows key mismatch", "where": "Run.resume", "kind": "LM resume"},
-    {"name": "lm_warmup_floor", "what": "The warmup factor uses integer division and is zero for the whole warmup, so nothing moves.", "cause": "learning rate zero", "where": "factor / scheduler", "kind": "LM scheduler"},
-    {"name": "lm_accum_mean_of_means", "what": "Micro-batches with very unequal token counts are averaged as means of means, so short ones outweigh long ones.", "cause": "accumulation not normalised by tokens", "where": "loss in step", "kind": "LM accumulation"},
-    {"name": "lm_bf16_weights", "what": "The weights themselves are bfloat16, so most small Adam updates are rounded away.", "cause": "updates lost in bf16 weights", "where": "all parameters", "kind": "LM precision"},
-    {"name": "lm_dpo_reference_alias", "what": "The DPO reference is the policy object itself, so the margin is always zero, the loss stays at log 2 and nothing anchors the policy.", "cause": "reference model aliases policy", "where": "reference", "kind": "LM DPO"},
+    {
+        "name": "triplet_sqrt_at_zero",
+        "what": "The distance takes sqrt of an exact zero when the positive is the anchor itself, so its gradient is NaN and all weights become NaN.",
+        "cause": "NaN gradient of sqrt at zero",
+        "where": "euclid / all parameters",
+        "kind": "metric learning",
+    },
+    {
+        "name": "maml_fast_weights",
+        "what": "The adapted weights are detached from the initial ones, so the meta parameters never receive a gradient.",
+        "cause": "detached inner-loop weights; grads None",
+        "where": "adapt / all net parameters",
+        "kind": "meta learning",
+    },
+    {
+        "name": "mixture_density_logsum",
+        "what": "The mixture NLL averages the components' log densities rather than taking logsumexp, so all components fit the mean.",
+        "cause": "sum of logs instead of log of sum",
+        "where": "nll in step",
+        "kind": "mixture density",
+    },
+    {
+        "name": "flow_logdet_sign",
+        "what": "The log-determinant is subtracted instead of added, so the flow contracts everything to a point.",
+        "cause": "log-det sign",
+        "where": "loss in step / Coupling nets",
+        "kind": "normalising flow",
+    },
+    {
+        "name": "lbfgs_closure",
+        "what": "The LBFGS closure never clears the gradients, so every evaluation adds to the last.",
+        "cause": "missing zero_grad in closure",
+        "where": "closure",
+        "kind": "LBFGS regression",
+    },
+    {
+        "name": "ema_buffers",
+        "what": "The EMA copy averages parameters only; its BatchNorm statistics stay at initialisation, so the EMA model is useless in eval.",
+        "cause": "EMA does not copy buffers",
+        "where": "ema.1 running_mean / running_var",
+        "kind": "EMA classifier",
+    },
+    {
+        "name": "amp_clip_before_unscale",
+        "what": "Gradients are clipped while still multiplied by the loss scale, so after unscaling the updates are thousands of times too small.",
+        "cause": "clip_grad_norm_ without scaler.unscale_",
+        "where": "step (scaler / clip)",
+        "kind": "AMP classifier",
+    },
+    {
+        "name": "accumulation_zeroed",
+        "what": "zero_grad runs for every micro-batch, so only the last one counts, and it holds only some of the classes.",
+        "cause": "zero_grad inside accumulation loop",
+        "where": "Trainer.train_step",
+        "kind": "gradient accumulation",
+    },
+    {
+        "name": "frozen_backbone_bn",
+        "what": "The frozen backbone is left in train mode, so its BatchNorm statistics drift to the new data and the old head breaks.",
+        "cause": "frozen BatchNorm in train mode",
+        "where": "backbone BatchNorm buffers",
+        "kind": "fine-tuning",
+    },
+    {
+        "name": "validation_graph_kept",
+        "what": "Validation losses are kept as live tensors outside no_grad, so each one holds its whole graph and memory grows.",
+        "cause": "memory leak through kept graphs",
+        "where": "Loop.history",
+        "kind": "classifier loop",
+    },
+    {
+        "name": "lm_lora_both_zero",
+        "what": "Both LoRA matrices start at zero, so each has zero gradient and the adapter never moves.",
+        "cause": "LoRA A and B both zero",
+        "where": "LoRALinear.A, B",
+        "kind": "LM LoRA",
+    },
+    {
+        "name": "lm_peft_reentrant_checkpointing",
+        "what": "Reentrant checkpointing over frozen embeddings (no input needs a gradient) cuts the graph, so the LoRA weights get no gradient and only the final norm trains.",
+        "cause": "reentrant checkpoint input has no grad",
+        "where": "lora_A, lora_B in all blocks",
+        "kind": "LM peft",
+    },
+    {
+        "name": "lm_distill_kl_input",
+        "what": "kl_div is given student probabilities where it needs log-probabilities.",
+        "cause": "kl_div input not log",
+        "where": "kd_loss",
+        "kind": "LM distillation",
+    },
+    {
+        "name": "lm_packed_documents",
+        "what": "Packed documents attend to their neighbours, with running positions, so the model leans on the preceding documents and does worse on single ones (plain at 200 steps, small by 400).",
+        "cause": "cross-document attention in packing",
+        "where": "mask and pos in step",
+        "kind": "LM packing",
+    },
+    {
+        "name": "lm_tail_labels_on_padding",
+        "what": "Labels are taken from the last R columns of right-padded rows, so most supervised tokens are padding and answers are left out.",
+        "cause": "labels on padding, responses unsupervised",
+        "where": "labels in step",
+        "kind": "LM masking",
+    },
+    {
+        "name": "lm_resume_prefix",
+        "what": "The checkpoint's keys carry 'module.' and load_state_dict(strict=False) loads none of them, so training resumes from random weights.",
+        "cause": "strict=False swallows key mismatch",
+        "where": "Run.resume",
+        "kind": "LM resume",
+    },
+    {
+        "name": "lm_warmup_floor",
+        "what": "The warmup factor uses integer division and is zero for the whole warmup, so nothing moves.",
+        "cause": "learning rate zero",
+        "where": "factor / scheduler",
+        "kind": "LM scheduler",
+    },
+    {
+        "name": "lm_accum_mean_of_means",
+        "what": "Micro-batches with very unequal token counts are averaged as means of means, so short ones outweigh long ones.",
+        "cause": "accumulation not normalised by tokens",
+        "where": "loss in step",
+        "kind": "LM accumulation",
+    },
+    {
+        "name": "lm_bf16_weights",
+        "what": "The weights themselves are bfloat16, so most small Adam updates are rounded away.",
+        "cause": "updates lost in bf16 weights",
+        "where": "all parameters",
+        "kind": "LM precision",
+    },
+    {
+        "name": "lm_dpo_reference_alias",
+        "what": "The DPO reference is the policy object itself, so the margin is always zero, the loss stays at log 2 and nothing anchors the policy.",
+        "cause": "reference model aliases policy",
+        "where": "reference",
+        "kind": "LM DPO",
+    },
 ]

@@ -295,7 +295,7 @@ def distance(how: str):
         x = torch.randn(8, 4)
         other = model(torch.cat([x[:2], torch.randn(6, 4)]))
         far = (model(x) - other).pow(2).sum(1)
-        far = far.add(1e-8).sqrt() if how == "held off zero" else far ** 0.5 if how == "power" else far.sqrt()
+        far = far.add(1e-8).sqrt() if how == "held off zero" else far**0.5 if how == "power" else far.sqrt()
         return far.mean() if how != "norm" else (model(x) - other).norm(dim=1).mean()
 
     return loss_of

@@ -125,9 +125,7 @@ def test_cosines_that_were_made_smaller(how):
     assert named(quiet(lambda: train(contrast(how))), "F37")
 
 
-@pytest.mark.parametrize(
-    "how", ("divided", "by a large scale", "learned", "as they are", "no cosines", "attention")
-)
+@pytest.mark.parametrize("how", ("divided", "by a large scale", "learned", "as they are", "no cosines", "attention"))
 def test_cosines_that_span_enough(how):
     assert not named(quiet(lambda: train(contrast(how), Scale() if how == "learned" else None)), "F37")
 

@@ -237,7 +237,6 @@ class Eye(Part):
         finally:
             torch._C._set_grad_enabled(grad)
 
-
     def _asked(self, name: str) -> "list[Watcher]":
         """Those that ask about this function."""
         if name not in self.asked:

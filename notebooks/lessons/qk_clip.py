@@ -26,6 +26,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -49,6 +51,10 @@ class Clip:
         """Scale what passed tau, and forget what was seen."""
         for m in self.watched.values():
             largest = getattr(m, LARGEST)
+            if dist.is_initialized():  # each process has seen other rows, and all must scale alike
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+            if isinstance(m.q_proj.weight, DTensor):
+                raise ValueError("QK-clip scales whole weights, and fsdp has cut them among processes: use mesh=ddp")
             if bool((largest > self.tau).any()):
                 self.clipped += int((scale(m, largest, tau=self.tau) < 1).sum())
             largest.fill_(-torch.inf)

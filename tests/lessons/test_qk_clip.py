@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers as tf
 from conftest import FP32
+from torch import distributed as dist
 from torch import nn
 
 from lessons import qk_clip
@@ -206,3 +207,29 @@ def test_refused_twice_and_with_a_norm_that_adds_one(ids):
     other = tf.AutoModelForCausalLM.from_config(gemma)
     with pytest.raises(ValueError, match="q_norm is a Gemma3RMSNorm, whose output its weight does not scale"):
         qk_clip.attach(other, optimizer)
+
+
+def test_all_processes_scale_by_the_largest_of_all(ids, monkeypatch):
+    """Otherwise copies of a model that are meant to stay equal would part."""
+    nets = [model(), model()]
+    clip, seen = clipped(nets[0], ids)
+    elsewhere = seen + 10 * TAU  # what another process saw
+
+    def largest_of_both(here, op):
+        assert op == dist.ReduceOp.MAX
+        here.copy_(torch.maximum(here, elsewhere))
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", largest_of_both)
+    clipped(nets[1], ids)
+    expected = model()
+    qk_clip.scale(attention(expected), elsewhere, tau=TAU)
+    assert torch.equal(attention(nets[1]).q_proj.weight, attention(expected).q_proj.weight)
+    assert not torch.equal(attention(nets[0]).q_proj.weight, attention(expected).q_proj.weight)
+
+
+def test_weights_that_are_cut_are_refused(ids, monkeypatch):
+    net = model()
+    monkeypatch.setattr(qk_clip, "DTensor", nn.Parameter)
+    with pytest.raises(ValueError, match="use mesh=ddp"):
+        clipped(net, ids)
