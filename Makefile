@@ -15,9 +15,9 @@ WORKERS ?= 2
 KILLS ?= 200
 SEED ?= 0
 # The notebooks need the facts of the pitfalls (lessons/facts.py), and are validated beside the other tests: these wait
-# a fifth of their time for kills, browsers and queues.
+# a fifth of their time for kills, browsers and queues. (With a space, pytest would take the folder for one of tests.)
 PITFALLS = tests/lessons/test_pitfalls.py
-FACTS = --facts outputs/tests/facts
+FACTS = --facts=outputs/tests/facts
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1

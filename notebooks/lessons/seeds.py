@@ -31,9 +31,9 @@ def sentence(what: str, gains: Sequence[float]) -> str:
     """The verdict as one sentence."""
     if len(gains) < 2:
         return f"{what}: not distinguishable at one seed"
-    seen = (
-        f"loss lower by {mean(gains):.3f} in the mean of {len(gains)} seeds, from {min(gains):.3f} to {max(gains):.3f}"
-    )
+    way, sign = ("lower", 1) if mean(gains) >= 0 else ("higher", -1)
+    least, _, most = sorted((sign * min(gains), sign * mean(gains), sign * max(gains)))
+    seen = f"loss {way} by {sign * mean(gains):.3f} in the mean of {len(gains)} seeds, from {least:.3f} to {most:.3f}"
     if not distinct(gains):
         return f"{what}: not distinguishable at {len(gains)} seeds ({seen})"
     return f"{what} {'helps' if gains[0] > 0 else 'does harm'}: {seen}"
