@@ -35,14 +35,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from lessons import answer_tasks, ard_ranks, blob, last_layer_laplace, peft_adapters, seeds, uncertainty
 from nblib import base, files, paths, runtime, text, train, wiring
 from nblib.losses import Batch, Loss
 from nblib.methods import ard
-from nblib.run import show
 
 SEEDS, TUNING = (0, 1, 2), 7
 PLACES = (("continuation", "prose", "code"), ("brackets", "code", "prose"))  # task, domain to learn, shifted domain
@@ -433,31 +431,6 @@ def _names(names: list[str]) -> str:
     if len(names) < 2:
         return names[0] if names else "none"
     return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def picture(record: dict, task: str) -> show.Picture:
-    """NLL of every rival with its interval, and the risk over the coverage of some."""
-    figure = Figure(figsize=(9.2, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    columns = {on: values(record, task, on, "nll") for on in ("held out", "shifted")}
-    order = sorted(columns["held out"], key=lambda name: -statistics.mean(columns["held out"][name]))
-    for (on, column), marker, shift in zip(columns.items(), "os", (-0.12, 0.12)):
-        there = [(n, name) for n, name in enumerate(order) if name in column]
-        means = [statistics.mean(column[name]) for _, name in there]
-        bars = [error(column[name]) for _, name in there]
-        left.errorbar(means, [n + shift for n, _ in there], xerr=bars, fmt=marker, markersize=4, label=on)
-    left.set_yticks(range(len(order)), order, fontsize=8)
-    left.set(xlabel="NLL, nats per question")
-    left.legend(frameon=False, fontsize=8)
-    for name in ("LoRA", "LoRA, ensemble", "BLoB", OURS):
-        curves = [r["risks"] for r in record["lines"] if (r["task"], r["on"], r["rival"]) == (task, "held out", name)]
-        if curves:
-            right.plot([n / 20 for n in range(1, 21)], [statistics.mean(column) for column in zip(*curves)], label=name)
-    right.set(xlabel="coverage: share that is answered", ylabel="risk: share of them that is wrong")
-    right.legend(frameon=False, fontsize=8)
-    told = "Left: mean and standard error over the seeds; circles: questions like the trained, squares: the other "
-    told += "domain. Right: the surest answers first, held-out questions; a curve that rises late knows what it knows."
-    return show.Picture(figure, told, title=f"ARD-LoRA and its rivals: {task}")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def training(history: list[dict], mean: Tensor, signal: Tensor, name: str, label
     left.set(xlabel="optimizer step", ylabel="nats per token", title="cross-entropy")
     middle.plot([r["step"] for r in history], [r["kl"] for r in history], color="tab:red")
     middle.set(xlabel="optimizer step", title="beta * kl")
-    right.scatter(mean[:, first], mean[:, last], s=4)
+    right.scatter(mean[::4, first], mean[::4, last], s=4)
     right.set(
         xlabel="mean of the strongest rank", ylabel="of the weakest", title=name.partition(".")[2], aspect="equal"
     )
@@ -72,8 +72,8 @@ def training(history: list[dict], mean: Tensor, signal: Tensor, name: str, label
         axes.title.set_fontsize(9)
     words = (
         "Left: cross-entropy of each batch (grey) and of held-out rows (blue). Middle: the KL term, which is added "
-        "to it. Right: one dot per held-out token in the adapter with the strongest signal; a rank that tells nothing "
-        "about the token has all its means in one place."
+        "to it. Right: a dot for every fourth held-out token in the adapter with the strongest signal; a rank that "
+        "tells nothing about the token has all its means in one place."
     )
     return show.Picture(figure, words, title=f"Training {label}")
 
@@ -82,7 +82,7 @@ def pruning(
     curve: dict[str, list[tuple[float, float]]], rival: dict[tuple[str, int], float], total: int, words: str
 ) -> show.Picture:
     """Lines for the orders in which ranks are removed, markers for what was trained at its number of ranks."""
-    figure = Figure(figsize=(7.6, 3.2), layout="constrained")
+    figure = Figure(figsize=(6.8, 2.8), layout="constrained")
     axes = figure.add_subplot()
     for way, points in curve.items():
         at_random = way.startswith("at random")
@@ -125,7 +125,7 @@ def uncertainty(judged: Judged) -> tuple[list[dict], dict[tuple[str, str], str]]
 def reliability(judged: Judged, shown: Iterable[str], lowest: str) -> show.Picture:
     """A panel per text; on the diagonal a model is right as often as it says."""
     texts = list(dict.fromkeys(text for _, text in judged))
-    figure = Figure(figsize=(8.2, 3.0), layout="constrained")
+    figure = Figure(figsize=(7.0, 2.6), layout="constrained")
     for axes, text in zip(figure.subplots(1, len(texts), sharey=True), texts):
         axes.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
         for name in shown:
