@@ -68,7 +68,7 @@ test-all: env $(BOOK)  ## before a merge: every test, the browser, every noteboo
 	$(BIN)/python -m nblib.base
 	status=0; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \
-	nice -n 19 $(BIN)/python tests/validate.py --all --jobs 1 $(FACTS) --junit-xml=outputs/tests/notebooks.xml \
+	nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml \
 	  >outputs/tests/notebooks.txt 2>&1 & trap "kill $$! 2>/dev/null" EXIT; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/tests.xml --ignore=$(PITFALLS) || status=1; \
 	echo "the notebooks, validated beside the tests:"; wait $$! || status=1; cat outputs/tests/notebooks.txt; \

@@ -160,5 +160,5 @@ def test_a_run_without_anything_to_audit_is_refused(workbook, capsys):
 def test_help_says_what_it_takes(workbook):
     process = small_notebooks.start("audit", "--help")
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 0 and "parameters .yaml, a run, a" in " ".join(out.split()) and not err
+    assert process.returncode == 0 and "parameters .yaml, run, checkpoint's folder" in " ".join(out.split()) and not err
     assert isinstance(process, subprocess.Popen) and audit.main.__doc__

@@ -72,7 +72,8 @@ from lessons.pitfalls import bench, hf_trainer as stock
 model = stock.small()
 options = dict(max_steps=2, gradient_accumulation_steps=2, optim="sgd", max_grad_norm=0.0)
 rows = 4 // int(os.environ.get("WORLD_SIZE", 1))
-bench.run_trainer(hf.Trainer, model, stock.Rows(), per_device_train_batch_size=rows, **options)
+arguments = bench.arguments(sys.argv[1] + "-folder", per_device_train_batch_size=rows, **options)
+hf.Trainer(model, arguments, train_dataset=stock.Rows()).train()  # not by bench.run_trainer, where each would be alone
 if os.environ.get("RANK", "0") == "0":
     torch.save(torch.cat([p.detach().flatten() for p in model.parameters()]), sys.argv[1])
 """
