@@ -33,16 +33,18 @@ def soon(seconds: dict[tuple[str, str], float]) -> None:
 
 
 def outside(page, height: int, things: list) -> list[int]:
-    """Which of the things a page of this height does not show when it begins with the first of them."""
+    """Which of the things a page of this height does not show with the first in its middle, once it is at rest."""
     page.on_page.set_viewport_size({"width": 1280, "height": height})
-    boxes, deadline = None, time.monotonic() + 20
-    while boxes != (boxes := [thing.bounding_box() for thing in things]) and time.monotonic() < deadline:
+    left, deadline = None, time.monotonic() + 20
+    while left != [] and time.monotonic() < deadline:
         things[0].evaluate("thing => thing.scrollIntoView({block: 'center'})")
         time.sleep(0.5)  # the page lays itself out anew, later where others use the machine
+        boxes = [thing.bounding_box() or {"x": 0, "y": -1, "width": 0, "height": 0} for thing in things]
+        ends = [(box["x"] + box["width"], box["y"], box["y"] + box["height"]) for box in boxes]
+        left = [number for number, (right, top, end) in enumerate(ends) if top < 0 or end > height or right > 1280]
     page.snapshot(f"at-{height}")
     page.on_page.set_viewport_size({"width": 1280, "height": 12_000})
-    ends = [(box["x"] + box["width"], box["y"], box["y"] + box["height"]) for box in boxes]
-    return [number for number, (right, top, end) in enumerate(ends) if top < 0 or end > height or right > 1280]
+    return left
 
 
 def test_menus_of_the_wiring(lab):

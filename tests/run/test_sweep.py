@@ -259,7 +259,7 @@ def test_force_runs_again_in_fresh_folders(workbook, capsys):
 
 @pytest.mark.kernel
 def test_ctrl_c_ends_the_run_in_hand_and_the_sweep_and_keeps_what_is_done(workbook):
-    waits = "import time\nprint('here', rank, flush=True)\ntry:\n    time.sleep(60 if rank == 2 else 0)\n"
+    waits = "import time\ntry:\n    print('here', rank, flush=True)\n    time.sleep(60 if rank == 2 else 0)\n"
     waits += "except KeyboardInterrupt:\n    print('saved', flush=True)"
     write("10_lrc", BEGIN, "run.result(loss=rank)", waits, "print('after')", parameters=PARAMETERS)
     put("rank: [1, 2, 3]\n")
