@@ -53,27 +53,22 @@ def priors(model: nn.Module) -> dict[str, float]:
 
 
 def training(history: list[dict], mean: Tensor, signal: Tensor, name: str, label: str) -> show.Picture:
-    """The two terms of the loss, and for each held-out token the means (tokens, r) of two ranks of one adapter."""
+    """The KL term of the loss, and for each held-out token the means (tokens, r) of two ranks of one adapter."""
     first, last = signal.argsort(descending=True)[[0, -1]].tolist()
-    figure = Figure(figsize=(9.2, 2.7), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
-    left.plot([r["step"] for r in history], [r["ce"] for r in history], color="0.7")
-    looks = [(r["step"], r["eval_loss"]) for r in history if "eval_loss" in r]
-    left.plot(*zip(*looks), marker="o", color="tab:blue")
-    left.set(xlabel="optimizer step", ylabel="nats per token", title="cross-entropy")
-    middle.plot([r["step"] for r in history], [r["kl"] for r in history], color="tab:red")
-    middle.set(xlabel="optimizer step", title="beta * kl")
+    figure = Figure(figsize=(6.6, 2.7), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot([r["step"] for r in history], [r["kl"] for r in history], color="tab:red")
+    left.set(xlabel="optimizer step", ylabel="nats per token", title="beta * kl")
     right.scatter(mean[::4, first], mean[::4, last], s=4)
     right.set(
         xlabel="mean of the strongest rank", ylabel="of the weakest", title=name.partition(".")[2], aspect="equal"
     )
     right.set_adjustable("datalim")
-    for axes in (left, middle, right):
+    for axes in (left, right):
         axes.title.set_fontsize(9)
     words = (
-        "Left: cross-entropy of each batch (grey) and of held-out rows (blue). Middle: the KL term, which is added "
-        "to it. Right: a dot for every fourth held-out token in the adapter with the strongest signal; a rank that "
-        "tells nothing about the token has all its means in one place."
+        "Left: the KL term, which is added to the cross-entropy. Right: a dot for every fourth held-out token in the "
+        "adapter with the strongest signal; a rank that tells nothing about the token has all its means in one place."
     )
     return show.Picture(figure, words, title=f"Training {label}")
 

@@ -31,7 +31,7 @@ def test_the_training_shows_the_strongest_and_the_weakest_rank():
     history = [{"step": 1, "ce": 4.0, "kl": 0.1}, {"step": 2, "ce": 3.0, "kl": 0.2, "eval_loss": 3.5}]
     mean = torch.tensor([[0.0, 1.0, 2.0], [9.0, 9.0, 9.0], [9.0, 9.0, 9.0], [9.0, 9.0, 9.0], [0.0, 3.0, 4.0]])
     picture = ard_tables.training(history, mean, torch.tensor([0.1, 0.9, 0.5]), "model.q_proj", "ARD, 1 of 2 steps")
-    assert picture.figure.axes[2].collections[0].get_offsets().tolist() == [[1, 0], [3, 0]]
+    assert picture.figure.axes[1].collections[0].get_offsets().tolist() == [[1, 0], [3, 0]]
     assert picture.figure.get_suptitle() == "Training ARD, 1 of 2 steps"
 
 
