@@ -14,7 +14,8 @@ from .judge6 import FAULTS, RECORD, examine
 
 NAMED = {
     "glyph_cnn": "F3",
-    "box_detector": "N11",
+    "box_detector": "N9",
+    "blob_vae": "F40",
     "house_prices": "F21",
     "load_forecast": "N6",
     "keyword_audio": "F30",
@@ -38,7 +39,6 @@ NAMED = {
 }
 UNSEEN = {
     "lesion_segmentation": "two draws for two turns are right where two views are made",
-    "blob_vae": "two terms of a loss may have any weights; which is meant stands nowhere",
     "point_diffusion": "which of two tables holds the shares of noise is known to the program alone",
     "triplet_retrieval": "which of two rows is like the anchor stands nowhere",
     "actor_critic_tracker": "a loss by hand may have a gradient in all of its parts",

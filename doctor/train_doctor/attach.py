@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from train_doctor.evidence import ROOM, Evidence
@@ -170,9 +170,8 @@ class Attachments:
     def see_restart(self, original: Callable, loader: DataLoader) -> Any:
         """An epoch begins; or one batch is wanted, and it is always the first one."""
         if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):
-            in_order = isinstance(loader.sampler, SequentialSampler)
-            known = self.e.restarted.setdefault(id(loader), (len(loader), in_order, set()))
-            known[2].add(self.e.rounds)
+            known = self.e.restarted.setdefault(id(loader), (len(loader), set()))
+            known[1].add(self.e.rounds)
         return original(loader)
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:

@@ -7,6 +7,9 @@ Then the divergence of a VAE outweighs the rest by the size of the batch, and th
 known by its graph: a logarithm of a variance stands there once as it is and once in an exponential. From the loss down,
 sums and factors that are plain numbers are followed to the reductions of its terms.
 
+The reconstruction may also be a mean over all numbers of a row, beside a divergence that is summed in each row. Then
+the divergence outweighs it by the numbers of a row.
+
 Footgun: a weight on the divergence says that its author knew. So a factor far from one half is left alone, and so is a
 loss that is divided by the batch as a whole.
 """
@@ -21,6 +24,7 @@ from train_doctor.fed import kind, shape_of
 
 LEAST = 8  # rows, below which a sum is not far from a mean
 HALF = 0.4, 0.6  # the factor in front of the divergence
+MANY = 64  # numbers of a row, of which it is not the same to take the mean or the sum
 TERMS, PIECES = 40, 16  # nodes that are looked through, of the loss and of a term
 LOSSES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}
 POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Pow", "Exp", "Div"}
@@ -36,10 +40,37 @@ class Divergences(Watcher):
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
             terms = list(_terms(loss.grad_fn)) if not self.e.packed else []
             for node, factor in terms:
-                shape = shape_of(node.next_functions[0][0]) if kind(node) == "Sum" and node.next_functions else ()
-                if len(shape) > 1 and shape[0] >= LEAST and HALF[0] <= abs(factor) <= HALF[1]:
-                    if _is_divergence(node.next_functions[0][0]) and any(_mean(*t, shape[0]) for t in terms):
-                        self.e.summed.setdefault(self.eye.turn, shape)
+                term, factor, rows = _in_each_row(node, factor)
+                shape = shape_of(term) if term is not None else ()
+                if len(shape) < 2 or shape[0] < LEAST or not _is_divergence(term):
+                    continue
+                if not rows and HALF[0] <= abs(factor) <= HALF[1] and any(_mean(*t, shape[0]) for t in terms):
+                    self.e.summed.setdefault(self.eye.turn, shape)
+                factor *= 1 if rows else shape[0]
+                numbers = max((_numbers(*t, shape[0]) for t in terms), default=0)
+                if HALF[0] <= abs(factor) <= HALF[1] and numbers >= MANY:
+                    self.e.over_numbers.setdefault(self.eye.turn, numbers)
+
+
+def _in_each_row(node, factor: float):
+    """What is summed in a term, with its factor, and whether the sum is one of each row, of which the mean is taken."""
+    if kind(node) == "Sum":
+        return node.next_functions[0][0], factor, False
+    if kind(node) != "Mean":
+        return None, factor, True
+    for term, times in _terms(node.next_functions[0][0], factor):
+        if kind(term) == "Sum":
+            return term.next_functions[0][0], times, True
+    return None, factor, True
+
+
+def _numbers(node, factor: float, rows: int) -> int:
+    """How many numbers of a row a reconstruction is a mean over; 0 where it is none."""
+    shape = shape_of(node.next_functions[0][0])
+    mean = kind(node) == "Mean" or kind(node) in LOSSES and node._saved_reduction == 1
+    if not mean or not 0.9 < abs(factor) < 1.1 or len(shape) < 2 or shape[0] != rows:
+        return 0
+    return math.prod(shape[1:])
 
 
 def _terms(node, factor: float = 1.0, left: int = TERMS):
@@ -81,8 +112,24 @@ def _mean(node, factor: float, rows: int) -> bool:
     return abs(abs(factor) * rows - 1) < 0.5
 
 
+def logarithms(loss: Tensor) -> set:
+    """The nodes of the logarithms of variances: in a divergence once as they are and once in an exponential."""
+    found = set()
+    for node, _ in _terms(loss.grad_fn):
+        while node is not None and kind(node) in ("Sum", "Mean", "Mul", "Neg", "Div"):
+            if logs := _logarithms(node.next_functions[0][0]):
+                found |= logs
+                break
+            node = next((edge for edge, _ in node.next_functions if edge is not None), None)
+    return found
+
+
 def _is_divergence(node) -> bool:
-    """1 + logvar - mu^2 - exp(logvar), or the same with the signs turned."""
+    return bool(_logarithms(node))
+
+
+def _logarithms(node) -> set:
+    """Of 1 + logvar - mu^2 - exp(logvar), or of the same with the signs turned; none of anything else."""
     queue, parts, exponents, squares = [node], set(), set(), 0
     for _ in range(PIECES):
         node = queue.pop(0) if queue else None
@@ -98,4 +145,4 @@ def _is_divergence(node) -> bool:
             parts |= set(edges)
         if what != "Pow":
             queue += edges
-    return squares > 0 and bool(parts & exponents)
+    return parts & exponents if squares else set()

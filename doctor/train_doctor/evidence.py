@@ -164,6 +164,7 @@ class Schedule(Event):
     epochal: bool  # ReduceLROnPlateau and the like, meant to be called once per epoch
     scheduler: int = 0  # id of it
     kind: str = ""  # its class
+    hundredth: int | None = None  # of its steps, after which the rate is a hundredth
 
 
 @dataclass
@@ -292,9 +293,16 @@ class Evidence:
         self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
         self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
+        self.over_numbers: dict[int, int] = {}  # round -> numbers of a row that a reconstruction is a mean over
+        self.spreads: dict[int, str] = {}  # round -> what is wrong with the noise of a latent: "variance", "uniform"
+        self.unaware: dict[Any, str] = {}  # code that calls a dropout without saying whether it trains -> where
+        self.endings: dict[
+            int, tuple[int, int]
+        ] = {}  # round -> rows of a recurrent network that end in padding, of all
+        self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest and shape of a first layer's input
         self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
         self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
-        self.restarted: dict[int, tuple[int, bool, set[int]]] = {}  # id(loader) -> batches, in order, rounds of iter()
+        self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches, rounds of iter()
         self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
         self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
         self.packed = False  # torch.autograd.graph.saved_tensors_hooks were entered

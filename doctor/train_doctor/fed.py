@@ -165,11 +165,13 @@ def _unrecorded(node, here: str, round: int) -> Entropy | None:
     before = node if here == "LogSoftmax" else node.next_functions[0][0]
     makers = chain(before)
     if here == "LogSoftmax" or makers[:1] == ["LogSoftmax"]:
-        fed = Fed(makers, True)
+        shape = shape_of(before)
+        fed = Fed(makers, True, shape=shape, classes=shape[1] if len(shape) > 1 else None)
     else:
         fed = look(name, node._saved_self.detach(), node._saved_target)
         fed.makers, fed.logged = makers, logged(before)
-    event = Entropy(round, name, None, None, None, "", None, grad=True, connected=True)
+    reduction = "mean" if here in NODES_OF and node._saved_reduction == 1 else ""
+    event = Entropy(round, name, None, None, None, reduction, None, grad=True, connected=True)
     event.fed, event.used = fed, True
     return event
 

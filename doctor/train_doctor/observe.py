@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import optimizer as torch_optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, MultiStepLR, ReduceLROnPlateau, StepLR
 from torch.utils import checkpoint
 from torch.utils.data import DataLoader
 
@@ -43,8 +43,10 @@ from train_doctor import (
     choices,
     cosines,
     divergences,
+    dropouts,
     dropped,
     empties,
+    endings,
     fed,
     fingerprint,
     flags,
@@ -60,9 +62,11 @@ from train_doctor import (
     probes,
     ratios,
     repeats,
+    scales,
     scored,
     series,
     slopes,
+    spreads,
     stored,
     views,
 )
@@ -91,7 +95,8 @@ BACKWARDS = 256  # without a step, for each step to be watched; then the watch e
 MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
 WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
-WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages)
+WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages, scales.Scales)
+WATCHERS += (spreads.Spreads, dropouts.Dropouts, endings.Endings)
 WATCHERS += (stored.Stored,)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
@@ -500,7 +505,7 @@ class Optimizers(Part):
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
         epochal, kind = isinstance(scheduler, ReduceLROnPlateau), type(scheduler).__name__
-        self.e.note(Schedule(self.e.rounds, index, epochal, id(scheduler), kind))
+        self.e.note(Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler)))
 
 
 class Observer(Part):
@@ -661,6 +666,20 @@ class Observer(Part):
 def _version(g: Tensor) -> int:
     """How often it was written to; a tensor made under inference_mode does not count that, and passes as written to."""
     return time.perf_counter_ns() if g.is_inference() else g._version
+
+
+def _hundredth(scheduler) -> int | None:
+    """How many of its steps make the rate a hundredth; None for a schedule that is not made of equal factors."""
+    gamma = getattr(scheduler, "gamma", None)
+    if not isinstance(gamma, float) or not 0 < gamma < 1:
+        return None
+    factors = math.ceil(math.log(0.01) / math.log(gamma) - 1e-9)
+    if isinstance(scheduler, StepLR):
+        return factors * scheduler.step_size
+    if isinstance(scheduler, MultiStepLR):
+        places = sorted(scheduler.milestones.elements())
+        return places[factors - 1] if len(places) >= factors else None
+    return factors if isinstance(scheduler, ExponentialLR) else None
 
 
 def _rate(group: dict) -> float:

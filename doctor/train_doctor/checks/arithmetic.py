@@ -386,20 +386,94 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     """A VAE gives the same blurred answer to all data, and its divergence falls to zero at once.
 
     Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows with its usual factor
-    of one half, and another term of the loss is a mean over the same rows. A weight in front of it, and sums (or means)
+    of one half, and another term of the loss is a mean over the same rows. Fires as well when each row's divergence is
+    a sum, and the reconstruction a mean over 64 numbers of a row or more. A weight in front of it, and sums (or means)
     in both terms, are left alone.
 
     WARN divergence-summed: The divergence (KL) is summed over the {rows} rows of the batch and the other term is a mean
     over them, so it weighs {rows} times too much, and the posterior collapses. Fix: Sum it over its dimensions and take
     the mean over the rows: kl.sum(1).mean().
+    WARN divergence-summed/over-numbers: The reconstruction is a mean over the {numbers} numbers of a row and the
+    divergence (KL) is their sum in each row, so it weighs {numbers} times too much, and the posterior collapses. Fix:
+    Sum the reconstruction over a row's numbers too (reduction="sum", divided by the rows), or give the divergence a
+    weight.
     """
     if (verdict := _no_habit(e, e.summed)) is not None:
-        return verdict
+        if _no_habit(e, e.over_numbers) is not None:
+            return verdict
+        numbers = next(iter(e.over_numbers.values()))
+        return fires(
+            f"in {len(e.over_numbers)} steps a divergence was summed in each row, beside a mean over {numbers} numbers",
+            "both terms a sum in each row",
+            fault="divergence-summed/over-numbers",
+            numbers=numbers,
+        )
     shape = next(iter(e.summed.values()))
     return fires(
         f"in {len(e.summed)} steps a divergence of {shape} was summed over all rows, beside a mean over them",
         "both terms a mean over the rows",
         rows=shape[0],
+    )
+
+
+@check("F44")
+def spread_of_noise(e: Evidence) -> Fired | Verdict:
+    """The samples of a VAE are far more spread than its data, or all of its latents are off to one side.
+
+    Knows the logarithm of a variance from the divergence, where it stands once as it is and once in an exponential.
+    Fires when noise is multiplied by the exponential of just that tensor, or is not normal.
+
+    WARN variance-as-spread: The noise of the latent is multiplied by exp(logvar), the variance, in place of its root.
+    Fix: torch.exp(0.5 * logvar).
+    WARN variance-as-spread/uniform: The noise of the latent comes from torch.rand, from 0 to 1, and the divergence is
+    that of a normal one. Fix: torch.randn_like(mean).
+    """
+    if (verdict := _no_habit(e, e.spreads)) is not None:
+        return verdict
+    uniform = next(iter(e.spreads.values())) == "uniform"
+    return fires(
+        f"in {len(e.spreads)} steps " + ("noise from 0 to 1 was" if uniform else "noise was multiplied by a variance"),
+        "a standard normal number times the root of the variance",
+        fault="variance-as-spread/uniform" if uniform else "",
+    )
+
+
+@check("S24")
+def dropout_unaware(e: Evidence) -> Fired | Verdict:
+    """The finished model gives another answer each time, though model.eval() was called.
+
+    Reads the line that calls a dropout of torch.nn.functional. Fires when it does not say whether the model trains and
+    nothing in the function around it asks for that. nn.Dropout knows it by itself.
+
+    WARN dropout-unaware: A functional dropout is called without training=self.training, and its default is True: it
+    drops numbers after model.eval() as well. Fix: F.dropout(x, p, training=self.training), or nn.Dropout in
+    __init__.
+    """
+    if len(e.shown) < STEPS:
+        return BLIND
+    if not e.unaware:
+        return OK
+    return fires(f"in {next(iter(e.unaware.values()))}", "training=self.training")
+
+
+@check("S25")
+def state_after_padding(e: Evidence) -> Fired | Verdict:
+    """A recurrent model is good with rows of full length and poor with short ones.
+
+    Looks at what recurrent networks are given and what is taken of their answers. Fires when rows end in one and the
+    same vector, in runs of several lengths, and the last state or output[:, -1] is used. Packed sequences, and states
+    that are taken at the rows' own lengths, are left alone.
+
+    WARN state-after-padding: Rows are filled up at their ends, and the state that is used comes after the filling: it
+    has gone through as many steps of padding as the row was short. Fix: pack_padded_sequence(x, lengths, ...,
+    enforce_sorted=False), or output[torch.arange(len(x)), lengths - 1].
+    """
+    if (verdict := _no_habit(e, e.endings)) is not None:
+        return verdict
+    padded, rows = next(iter(e.endings.values()))
+    return fires(
+        f"in {len(e.endings)} steps {padded} of {rows} rows ended in padding, and the last state was used",
+        "the state at each row's own end",
     )
 
 

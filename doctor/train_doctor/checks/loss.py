@@ -251,18 +251,22 @@ def _divided_by_hand(e: Evidence) -> bool:
 
 @check("F4")
 def first_loss(e: Evidence) -> Fired | Verdict:
-    """A model that knows nothing starts with a loss far from ln(vocabulary).
+    """A model that knows nothing starts with a loss far from ln(vocabulary), or from ln(classes).
 
-    Only where from_scratch=True says that the model is untrained. Much less means that it sees the answer; much more
-    that its first weights are too large.
+    Where from_scratch=True says that the model is untrained: much less means that it sees the answer, much more that
+    its first weights are too large. Of any model it is asked whether its first mean cross-entropy is five times what
+    guessing costs, and 3 nats more.
 
     WARN first-loss/too-low: The untrained model already knows the answer: it sees its targets, or it is not untrained.
     Fix: Check the shift of the labels and the causal mask.
     WARN first-loss/too-high: The first weights are too large, so the untrained model is sure of wrong answers. Fix:
     Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).
+    WARN first-loss/worse-than-guessing: The model begins sure of wrong answers: its logits are far too large, so the
+    first steps only undo that. Fix: Look at the size of the first weights, of the inputs, and of what the logits are
+    multiplied by; torch's own first weights begin near ln(classes).
     """
     if not e.declared.get("from_scratch"):
-        return not_applicable("from_scratch=True was not declared")
+        return _worse_than_guessing(e)
     first = next(iter(e.of(Backward)), None)
     call = next((c for c in first.calls if c.vocabulary), None) if first is not None else None
     reading = first.reading if first is not None else None
@@ -275,6 +279,28 @@ def first_loss(e: Evidence) -> Fired | Verdict:
         f"about {math.log(call.vocabulary):.3g}",
         fault="first-loss/too-low" if ratio < 1 else "first-loss/too-high",
     )
+
+
+def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
+    first = next(iter(e.of(Backward)), None)
+    if e.late or first is None or first.round:
+        return unknown("the first backward was not seen")
+    losses = [n for n in first.entropies if n.used and n.fed is not None and (n.fed.classes or 0) > 1]
+    means = [n for n in losses if n.reduction == "mean" and n.name in ("cross_entropy", "nll_loss")]
+    alone = first.value if len(losses) == 1 else None  # of one that was called by a name of the user's own
+    means = [(n.fed.classes, n.number if n.number is not None else alone) for n in means]
+    means = [(classes, number) for classes, number in means if number is not None]
+    if not means:
+        return not_applicable("no mean cross-entropy in the first step, and from_scratch=True was not declared")
+    for classes, number in means:
+        guess = math.log(classes)
+        if math.isfinite(number) and number > max(5 * guess, guess + 3):
+            return fires(
+                f"the first cross-entropy over {classes} classes is {number:.3g}",
+                f"about {guess:.3g}, which guessing costs",
+                fault="first-loss/worse-than-guessing",
+            )
+    return OK
 
 
 @check("N6")

@@ -27,7 +27,13 @@ MISSING = {  # faults where logits stand for log-probabilities
     "kl_div": "wrong-loss/no-softmax-before-kl",
     "ctc_loss": "wrong-loss/no-softmax-before-ctc",
 }
-ENDS = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}  # of what these give
+ENDS = {
+    "Sigmoid": (0.0, 1.0),
+    "Softmax": (0.0, 1.0),
+    "Tanh": (-1.0, 1.0),
+    "Relu": (0.0, math.inf),
+}  # of what these give
+LARGE, FEW = 30.0, 2  # root mean square of data that are as they were measured; steps
 LINEAR = ("Addmm", "Mm", "Convolution")
 
 
@@ -269,7 +275,7 @@ def _targets(name: str, n: Entropy) -> Fired | None:
                 f"targets from {low:g} to {high:g}",
                 WARN,
                 "wrong-targets/out-of-reach",
-                by=f"a {f.makers[0].lower()}",
+                by=SQUASHED.get(f.makers[0], f"a {f.makers[0].lower()}"),
                 low=low,
                 high=high,
             )
@@ -296,6 +302,60 @@ def _targets(name: str, n: Entropy) -> Fired | None:
             "wrong-targets/several-classes",
         )
     return None
+
+
+@check("F42")
+def inputs_unscaled(e: Evidence) -> Fired | Verdict:
+    """The first losses are huge, training needs a tiny learning rate, or units die at once.
+
+    Looks at what linear layers and convolutions that learn are given straight from the data, in three steps. Fires when
+    the root of its mean square is 30 or more in each of them.
+
+    WARN inputs-unscaled: A layer that learns is given numbers from {low:.4g} to {high:.4g} as they are; its weights
+    were drawn for numbers of about 1. Fix: Scale the inputs (pixels: x / 255; else subtract the mean and divide by the
+    standard deviation of the training data), or begin the model with a normalisation.
+    """
+    if not e.scales:
+        return unknown(e.opaque) if e.opaque else not_applicable("no linear layer or convolution was given data")
+    if len(e.scales) < FEW:
+        return unknown("fewer than two steps were seen")
+    if any(not size >= LARGE or not math.isfinite(size) for size, *_ in e.scales.values()):
+        return OK
+    size, low, high, shape = next(iter(e.scales.values()))
+    return fires(
+        f"what a layer is given, {shape}, has a root mean square of {size:.3g} in {len(e.scales)} steps",
+        "about 1",
+        low=low,
+        high=high,
+    )
+
+
+@check("F43")
+def targets_unscaled(e: Evidence) -> Fired | Verdict:
+    """The loss of a regression begins in the millions and falls for ages, or the answers jump to inf.
+
+    Fires when the targets of a regression reach 1,000 or more, and are 300 times as large as the answers at each call.
+
+    WARN targets-unscaled: The targets reach {reach:.4g} and the answers {answers:.3g}: at usual learning rates the last
+    layer needs thousands of steps to come there. Fix: Train on (y - mean) / std of the training targets, and turn
+    the answers back where they are used.
+    """
+    found = [n.fed for (name, _), calls in judged(e).items() if name in fed.PLAIN for n in calls]
+    found = [f for f in found if f.target_low is not None and f.low is not None]
+    if not found:
+        return not_applicable("no regression by a loss of torch was seen")
+    if len(found) < FEW:
+        return unknown("fewer than two calls were seen")
+    both = [(max(abs(f.target_low), abs(f.target_high)), max(abs(f.low), abs(f.high))) for f in found]
+    if not all(1000 <= reach < math.inf and reach >= 300 * answers for reach, answers in both):
+        return OK
+    reach, answers = both[0]
+    return fires(
+        f"targets of up to {reach:.4g} and answers of up to {answers:.3g} in {len(both)} calls",
+        "numbers of the same size",
+        reach=reach,
+        answers=answers,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ shapes

@@ -14,6 +14,7 @@ from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
+SOON = 100  # steps
 
 
 def _by_round(e: Evidence) -> list[float]:
@@ -74,15 +75,16 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     before the first backward (fast-forward on resume), several schedulers of one optimizer, and schedulers per epoch
     are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
     half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
-    ExponentialLR has made a hundred times smaller within the steps watched. Of a LambdaLR it is asked whether its
+    ExponentialLR has made a hundred times smaller within the steps watched, or will have within two passes over the
+    data and a hundred steps. Of a LambdaLR it is asked whether its
     factor is the learning rate itself and does not rise from there.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
     WARN scheduler-before-optimizer: The scheduler is stepped before the optimizer, so the first value of the schedule
     is skipped. Fix: Call scheduler.step() once, right after optimizer.step().
-    WARN schedule-falls-fast: The learning rate has fallen to a {share} of what it was within {steps} steps: {kind}
-    counts epochs in most recipes, and is stepped at every batch. Fix: Step it once per epoch, or give it step_size,
+    WARN schedule-falls-fast: The learning rate falls to a {share} of what it was within {steps} steps: {kind} counts
+    epochs in most recipes, and is stepped at every batch. Fix: Step it once per epoch, or give it step_size,
     milestones or gamma meant for single steps.
     WARN schedule-absolute: The function of LambdaLR returns a learning rate; torch multiplies the optimizer's rate by
     it, so the rate is squared: {rate:.2g} in place of {base:g}. Fix: Return a factor (1 for the full rate), or give the
@@ -150,7 +152,7 @@ def _fell(e: Evidence) -> Fired | None:
     kinds = {s.kind for s in e.of(Schedule)} & EPOCHAL
     rates = _by_round(e)
     if not kinds or len(rates) < 3 or not 0 < rates[-1] < 0.01 * rates[0]:
-        return None
+        return _will_fall(e, len(rates))
     return fires(
         f"the learning rate went from {rates[0]:.2g} to {rates[-1]:.2g} in {len(rates)} steps",
         "a rate that lasts for the run",
@@ -159,6 +161,25 @@ def _fell(e: Evidence) -> Fired | None:
         steps=len(rates),
         kind=min(kinds),
     )
+
+
+def _will_fall(e: Evidence, steps: int) -> Fired | None:
+    """To a hundredth before the data were seen twice, if the schedule goes on as it began."""
+    batches = max((batches for batches, _ in e.restarted.values()), default=0)
+    for number in {s.scheduler for s in e.of(Schedule)}:
+        calls = [s for s in e.of(Schedule) if s.scheduler == number]
+        falls = calls[0].hundredth
+        if falls is not None and falls <= min(SOON, 2 * batches) and len(calls) >= max(3, steps - 1):
+            return fires(
+                f"stepped {len(calls)} times in {steps} steps, it makes the rate a hundredth after {falls} steps, and "
+                f"a pass over the data has {batches}",
+                "a rate that lasts for the run",
+                fault="schedule-falls-fast",
+                share="hundredth",
+                steps=falls,
+                kind=calls[0].kind,
+            )
+    return None
 
 
 def _squared(e: Evidence) -> Fired | None:

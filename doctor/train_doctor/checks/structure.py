@@ -16,6 +16,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+TAKEN = 0.01  # of a weight in a step, by a decay that is not part of the gradient
 LARGE = 6  # inputs of which most are above 2^LARGE
 
 
@@ -104,10 +105,13 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
     """The weights shrink towards zero, and the outputs of the model become alike.
 
     Looks at optimizers that add weight_decay times the weight to its gradient. Fires when that is 0.1 or more, and more
-    than the gradient itself in most of the tensors followed.
+    than the gradient itself in most of the tensors followed. Where an optimizer shrinks the weights directly, as AdamW
+    does, the rate times a weight_decay of 0.1 or more is looked at: 0.01 in a step or more.
 
     WARN decay-outweighs: weight_decay = {decay:g} pulls harder than the gradient, so the weights shrink to
     nothing{why}. Fix: Use a weight_decay of 0.01 or less{fix}.
+    WARN decay-outweighs/decoupled: weight_decay = {decay:g} at a rate of {rate:g} takes {share:.1%} of each weight in
+    every step, so the weights shrink to nothing. Fix: Use a weight_decay of 0.1 or less.
     """
     if not e.of(Step):
         return unknown("no optimizer step was seen")
@@ -116,6 +120,17 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
         updates = [u for s in e.of(Step, optimizer=number) for u in s.updates if u.gradient]
         for group in optimizer.object.param_groups if optimizer.object is not None else ():
             decay, mine = group.get("weight_decay") or 0.0, {names.get(id(p)) for p in group["params"]}
+            taken = decay * float(group.get("lr") or 0.0)
+            if decay >= DECAY and taken >= TAKEN and _decoupled(optimizer.kind.__name__, group) and updates:
+                return fires(
+                    f"the rate times weight_decay is {taken:.3g}, which without gradients would leave "
+                    f"{(1 - min(1, taken)) ** 100:.1%} of a weight after 100 steps",
+                    f"less than {TAKEN:g}",
+                    fault="decay-outweighs/decoupled",
+                    decay=decay,
+                    rate=float(group["lr"]),
+                    share=taken,
+                )
             if decay < DECAY or not _added(optimizer.kind.__name__, group):
                 continue
             sizes = {name: float(p.detach().norm()) for name, p in e.parameters().items() if name in mine}
@@ -132,6 +147,11 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
                     fix=f", and momentum={decay:g} if that was meant" if slip else "",
                 )
     return OK
+
+
+def _decoupled(kind: str, group: dict) -> bool:
+    """The weights shrink by the rate times weight_decay."""
+    return kind == "AdamW" or kind in ("Adam", "NAdam", "RAdam") and bool(group.get("decoupled_weight_decay"))
 
 
 def _added(kind: str, group: dict) -> bool:
@@ -263,12 +283,12 @@ def padding_that_stands_for_data(e: Evidence) -> Fired | Verdict:
 def loader_restarted(e: Evidence) -> Fired | Verdict:
     """The training loss falls to nearly nothing, and on other data the model is no better than at the start.
 
-    Fires when the model was given the same batch in every step, and a DataLoader of several batches that does not
-    shuffle was begun anew in each of them. One batch that is taken before the loop, to learn it by heart, is left
-    alone.
+    Fires when the model was given the same batch in every step, and a DataLoader of several batches was begun anew in
+    each of them, the same one or another. One batch that is taken before the loop, to learn it by heart, is left alone.
 
     WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
-    the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True.
+    the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True, and no
+    generator that is seeded anew.
     """
     if not e.restarted:
         return not_applicable("no DataLoader was begun in the watched steps")
@@ -281,11 +301,12 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     if len(given) < STEPS:
         return not_applicable("what the model is given can't be told from step to step")
     same = all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
-    for batches, in_order, rounds in e.restarted.values():
-        if same and in_order and batches > 1 and len(rounds) >= max(STEPS, e.rounds - 1):
-            return fires(
-                f"a DataLoader of {batches} batches was begun in {len(rounds)} of {e.rounds} steps, and each of them "
-                "was given the same batch",
-                "one pass over the data for each iter()",
-            )
+    begun = set().union(*(rounds for batches, rounds in e.restarted.values() if batches > 1))
+    if same and len(begun) >= max(STEPS, e.rounds - 1):
+        batches = max(batches for batches, _ in e.restarted.values())
+        return fires(
+            f"a DataLoader of {batches} batches was begun in {len(begun)} of {e.rounds} steps, and each of them was "
+            "given the same batch",
+            "one pass over the data for each iter()",
+        )
     return OK

@@ -41,8 +41,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     zero, while others had one. Left alone are experts, adapters (B2), and a bias whose weight learns, for behind it a
     normalisation may take out its mean.
 
-    WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: Look at what
-    stands {where} {name}.
+    WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: {look}
+    {name}.
     """
     norms, steps = _norms(e), [s for s in e.of(Step) if any(rate != 0 for rate in s.rates)]
     if not norms:
@@ -61,18 +61,23 @@ def always_zero(e: Evidence) -> Fired | Verdict:
         return OK
     last = dead[-1]
     starved = all(f"{_stem(n)}bias" in live for n in dead)
-    why = (
-        "what goes into them is zero (a branch of zeros, units in front of them that are dead, a mask of zeros)"
-        if starved
-        else "nothing comes back to them (a factor of zero, units that are dead or saturated, a flat function such as "
-        "round, sign or clamp, a term of the loss that does not depend on them)"
-    )
+    where = "in front of" if starved else "behind"
+    factors = len(dead) > 1 and all(ps[n].dim() > 1 and not ps[n].detach().any() for n in dead)
+    if factors:
+        why = "they are zero and multiplied with each other, so none of them ever leaves zero"
+    elif starved:
+        why = "what goes into them is zero (a branch of zeros, units in front of them that are dead, a mask of zeros)"
+    else:
+        why = (
+            "nothing comes back to them (a factor of zero, units that are dead or saturated, a flat function such as "
+            "round, sign or clamp, a term of the loss that does not depend on them)"
+        )
     return fires(
         f"{len(dead)} of {len(norms)} trainable tensors have a gradient of exactly 0 in all {len(e.of(Gradients))} "
         f"steps: {', '.join(dead[:3])}{' ...' if len(dead) > 3 else ''}",
         "a gradient other than zero in some step",
         why=why,
-        where="in front of" if starved else "behind",
+        look="Begin with small random numbers in" if factors else f"Look at what stands {where}",
         name=_stem(last).rstrip(".") or last,
     )
 

@@ -1,0 +1,55 @@
+"""Dropout by a function that is not told whether the model is in training: `F.dropout(x, 0.5)`.
+
+nn.Dropout asks its module. The function does not know one: its third argument, training, is True unless it is given.
+So `model.eval()` leaves it on, and the answers of the finished model are random.
+
+The mode sees the function with all its arguments filled in, whoever gave them. So the line that called it is read: the
+call must have neither a third argument nor training=, and the function around it must not ask for `training` at all.
+
+Footgun: where the text of a program can't be read (a notebook's cell can, code that was made by exec can't), nothing
+is said.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+
+from train_doctor.eye import Op, Watcher
+from train_doctor.waits import _whose
+
+NAMES = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
+BETWEEN = ("train_doctor/eye.py", "train_doctor/dropouts.py", "torch/overrides.py", "torch/nn/functional.py")
+
+
+class Dropouts(Watcher):
+    names = NAMES
+
+    def saw(self, op: Op) -> None:
+        if not op.kwargs.get("training", True) or not op.kwargs.get("p", 0.5):
+            return
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):
+            frame = frame.f_back
+        if frame is None or _whose(frame.f_code.co_filename) != "program":
+            return  # a module of torch, which knows its mode
+        code, line = frame.f_code, frame.f_lineno
+        if "training" in (*code.co_names, *code.co_varnames, *code.co_freevars):
+            return
+        if code not in self.e.unaware and unaware(code, line, op.name):
+            self.e.unaware[code] = f"{code.co_qualname}, line {line}" if sys.version_info > (3, 11) else code.co_name
+
+
+def unaware(code, line: int, name: str) -> bool:
+    """Whether the calls of the function on this line say nothing of training."""
+    try:
+        lines, begin = inspect.getsourcelines(code)
+        tree = ast.parse(textwrap.dedent("".join(lines)))
+    except (OSError, SyntaxError, TypeError):
+        return False
+    calls = [c for c in ast.walk(tree) if isinstance(c, ast.Call)]
+    here = [c for c in calls if begin + c.lineno - 1 <= line <= begin + (c.end_lineno or c.lineno) - 1]
+    here = [c for c in here if getattr(c.func, "attr", getattr(c.func, "id", "")) == name]
+    told = any(len(c.args) > 2 or any(k.arg in ("training", None) for k in c.keywords) for c in here)
+    starred = any(isinstance(a, ast.Starred) for c in here for a in c.args)
+    return bool(here) and not told and not starred
