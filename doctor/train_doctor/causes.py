@@ -10,7 +10,7 @@ nearly so; two faults that merely may occur together both stay roots.
 from train_doctor.finding import SEVERITIES, Finding
 
 CAUSES: dict[str, tuple[str, ...]] = {
-    "D9": ("N5", "N17", "B4", "F5", "B6", "N15"),
+    "D9": ("N5", "N17", "B4", "F5", "B6", "N15", "N3", "F4"),
     "N25": ("N17", "B4", "F5", "N3", "N5", "S7"),
     "F5": ("N17", "B4", "N15", "F3", "N5", "N3", "N7", "B6"),
     "S10": ("B8", "F1", "B1", "B2", "B3", "N3", "S1"),
@@ -78,11 +78,10 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "F34": (),
     "F35": ("B3",),
     "F41": (),
-    "F44": (),
+    "F43": (),
     "S24": (),
     "S25": (),
-    "F42": ("N5", "N3", "F4", "B6"),
-    "F43": ("B6", "N5"),
+    "F42": ("B6", "N5"),
     "F4": ("N5", "B6"),
     "D12": (),
     "D13": (),

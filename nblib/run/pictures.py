@@ -58,13 +58,13 @@ class Picture:
             figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold", parse_math=False)
 
     def save(self, file) -> None:
-        """As PNG of 32 colours, less than a third of the bytes: a notebook holds ten of them."""
+        """As PNG of 48 colours, less than a third of the bytes: a notebook holds ten of them."""
         from PIL import Image, PngImagePlugin
 
         page, about = io.BytesIO(), PngImagePlugin.PngInfo()
         about.add_itxt("Description", self.summary)  # for the report, which has the file alone
         self.figure.savefig(page, format="png", dpi=DPI)
-        few = Image.open(page).convert("RGB").quantize(32, dither=Image.Dither.NONE)
+        few = Image.open(page).convert("RGB").quantize(48, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(file, format="png", optimize=True, pnginfo=about)
 
     def _repr_mimebundle_(self, include=None, exclude=None):

@@ -416,7 +416,7 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     )
 
 
-@check("F44")
+@check("F43")
 def spread_of_noise(e: Evidence) -> Fired | Verdict:
     """The samples of a VAE are far more spread than its data, or all of its latents are off to one side.
 

@@ -33,7 +33,7 @@ ENDS = {
     "Tanh": (-1.0, 1.0),
     "Relu": (0.0, math.inf),
 }  # of what these give
-LARGE, FEW = 30.0, 2  # root mean square of data that are as they were measured; steps
+FEW = 2  # calls
 LINEAR = ("Addmm", "Mm", "Convolution")
 
 
@@ -305,32 +305,6 @@ def _targets(name: str, n: Entropy) -> Fired | None:
 
 
 @check("F42")
-def inputs_unscaled(e: Evidence) -> Fired | Verdict:
-    """The first losses are huge, training needs a tiny learning rate, or units die at once.
-
-    Looks at what linear layers and convolutions that learn are given straight from the data, in three steps. Fires when
-    the root of its mean square is 30 or more in each of them.
-
-    WARN inputs-unscaled: A layer that learns is given numbers from {low:.4g} to {high:.4g} as they are; its weights
-    were drawn for numbers of about 1. Fix: Scale the inputs (pixels: x / 255; else subtract the mean and divide by the
-    standard deviation of the training data), or begin the model with a normalisation.
-    """
-    if not e.scales:
-        return unknown(e.opaque) if e.opaque else not_applicable("no linear layer or convolution was given data")
-    if len(e.scales) < FEW:
-        return unknown("fewer than two steps were seen")
-    if any(not size >= LARGE or not math.isfinite(size) for size, *_ in e.scales.values()):
-        return OK
-    size, low, high, shape = next(iter(e.scales.values()))
-    return fires(
-        f"what a layer is given, {shape}, has a root mean square of {size:.3g} in {len(e.scales)} steps",
-        "about 1",
-        low=low,
-        high=high,
-    )
-
-
-@check("F43")
 def targets_unscaled(e: Evidence) -> Fired | Verdict:
     """The loss of a regression begins in the millions and falls for ages, or the answers jump to inf.
 

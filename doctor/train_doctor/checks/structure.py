@@ -4,6 +4,7 @@ Footgun: each of these is legal, and somewhere somebody means it. So they ask fo
 warn only.
 """
 
+import math
 from statistics import median
 
 from torch import nn
@@ -16,6 +17,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+RAW = 30.0  # root mean square of data that are as they were measured
 TAKEN = 0.01  # of a weight in a step, by a decay that is not part of the gradient
 LARGE = 6  # inputs of which most are above 2^LARGE
 
@@ -204,11 +206,24 @@ def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
 
     Fires when most numbers that go into the first layer, a linear or convolutional one, are above 64 and carry no
     gradient, and the first steps changed weights by more than their own size. Behind a normalisation large inputs do
-    no harm.
+    no harm. In a model without any, inputs of a root mean square of 30 or more in each of three steps are enough.
 
     WARN inputs-not-scaled: The data are given to the model as they are: numbers this large make steps this large. Fix:
     Scale them to about -1 to 1 (pixels: divide by 255 before subtracting the mean), or normalise them in the model.
+    WARN inputs-not-scaled/raw: The data are given to the model as they are, from {low:.4g} to {high:.4g}, and its first
+    weights were drawn for numbers of about 1. Fix: Scale them to about -1 to 1 (pixels: divide by 255 before
+    subtracting the mean), or normalise them in the model.
     """
+    if len(e.scales) >= STEPS and not any("norm" in type(m).__name__.lower() for _, m in e.modules()):
+        if all(RAW <= size < math.inf for size, *_ in e.scales.values()):
+            size, low, high, shape = next(iter(e.scales.values()))
+            return fires(
+                f"what a layer is given, {shape}, has a root mean square of {size:.3g} in {len(e.scales)} steps",
+                "inputs of about 1",
+                fault="inputs-not-scaled/raw",
+                low=low,
+                high=high,
+            )
     given = e.histograms.get(histograms.GIVEN, {})
     if not given:
         return unknown("no layer was seen with what it is given")
