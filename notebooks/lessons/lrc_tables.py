@@ -59,7 +59,7 @@ def three_values(weight: Tensor, codes: Tensor, scale: Tensor, name: str) -> sho
 
 def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show.Picture, dict[str, float]]:
     """Energy of the residual over the rank, a line per layer; and each layer's share at `percent`."""
-    figure = Figure(figsize=(6.0, 2.3), layout="constrained")
+    figure = Figure(figsize=(5.4, 2.0), layout="constrained")
     axes = figure.add_subplot()
     for n, (name, share) in enumerate([*held.items(), ("a random matrix", noise)]):
         x = 100 * torch.arange(1, len(share) + 1) / len(share)
@@ -67,16 +67,16 @@ def energy(held: dict[str, Tensor], noise: Tensor, percent: float) -> tuple[show
         label = name if not layer else "layers" if n == 0 else None
         colour, width = ("tab:blue", 0.7) if layer else ("black", 1.5)  # sharp edges: many thin lines take few bytes
         axes.plot(x, 100 * share, color=colour, linewidth=width, label=label, antialiased=not layer)
-    axes.axvline(percent, color="tab:red", linestyle="--", label="percent")
-    axes.set(xlabel="rank (% of the smaller side)", ylabel="share of the error held (%)")
+    axes.axvline(percent, color="tab:red", linestyle="--", label=f"{percent:g} %")
+    axes.set(xlabel="rank (% of the smaller side)", ylabel="error held (%)")
     figure.legend(frameon=False, loc="outside right upper", fontsize=9)
     at = {name: float(s[lrc.rank_of(len(s), len(s), percent) - 1]) for name, s in held.items()}
     least, most = min(at, key=at.get), max(at, key=at.get)
     words = (
-        f"Blue: the rounding error of each layer; black: that of a random matrix. At {percent:g} % of full rank (red), "
-        f"the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} ({most}) of the error."
+        f"At {percent:g} % of full rank the best product holds from {at[least]:.0%} ({least}) to {at[most]:.0%} "
+        f"({most}) of a layer's rounding error."
     )
-    return show.Picture(figure, words, title="How much of the rounding error a small rank holds"), at
+    return show.Picture(figure, words, title="The rounding error that a small rank holds"), at
 
 
 def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def gain(weight: Tensor, other: Tensor, directions: Tensor) -> Tensor:
 
 def gains(found: dict[tuple[str, str], Tensor], name: str) -> show.Picture:
     """Gains by (scale, correction), over the directions."""
-    figure, most = Figure(figsize=(6.0, 2.1), layout="constrained"), 32
+    figure, most = Figure(figsize=(5.4, 1.9), layout="constrained"), 32
     axes = figure.add_subplot()
     colours = dict(zip(dict.fromkeys(scale for scale, _ in found), ("tab:red", "tab:blue")))
     for (scale, what), gain in found.items():
@@ -112,14 +112,15 @@ def differences(ways: dict[str, tuple[float, dict[str, Tensor]]]) -> list[dict]:
 
 def phase_diagram(panels: dict[str, Tensor], ratios: Sequence[float], penalties: Sequence[float]) -> show.Picture:
     """The weight of the first loss at the end, over the ratio of the losses and the penalty, a panel per router."""
-    figure = Figure(figsize=(6.4, 2.1), layout="constrained")
+    figure = Figure(figsize=(5.8, 1.9), layout="constrained")
     line = torch.linspace(0.05, 0.55, 50)
     for axes, (title, w1) in zip(figure.subplots(1, len(panels), sharey=True), panels.items()):
         mesh = axes.pcolormesh(penalties, ratios, w1, vmin=0, vmax=1, cmap="viridis", shading="nearest")
         axes.plot(line, (1 + line) / (1 - line), color="tab:red")
-        axes.set(xlabel="penalty on the spread", ylim=(1.0, 4.2), xlim=(0.025, 0.55))
+        axes.set(ylim=(1.0, 4.2), xlim=(0.025, 0.55))
         axes.set_title(title, fontsize=8)
     figure.axes[0].set_ylabel("first loss / second")
+    figure.axes[len(panels) // 2].set_xlabel("penalty on the spread, in all panels")
     figure.colorbar(mesh, ax=figure.axes, label="weight of the first")
     predicted = torch.tensor([[r > (1 + p) / (1 - p) for p in penalties] for r in ratios])
     agree = float((predicted == (next(iter(panels.values())) < 0.05)).float().mean())
@@ -153,7 +154,7 @@ def training(
     first: dict[str, float], history: dict[str, list[dict]], levels: dict[str, float], labels: dict[str, str]
 ) -> show.Picture:
     """Validation losses over the steps, and as dotted lines the losses between which they run, on the same rows."""
-    figure = Figure(figsize=(5.8, 2.1), layout="constrained")
+    figure = Figure(figsize=(5.4, 1.9), layout="constrained")
     axes = figure.add_subplot()
     for name, records in history.items():
         points = [(0, first[name])] + [(r["step"], r["eval_loss"]) for r in records if "eval_loss" in r]
