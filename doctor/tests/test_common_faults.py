@@ -143,6 +143,60 @@ def test_terms_of_one_size(how, wide):
     assert "F40" not in said(quiet(lambda: train(sampled(how, wide), Auto(wide))))
 
 
+def signed(how: str):
+    def loss_of(model):
+        x = torch.rand(16, 4)
+        mean, log = model.mean(x), model.log(x)
+        answer = model.back(mean + torch.exp(0.5 * log) * torch.randn_like(mean))
+        each = 1 + log - mean.pow(2) - log.exp()
+        cost = {
+            "": 0.5 * torch.sum(each),
+            "rows": 0.5 * each.sum(1).mean(),
+            "taken": torch.sum(each) * 0.5,
+            "turned": 0.5 * torch.sum(log.exp() + mean * mean - 1 - log),
+            "minus": -0.5 * torch.sum(each),
+            "minus rows": (-0.5 * each.sum(1)).mean(),
+            "subtracted": -(0.5 * torch.sum(each)),
+            "inside": torch.sum(-0.5 * each),
+        }[how]
+        rest = F.mse_loss(answer, x, reduction="sum")
+        return rest - 0.5 * torch.sum(each) if how == "subtracted" else rest + cost
+
+    return loss_of
+
+
+@pytest.mark.parametrize("how", ("", "rows", "taken"))
+def test_a_divergence_that_is_taken_away(how):
+    assert named(quiet(lambda: train(signed(how), Auto())), "F44")
+
+
+@pytest.mark.parametrize("how", ("turned", "minus", "minus rows", "subtracted", "inside"))
+def test_a_divergence_that_costs(how):
+    assert "F44" not in said(quiet(lambda: train(signed(how), Auto())))
+
+
+# ------------------------------------------------------------------------------------------------ N30
+@pytest.mark.parametrize("how", ("bypassed", "by the scaler", "unscaled by hand", "off"))
+def test_a_scaler_whose_step_is_not_called(how):
+    def program():
+        model = net()
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-6), torch.amp.GradScaler("cpu", enabled=how != "off")
+        with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+            for _ in range(6):
+                optimizer.zero_grad()
+                scaler.scale(regress(model)).backward()
+                if how == "unscaled by hand":
+                    scaler.unscale_(optimizer)
+                if how == "by the scaler":
+                    scaler.step(optimizer)
+                else:
+                    optimizer.step()
+                scaler.update() if how in ("by the scaler", "unscaled by hand") else None
+        return report
+
+    assert ("N30" in said(quiet(program))) == (how == "bypassed")
+
+
 # ------------------------------------------------------------------------------------------------ S24
 class Dropping(nn.Module):
     def __init__(self, how: str):

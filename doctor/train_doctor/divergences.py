@@ -10,6 +10,8 @@ sums and factors that are plain numbers are followed to the reductions of its te
 The reconstruction may also be a mean over all numbers of a row, beside a divergence that is summed in each row. Then
 the divergence outweighs it by the numbers of a row.
 
+In the loss the variance must cost something: where the divergence is taken away from it, the loss falls without end.
+
 Footgun: a weight on the divergence says that its author knew. So a factor far from one half is left alone, and so is a
 loss that is divided by the batch as a whole.
 """
@@ -44,6 +46,8 @@ class Divergences(Watcher):
                 shape = shape_of(term) if term is not None else ()
                 if len(shape) < 2 or shape[0] < LEAST or not _is_divergence(term):
                     continue
+                if factor * _sign(term) < 0:
+                    self.e.negated.setdefault(self.eye.turn, shape)
                 if not rows and HALF[0] <= abs(factor) <= HALF[1] and any(_mean(*t, shape[0]) for t in terms):
                     self.e.summed.setdefault(self.eye.turn, shape)
                 factor *= 1 if rows else shape[0]
@@ -82,7 +86,7 @@ def _terms(node, factor: float = 1.0, left: int = TERMS):
         what, edges = kind(node), [edge for edge, _ in node.next_functions] if node is not None else []
         live = [edge for edge in edges if edge is not None]
         if what in ("Add", "Sub"):
-            queue += [(edge, factor) for edge in live]
+            queue += [(e, -factor if what == "Sub" and n else factor) for n, e in enumerate(edges) if e is not None]
         elif what == "Neg":
             queue.append((live[0], -factor))
         elif what in ("Mul", "Div") and len(live) == 1:
@@ -122,6 +126,22 @@ def logarithms(loss: Tensor) -> set:
                 break
             node = next((edge for edge, _ in node.next_functions if edge is not None), None)
     return found
+
+
+def _sign(node, sign: int = 1, left: int = PIECES) -> int:
+    """Of the exponential in a divergence: it must be more in the loss, not less. 0 where none is found."""
+    what = kind(node)
+    if what == "Exp":
+        return sign
+    if what not in POINTWISE or what == "Pow" or not left:
+        return 0
+    if what in ("Mul", "Div") and sum(edge is not None for edge, _ in node.next_functions) == 1:
+        sign *= -1 if (_number(node) or 0) < 0 else 1
+    for place, (edge, _) in enumerate(node.next_functions):
+        turned = what == "Neg" or what == "Sub" and place == 1 or what == "Rsub" and place == 0
+        if edge is not None and (found := _sign(edge, -sign if turned else sign, left - 1)):
+            return found
+    return 0
 
 
 def _is_divergence(node) -> bool:

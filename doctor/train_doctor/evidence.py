@@ -293,6 +293,7 @@ class Evidence:
         self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
         self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
+        self.negated: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is taken from the loss
         self.over_numbers: dict[int, int] = {}  # round -> numbers of a row that a reconstruction is a mean over
         self.spreads: dict[int, str] = {}  # round -> what is wrong with the noise of a latent: "variance", "uniform"
         self.unaware: dict[Any, str] = {}  # code that calls a dropout without saying whether it trains -> where

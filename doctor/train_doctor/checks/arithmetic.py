@@ -416,6 +416,21 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F44")
+def divergence_negated(e: Evidence) -> Fired | Verdict:
+    """The loss of a VAE falls below zero and on without end, and its samples are noise.
+
+    Knows the divergence from a standard normal by its graph, and follows its sign to the loss.
+
+    ERROR divergence-negated: The divergence (KL) is taken away from the loss: 1 + logvar - mean^2 - exp(logvar) is
+    minus twice what it costs, so training drives the posterior as far off as it can. Fix: Multiply it by -0.5.
+    """
+    if (verdict := _no_habit(e, e.negated)) is not None:
+        return verdict
+    shape = next(iter(e.negated.values()))
+    return fires(f"in {len(e.negated)} steps a larger variance in {shape} made the loss smaller", "a larger loss")
+
+
 @check("F43")
 def spread_of_noise(e: Evidence) -> Fired | Verdict:
     """The samples of a VAE are far more spread than its data, or all of its latents are off to one side.

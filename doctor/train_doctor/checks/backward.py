@@ -105,7 +105,8 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     why = (
         "they run under no_grad inside the forward pass"
         if len(shielded) == len(cut)
-        else "their output is cut from the loss (.detach(), .data, .item(), no_grad, or a new tensor made of values)"
+        else "their output is cut from the loss (.detach(), .data, .item(), no_grad, a new tensor made of values, or a "
+        "term that was computed and not added: loss = in place of loss +=)"
     )
     return fires(
         f"{len(cut)} of {len(called)} trainable tensors whose module was called have gradient None in all "

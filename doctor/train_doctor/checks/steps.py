@@ -8,7 +8,7 @@ import math
 
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, ZeroGrad
+from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, Unscale, ZeroGrad
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
@@ -228,6 +228,28 @@ def clipped_before_unscale(e: Evidence) -> Fired | Verdict:
     return fires(
         f"{len(wrong)} of {len(clips)} clips were made on gradients still multiplied by the loss scale{real}",
         "scaler.unscale_(optimizer) first, then the clip",
+    )
+
+
+@check("N30")
+def scaler_bypassed(e: Evidence) -> Fired | Verdict:
+    """With mixed precision the loss is NaN after a step or two, or the weights jump.
+
+    Fires when losses were multiplied by a GradScaler and optimizers stepped, and neither scaler.step nor
+    scaler.unscale_ was ever called.
+
+    ERROR scaler-bypassed: The loss is multiplied by the GradScaler ({scale:g}) and optimizer.step() is called directly,
+    so the weights move by that many times their gradient. Fix: scaler.step(optimizer), then scaler.update().
+    """
+    scales = [b.scale for b in e.of(Backward) if b.scale and b.scale > 1]
+    if not scales:
+        return not_applicable("no loss was multiplied by a GradScaler")
+    if not e.of(Step) or e.of(ScalerStep) or e.of(Unscale):
+        return OK if e.of(ScalerStep) or e.of(Unscale) else unknown("no optimizer step was seen")
+    return fires(
+        f"{len(scales)} losses were scaled, {len(e.of(Step))} steps made, none of them by the scaler",
+        "scaler.step(optimizer)",
+        scale=scales[0],
     )
 
 
