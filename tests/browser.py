@@ -162,23 +162,34 @@ class Page:
         self.until(outputs.count, lambda: f"no output fits {pattern.pattern!r}", seconds)
         return pattern.search(outputs.inner_text()).groups()
 
+    def pictures(self) -> list[str]:
+        """The pictures of the page, as their data."""
+        return self.images.evaluate_all("images => images.map(image => image.src)")
+
     def picture(self) -> str | None:
-        """The last picture of the page, as its data."""
-        sources = self.images.evaluate_all("images => images.map(image => image.src)")
-        return sources[-1] if sources else None
+        """The last picture of the page."""
+        return next(reversed(self.pictures()), None)
 
     def summary(self, pattern: re.Pattern, *, after: str | None = None, seconds: float = SOON) -> re.Match:
-        """What the last picture says, once it fits the pattern and, if one is given, is not the picture before."""
+        """What a picture says that fits the pattern, once there is one; the last such picture. If one is given, it has
+        to be the last of the page and another one than the picture before."""
 
-        def said() -> str:
-            return self.summaries.get(self.picture(), "")
+        fits: list[re.Match] = []
+
+        def fitting() -> list[re.Match]:
+            drawn = self.pictures() if after is None else [p for p in self.pictures()[-1:] if p != after]
+            fits[:] = [match for p in drawn if (match := pattern.search(self.summaries.get(p, "")))]
+            return fits
 
         self.until(
-            lambda: self.picture() != after and pattern.search(said()),
-            lambda: f"no {'new ' if after else ''}picture says {pattern.pattern!r}; the last one: {said()!r}",
+            fitting,
+            lambda: (
+                f"no {'new ' if after else ''}picture says {pattern.pattern!r}; the last one: "
+                f"{self.summaries.get(self.picture(), '')!r}"
+            ),
             seconds,
         )
-        return pattern.search(said())
+        return fits[-1]
 
     @property
     def images(self):

@@ -68,7 +68,7 @@ class World:
         path = Path(self.folder.name) / f"errors-{rank}"
         return path.read_text(errors="replace").splitlines()[-LAST_WORDS:] if path.exists() else []
 
-    def ask(self, function: Callable, *, seconds: float = 120.0, **arguments: Any) -> list[dict]:
+    def ask(self, function: Callable, *, seconds: float = 900.0, **arguments: Any) -> list[dict]:
         """What each rank answers, or how it went. If one fails, the world is over afterwards."""
         if self.ended:
             raise RuntimeError(f"{function.__name__}: this world has ended; make another one")

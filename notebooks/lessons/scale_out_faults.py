@@ -28,6 +28,7 @@ from nblib import losses, models, parallel
 from nblib.losses import Batch
 
 LIMIT = 2  # seconds that a rank waits for the others where one of them leaves
+LONG = 120  # and where none does, however busy the machine
 VOCABULARY, LENGTH, ROWS = 64, 32, 4
 SEEN = f"Seen on {VERSIONS.split(',')[0]}, over gloo."
 
@@ -77,6 +78,13 @@ def mean_over_ranks(value: Tensor) -> float:
 
 def error(ours: Tensor, true: Tensor) -> float:
     return float((ours - true).norm() / true.norm())
+
+
+def together(right: bool) -> dist.ProcessGroup:
+    """A group of all ranks, which enter it at one moment."""
+    group = dist.new_group(timeout=timedelta(seconds=LONG if right else LIMIT))
+    dist.barrier()  # in the group of all, which waits half an hour
+    return group
 
 
 def hello() -> str:
@@ -176,11 +184,11 @@ def told_of_unused(mixture: nn.Module, group) -> DDP:
 
 def unused(right: bool, steps: int = 3) -> dict:
     """Rank 1 has even tokens only, so its second expert has none."""
-    group = dist.new_group(timeout=timedelta(seconds=LIMIT))
     mixture = Mixture().to(device())
     alone = copy.deepcopy(mixture)
     shares = [torch.arange(0, 12, device=device()) * (1 + rank) for rank in range(2)]
     own, done, said = shares[dist.get_rank()], 0, "nothing"
+    group = together(right)
     running = (told_of_unused if right else as_it_is)(mixture, group)
     began = time.monotonic()
     try:
@@ -210,7 +218,7 @@ def leave_together(ended: bool, group) -> bool:
 
 
 def ending(right: bool, steps: int = 6, rank_1_ends_after: int = 3) -> dict:
-    group = dist.new_group(timeout=timedelta(seconds=LIMIT))
+    group = together(right)
     leave, done, said, began = leave_together if right else leave_alone, 0, "nothing", time.monotonic()
     try:
         for step in range(steps):
