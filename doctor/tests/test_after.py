@@ -82,7 +82,7 @@ def for_a_while(n, model, optimizer):
 def test_what_is_put_in_eval_on_purpose():
     assert not said(train(net(), before=frozen_late))
     assert not said(train(net(), before=for_a_while))
-    assert not said(train(net(0.0)[:1] + nn.Sequential(nn.Linear(8, 4)), before=evaluated(put_back=False)))
+    assert not said(train(net(0.0)[:1] + nn.Sequential(nn.ReLU(), nn.Linear(8, 4)), before=evaluated(put_back=False)))
 
 
 @pytest.mark.parametrize("schedule", [lambda n: max(0.0, 1 - n / 15), lambda n: 0.2**n], ids=["zero", "tiny"])

@@ -72,7 +72,8 @@ def test_a_replay_writes_to_no_buffer_of_a_graph_that_is_alive(told):
 def test_networks_that_take_turns_with_a_closure_that_makes_no_backward():
     """One is frozen while the other learns (Lightning's toggle), and step is given a closure that is over already."""
     torch.manual_seed(0)
-    both = nn.ModuleDict({"maker": nn.Linear(8, 4), "judge": nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))})
+    judge = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    both = nn.ModuleDict({"maker": nn.Linear(8, 4), "judge": judge})
     optimizers = {name: torch.optim.Adam(m.parameters(), 1e-3) for name, m in both.items()}
 
     class Whole(nn.Module):

@@ -22,6 +22,8 @@ BUILD = {
     "S15",
     "S18",
     "S19",
+    "S26",
+    "S30",
 }  # how model and optimizer are built, seen without a step
 BACKWARD = {"F1", "F2", "F3", "F4", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
 ONE = BUILD | BACKWARD | {"N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}
@@ -48,6 +50,7 @@ OUTSIDE = (
         "N16",
         "N18",
         "N24",
+        "N33",
         "D8",
     }
 )

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torch.utils.hooks import RemovableHandle
 
 from train_doctor.evidence import ROOM, Evidence
@@ -172,6 +172,8 @@ class Attachments:
         if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):
             known = self.e.restarted.setdefault(id(loader), (len(loader), set()))
             known[1].add(self.e.rounds)
+            if isinstance(loader.sampler, RandomSampler) and loader.batch_size:
+                self.e.shuffled.add(loader.batch_size)
         return original(loader)
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:

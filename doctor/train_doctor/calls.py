@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from train_doctor import fed, graphs, histograms, measures, owners
+from train_doctor import classes, fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
 from train_doctor.echoes import echo
 from train_doctor.evidence import Call, Entropy, Tree, nothing
@@ -199,10 +199,14 @@ class Calls(Part):
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
             raised=raised,
             log_target=bool(kwargs.get("log_target", False)),
+            log_input=bool(kwargs.get("log_input", args[2] if len(args) > 2 and name.startswith("poisson") else True)),
+            smoothing=float(kwargs.get("label_smoothing", 0.0)),
         )
         early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
             entropy.fed = fed.look(name, entropy.input, entropy.target)
+            if entropy.connected:
+                classes.look(self.e, entropy, args, kwargs, self.calls, bool(self.embedded))
         if early and entropy.ignored is not None and readable(entropy.target) and self.embedded:
             if not entropy.target.is_floating_point():
                 self.e.echoed[self.e.rounds] = echo(self.embedded, entropy.target, entropy.ignored)

@@ -84,6 +84,8 @@ class Fed:
     target_hard: bool = False  # only zeros and ones
     only: int | None = None  # the class of all rows, where it is one
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
+    cut: float | None = None  # share of its numbers at their ends, where it comes from a clamp
+    own: bool = False  # a square matrix whose diagonal is one number, the largest of its row, and no target
     mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
 
@@ -106,6 +108,8 @@ class Entropy(Event):
     used: bool = False  # the differentiated loss hangs on it
     raised: str = ""
     log_target: bool = False  # of kl_div
+    log_input: bool = True  # of poisson_nll_loss
+    smoothing: float = 0.0  # of cross_entropy
     sorts = ("grad", "name")
 
 
@@ -165,6 +169,8 @@ class Schedule(Event):
     scheduler: int = 0  # id of it
     kind: str = ""  # its class
     hundredth: int | None = None  # of its steps, after which the rate is a hundredth
+    mode: str = ""  # of ReduceLROnPlateau
+    metric: float | None = None  # what it was given
 
 
 @dataclass
@@ -238,6 +244,7 @@ class Optimizer:
     ids: set[int]  # of all its parameters
     low: bool  # holds tensors below 32 bits
     object: torch.optim.Optimizer | None  # dropped when the watch ends
+    began: tuple[float, ...] = ()  # rates of its groups when it was first seen, before any schedule
     live: set[int] = field(default_factory=set)  # of those that had a gradient at some step
 
 
@@ -300,7 +307,19 @@ class Evidence:
         self.endings: dict[
             int, tuple[int, int]
         ] = {}  # round -> rows of a recurrent network that end in padding, of all
-        self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest and shape of a first layer's input
+        self.wet: dict[int, tuple[str, float]] = {}  # round -> loss that was given what a dropout gave, and its share
+        self.attending: dict[int, tuple] = {}  # round -> shape of weights, axis of their softmax, axis of the sum
+        self.unmasked: dict[int, str] = {}  # round -> what is wrong with the scores of attention, or with their mask
+        self.few: dict[int, tuple[tuple[int, ...], int]] = {}  # round -> shape that was normalised, numbers per feature
+        self.carried: dict[int, tuple[int, ...]] = {}  # round -> shape of a state that came from another batch
+        self.shuffled: set[int] = set()  # rows of the batches of loaders that shuffle
+        self.unbent: dict[int, list[tuple[int, int, int]]] = {}  # round -> sizes of layers with nothing between them
+        self.overlaps: dict[int, tuple[str, float, float]] = {}  # round -> formula, least and largest answer in it
+        self.unraised: dict[int, tuple[float, float]] = {}  # round -> what a difference of logarithms was cut to
+        self.leaks: dict[int, tuple[int | None, tuple[int, ...]]] = {}  # round -> column that is the target, shape
+        self.weighed: dict[str, tuple[list[float], list[int]]] = {}  # loss -> weights of classes, rows of each
+        self.left_out: dict[int, tuple[int, int, int]] = {}  # round -> class that is ignored, its rows, all rows
+        self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest, shape, mostly not 0, of a first input
         self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
         self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
         self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches, rounds of iter()

@@ -29,7 +29,8 @@ SIGNED = {  # their targets are -1 and 1; the names of their arguments
     "soft_margin_loss": ("input", "target"),
 }
 LOGGED = ("kl_div", "ctc_loss")  # log-probabilities, classes last
-LOSSES = (*CLASSES, *BINARY, *PLAIN, *SIGNED, *LOGGED)
+COUNTS = "poisson_nll_loss"  # the logarithm of a rate, or a rate
+LOSSES = (*CLASSES, *BINARY, *PLAIN, *SIGNED, *LOGGED, COUNTS)
 VIEWS = ("View", "UnsafeView", "ReshapeAlias", "Transpose", "T", "Permute", "Squeeze", "Unsqueeze", "Slice", "Select")
 KEEPING = ("Index", "Slice", "ToCopy", "Clone", "Alias")  # views after which the classes are still the last dimension
 RESHAPES = ("View", "UnsafeView", "ReshapeAlias")
@@ -68,10 +69,10 @@ def logged(node) -> bool:
 
 
 def softmax_over(node) -> int | None:
-    """The dimension of the log_softmax that made a matrix, where only rows of it were chosen since."""
+    """The dimension of the softmax that made a matrix, where only rows of it were chosen since."""
     while kind(node) in KEEPING:
         node = node.next_functions[0][0]
-    if kind(node) != "LogSoftmax" or len(shape_of(node)) != 2:
+    if kind(node) not in ("LogSoftmax", "Softmax") or len(shape_of(node)) != 2:
         return None
     return 0 if node._saved_dim == 0 else 1  # a negative one reads as a huge number
 
@@ -103,6 +104,13 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
         facts += [(rows.sum(-1) - 1).abs().max(), rows.logsumexp(-1).abs().max()]
         along = x.dim() == 2 and 1 < x.shape[0] and x.numel() <= WHOLE
         facts.append(x.float().logsumexp(0).abs().max() if along else torch.full_like(facts[0], float("nan")))
+    elif x.dim() == 2 and min(x.shape) > 1 and given.grad_fn is not None:
+        fed.softmax_over = softmax_over(given.grad_fn)
+    if name == "cross_entropy" and x.dim() == 2 and 3 < x.shape[0] == x.shape[1] <= 4096 and readable(target):
+        fed.own = _own(x, target)
+    if fed.makers[:1] == ["Clamp"]:
+        ends = torch.aminmax(x)
+        fed.cut = float(((x == ends.min) | (x == ends.max)).float().mean())
     fed.rows = rows.numel() // max(1, rows.shape[-1])
     fed.tolerance = 1e-4 if given.dtype in (torch.float32, torch.float64) else 1e-2
     fed.low, fed.high, fed.sums, fed.over_classes, fed.over_rows = (*torch.stack(facts).tolist(), *3 * [None])[:5]
@@ -115,6 +123,15 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
         fed.target_low, fed.target_high, *fed.target_sums, between = torch.stack(facts).tolist()
         fed.target_hard = not between
     return fed
+
+
+def _own(x: Tensor, target: Tensor) -> bool:
+    """Whether each row of similarities has its own row in it, which is no target and more alike than any other."""
+    if target.is_floating_point() or target.shape != x.shape[:1]:
+        return False
+    own, mine = x.diagonal(), torch.arange(len(x), device=x.device)
+    alike = (own.max() - own.min()) <= 1e-3 * own.abs().max() and own.min() > 0
+    return bool(alike and (x.amax(1) <= own + 1e-3 * own.abs()).all() and (target != mine).all())
 
 
 def _ends(x: Tensor) -> tuple[Tensor, Tensor]:

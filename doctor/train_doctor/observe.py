@@ -36,10 +36,12 @@ from torch.utils.data import DataLoader
 from train_doctor import (
     after,
     anatomy,
+    attending,
     averages,
     axes,
     blended,
     bootstraps,
+    carried,
     choices,
     cosines,
     divergences,
@@ -48,15 +50,18 @@ from train_doctor import (
     empties,
     endings,
     fed,
+    few,
     fingerprint,
     flags,
     followers,
     graphs,
     histograms,
+    linears,
     masks,
     measures,
     noise,
     orders,
+    overlaps,
     owners,
     places,
     probes,
@@ -69,6 +74,7 @@ from train_doctor import (
     spreads,
     stored,
     views,
+    wet,
 )
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
@@ -96,7 +102,8 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
 WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
 WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages, scales.Scales)
-WATCHERS += (spreads.Spreads, dropouts.Dropouts, endings.Endings)
+WATCHERS += (spreads.Spreads, dropouts.Dropouts, endings.Endings, wet.Wet, attending.Attending, linears.Linears)
+WATCHERS += (overlaps.Overlaps, few.Few, carried.Carried)
 WATCHERS += (stored.Stored,)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
@@ -238,7 +245,8 @@ class Optimizers(Part):
         """Its index; its parameters are read anew, because groups may be added."""
         if id(optimizer) not in self.seen:
             self.seen[id(optimizer)] = len(self.e.optimizers)
-            self.e.optimizers.append(Optimizer(type(optimizer), set(), False, optimizer))
+            rates = tuple(_rate(g | {"lr": g.get("initial_lr", g.get("lr"))}) for g in optimizer.param_groups)
+            self.e.optimizers.append(Optimizer(type(optimizer), set(), False, optimizer, rates))
         entry = self.e.optimizers[self.seen[id(optimizer)]]
         ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if ids != entry.ids or not self.counts[self.seen[id(optimizer)]]:
@@ -498,14 +506,17 @@ class Optimizers(Part):
         finally:
             self.scheduling = inner
             if not inner and not initial:
-                self._scheduled(scheduler)
+                self._scheduled(scheduler, args[0] if args else kwargs.get("metrics"))
 
     @quietly
-    def _scheduled(self, scheduler) -> None:
+    def _scheduled(self, scheduler, metric) -> None:
         optimizer = getattr(scheduler, "optimizer", None)
         index = self.seen.get(id(optimizer), -1)
         epochal, kind = isinstance(scheduler, ReduceLROnPlateau), type(scheduler).__name__
-        self.e.note(Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler)))
+        made = Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler))
+        if epochal and isinstance(metric, int | float | Tensor):
+            made.mode, made.metric = scheduler.mode, float(metric)
+        self.e.note(made)
 
 
 class Observer(Part):

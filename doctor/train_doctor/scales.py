@@ -31,4 +31,5 @@ class Scales(Watcher):
         self.e.scales[self.eye.turn] = (
             *torch.stack([x.float().pow(2).mean().sqrt(), low, high]).tolist(),
             tuple(x.shape),
+            bool((x != 0).float().mean() > 0.5),  # counts of words are mostly zeros, and small
         )

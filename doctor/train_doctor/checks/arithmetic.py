@@ -290,7 +290,19 @@ def ratio_of_itself(e: Evidence) -> Fired | Verdict:
     WARN ratio-of-itself: The ratio of new and old probabilities is the policy's with itself: the old log-probabilities
     were computed again with the weights of now and their graph, so the ratio is always 1 and its gradient exactly 0.
     Fix: Keep the log-probabilities of the rollout, computed under torch.no_grad() when the actions were drawn.
+    WARN ratio-of-itself/no-exponential: What is cut to {low:g} .. {high:g} is a difference of logarithms, about 0, and
+    no ratio: the exponential is missing, so the cut is always at work and its gradient 0. Fix: ratio = torch.exp(logp -
+    old).
     """
+    if len(e.unraised) >= STEPS:
+        low, high = next(iter(e.unraised.values()))
+        return fires(
+            f"in {len(e.unraised)} steps a difference near 0 was cut to {low:g} .. {high:g}",
+            "a ratio, which is about 1",
+            fault="ratio-of-itself/no-exponential",
+            low=low,
+            high=high,
+        )
     if (verdict := _no_habit(e, e.ratios)) is not None:
         return verdict
     shape = next(iter(e.ratios.values()))
@@ -511,4 +523,162 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
         f"in {len(e.stored)} steps items of a {name} were changed in place where they are stored",
         "items that are copies",
         name=name,
+    )
+
+
+@check("F47")
+def outputs_dropped(e: Evidence) -> Fired | Verdict:
+    """The training loss stays far above the evaluation's, and a regression answers too small or too noisily.
+
+    Fires when a loss is given what a dropout gave, with nothing but views between.
+
+    WARN outputs-dropped: The answers themselves go through a dropout of {share:g}: that share of them is 0 in each
+    step, whatever was learned. Fix: Put the dropout before the last layer.
+    """
+    if (verdict := _no_habit(e, e.wet)) is not None:
+        return verdict
+    name, share = next(iter(e.wet.values()))
+    return fires(
+        f"in {len(e.wet)} steps {name} was given what a dropout of {share:g} gave",
+        "the last layer's numbers",
+        share=share,
+    )
+
+
+@check("F48")
+def attention_over_askers(e: Evidence) -> Fired | Verdict:
+    """Attention learns little, all places answer alike, and nothing is raised.
+
+    Follows the product of two tensors that learn through scaling and masks into a softmax, and from there into the
+    product with the values. Fires when that product sums over another axis than the softmax did.
+
+    WARN attention-over-askers: The weights of attention, {shape}, sum to 1 over axis {axis}, and the values are summed
+    over axis {other}: the softmax is over the places that ask. Fix: softmax(dim=-1) of scores (..., asking, asked).
+    WARN attention-sharpened: The scores are multiplied by the root of the width where they should be divided by it, so
+    the softmax picks a single place from the start and its gradient is nearly 0. Fix: scores / math.sqrt(width).
+    """
+    sharp = {turn: what for turn, what in e.unmasked.items() if what == "sharpened"}
+    if len(sharp) >= STEPS:
+        return fires(
+            f"in {len(sharp)} steps scores were multiplied by the root of their width",
+            "scores divided by it",
+            fault="attention-sharpened",
+        )
+    if (verdict := _no_habit(e, e.attending)) is not None:
+        return verdict
+    shape, axis, other = next(iter(e.attending.values()))
+    return fires(
+        f"in {len(e.attending)} steps weights {shape} had their softmax over axis {axis} and their sum over {other}",
+        "one and the same axis",
+        shape=shape,
+        axis=axis,
+        other=other,
+    )
+
+
+@check("F49")
+def overlap_of_logits(e: Evidence) -> Fired | Verdict:
+    """The Dice or IoU loss of a segmentation turns negative or jumps, and the masks are everything or nothing.
+
+    Fires when answers of both signs were multiplied by a mask of zeros and ones, summed, and divided by something that
+    learns.
+
+    WARN overlap-of-logits: An overlap is computed from numbers between {low:.3g} and {high:.3g}, so the loss has no
+    lower end: the sigmoid is missing. Fix: probabilities = torch.sigmoid(logits) (softmax for several classes) before
+    the overlap.
+    """
+    seen = {turn: told for turn, told in e.overlaps.items() if told[0] == "overlap"}
+    if (verdict := _no_habit(e, seen)) is not None:
+        return verdict
+    _, low, high = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps answers from {low:.3g} to {high:.3g} went into an overlap with a mask",
+        "probabilities",
+        low=low,
+        high=high,
+    )
+
+
+@check("S27")
+def nothing_between_layers(e: Evidence) -> Fired | Verdict:
+    """A deep network learns no more than a linear model, and more layers change nothing.
+
+    Follows what linear layers and convolutions give into the next one, in three steps. Fires when there are two such
+    pairs, or one in a network that does not bend elsewhere. Narrow waists, residual paths, and what is used twice are
+    left alone.
+
+    WARN nothing-between-layers: There is no activation between layers ({sizes}), and the product of two matrices is
+    one matrix: together they can do no more than a single layer. Fix: Put a ReLU or another activation between them.
+    """
+    if (verdict := _no_habit(e, e.unbent)) is not None:
+        return verdict
+    pairs = next(iter(e.unbent.values()))
+    sizes = ", ".join(" to ".join(map(str, pair)) for pair in pairs[:3])
+    return fires(
+        f"nothing between layers in {len(pairs)} places: {sizes}", "an activation after each layer", sizes=sizes
+    )
+
+
+@check("F53")
+def mask_without_effect(e: Evidence) -> Fired | Verdict:
+    """A model with padding or with a causal mask behaves as if it had none.
+
+    Follows the product of two tensors that learn into a softmax and on to the values. Fires when scores were filled
+    with a number that hides nothing, or zeros and ones were added to them or multiplied with them before the softmax,
+    or multiplied with the weights after it. Scores of -10 and below hide.
+
+    WARN mask-without-effect/filled: What should be hidden is given a score near 0, which is a score like any other.
+    Fix: masked_fill(mask, float("-inf")), or -1e9.
+    WARN mask-without-effect/multiplied: Scores are multiplied by a mask of zeros and ones before the softmax, and a
+    score of 0 hides nothing. Fix: scores.masked_fill(mask == 0, float("-inf")).
+    WARN mask-without-effect/added: A mask of zeros and ones is added to the scores, so what is hidden has a score
+    that is 1 smaller. Fix: Add 0 and float("-inf"), or use masked_fill with a mask of bools.
+    WARN mask-without-effect/after: The weights are multiplied by a mask after the softmax: what is hidden has taken
+    its share, and the weights that are left do not sum to 1. Fix: masked_fill(mask == 0, float("-inf")) before the
+    softmax.
+    """
+    seen = {turn: what for turn, what in e.unmasked.items() if what != "sharpened"}
+    if (verdict := _no_habit(e, seen)) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps a mask was {'multiplied with the weights' if what == 'after' else what}",
+        "scores of minus infinity where something is hidden",
+        fault=f"mask-without-effect/{what}",
+    )
+
+
+@check("S28")
+def state_of_strangers(e: Evidence) -> Fired | Verdict:
+    """A recurrent model is worse in use than in training, and rows are answered differently after other rows.
+
+    Fires when a recurrent network begins with the state that the batch before left behind, and the batch is as large as
+    those of a loader that shuffles. Pieces of one long text, in their order, are left alone.
+
+    WARN state-of-strangers: The state {shape} of the last batch is passed on, and the rows of the next one are others:
+    the loader shuffles. Fix: Begin each batch with no state, or give the rows in their order (shuffle=False).
+    """
+    if (verdict := _no_habit(e, e.carried)) is not None:
+        return verdict
+    shape = next(iter(e.carried.values()))
+    return fires(f"in {len(e.carried)} steps the state {shape} came from the batch before", "a new state", shape=shape)
+
+
+@check("S29")
+def statistics_of_few(e: Evidence) -> Fired | Verdict:
+    """A model with batch normalisation learns little in training, and is as good as random in evaluation.
+
+    Fires when a batch normalisation in training was given at most four numbers for each feature, in two steps.
+
+    WARN statistics-of-few: A batch normalisation of {shape} has {numbers} numbers for each feature: their mean and
+    spread are noise. Fix: Larger batches, or a normalisation that does not look at the batch (GroupNorm, LayerNorm).
+    """
+    if (verdict := _no_habit(e, e.few)) is not None:
+        return verdict
+    shape, numbers = next(iter(e.few.values()))
+    return fires(
+        f"in {len(e.few)} steps {shape} was normalised, {numbers} numbers for each feature",
+        "dozens of numbers for each feature",
+        shape=shape,
+        numbers=numbers,
     )

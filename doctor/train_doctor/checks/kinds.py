@@ -27,6 +27,7 @@ STEPS = {
     "N24",
     "N25",
     "N26",
+    "N33",
     "B8",
 }  # what optimizers hold and do
 GRADIENTS = {"B1", "B3", "B4", "B7", "N3", "S20"}  # of the model's own tensors

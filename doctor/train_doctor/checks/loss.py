@@ -68,6 +68,8 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     ERROR wrong-loss/double-sigmoid: A double sigmoid: the loss is given the probabilities of a sigmoid (or softmax) and
     applies one itself. Fix: Give binary_cross_entropy_with_logits (BCEWithLogitsLoss) the logits, or use
     binary_cross_entropy (BCELoss) with one sigmoid.
+    ERROR wrong-loss/exponential-twice: The exponential is taken twice: poisson_nll_loss wants the logarithm of the rate
+    (log_input=True, the default) and is given a rate. Fix: Give it the last layer's numbers, or say log_input=False.
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]

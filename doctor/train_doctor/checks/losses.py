@@ -65,7 +65,7 @@ def odd_input(e: Evidence) -> Fired | None:
             fault="wrong-loss/logits-into-bce",
         )
     for (name, _), losses in judged(e).items():
-        found = [_odd(name, n.fed) for n in losses]
+        found = [_odd(name, n.fed) for n in losses if name != fed.COUNTS or n.log_input] or [None]
         if None not in found:
             return found[0]
     return None
@@ -84,7 +84,13 @@ def _odd(name: str, f: Fed) -> Fired | None:
         return _into_logarithms(name, f)
     if name in fed.BINARY:
         return _into_binary(name, f)
-    return None
+    if name == fed.COUNTS and f.makers[:1] and f.makers[0] in ("Exp", "Softplus"):
+        return fires(
+            f"the output of {f.makers[0].lower()} is given to {name}, which takes its exponential",
+            "the logarithm of a rate",
+            fault="wrong-loss/exponential-twice",
+        )
+    return _over_the_batch(name, f) if name in fed.PLAIN else None
 
 
 def _sum_to_one(f: Fed) -> bool:
@@ -149,7 +155,19 @@ def _into_logarithms(name: str, f: Fed) -> Fired | None:
     return None
 
 
+def _over_the_batch(name: str, f: Fed) -> Fired | None:
+    if f.softmax_over != 0:
+        return None
+    return fires(
+        f"{name} is given a softmax with dim=0 of a matrix whose rows it judges",
+        "a softmax over the classes, dim=1",
+        fault="wrong-loss/over-the-batch",
+    )
+
+
 def _into_binary(name: str, f: Fed) -> Fired | None:
+    if f.makers[:1] == ["Softmax"] and (found := _over_the_batch(name, f)):
+        return found
     twice = f.makers[:2] == ["Sigmoid", "Sigmoid"]
     if twice or (name.endswith("logits") and f.makers[:1] in (["Sigmoid"], ["Softmax"])):
         what = "a sigmoid of a sigmoid" if twice else f"the output of a {f.makers[0].lower()}"
@@ -218,11 +236,23 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
+    WARN wrong-targets/sum: The rows of soft targets sum to {sum:.4g} and not to 1, so the loss and its gradient are of
+    no probabilities. Fix: Smoothing by s: target * (1 - s) + s / classes, or label_smoothing=s.
+    WARN wrong-targets/zero-margin: A hinge loss that is written by hand is given targets of 0 and 1: where the target
+    is 0, relu(1 - target * answer) is 1 whatever the answer. Fix: Use 2 * target - 1.
     """
     n = raised(e, "all elements of target should be between 0 and 1")
     if n is not None and n.fed is not None and n.fed.target_low is not None:
         return _outside(n)
     losses = judged(e)
+    if len(hinges := [told for told in e.overlaps.values() if told[0] == "hinge"]) >= FEW:
+        return fires(
+            f"in {len(hinges)} steps answers from {hinges[0][1]:.3g} to {hinges[0][2]:.3g} were multiplied by zeros "
+            "and ones, taken from 1 and cut at 0",
+            "targets of -1 and 1",
+            WARN,
+            "wrong-targets/zero-margin",
+        )
     for (name, _), calls in losses.items():
         found = [_targets(name, n) for n in calls]
         if None not in found:
@@ -300,6 +330,10 @@ def _targets(name: str, n: Entropy) -> Fired | None:
             "one class in a row, or rows that sum to 1",
             WARN,
             "wrong-targets/several-classes",
+        )
+    if name == "cross_entropy" and low > 0 and high - low < 1e-4 and abs(low - 1) > 1e-2 and (f.classes or 0) > 1:
+        return fires(
+            f"each row of the targets sums to {low:.4g}", "rows that sum to 1", WARN, "wrong-targets/sum", sum=low
         )
     return None
 

@@ -17,6 +17,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+TINY = 0.02  # largest number of data that were scaled twice
 RAW = 30.0  # root mean square of data that are as they were measured
 TAKEN = 0.01  # of a weight in a step, by a decay that is not part of the gradient
 LARGE = 6  # inputs of which most are above 2^LARGE
@@ -213,14 +214,26 @@ def inputs_not_scaled(e: Evidence) -> Fired | Verdict:
     WARN inputs-not-scaled/raw: The data are given to the model as they are, from {low:.4g} to {high:.4g}, and its first
     weights were drawn for numbers of about 1. Fix: Scale them to about -1 to 1 (pixels: divide by 255 before
     subtracting the mean), or normalise them in the model.
+    WARN inputs-not-scaled/tiny: What the model is given lies between {low:.3g} and {high:.3g}: it was scaled twice (a
+    division by 255 of what was divided before), or not at all, and its first weights were drawn for numbers of about
+    1. Fix: Scale it once, to about -1 to 1.
     """
     if len(e.scales) >= STEPS and not any("norm" in type(m).__name__.lower() for _, m in e.modules()):
         if all(RAW <= size < math.inf for size, *_ in e.scales.values()):
-            size, low, high, shape = next(iter(e.scales.values()))
+            size, low, high, shape, _ = next(iter(e.scales.values()))
             return fires(
                 f"what a layer is given, {shape}, has a root mean square of {size:.3g} in {len(e.scales)} steps",
                 "inputs of about 1",
                 fault="inputs-not-scaled/raw",
+                low=low,
+                high=high,
+            )
+        if all(max(-low, high) < TINY and size > 0 and full for size, low, high, _, full in e.scales.values()):
+            size, low, high, shape, _ = next(iter(e.scales.values()))
+            return fires(
+                f"what a layer is given, {shape}, lies between {low:.3g} and {high:.3g} in {len(e.scales)} steps",
+                "inputs of about 1",
+                fault="inputs-not-scaled/tiny",
                 low=low,
                 high=high,
             )

@@ -1,0 +1,86 @@
+"""Losses written by hand that take a last layer's numbers for something else: overlaps and margins.
+
+    2 * (logits * mask).sum() / (logits.sum() + mask.sum())     a Dice loss wants torch.sigmoid(logits)
+    torch.relu(1 - target * logits)                             a hinge wants targets of -1 and 1, not 0 and 1
+
+Both come from formulas with the same letters and run without a word. An overlap of numbers below 0 has no lower end,
+and of a hinge with targets of 0 the rows of one class count for nothing. A product of answers, of both signs, with
+zeros and ones is followed into a quotient or into what is cut at zero.
+
+Footgun: answers are picked by zeros and ones on purpose (q * actions), and masked. Neither ends in a quotient whose
+lower half learns, nor in 1 - x.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}
+SUMS = {"sum", "mean", "view", "reshape", "flatten", "squeeze"}
+PLUS = {"add", "__add__", "__radd__"}
+QUOTIENTS = {"div", "true_divide", "divide", "__truediv__"}
+FROM_ONE = {"rsub", "__rsub__", "sub", "__sub__", "subtract"}
+CUT = {"relu", "clamp", "clamp_min", "clip", "maximum"}
+LEAST, LOOKED = 8, 2**22
+
+
+class Overlaps(Watcher):
+    """What is known of a tensor: (the step of the formula, least and largest answer)."""
+
+    names = PRODUCTS | SUMS | PLUS | QUOTIENTS | FROM_ONE | CUT
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known()
+
+    def saw(self, op: Op) -> None:
+        if not isinstance(op.result, Tensor) or not op.given:
+            return
+        fact = next((f for f in map(self.known.get, op.given) if f), None)
+        made = self._of_answers(op) if fact is None and op.name in PRODUCTS else self._next(op, fact) if fact else None
+        if made is not None:
+            self.known.put(op.result, made)
+
+    def _of_answers(self, op: Op) -> tuple | None:
+        if len(op.given) != 2 or op.given[0].shape != op.given[1].shape or not LEAST <= op.given[0].numel() <= LOOKED:
+            return None
+        learns = [t.requires_grad for t in op.given]
+        if learns not in ([True, False], [False, True]):
+            return None
+        answers, marks = op.given if learns[0] else op.given[::-1]
+        if marks.dtype is not answers.dtype or not answers.is_floating_point():
+            return None
+        if bool(((marks != 0) & (marks != 1)).any()) or bool((marks == marks.flatten()[0]).all()):
+            return None
+        low, high = torch_ends(answers)
+        return ("product", low, high) if low < 0 < high else None
+
+    def _next(self, op: Op, fact: tuple) -> tuple | None:
+        what, low, high = fact
+        alone = len(op.given) == 1
+        first = self.known.get(op.given[0]) is fact
+        if what == "product":
+            if op.name in SUMS:
+                return "sum" if op.name in ("sum", "mean") else "product", low, high
+            if op.name in FROM_ONE and alone and 1 in [a for a in op.args if not isinstance(a, Tensor)]:
+                return "margin", low, high
+        elif what == "sum":
+            if op.name in QUOTIENTS and first and len(op.given) == 2 and op.given[1].requires_grad:
+                self.e.overlaps.setdefault(self.eye.turn, ("overlap", low, high))
+            elif alone and op.name in PRODUCTS | PLUS | SUMS:
+                return fact
+        elif what == "margin" and op.name in CUT:
+            self.e.overlaps.setdefault(self.eye.turn, ("hinge", low, high))
+        return None
+
+    def backward(self, loss: Tensor) -> None:
+        self.known.by_id.clear()
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+
+
+def torch_ends(x: Tensor) -> tuple[float, float]:
+    """Least and largest number."""
+    low, high = x.detach().aminmax()
+    return float(low), float(high)
