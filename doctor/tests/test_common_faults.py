@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, MultiStep
 from torch.utils.data import DataLoader, TensorDataset
 
 import train_doctor as doctor
-from train_doctor import dropouts
 from train_doctor.observe import _hundredth
+from train_doctor.watchers import dropouts
 
 from .bench import quiet
 from .test_arithmetic import net, said, train

@@ -6,7 +6,7 @@ that is another draw than the noise in the input, a derivative without a graph: 
 program. A `TorchFunctionMode` sees it. It is on from the end of the first optimizer step to that of the fourth, and off
 inside the steps themselves. What is known of a tensor hangs on a weak reference, so nothing lives longer for it.
 
-Each kind of question is a class of its own with `saw(op)`: dropped.py, noise.py, slopes.py, flags.py, views.py.
+Each kind of question is a class of its own with `saw(op)`: the files of watchers/.
 
 Footguns: a mode may only leave the stack where no function of torch is under way, for torch puts back afterwards what
 it took off for the call. So it comes and goes in the hooks around an optimizer's step. And it lies beneath the modes of

@@ -36,45 +36,18 @@ from torch.utils.data import DataLoader
 from train_doctor import (
     after,
     anatomy,
-    attending,
-    averages,
-    axes,
-    blended,
-    bootstraps,
-    carried,
-    choices,
-    cosines,
-    divergences,
-    dropouts,
-    dropped,
     empties,
-    endings,
     fed,
-    few,
     fingerprint,
-    flags,
     followers,
     graphs,
     histograms,
-    linears,
-    masks,
     measures,
-    noise,
-    orders,
-    overlaps,
     owners,
     places,
     probes,
-    ratios,
-    repeats,
-    scales,
-    scored,
     series,
-    slopes,
-    spreads,
-    stored,
-    views,
-    wet,
+    watchers,
 )
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
 from train_doctor.calls import Calls
@@ -99,12 +72,6 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
-WATCHERS = (dropped.Dropped, noise.Noise, slopes.Slopes, flags.Flags, views.Views, scored.Scored, orders.Orders)
-WATCHERS += (axes.Axes, repeats.Repeats, masks.Masks, ratios.Ratios, blended.Blended, cosines.Cosines)
-WATCHERS += (choices.Choices, bootstraps.Bootstraps, divergences.Divergences, averages.Averages, scales.Scales)
-WATCHERS += (spreads.Spreads, dropouts.Dropouts, endings.Endings, wet.Wet, attending.Attending, linears.Linears)
-WATCHERS += (overlaps.Overlaps, few.Few, carried.Carried)
-WATCHERS += (stored.Stored,)
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -549,7 +516,7 @@ class Observer(Part):
         self.calls.start()
         self.optimizers.start()
         self.waits.start()
-        self.eye.start([watcher(self.eye) for watcher in WATCHERS])
+        self.eye.start([watcher(self.eye) for watcher in watchers.ALL])
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)

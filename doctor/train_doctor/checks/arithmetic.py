@@ -12,9 +12,9 @@ from collections.abc import Sized
 from pathlib import Path
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.dropped import GRADIENT
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
+from train_doctor.watchers.dropped import GRADIENT
 
 STEPS = 2
 BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")

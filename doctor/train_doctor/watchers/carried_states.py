@@ -17,7 +17,7 @@ NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 KEPT = 64  # numbers of a state
 
 
-class Carried(Watcher):
+class CarriedStates(Watcher):
     names = NETWORKS
 
     def __init__(self, eye: Eye):

@@ -19,7 +19,7 @@ from train_doctor.eye import Op, Watcher
 from train_doctor.waits import _whose
 
 NAMES = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
-BETWEEN = ("train_doctor/eye.py", "train_doctor/dropouts.py", "torch/overrides.py", "torch/nn/functional.py")
+BETWEEN = ("train_doctor/eye.py", "train_doctor/watchers/dropouts.py", "torch/overrides.py", "torch/nn/functional.py")
 
 
 class Dropouts(Watcher):

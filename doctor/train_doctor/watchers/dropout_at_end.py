@@ -20,7 +20,7 @@ VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "flatten", "transpose", "per
 VIEWS |= {"contiguous", "T", "t"}
 
 
-class Wet(Watcher):
+class DropoutAtEnd(Watcher):
     names = DROPOUTS | VIEWS | set(LOSSES) | {"log_softmax"}
 
     def __init__(self, eye: Eye):

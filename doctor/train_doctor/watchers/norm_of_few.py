@@ -15,7 +15,7 @@ from train_doctor.eye import Op, Watcher
 FEWEST = 4  # numbers for each feature
 
 
-class Few(Watcher):
+class NormOfFew(Watcher):
     names = {"batch_norm"}
 
     def saw(self, op: Op) -> None:

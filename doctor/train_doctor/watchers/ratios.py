@@ -14,7 +14,7 @@ the gradient is that of logp.
 
 from train_doctor.eye import Op, Watcher
 from train_doctor.fed import kind
-from train_doctor.views import same_functions
+from train_doctor.watchers.views import same_functions
 
 
 class Ratios(Watcher):

@@ -22,7 +22,7 @@ SUMS |= {"permute", "T", "__getitem__", "double", "float", "__truediv__", "div"}
 UNBENT = LAYERS | STILL | SUMS | set(LOSSES)  # what else makes something that learns bends it
 
 
-class Linears(Watcher):
+class BareLayers(Watcher):
     """What is known of what a layer gave: [sizes in and out, uses by layers, other uses, id of its weights]."""
 
     def __init__(self, eye: Eye):

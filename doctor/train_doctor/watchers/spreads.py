@@ -15,8 +15,8 @@ import contextlib
 
 from torch import Tensor
 
-from train_doctor.divergences import logarithms
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.divergences import logarithms
 
 NORMAL, UNIFORM = {"randn", "randn_like", "normal"}, {"rand", "rand_like", "uniform"}
 PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}

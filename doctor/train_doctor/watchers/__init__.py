@@ -1,0 +1,67 @@
+"""The questions that are asked of what the eye sees (eye.py), one file each: what becomes of a tensor on its way.
+
+A watcher is told of each call of the functions that it names. It keeps what it knows of tensors in `Known`, and writes
+what it found into the evidence, by step. A check decides afterwards whether it is a fault.
+
+Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbers costs time in each of three steps.
+"""
+
+from train_doctor.watchers.attending import Attending
+from train_doctor.watchers.averages import Averages
+from train_doctor.watchers.axes import Axes
+from train_doctor.watchers.bare_layers import BareLayers
+from train_doctor.watchers.blended import Blended
+from train_doctor.watchers.bootstraps import Bootstraps
+from train_doctor.watchers.carried_states import CarriedStates
+from train_doctor.watchers.choices import Choices
+from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.divergences import Divergences
+from train_doctor.watchers.dropout_at_end import DropoutAtEnd
+from train_doctor.watchers.dropouts import Dropouts
+from train_doctor.watchers.dropped import Dropped
+from train_doctor.watchers.endings import Endings
+from train_doctor.watchers.flags import Flags
+from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.noise import Noise
+from train_doctor.watchers.norm_of_few import NormOfFew
+from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.ratios import Ratios
+from train_doctor.watchers.repeats import Repeats
+from train_doctor.watchers.scales import Scales
+from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.slopes import Slopes
+from train_doctor.watchers.spreads import Spreads
+from train_doctor.watchers.stored import Stored
+from train_doctor.watchers.views import Views
+
+ALL = (
+    Dropped,
+    Noise,
+    Slopes,
+    Flags,
+    Views,
+    Scored,
+    Orders,
+    Axes,
+    Repeats,
+    Masks,
+    Ratios,
+    Blended,
+    Cosines,
+    Choices,
+    Bootstraps,
+    Divergences,
+    Averages,
+    Scales,
+    Spreads,
+    Dropouts,
+    Endings,
+    DropoutAtEnd,
+    Attending,
+    BareLayers,
+    Overlaps,
+    NormOfFew,
+    CarriedStates,
+    Stored,
+)
