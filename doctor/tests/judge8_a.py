@@ -1,7 +1,7 @@
 """Twenty small training programs, nineteen of them outside language models, each with one bug that people often make, and
 a mended twin, by somebody who had not seen the checks.
 
-See judge8.py. They are kept as they were written.
+See step_programs.py. They are kept as they were written.
 """
 # ruff: noqa: UP028, E501, B007, B905, E731, I001, E402, E741, B006, B023, C4, F401, F841, UP, SIM, RUF
 

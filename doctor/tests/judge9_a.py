@@ -1,7 +1,7 @@
 """Twenty-two small training programs, twenty-one of them outside language models, each with one bug that people often make, and
 a mended twin, by somebody who had not seen the checks.
 
-See judge9.py. They are kept as they were written.
+See step_programs.py. They are kept as they were written.
 """
 # ruff: noqa
 

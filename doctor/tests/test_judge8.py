@@ -4,13 +4,13 @@ The first sight of them, before any check was changed, is in judge8_first_sight.
 said of 19 twins. Of one it was said that its frozen layers hold the random numbers of the start, which is so.
 """
 
-import json
-
 import pytest
 
 from train_doctor import NOTE
 
-from .judge8 import FAULTS, PROOFS, RECORD, examine
+from .step_programs import Blind
+
+BLIND = Blind("judge8")
 
 NAMED = {
     "image_softmax_ce": "F3",
@@ -40,33 +40,28 @@ TRUE_OF_TWINS = {"transfer_new_head_after_optimizer": {"S22"}}  # its frozen lay
 
 
 def test_the_first_sight_is_on_record():
-    record, proofs = json.loads(RECORD.read_text()), json.loads(PROOFS.read_text())
-    assert list(record["programs"]) == list(FAULTS) and sorted(proofs) == sorted(FAULTS) and len(FAULTS) == 20
-    assert all(p["bad"] > 1.3 * p["good"] for p in proofs.values())
-    reads = [p["read"] for p in record["programs"].values()]
-    assert record["summary"]["named first"] == reads.count("first") == 14
+    record = BLIND.holds(NAMED, UNSEEN, harm=1.3)
+    assert record["summary"]["named first"] == 14 and len(BLIND.faults) == 20
     warned = {name: {f["check"].split()[0] for f in p["of the twin"]} for name, p in record["programs"].items()}
     assert {name: checks for name, checks in warned.items() if checks} == TRUE_OF_TWINS
-    assert sorted([*NAMED, *UNSEEN]) == sorted(FAULTS)
-    assert all(name in NAMED for name, p in record["programs"].items() if p["read"] == "first")
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_cause_is_named_first(name):
-    report = examine(name, mended=False)
+    report = BLIND.examine(name, mended=False)
     assert not report.faults, report.faults
-    assert report.root is not None and report.root.check == NAMED[name], f"{FAULTS[name][1]['what']}\n{report}"
+    assert report.root is not None and report.root.check == NAMED[name], f"{BLIND.what(name)}\n{report}"
 
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_not_seen_is_not_named_wrongly(name):
     """One that is named some day moves up to NAMED."""
-    report = examine(name, mended=False)
+    report = BLIND.examine(name, mended=False)
     assert not report.faults and not [f for f in report.findings if f.severity != NOTE], report
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", BLIND.faults)
 def test_nothing_is_said_of_a_twin(name):
-    report = examine(name, mended=True)
+    report = BLIND.examine(name, mended=True)
     said = {f.check for f in report.findings if f.severity != NOTE}
     assert not report.faults and said <= TRUE_OF_TWINS.get(name, set()), f"\n{report}"

@@ -4,13 +4,13 @@ The first sight of them, before any check was changed, is in judge9_first_sight.
 warnings of the effect, and nothing said of a twin.
 """
 
-import json
-
 import pytest
 
 from train_doctor import NOTE
 
-from .judge9 import FAULTS, PROOFS, RECORD, examine
+from .step_programs import Blind
+
+BLIND = Blind("judge9")
 
 NAMED = {
     "audio_nll": "F3",
@@ -41,31 +41,26 @@ UNSEEN = {
 
 
 def test_the_first_sight_is_on_record():
-    record, proofs = json.loads(RECORD.read_text()), json.loads(PROOFS.read_text())
-    assert list(record["programs"]) == list(FAULTS) and sorted(proofs) == sorted(FAULTS) and len(FAULTS) == 22
-    assert all(p["bad"] > 1.15 * p["good"] for p in proofs.values())
-    reads = [p["read"] for p in record["programs"].values()]
-    assert record["summary"]["named first"] == reads.count("first") == 14
+    record = BLIND.holds(NAMED, UNSEEN, harm=1.15)
+    assert record["summary"]["named first"] == 14 and len(BLIND.faults) == 22
     assert not any(p["of the twin"] for p in record["programs"].values())
-    assert sorted([*NAMED, *UNSEEN]) == sorted(FAULTS)
-    assert all(name in NAMED for name, p in record["programs"].items() if p["read"] == "first")
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_cause_is_named_first(name):
-    report = examine(name, mended=False)
+    report = BLIND.examine(name, mended=False)
     assert not report.faults, report.faults
-    assert report.root is not None and report.root.check == NAMED[name], f"{FAULTS[name][1]['what']}\n{report}"
+    assert report.root is not None and report.root.check == NAMED[name], f"{BLIND.what(name)}\n{report}"
 
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_not_seen_is_not_named_wrongly(name):
     """One that is named some day moves up to NAMED."""
-    report = examine(name, mended=False)
+    report = BLIND.examine(name, mended=False)
     assert not report.faults and not [f for f in report.findings if f.severity != NOTE], report
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", BLIND.faults)
 def test_nothing_is_said_of_a_twin(name):
-    report = examine(name, mended=True)
+    report = BLIND.examine(name, mended=True)
     assert not report.faults and not [f for f in report.findings if f.severity != NOTE], f"\n{report}"

@@ -1,0 +1,79 @@
+"""Blind sets whose programs give their models, their optimizers and one step: judge8, judge9 and judge10.
+
+    python -m tests.step_programs judge10 FILE.json
+
+The authors had not seen the checks, and chose bugs that people often make. Every program has a mended twin. The watch
+is the default one and stands around its twenty steps. Beside the programs of a set lie
+
+- `judge10_proofs.json`: the author's measure of both after more steps (lower is better), which proves the harm
+- `judge10_first_sight.json`: what was said before any check was changed for them; it is not to be edited
+
+Footgun: whether a finding states the author's cause is read by a person. A check's id alone does not tell.
+"""
+
+import json
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+import train_doctor as doctor
+
+from .judge4 import STEPS, told, undisturbed, write
+
+SETS = {"judge8": ("judge8_a",), "judge9": ("judge9_a",), "judge10": ("judge10_a", "judge10_b")}
+HERE = Path(__file__).parent
+
+
+class Blind:
+    """One set."""
+
+    def __init__(self, name: str):
+        parts = [import_module(f"{__package__}.{part}") for part in SETS[name]]
+        self.faults = {case["name"]: (part, case) for part in parts for case in part.CASES}
+        self.proofs, self.first_sight = (HERE / f"{name}_{kept}.json" for kept in ("proofs", "first_sight"))
+
+    def what(self, name: str) -> str:
+        return self.faults[name][1]["what"]
+
+    def examine(self, name: str, mended: bool) -> doctor.Report:
+        """The report of one program. Several models are found by the doctor itself."""
+        part, _ = self.faults[name]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as its author ran it
+        try:
+            with undisturbed():
+                program = getattr(part, f"{name}_{'good' if mended else 'bad'}")()
+                model = program["model"] if isinstance(program["model"], torch.nn.Module) else None
+                with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
+                    for i in range(program["steps"]):
+                        program["step"](i)
+        finally:
+            torch.set_num_threads(threads)
+        return report
+
+    def holds(self, named: dict, unseen: dict, harm: float) -> dict:
+        """The record of the first sight, once it fits the programs, their proofs and what the test says today."""
+        record, proofs = json.loads(self.first_sight.read_text()), json.loads(self.proofs.read_text())
+        assert list(record["programs"]) == list(self.faults) and sorted(proofs) == sorted(self.faults)
+        assert all(p["bad"] > harm * p["good"] for p in proofs.values())
+        assert sorted([*named, *unseen]) == sorted(self.faults)
+        reads = {name: p["read"] for name, p in record["programs"].items()}
+        assert record["summary"]["named first"] == list(reads.values()).count("first")
+        assert all(name in named for name, read in reads.items() if read == "first")
+        return record
+
+
+def main(name: str, path: str) -> None:
+    blind, entries = Blind(name), {}
+    for name in blind.faults:
+        print(name, end=": ")
+        examined = map(partial(blind.examine, name), (False, True))
+        entries[name] = told(blind.what(name), *examined)
+    write(path, entries)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
