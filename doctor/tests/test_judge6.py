@@ -36,6 +36,7 @@ NAMED = {
     "masked_tokens": "F33",
     "event_order": "S23",
     "sensor_finetune": "N4",
+    "siamese_signals": "F57",
 }
 UNSEEN = {
     "lesion_segmentation": "two draws for two turns are right where two views are made",
@@ -44,7 +45,6 @@ UNSEEN = {
     "actor_critic_tracker": "a loss by hand may have a gradient in all of its parts",
     "dqn_docking": "that an episode ended is a number like others",
     "survival_cox": "an order that is wrong for one loss is right for another",
-    "siamese_signals": "a target with a gradient is right in contrastive losses, and wrong in this one",
     "expert_mixture": "a router may learn from a balance term alone",
     "robot_arm": "a gradient by hand may differ from the slope on purpose (straight-through, reversal)",
 }

@@ -46,9 +46,9 @@ NAMED = {
     "lm_accum_mean_of_means": "N6",
     "lm_bf16_weights": "N4",
     "lm_dpo_reference_alias": "N14",
+    "simsiam_stop_gradient": "F57",
 }
 UNSEEN = {
-    "simsiam_stop_gradient": "a target with a gradient is right where another term holds the answers apart",
     "dqn_terminal_bootstrap": "that an episode ended is a number like others",
     "ranking_margin_sign": "which of two rows is the better one stands nowhere",
     "mixture_density_logsum": "a sum of weighted logarithms is right for an expectation",

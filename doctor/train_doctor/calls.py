@@ -51,6 +51,7 @@ class Calls(Part):
         self.entropies: list[Entropy] = []
         self.embedded: list[Tensor] = []  # ids
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
+        self.fed_data: set[int] = set()  # ids of modules that were given data, with gradients on
         self.given = [unwrap(m, []) for m in teachers]
         self.discovering = False
         self.idle = 0  # calls since the last backward
@@ -452,9 +453,8 @@ class Calls(Part):
         else:
             if grad and role == "model":
                 graphs.mark_answer(self.e, output)
-            if grad and id(module) not in self.e.criteria and _is_criterion(module, args, output):
-                own = {name: p._version for name, p in module.named_parameters(recurse=False)}
-                self.e.criteria[id(module)] = weakref.ref(module), own
+            if grad and id(module) not in self.fed_data:
+                self._criterion(module, args, output)
             read_call(call, module, args, kwargs, output)
             if call.ids is None and role == "model" and grad:
                 call.mark = _mark((*args, *kwargs.values()))
@@ -467,6 +467,15 @@ class Calls(Part):
         if self.e.note(call):
             self._make_room(call)
             self.calls.append(call)
+
+    def _criterion(self, module: nn.Module, args: tuple, output: Any) -> None:
+        """A loss or a head with weights of its own (log variances, centres): it is given what a model gave, always."""
+        if not any(t.grad_fn is not None for t in tensors(args)):
+            self.fed_data.add(id(module))
+            self.e.criteria.pop(id(module), None)
+        elif id(module) not in self.e.criteria and _is_criterion(module, output):
+            own = {name: p._version for name, p in module.named_parameters()}
+            self.e.criteria[id(module)] = weakref.ref(module), own
 
     def _adapted(self, module: nn.Module, tree: Tree) -> list[nn.Module]:
         """Its parts that hold an adapter."""
@@ -515,12 +524,12 @@ class Calls(Part):
             self.calls.append(call)
 
 
-def _is_criterion(module: nn.Module, args: tuple, output: Any) -> bool:
-    """A loss with weights of its own (log variances, centres): one number is made of what a model gave."""
-    if not isinstance(output, Tensor) or output.numel() != 1 or not output.requires_grad:
+def _is_criterion(module: nn.Module, output: Any) -> bool:
+    """One number of weights of its own, or the answers of a head in training; a loss may hold a network that rests."""
+    if not isinstance(output, Tensor) or not output.requires_grad:
         return False
-    own = any(p is not None and p.requires_grad for p in module._parameters.values())
-    return own and any(t.requires_grad for t in tensors(args))
+    ps = module.parameters(recurse=output.numel() != 1)
+    return any(p.requires_grad for p in ps) and (output.numel() == 1 or module.training)
 
 
 def _mark(given: tuple) -> Tensor | None:

@@ -39,12 +39,13 @@ def _share(one: Entropy, two: Entropy) -> float:
         there = there.squeeze(1)
     if wanted.dim() != there.dim() + 1:
         return 0.0
-    channels = next((d for d in (1, wanted.dim() - 1) if _without(wanted, d) == tuple(there.shape)), None)
-    if channels is None:
-        return 0.0
-    held = (wanted != 0).any(channels)
-    share = float(held.float().mean())
-    return share if 0 < share < RARE and bool((held == (there > 0)).all()) else 0.0
+    for channels in (1, wanted.dim() - 1):
+        if _without(wanted, channels) == tuple(there.shape):
+            held = (wanted != 0).any(channels)
+            share = float(held.float().mean())
+            if 0 < share < RARE and bool((held == (there > 0)).all()):
+                return share
+    return 0.0
 
 
 def _without(t: Tensor, dim: int) -> tuple[int, ...]:

@@ -3,8 +3,9 @@ of it.
 
 Hooks and patched losses see models and losses, and nothing between them. A clamped copy that is thrown away, a target
 that is another draw than the noise in the input, a derivative without a graph: all of that is plain arithmetic of the
-program. A `TorchFunctionMode` sees it. It is on from the end of the first optimizer step to that of the fourth, and off
-inside the steps themselves. What is known of a tensor hangs on a weak reference, so nothing lives longer for it.
+program. A `TorchFunctionMode` sees it. It is on from the end of the first optimizer step to that of the fourth (the
+eighth at most, where several optimizers take turns), and off inside the steps themselves. What is known of a tensor
+hangs on a weak reference, so nothing lives longer for it.
 
 Each kind of question is a class of its own with `saw(op)`: the files of watchers/.
 
@@ -19,6 +20,7 @@ import os
 import sys
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -28,9 +30,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from train_doctor.attach import FAULTS, Attachments, Part
+from train_doctor.evidence import Step
 from train_doctor.waits import _whose
 
-LAST = 4  # the optimizer step after which it is over; it begins after the first
+LAST, LONGEST = 4, 8  # optimizer steps after which it is over; it begins after the first
+EACH = 3  # steps of each optimizer that are waited for, where several take turns
 UNSTEPPED = 2  # backwards without any step before it begins all the same
 CALLS = 100_000  # of functions; then it is over
 DEEP = 3  # lists inside each other that are looked into
@@ -122,10 +126,18 @@ class Eye(Part):
             self._off()
 
     def after_step(self) -> None:
-        if not self.over and self.e.rounds + 1 >= min(LAST, self.e.declared.get("steps") or LAST):
+        last = self.e.declared.get("steps") or LONGEST
+        if not self.over and self.e.rounds + 1 >= min(LAST if self._each_seen() else LONGEST, last):
             self.close()
         elif not self.over:
             self._on()
+
+    def _each_seen(self) -> bool:
+        """Where optimizers take turns, each loss is to be seen as often as one alone is."""
+        if len(self.e.optimizers) < 2 or self.e.rounds + 1 < LAST:
+            return True
+        steps = Counter(step.optimizer for step in self.e.every(Step))
+        return min(steps.values()) >= EACH
 
     def called(self, backwards: int) -> None:
         """A model was called. Where no optimizer ever steps, this is where it comes and goes."""
@@ -146,7 +158,10 @@ class Eye(Part):
         if self.on:
             self.forward = False
             for watcher in self.watchers:
-                watcher.backward(loss)
+                try:
+                    watcher.backward(loss)
+                except Exception:
+                    self._fault(watcher)
 
     def close(self) -> None:
         """For good."""
@@ -233,9 +248,19 @@ class Eye(Part):
         torch._C._set_grad_enabled(False)
         try:
             for watcher in self._asked(name):
-                watcher.saw(op)
+                try:
+                    watcher.saw(op)
+                except Exception:
+                    self._fault(watcher)
         finally:
             torch._C._set_grad_enabled(grad)
+
+    def _fault(self, watcher: "Watcher") -> None:
+        """One that fails is not asked again; the others go on."""
+        self.watchers = [w for w in self.watchers if w is not watcher]
+        self.asked = {}
+        if len(self.e.faults) < FAULTS:
+            self.e.faults.append(f"{type(watcher).__name__}: {traceback.format_exc(limit=-3)}")
 
     def _asked(self, name: str) -> "list[Watcher]":
         """Those that ask about this function."""

@@ -37,7 +37,7 @@ def mark(e: Evidence, loss: Tensor) -> None:
     if e.rounds in e.graphs or e.rounds >= ROUNDS or loss.grad_fn is None:
         return
     made = Mark()
-    for node in _walk(loss, MARKED):
+    for node in walk(loss, MARKED):
         if kind(node) != "AccumulateGrad":  # lives as long as its parameter
             with contextlib.suppress(AttributeError, TypeError):
                 node.metadata.setdefault(KEY, made)
@@ -81,7 +81,7 @@ def past(e: Evidence) -> list[int]:
 def source(loss: Tensor) -> str:
     """The deepest function in the graph of a loss that is not finite which was given what it cannot take; or ""."""
     found = ""
-    for node in _walk(loss, WALKED):
+    for node in walk(loss, WALKED):
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
             found = _refused(node) or found
     return found
@@ -93,7 +93,7 @@ def roots(e: Evidence, loss: Tensor) -> list[tuple[str, Tensor]]:
     Where tensors are packed (a checkpoint, which would compute them again) they are left alone.
     """
     found = []
-    for node in _walk(loss, WALKED) if not e.packed else ():
+    for node in walk(loss, WALKED) if not e.packed else ():
         if not type(node).__name__.startswith(("Sqrt", "Pow")):
             continue
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):
@@ -117,7 +117,7 @@ def on_copies(e: Evidence, loss: Tensor) -> bool:
     """Whether a loss hangs on no weight, and on tensors with the shapes of most of them."""
     ps = e.trainable()
     mine, shapes = {id(p) for p in ps.values()}, {p.shape for p in ps.values()}
-    leaves = [node.variable for node in _walk(loss, WALKED) if kind(node) == "AccumulateGrad"]
+    leaves = [node.variable for node in walk(loss, WALKED) if kind(node) == "AccumulateGrad"]
     if not ps or any(id(t) in mine for t in leaves):
         return False
     return 2 * len({t.shape for t in leaves} & shapes) > len(shapes)
@@ -139,8 +139,18 @@ def _told(function: str, given: Tensor, wrong: Tensor, what: str) -> str:
     return f"{function} was given {many} numbers that are {what} (of {given.numel()})" if many else ""
 
 
-def _walk(loss: Tensor, limit: int):
-    queue, seen = [loss.grad_fn], set()
+def leaves(node, limit: int) -> set[int]:
+    """Ids of the tensors that a node is computed from and that get its gradient."""
+    return {id(n.variable) for n in _from(node, limit) if kind(n) == "AccumulateGrad"}
+
+
+def walk(loss: Tensor, limit: int):
+    """Nodes of its graph, the nearest first."""
+    return _from(loss.grad_fn, limit)
+
+
+def _from(node, limit: int):
+    queue, seen = [node], set()
     while queue and len(seen) < limit:
         node = queue.pop(0)
         if node is None or node in seen:

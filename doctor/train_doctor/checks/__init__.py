@@ -15,6 +15,7 @@ from train_doctor.checks import (
     arithmetic,
     backward,
     compiling,
+    formulas,
     forward,
     idle,
     kinds,
@@ -40,7 +41,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites,)
+MODULES += (opposites, formulas)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

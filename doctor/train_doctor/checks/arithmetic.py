@@ -20,7 +20,7 @@ STEPS = 2
 BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")
 
 
-def _no_habit(e: Evidence, seen: Sized) -> Verdict | None:
+def no_habit(e: Evidence, seen: Sized) -> Verdict | None:
     """What is said where a fault was not seen in several steps."""
     return BLIND if len(e.shown) < STEPS else OK if len(seen) < STEPS else None
 
@@ -92,7 +92,7 @@ def scored_another(e: Evidence) -> Fired | Verdict:
     WARN scored-another: The action whose log-probability is taken is not the one that was taken: it was drawn a second
     time. Fix: action = dist.sample() once, and log_prob(action) of that.
     """
-    if (verdict := _no_habit(e, e.misscored)) is not None:
+    if (verdict := no_habit(e, e.misscored)) is not None:
         return verdict
     kind = next(iter(e.misscored.values()))
     return fires(
@@ -134,7 +134,7 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
     WARN slope-without-graph: A derivative with respect to the input is part of the loss and was computed without a
     graph, so the optimizer takes it for a constant. Fix: torch.autograd.grad(..., create_graph=True).
     """
-    if (verdict := _no_habit(e, e.slopes)) is not None:
+    if (verdict := no_habit(e, e.slopes)) is not None:
         return verdict
     return fires(
         f"in {len(e.slopes)} steps the loss was computed from a derivative that has no graph",
@@ -154,7 +154,7 @@ def rows_apart(e: Evidence) -> Fired | Verdict:
     WARN rows-apart: Data and targets do not belong together: {why}. Fix: Index both with the same permutation (x[perm],
     y[perm]), also where rows are sorted by length or time.
     """
-    if (verdict := _no_habit(e, e.apart)) is not None:
+    if (verdict := no_habit(e, e.apart)) is not None:
         return verdict
     name, why = next(iter(e.apart.values()))
     return fires(f"in {len(e.apart)} steps {name} was given rows in two orders", "rows in one order", why=why)
@@ -170,7 +170,7 @@ def flags_turned(e: Evidence) -> Fired | Verdict:
     WARN flags-turned: ~ on {dtype} turns bits: 0 and 1 become {gives}, and not 1 and 0. Fix: 1 - flag, or flag.bool()
     before ~.
     """
-    if (verdict := _no_habit(e, e.turned)) is not None:
+    if (verdict := no_habit(e, e.turned)) is not None:
         return verdict
     dtype = next(iter(e.turned.values()))
     return fires(
@@ -186,13 +186,17 @@ def one_view_twice(e: Evidence) -> Fired | Verdict:
     """A contrastive loss falls to its end at once, and what was learned separates nothing.
 
     Fires when both sides of a similarity or distance (or the halves of a batch put together for one) have a gradient,
-    are equal to the last bit, and were made by the same functions of the same weights. Dropout makes two answers of one
-    input, which is left alone.
+    are equal to the last bit, and were made by the same functions of the same weights; or when two batches of data that
+    are put together are equal. Dropout makes two answers of one input, which is left alone.
 
     WARN one-view-twice: Both sides of the comparison are the same: the network was given one view twice. Fix: Augment
     twice (two calls of the transform), and give the network both.
     """
-    if (verdict := _no_habit(e, e.same_views)) is not None:
+    if len(e.same_data) >= STEPS:
+        shape = next(iter(e.same_data.values()))
+        many = len(e.same_data)
+        return fires(f"in {many} steps two equal batches {shape} were put together", "two views that differ")
+    if (verdict := no_habit(e, e.same_views)) is not None:
         return verdict
     name, shape = next(iter(e.same_views.values()))
     return fires(
@@ -212,7 +216,7 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
     places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
     """
-    if (verdict := _no_habit(e, e.regrouped)) is not None:
+    if (verdict := no_habit(e, e.regrouped)) is not None:
         return verdict
     name, before, after = next(iter(e.regrouped.values()))
     return fires(
@@ -234,7 +238,7 @@ def sum_overwritten(e: Evidence) -> Fired | Verdict:
     WARN sum-overwritten: {repeated} of {count} values of a sum were lost: total[index] += values keeps one value for
     each place, however often the index names it. Fix: total.index_add_(0, index, values), or scatter_add_.
     """
-    if (verdict := _no_habit(e, e.overwritten)) is not None:
+    if (verdict := no_habit(e, e.overwritten)) is not None:
         return verdict
     count, repeated = next(iter(e.overwritten.values()))
     return fires(
@@ -256,7 +260,7 @@ def slope_flat(e: Evidence) -> Fired | Verdict:
     WARN slope-flat: A derivative with respect to the input is zero in every place, so a loss that asks for it can't
     change it: the network is made of straight pieces (ReLU). Fix: Use a smooth activation (tanh, SiLU, sine).
     """
-    if (verdict := _no_habit(e, e.flat)) is not None:
+    if (verdict := no_habit(e, e.flat)) is not None:
         return verdict
     return fires(f"in {len(e.flat)} steps a derivative was zero in every place", "one that depends on the weights")
 
@@ -303,7 +307,7 @@ def ratio_of_itself(e: Evidence) -> Fired | Verdict:
             low=low,
             high=high,
         )
-    if (verdict := _no_habit(e, e.ratios)) is not None:
+    if (verdict := no_habit(e, e.ratios)) is not None:
         return verdict
     shape = next(iter(e.ratios.values()))
     return fires(
@@ -324,7 +328,7 @@ def classes_blended(e: Evidence) -> Fired | Verdict:
     class 1 and class 5 it writes class 3. Fix: mode="nearest" (or "nearest-exact") for masks; only pictures are
     smoothed.
     """
-    if (verdict := _no_habit(e, e.blended)) is not None:
+    if (verdict := no_habit(e, e.blended)) is not None:
         return verdict
     mode = next(iter(e.blended.values()))
     return fires(
@@ -345,7 +349,7 @@ def cosines_shrunk(e: Evidence) -> Fired | Verdict:
     {factor:.3g} and the softmax stays flat whatever is learned: the temperature multiplies where it should divide.
     Fix: similarity / temperature.
     """
-    if (verdict := _no_habit(e, e.cosines)) is not None:
+    if (verdict := no_habit(e, e.cosines)) is not None:
         return verdict
     factor = next(iter(e.cosines.values()))
     return fires(
@@ -367,7 +371,7 @@ def choice_cuts(e: Evidence) -> Fired | Verdict:
     reaches the encoder that they were chosen for: the straight-through step is missing. Fix: q = z + (q - z).detach(),
     after the loss that pulls both together.
     """
-    if (verdict := _no_habit(e, e.chosen)) is not None:
+    if (verdict := no_habit(e, e.chosen)) is not None:
         return verdict
     layer = next(iter(e.chosen.values()))
     return fires(
@@ -387,7 +391,7 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
     WARN largest-not-taken: What learns is the value of the best action and not of the action that was taken, so rewards
     are credited to another action. Fix: q = net(states).gather(1, actions.unsqueeze(1)).squeeze(1).
     """
-    if (verdict := _no_habit(e, e.largest)) is not None:
+    if (verdict := no_habit(e, e.largest)) is not None:
         return verdict
     shape = next(iter(e.largest.values()))
     return fires(f"in {len(e.largest)} steps both sides of a loss were maxima over the columns of {shape}", "gather")
@@ -410,8 +414,8 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     Sum the reconstruction over a row's numbers too (reduction="sum", divided by the rows), or give the divergence a
     weight.
     """
-    if (verdict := _no_habit(e, e.summed)) is not None:
-        if _no_habit(e, e.over_numbers) is not None:
+    if (verdict := no_habit(e, e.summed)) is not None:
+        if no_habit(e, e.over_numbers) is not None:
             return verdict
         numbers = next(iter(e.over_numbers.values()))
         return fires(
@@ -437,7 +441,7 @@ def divergence_negated(e: Evidence) -> Fired | Verdict:
     ERROR divergence-negated: The divergence (KL) is taken away from the loss: 1 + logvar - mean^2 - exp(logvar) is
     minus twice what it costs, so training drives the posterior as far off as it can. Fix: Multiply it by -0.5.
     """
-    if (verdict := _no_habit(e, e.negated)) is not None:
+    if (verdict := no_habit(e, e.negated)) is not None:
         return verdict
     shape = next(iter(e.negated.values()))
     return fires(f"in {len(e.negated)} steps a larger variance in {shape} made the loss smaller", "a larger loss")
@@ -455,7 +459,7 @@ def spread_of_noise(e: Evidence) -> Fired | Verdict:
     WARN variance-as-spread/uniform: The noise of the latent comes from torch.rand, from 0 to 1, and the divergence is
     that of a normal one. Fix: torch.randn_like(mean).
     """
-    if (verdict := _no_habit(e, e.spreads)) is not None:
+    if (verdict := no_habit(e, e.spreads)) is not None:
         return verdict
     uniform = next(iter(e.spreads.values())) == "uniform"
     return fires(
@@ -495,7 +499,7 @@ def state_after_padding(e: Evidence) -> Fired | Verdict:
     has gone through as many steps of padding as the row was short. Fix: pack_padded_sequence(x, lengths, ...,
     enforce_sorted=False), or output[torch.arange(len(x)), lengths - 1].
     """
-    if (verdict := _no_habit(e, e.endings)) is not None:
+    if (verdict := no_habit(e, e.endings)) is not None:
         return verdict
     padded, rows = next(iter(e.endings.values()))
     return fires(
@@ -516,7 +520,7 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
     them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
     in place.
     """
-    if (verdict := _no_habit(e, e.stored)) is not None:
+    if (verdict := no_habit(e, e.stored)) is not None:
         return verdict
     name = next(iter(e.stored.values()))
     return fires(
@@ -535,7 +539,7 @@ def outputs_dropped(e: Evidence) -> Fired | Verdict:
     WARN outputs-dropped: The answers themselves go through a dropout of {share:g}: that share of them is 0 in each
     step, whatever was learned. Fix: Put the dropout before the last layer.
     """
-    if (verdict := _no_habit(e, e.wet)) is not None:
+    if (verdict := no_habit(e, e.wet)) is not None:
         return verdict
     name, share = next(iter(e.wet.values()))
     return fires(
@@ -564,7 +568,7 @@ def attention_over_askers(e: Evidence) -> Fired | Verdict:
             "scores divided by it",
             fault="attention-sharpened",
         )
-    if (verdict := _no_habit(e, e.attending)) is not None:
+    if (verdict := no_habit(e, e.attending)) is not None:
         return verdict
     shape, axis, other = next(iter(e.attending.values()))
     return fires(
@@ -588,7 +592,7 @@ def overlap_of_logits(e: Evidence) -> Fired | Verdict:
     the overlap.
     """
     seen = {turn: told for turn, told in e.overlaps.items() if told[0] == "overlap"}
-    if (verdict := _no_habit(e, seen)) is not None:
+    if (verdict := no_habit(e, seen)) is not None:
         return verdict
     _, low, high = next(iter(seen.values()))
     return fires(
@@ -610,7 +614,7 @@ def nothing_between_layers(e: Evidence) -> Fired | Verdict:
     WARN nothing-between-layers: There is no activation between layers ({sizes}), and the product of two matrices is
     one matrix: together they can do no more than a single layer. Fix: Put a ReLU or another activation between them.
     """
-    if (verdict := _no_habit(e, e.unbent)) is not None:
+    if (verdict := no_habit(e, e.unbent)) is not None:
         return verdict
     pairs = next(iter(e.unbent.values()))
     sizes = ", ".join(" to ".join(map(str, pair)) for pair in pairs[:3])
@@ -638,7 +642,7 @@ def mask_without_effect(e: Evidence) -> Fired | Verdict:
     softmax.
     """
     seen = {turn: what for turn, what in e.unmasked.items() if what != "sharpened"}
-    if (verdict := _no_habit(e, seen)) is not None:
+    if (verdict := no_habit(e, seen)) is not None:
         return verdict
     what = next(iter(seen.values()))
     return fires(
@@ -658,7 +662,7 @@ def state_of_strangers(e: Evidence) -> Fired | Verdict:
     WARN state-of-strangers: The state {shape} of the last batch is passed on, and the rows of the next one are others:
     the loader shuffles. Fix: Begin each batch with no state, or give the rows in their order (shuffle=False).
     """
-    if (verdict := _no_habit(e, e.carried)) is not None:
+    if (verdict := no_habit(e, e.carried)) is not None:
         return verdict
     shape = next(iter(e.carried.values()))
     return fires(f"in {len(e.carried)} steps the state {shape} came from the batch before", "a new state", shape=shape)
@@ -673,7 +677,7 @@ def statistics_of_few(e: Evidence) -> Fired | Verdict:
     WARN statistics-of-few: A batch normalisation of {shape} has {numbers} numbers for each feature: their mean and
     spread are noise. Fix: Larger batches, or a normalisation that does not look at the batch (GroupNorm, LayerNorm).
     """
-    if (verdict := _no_habit(e, e.few)) is not None:
+    if (verdict := no_habit(e, e.few)) is not None:
         return verdict
     shape, numbers = next(iter(e.few.values()))
     return fires(

@@ -380,6 +380,9 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
     target.unsqueeze(-1).
     ERROR shapes-broadcast/refused: Predictions and targets have different shapes, which this loss refuses. Fix: Give
     both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
+    WARN shapes-broadcast/product: A column (N, 1) meets a row (N) and makes a square: each row of the batch is combined
+    with each other one, and the mean of it tells nothing of any. Fix: Give both the same shape: column.squeeze(-1), or
+    row.unsqueeze(-1).
     WARN shapes-broadcast/by-hand: A difference of predictions and targets became a square: (N, 1) minus (N) compares
     each prediction with every target. Fix: Give both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
     ERROR shapes-broadcast/one-class: A cross-entropy over one class: its softmax is 1 whatever the logit, so the loss
@@ -415,6 +418,13 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             f"the difference in the loss is {after}, of predictions {before}",
             f"a difference of {before}",
             fault="shapes-broadcast/by-hand",
+        )
+    if len(e.outer) >= FEW:
+        name, rows = next(iter(e.outer.values()))
+        return fires(
+            f"in {len(e.outer)} steps {name} made ({rows}, {rows}) of a column ({rows}, 1) and a row ({rows})",
+            "the same shape",
+            fault="shapes-broadcast/product",
         )
     if any(n.fed.target_shape is not None for calls in losses.values() for n in calls):
         return OK

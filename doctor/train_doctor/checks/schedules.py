@@ -15,6 +15,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
 SOON = 100  # steps
+PASSES = 10  # over the data
 
 
 def _by_round(e: Evidence) -> list[float]:
@@ -164,12 +165,12 @@ def _fell(e: Evidence) -> Fired | None:
 
 
 def _will_fall(e: Evidence, steps: int) -> Fired | None:
-    """To a hundredth before the data were seen twice, if the schedule goes on as it began."""
+    """To a hundredth before the data were seen ten times, if the schedule goes on as it began."""
     batches = max((batches for batches, _ in e.restarted.values()), default=0)
     for number in {s.scheduler for s in e.of(Schedule)}:
         calls = [s for s in e.of(Schedule) if s.scheduler == number]
         falls = calls[0].hundredth
-        if falls is not None and falls <= min(SOON, 2 * batches) and len(calls) >= max(3, steps - 1):
+        if falls is not None and falls <= min(SOON, PASSES * batches) and len(calls) >= max(3, steps - 1):
             return fires(
                 f"stepped {len(calls)} times in {steps} steps, it makes the rate a hundredth after {falls} steps, and "
                 f"a pass over the data has {batches}",

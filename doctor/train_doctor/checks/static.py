@@ -142,9 +142,9 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
     a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
     Fix: Give those parameters to an optimizer, or freeze them with requires_grad_(False) if they should stay.
-    WARN optimizer-misses-trainables/of-the-loss: The loss is a module with weights of its own (log variances, centres,
-    a temperature), which get gradients and are in no optimizer, so they stay as they began. Fix: Give the optimizer
-    [*model.parameters(), *criterion.parameters()].
+    WARN optimizer-misses-trainables/of-the-loss: The loss or head is a module with weights of its own (log variances,
+    centres, a temperature), which get gradients and are in no optimizer, so they stay as they began. Fix: Give the
+    optimizer [*model.parameters(), *criterion.parameters()].
     ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
     reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
     parameters.
@@ -197,8 +197,8 @@ def loss_weights(e: Evidence) -> list[str]:
     found, mine = [], e.optimized()
     for holder, versions in e.criteria.values():
         module = holder()
-        for name, p in module._parameters.items() if module is not None else ():
-            still = p is not None and p.requires_grad and p.grad is not None and versions.get(name) == p._version
+        for name, p in module.named_parameters() if module is not None else ():
+            still = p.requires_grad and p.grad is not None and versions.get(name) == p._version
             if still and id(p) not in mine and not getattr(p, "_post_accumulate_grad_hooks", None):
                 found.append(f"{type(module).__name__}.{name}")
     return found

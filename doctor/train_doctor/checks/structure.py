@@ -269,7 +269,15 @@ def sampled_without_gradient(e: Evidence) -> Fired | Verdict:
 
     WARN sampled-without-gradient: {kind}.sample() cuts the graph: no loss behind the sample reaches the parameters of
     the distribution. Fix: Draw with rsample(), or score the sample with log_prob if it is an action.
+    WARN sampled-without-gradient/valued: The loss asks for actions of a higher value, and sample() cuts the graph
+    between the value and what draws them, so the critic's answer moves nothing in the policy. Fix: Draw with rsample().
     """
+    if len(e.valued) >= 2:
+        return fires(
+            f"in {len(e.valued)} steps a loss was the value of what normal gave without a gradient",
+            "a sample with a gradient",
+            fault="sampled-without-gradient/valued",
+        )
     if not e.latents:
         return not_applicable("no distribution that learns was sampled without a gradient")
     entered = [latent for latent in e.latents if latent.entered]

@@ -43,6 +43,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
 
     WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: {look}
     {name}.
+    WARN some-gradients-zero/flat: The gradient of these tensors is exactly zero because {function} stands between them
+    and the loss, and has no slope. Fix: A straight-through step: w + ({function}(w) - w).detach().
     """
     norms, steps = _norms(e), [s for s in e.of(Step) if any(rate != 0 for rate in s.rates)]
     if not norms:
@@ -63,6 +65,15 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     starved = all(f"{_stem(n)}bias" in live for n in dead)
     where = "in front of" if starved else "behind"
     factors = len(dead) > 1 and all(ps[n].dim() > 1 and not ps[n].detach().any() for n in dead)
+    flat = next((name for name, below in e.starving.items() if all(id(ps[n]) in below for n in dead)), None)
+    if flat is not None:
+        return fires(
+            f"{len(dead)} tensors below {flat} have a gradient of exactly 0 in all {len(e.of(Gradients))} steps: "
+            f"{', '.join(dead[:3])}{' ...' if len(dead) > 3 else ''}",
+            "a gradient other than zero in some step",
+            fault="some-gradients-zero/flat",
+            function=flat,
+        )
     if factors:
         why = "they are zero and multiplied with each other, so none of them ever leaves zero"
     elif starved:
@@ -101,8 +112,11 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     """
     if not e.models:
         return unknown("no model was seen")
-    known = {id(p) for m in (*e.models, *e.teachers) for p in m.parameters()}
-    teaching = {id(m) for m in e.teachers}
+    held = e.optimized()
+    listed = [m for _, holder in e.modules() for m in _listed(holder)]
+    parts = {id(m) for m in listed if not any(id(p) in held for p in m.parameters())}
+    known = {id(p) for m in (*e.models, *e.teachers) if id(m) not in parts for p in m.parameters()}
+    teaching = {id(m) for m in e.teachers if id(m) not in parts}
     found: dict[int, tuple[str, str, Tensor]] = {}
     for prefix, module in e.modules():
         for name, how, t in _loose(module, teaching):
@@ -111,7 +125,6 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     used = [each for each in found.values() if each[2].grad is not None or not e.trainable()]
     if not used:
         return OK
-    held = e.optimized()
     missing = [each for each in used if id(each[2]) not in held]
     name, how, _ = (missing or used)[0]
     names = [each[0] for each in missing or used]
@@ -143,6 +156,14 @@ def _loose(module: nn.Module, teaching: set[int]) -> Iterator[tuple[str, str, Te
         elif isinstance(value, (list, tuple, dict)):
             for path, t in _inside(value, teaching, INSIDE):
                 yield f"{name}{path}", "in a Python list", t
+
+
+def _listed(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules in its lists of several, which were found as models of their own where it is not called by its name."""
+    for value in vars(module).values():
+        if isinstance(value, list | tuple) and len(value) > 1:
+            parts = [m for m in value if isinstance(m, nn.Module)]
+            yield from (m for m in parts if any(p.grad is not None for p in m.parameters()))
 
 
 def _inside(holder, teaching: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:

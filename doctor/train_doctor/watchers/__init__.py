@@ -12,6 +12,7 @@ from train_doctor.watchers.axes import Axes
 from train_doctor.watchers.bare_layers import BareLayers
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
+from train_doctor.watchers.both_sides import BothSides
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.cosines import Cosines
@@ -20,20 +21,28 @@ from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.endings import Endings
+from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.flags import Flags
+from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.moved_rows import MovedRows
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.repeats import Repeats
+from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.views import Views
+from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 
 ALL = (
     Dropped,
@@ -63,5 +72,14 @@ ALL = (
     Overlaps,
     NormOfFew,
     CarriedStates,
+    WeightsAfterMean,
+    BothSides,
+    OuterProducts,
+    Sines,
+    LossGraphs,
+    MovedRows,
+    Gaps,
+    SampledActions,
+    EndsOfEpisodes,
     Stored,
 )

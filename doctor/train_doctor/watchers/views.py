@@ -10,6 +10,7 @@ recurrence that has come to rest is equal to the one before, whose graph is shor
 """
 
 import torch
+from torch import Tensor
 
 from train_doctor.eye import Op, Watcher
 
@@ -28,6 +29,8 @@ class Views(Watcher):
         if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
             return
         one, two = op.given[:2]
+        if op.name in ("cat", "concat") and len(op.given) == 2:
+            self._data(one, two)
         if one is two or not (one.requires_grad and two.requires_grad) or one.grad_fn is two.grad_fn:
             return
         if op.name.endswith(("mul", "multiply", "mm", "__")) and one.dim() != 2:
@@ -38,6 +41,14 @@ class Views(Watcher):
             return
         if torch.equal(one, two) and not bool((one[:1] == one[1:]).all()) and same_functions(*made):
             self.e.same_views.setdefault(self.eye.turn, (op.name, tuple(one.shape)))
+
+    def _data(self, one: Tensor, two: Tensor) -> None:
+        """Two batches of data that are put together, for a network without live dropout."""
+        if one is two or one.requires_grad or two.requires_grad or one.shape != two.shape or one.dim() < 2:
+            return
+        alike = one.is_floating_point() and len(one) > 1 and torch.equal(one, two) and not bool((one[:1] == one).all())
+        if alike and not any(training and p > 0 for _, training, p in self.e.dropouts.values()):
+            self.e.same_data.setdefault(self.eye.turn, tuple(one.shape))
 
 
 def same_functions(one, two) -> bool:

@@ -1,0 +1,151 @@
+"""Formulas of methods with a piece missing: F22's second half, F54 to F59, S31 and D14.
+
+A method is a formula, and a program that leaves out one factor of it runs as well. What became of tensors in three
+early steps tells (watchers/); here it is asked whether it is a habit.
+
+Footgun: as in arithmetic.py, each of these lines is right in some other program. They warn, and each page says what is
+left alone.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict
+
+FAST = 5.0  # what goes into the sine of a sine, where about 1 is meant
+STEPS = 2
+
+
+@check("F54")
+def weights_after_mean(e: Evidence) -> Fired | Verdict:
+    """Weights of rows were given to the loss, and the model learns as if there were none.
+
+    Fires when what a loss of torch gave as one number is multiplied by as many weights as there are rows. One weight
+    for a term is left alone.
+
+    WARN weights-after-mean: The weights multiply a loss that is a mean over the rows already, so each row has the same
+    share, whatever its weight. Fix: reduction="none", then (loss * weight).sum() / weight.sum().
+    """
+    if (verdict := no_habit(e, e.late_weights)) is not None:
+        return verdict
+    name, shape = next(iter(e.late_weights.values()))
+    return fires(
+        f"in {len(e.late_weights)} steps the one number that {name} gave met weights {shape}", "a loss for each row"
+    )
+
+
+@check("F55")
+def gaps_rebuilt(e: Evidence) -> Fired | Verdict:
+    """A recommender that rebuilds rows of ratings predicts nearly nothing for all that was not rated.
+
+    Fires when a model is asked to give back its own input, more than half of which is exactly 0 while the other
+    numbers lie on both sides of 0 or far above it, and the mean is taken over all of it. Counts, and what is multiplied
+    by a mask, are left alone.
+
+    WARN gaps-rebuilt: {share:.0%} of what is rebuilt are zeros that stand for gaps, and the loss asks for them as for
+    data, so all answers are pulled to zero. Fix: ((answer - row) ** 2 * known).sum() / known.sum().
+    """
+    if (verdict := no_habit(e, e.gaps)) is not None:
+        return verdict
+    share, name = next(iter(e.gaps.values()))
+    return fires(f"{name} over all places, {share:.0%} of them exactly 0", "a mean over what is known", share=share)
+
+
+@check("F56")
+def ends_ignored(e: Evidence) -> Fired | Verdict:
+    """In Q-learning all values run to one and the same limit, and the policy does not avoid the end of an episode.
+
+    Fires when a target holds the largest value of the next state, and flags of zeros and ones of its length were drawn
+    and went into nothing before the loss. Where any such flag is used, nothing is said.
+
+    WARN ends-ignored: The value of the next state is counted where there is none: the ends of episodes were drawn from
+    memory and are not part of the target. Fix: target = reward + gamma * next_q * (1 - done).
+    """
+    if (verdict := no_habit(e, e.endless)) is not None:
+        return verdict
+    rows = next(iter(e.endless.values()))
+    return fires(f"in {len(e.endless)} steps {rows} flags of zeros and ones had no use", "a factor (1 - done)")
+
+
+@check("F57")
+def both_sides_learn(e: Evidence) -> Fired | Verdict:
+    """A self-supervised loss reaches its end within a few steps, and the features are alike for all data.
+
+    Fires when a loss is nothing but cosines that are to rise, and both sides of them have a gradient. Cosines that are
+    to fall as well, and further terms that learn, are left alone.
+
+    WARN both-sides-learn: Two views are pulled together from both sides and nothing keeps them apart, so the shortest
+    way is one answer for all data (collapse). Fix: Stop the gradient of one side: z.detach(), as SimSiam and BYOL do.
+    """
+    if (verdict := no_habit(e, e.both_sides)) is not None:
+        return verdict
+    return fires(f"in {len(e.both_sides)} steps both sides of each cosine had a gradient", "one side without")
+
+
+@check("F58")
+def spread_without_price(e: Evidence) -> Fired | Verdict:
+    """A network that predicts a spread makes it huge, the loss falls all the same, and its means are not learned.
+
+    Fires when an error is divided by a spread (an exp or a softplus that learns) before it is squared, and this is the
+    only use of the spread on the way to the loss. Radial functions, whose distances go on into layers, are left alone.
+
+    WARN spread-without-price: A larger spread makes the loss smaller and costs nothing: the logarithm of the spread is
+    missing in the density. Fix: log p = -0.5 * ((y - mean) / spread) ** 2 - log(spread).
+    """
+    if (verdict := no_habit(e, e.unpriced)) is not None:
+        return verdict
+    name = next(iter(e.unpriced.values()))
+    return fires(f"the {name} that divides an error is used for nothing else", "- log(spread) in the loss as well")
+
+
+@check("F59")
+def reversal_without_sign(e: Evidence) -> Fired | Verdict:
+    """With a gradient reversal layer the features tell the domains apart better and better.
+
+    Fires when a function of the program that is called a reversal (of gradients) gives back a gradient of the same sign
+    as the one that it got.
+
+    WARN reversal-without-sign: The backward of {name} does not turn the gradient round, so the features are trained to
+    tell the domains apart. Fix: return -lambda * grad.
+    """
+    same = {turn: told for turn, told in e.reversals.items() if told[1] > 0}
+    if (verdict := no_habit(e, same)) is not None:
+        return verdict
+    name, product = next(iter(same.values()))
+    return fires(f"product of its gradients before and after: {product:.3g}", "a number below 0", name=name)
+
+
+@check("S31")
+def sines_too_fast(e: Evidence) -> Fired | Verdict:
+    """A network of sines fits the places that it was given, and shows noise between them.
+
+    Fires when what goes into sines that are computed from other sines has a root mean square above 5, at each step. The
+    first sines and fixed frequencies are left alone.
+
+    WARN sines-too-fast: The hidden layers of a SIREN have the weights that nn.Linear draws, times a factor of about 30,
+    so their sines turn many times from place to place. Fix: Draw them from -sqrt(6 / n) / 30 to sqrt(6 / n) / 30.
+    """
+    if (verdict := no_habit(e, e.sines)) is not None:
+        return verdict
+    least = min(size for sizes in e.sines.values() for size in sizes)
+    if least < FAST:
+        return OK
+    return fires(f"what goes into sines of sines has a root mean square of {least:.3g} or more", "about 1")
+
+
+@check("D14")
+def moved_apart(e: Evidence) -> Fired | Verdict:
+    """A segmentation stays blurred or mirrored, though its network learns well on data without augmentation.
+
+    Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
+    the same height and width never were. Data that worker processes load are not seen.
+
+    WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
+    place. Fix: Draw once, and move both in the same way.
+    """
+    if (verdict := no_habit(e, e.moved)) is not None:
+        return verdict
+    pictures, targets, rows = (sum(told[n] for told in e.moved.values()) for n in range(3))
+    if targets or pictures < STEPS:
+        return OK
+    return fires(f"{pictures} of {rows} pictures were moved, and none of their targets", "both, or neither")

@@ -1,0 +1,70 @@
+"""Ends of episodes that are drawn from memory and left out of the target of Q-learning.
+
+    target = reward + gamma * next_q                        the value of a state after the end is counted
+    target = reward + gamma * next_q * (1 - done)
+
+Nothing is lost by an end, so all values run to the same limit. A target that holds a maximum is known to bootstraps.py;
+here flags of zeros and ones of its length are followed: whether any of them was used before the loss.
+
+Footguns: an end by time alone is left out on purpose, so it is asked whether any flag at all went into anything. And
+actions may be zeros and ones as well, but they are whole numbers.
+"""
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import PLAIN
+from train_doctor.watchers.bootstraps import KEPT
+
+MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
+MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
+LOOKED = 4096
+
+
+class EndsOfEpisodes(Watcher):
+    """What is known of a tensor: "flags", or "next" of a target with a maximum in it."""
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known()
+        self.unused: dict[int, int] = {}  # length of the flags of this step -> 1, or 0 once any of them was used
+
+    def saw(self, op: Op) -> None:
+        if op.name in ("max", "amax"):
+            if op.results and op.given and op.given[0].dim() == 2 and not op.results[0].requires_grad:
+                self.known.put(op.results[0], "next")
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if "flags" in facts and op.name not in MAKES:
+            self.unused[op.given[facts.index("flags")].numel()] = 0
+        if "next" in facts:
+            self._of_the_next(op, facts)
+        result = op.result
+        if op.name in MAKES and isinstance(result, Tensor) and _flags(result):
+            self.known.put(result, "flags")
+            self.unused.setdefault(result.numel(), 1)
+
+    def _of_the_next(self, op: Op, facts: list) -> None:
+        if op.name in PLAIN and len(op.given) > 1 and self.unused.get(op.given[1].numel()):
+            self.e.endless.setdefault(self.eye.turn, op.given[1].numel())
+        elif op.name in KEPT or op.name in MAKES:
+            for r in op.results:
+                if not r.requires_grad:
+                    self.known.put(r, "next")
+
+    def backward(self, loss: Tensor) -> None:
+        self.unused = {}
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+
+
+def _flags(t: Tensor) -> bool:
+    """Zeros and ones, both, of one number in a row."""
+    if not 1 < t.numel() <= LOOKED or t.requires_grad or not (t.is_floating_point() or t.dtype is torch.bool):
+        return False
+    if t.dim() != 1 and t.shape[1:] != (1,):
+        return False
+    zeros, ones = t == 0, t == 1
+    return bool((zeros | ones).all()) and bool(zeros.any()) and bool(ones.any())

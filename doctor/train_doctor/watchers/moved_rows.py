@@ -1,0 +1,69 @@
+"""Pictures that were flipped or turned in the dataset, and targets that were not.
+
+    if random.random() < 0.5:
+        image = image.flip(-1)          and mask = mask.flip(-1) was forgotten
+
+Half of the masks are then in the wrong place. Rows that were flipped, turned or rolled are followed into the batch, and
+the batches into the first convolution and the loss. It is wrong where pictures were moved, targets of the same size
+never were, and both were seen to be put together.
+
+Footgun: only what the main process does is seen, so a loader with workers shows nothing. What went through numpy is not
+followed, and nothing is said where a batch was not seen to be stacked.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import LOSSES
+
+MOVES = {"flip", "fliplr", "flipud", "rot90", "roll"}
+FIRST = {"conv2d", "conv3d"}
+LEAST = 4  # rows
+
+
+class MovedRows(Watcher):
+    """What is known of a tensor: True of a row that was moved, or for each row of a batch whether it was."""
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known()
+        self.pictures: list[tuple[tuple, tuple]] = []  # of a first layer: sizes, moved rows
+
+    def saw(self, op: Op) -> None:
+        result = op.result if isinstance(op.result, Tensor) else None
+        if op.name == "stack" and result is not None and result.dim() > 2 and len(op.given) >= LEAST:
+            self.known.put(result, tuple(self.known.get(t) is True for t in op.given))
+            return
+        if not op.given or result is None and not op.results:
+            return
+        first = op.given[0]
+        if op.name in MOVES and result is not None and first.dim() > 1 and not result.requires_grad:
+            fact = self.known.get(first)
+            self.known.put(result, (True,) * len(fact) if isinstance(fact, tuple) else True)
+            return
+        if not self.known.by_id:
+            return
+        fact = next((f for f in map(self.known.get, op.given) if f is not None), None)
+        if fact is None:
+            return
+        if op.name in FIRST and isinstance(fact, tuple) and self.known.get(first) is fact:
+            self.pictures.append((tuple(first.shape), fact))
+        elif op.name in LOSSES and len(op.given) > 1:
+            self._compare(op.given[1], self.known.get(op.given[1]))
+        for r in op.results:
+            if not r.requires_grad and (fact is True or r.dim() and len(r) == len(fact)):
+                self.known.put(r, fact)
+
+    def _compare(self, target: Tensor, rows: tuple | bool | None) -> None:
+        for shape, moved in self.pictures:
+            if isinstance(rows, tuple) and len(rows) == len(moved) and tuple(target.shape[-2:]) == shape[-2:]:
+                told = self.e.moved.setdefault(self.eye.turn, [0, 0, 0])
+                for n, number in enumerate((sum(moved), sum(rows), len(rows))):
+                    told[n] += number
+
+    def backward(self, loss: Tensor) -> None:
+        self.pictures = []
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.pictures = []

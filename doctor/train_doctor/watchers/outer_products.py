@@ -1,0 +1,41 @@
+"""A column against a row, by hand: (B, 1) times (B) is (B, B), each row of the batch with each other one.
+
+    loss = -(ratio * advantage).mean()          ratio (B), advantage (B, 1) from a critic or a loader
+
+Nothing is raised, and the mean of a table is a number as well. Here each row is credited with the mean of all, so what
+was to be learned cancels.
+
+Footgun: tables of pairs are made on purpose, by unsqueeze, by None in an index, or by a sum that keeps its dimension.
+What came about so, or by arithmetic on it, is left alone.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+MADE = {"mul", "multiply", "__mul__", "__rmul__", "sub", "subtract", "__sub__", "rsub", "__rsub__"}
+
+
+class OuterProducts(Watcher):
+    """Known are columns that were made on purpose."""
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known()
+
+    def saw(self, op: Op) -> None:
+        result = op.result
+        if not isinstance(result, Tensor) or result.dim() != 2 or not op.given:
+            return
+        if result.shape[1] == 1:
+            meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
+            meant = meant and op.name not in ("tensor", "as_tensor", "linear") and op.given[0].dim() > 0
+            if meant or any(map(self.known.get, op.given)):
+                self.known.put(result, True)
+        elif op.name in MADE and len(op.given) == 2 and result.requires_grad and result.shape[0] == result.shape[1] > 1:
+            for column, row in (op.given, op.given[::-1]):
+                if column.shape == (len(result), 1) and row.shape == (len(result),) and not self.known.get(column):
+                    self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
+
+    def close(self) -> None:
+        self.known.by_id.clear()

@@ -1,0 +1,42 @@
+"""Weights of rows that meet a loss which is a mean already: they multiply one number, and cancel.
+
+    loss = (criterion(logits, y) * weight).mean()       criterion's reduction is "mean"
+    loss = (F.cross_entropy(logits, y, reduction="none") * weight).mean()
+
+Each row has the same share again, whatever its weight. What a loss of torch gives as one number is followed into a
+product with several numbers that do not learn.
+
+Footgun: one number for the whole batch is a weight of the term. So there must be several.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import LOSSES
+
+TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
+
+
+class WeightsAfterMean(Watcher):
+    """What is known of a number: the loss that gave it, and of how many rows."""
+
+    names = set(LOSSES) | TIMES
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known()
+
+    def saw(self, op: Op) -> None:
+        if not isinstance(op.result, Tensor) or not op.result.requires_grad:
+            return
+        if op.name in LOSSES:
+            if not op.result.dim() and op.given and op.given[0].dim() and len(op.given[0]) > 1:
+                self.known.put(op.result, (op.name, len(op.given[0])))
+            return
+        for loss, weights in (op.given, op.given[::-1]) if len(op.given) == 2 else ():
+            fact = self.known.get(loss)
+            if fact is not None and not weights.requires_grad and weights.numel() == fact[1] > 1:
+                self.e.late_weights.setdefault(self.eye.turn, (fact[0], tuple(weights.shape)))
+
+    def close(self) -> None:
+        self.known.by_id.clear()
