@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8, judge9 and judge10.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge11.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -23,7 +23,12 @@ import train_doctor as doctor
 
 from .judge4 import STEPS, told, undisturbed, write
 
-SETS = {"judge8": ("judge8_a",), "judge9": ("judge9_a",), "judge10": ("judge10_a", "judge10_b")}
+SETS = {
+    "judge8": ("judge8_a",),
+    "judge9": ("judge9_a",),
+    "judge10": ("judge10_a", "judge10_b"),
+    "judge11": ("judge11_a", "judge11_b"),
+}
 HERE = Path(__file__).parent
 
 
