@@ -22,6 +22,7 @@ def _forks() -> subprocess.Popen:
     paths = os.pathsep.join(str(ROOT / part) for part in ("", "notebooks", "doctor"))
     environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}  # read when a library is imported
+    environment["MALLOC_PERTURB_"] = "1"  # new memory holds -1.7e38: what reads it before it was written shows at once
     command, pipe = [sys.executable, str(HERE / "forks.py")], subprocess.PIPE
     process = subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe)
     atexit.register(lambda: (process.kill(), process.wait()))

@@ -25,6 +25,7 @@ import safetensors.torch  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils import _pytree as tree  # noqa: E402
+from torch.utils._device import _device_constructors  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 CARD, CPU = torch.device("cuda", 0), torch.device("cpu")
@@ -194,6 +195,8 @@ def begin() -> None:
     Tensor.untyped_storage = lambda t: untyped(host(t))
     torch.histc = lambda x, *args, **options: histogram(x.float(), *args, **options)  # whole numbers: on a card alone
 
+    # `with torch.device("meta")` knows the functions by torch's own names, which are not these any more
+    _device_constructors().update(getattr(torch._C._VariableFunctions, name) for name in ("tensor", "as_tensor"))
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, partial(_reading, getattr(torch, name)))
 

@@ -23,6 +23,7 @@ host[torch.tensor([1])] = number
 torch.tensor([card.sum(), card[0]])
 float(card.sum()), card.tolist(), bool(card.sum() >= 0), f"{card.sum():.2f}"
 card.cpu().numpy()
+with torch.device("meta"): assert torch.tensor([1.0]).device.type == torch.as_tensor([1.0]).device.type == "meta"
 copy.deepcopy(nn.Linear(3, 3).to("cuda"))(card)
 nn.Linear(3, 3).to("cuda").load_state_dict(nn.Linear(3, 3).state_dict())
 torch.zeros(3, device="cuda") + torch.tensor([1.0, 2.0, 3.0], device="cuda") + card.new_tensor([1.0, 2.0, 3.0])
