@@ -431,3 +431,110 @@ def test_layers_of_a_model_that_is_not_called_by_its_name(registered):
         return -model.log_prob(torch.randn(ROWS, 6)).mean()
 
     assert told("S19", loss_of, Flow()) is not registered
+
+
+# ------------------------------------------------------------------------------------------------ F60
+@pytest.mark.parametrize("draw, wrong", [("rand", True), ("randn", False), ("centred", False), ("not asked", False)])
+def test_noise_that_is_uniform(draw, wrong):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        noise = torch.randn_like(x) if draw == "randn" else torch.rand_like(x)
+        noise = noise * 2 - 1 if draw == "centred" else noise
+        answer = model(0.7 * x + 0.7 * noise)
+        return F.mse_loss(answer, x if draw == "not asked" else noise)
+
+    assert told("F60", loss_of, net(out=6)) is wrong
+
+
+def test_a_uniform_draw_does_not_hide_or_feign_another_draw():
+    def loss_of(model):
+        x, noise = torch.randn(ROWS, 6), torch.randn(ROWS, 6)
+        return F.mse_loss(model(x + noise + 0.01 * torch.rand_like(x)), noise)
+
+    assert not said(quiet(lambda: train(loss_of, net(out=6))))
+
+
+# ------------------------------------------------------------------------------------------------ F61
+@pytest.mark.parametrize("spread, wrong", [(1.0, True), (0.1, False)])
+def test_dot_products_of_tables(spread, wrong):
+    class Factors(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.users, self.items, self.bias = nn.Embedding(40, 16), nn.Embedding(30, 16), nn.Embedding(30, 1)
+            for table in (self.users, self.items, self.bias):
+                nn.init.normal_(table.weight, std=spread)
+
+        def forward(self, u, i):
+            return (self.users(u) * self.items(i)).sum(1) + self.bias(i).squeeze(1)
+
+    def loss_of(model):
+        u, i = torch.randint(0, 40, (64,)), torch.randint(0, 30, (64,))
+        return F.mse_loss(model(u, i), torch.randint(1, 6, (64,)).float() - 3)
+
+    assert told("F61", loss_of, Factors()) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ D15
+@pytest.mark.parametrize(
+    "how, wrong", [("bytes", True), ("floats", False), ("nothing wraps", False), ("codes", False), ("whole", False)]
+)
+def test_bytes_that_wrap_around(how, wrong):
+    def loss_of(model):
+        pixels = torch.randint(0, 256, (ROWS, 6), dtype=torch.uint8)
+        y = (pixels[:, 0] > 128).long()
+        if how == "bytes":
+            x = (pixels - 128).float() / 128
+        elif how == "nothing wraps":
+            x = (pixels // 2 + 100).float() / 255
+        elif how == "codes":
+            x = (pixels % 3 - 1).view(torch.int8).float()
+        elif how == "whole":
+            x = (pixels.int() - 128).float() / 128
+        else:
+            x = (pixels.float() - 128) / 128
+        return F.cross_entropy(model(x), y)
+
+    assert told("D15", loss_of, net(out=2)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F50, F40, F4
+@pytest.mark.parametrize("begins, wrong", [(11, True), (12, False), (1, False)])
+def test_the_window_of_a_forecast(begins, wrong):
+    """(1): each place is asked for the next one, so windows overlap on purpose."""
+
+    def loss_of(model):
+        series = torch.randn(ROWS, 30).cumsum(1) / 5
+        return F.mse_loss(model(series[:, :12]), series[:, begins : begins + 3])
+
+    assert told("F50", loss_of, net(12, 3)) is wrong
+
+
+@pytest.mark.parametrize("reduction, wrong", [("mean", True), ("sum", False)])
+def test_a_reconstruction_that_is_divided_twice(reduction, wrong):
+    class Auto(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.out = nn.Linear(100, 8), nn.Linear(4, 100)
+
+        def forward(self, x):
+            mean, logvar = self.into(x).chunk(2, 1)
+            return self.out(mean + (0.5 * logvar).exp() * torch.randn_like(mean)).sigmoid(), mean, logvar
+
+    def loss_of(model):
+        x = torch.rand(ROWS, 100)
+        answer, mean, logvar = model(x)
+        recon = F.binary_cross_entropy(answer, x, reduction=reduction)
+        return (recon - 0.5 * torch.sum(1 + logvar - mean.pow(2) - logvar.exp())) / ROWS
+
+    assert told("F40", loss_of, Auto()) is wrong
+
+
+@pytest.mark.parametrize("size, weight, wrong", [(40.0, None, True), (1.0, None, False), (1.0, 20.0, False)])
+def test_the_first_binary_loss(size, weight, wrong):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        asked = (x[:, :1] > 0).float()
+        weights = None if weight is None else torch.tensor(weight)
+        return F.binary_cross_entropy_with_logits(model(x) * size, asked, pos_weight=weights)
+
+    assert ("F4" in said(quiet(lambda: train(loss_of, net(out=1))))) is wrong

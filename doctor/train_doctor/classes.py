@@ -19,6 +19,7 @@ from train_doctor.reading import readable
 LARGEST = 1000  # classes
 COLUMNS, NUMBERS, ROWS = 4096, 2**20, 16  # of an input that is compared; rows at least
 EXACT = 1e-7  # what a correlation may lack
+HORIZON = 256  # values of a target
 
 
 def look(e: Evidence, loss: Entropy, args: tuple, kwargs: dict, calls: list[Call], text: bool) -> None:
@@ -72,22 +73,34 @@ def _tensors(call: Call) -> list[Tensor]:
     return [t for t in (*call.args, *call.kwargs.values()) if isinstance(t, Tensor)] if call.role == "model" else []
 
 
-def _leaked(target: Tensor, calls: list[Call]) -> tuple[int | None, tuple[int, ...]] | None:
+def _leaked(target: Tensor, calls: list[Call]) -> tuple[int | None, tuple[int, ...], bool] | None:
     """The column of an input that is the target, but for a factor and a constant, and the shape that was looked at."""
     if not target.dim() or len(target) < ROWS:
         return None
     y, compared = target.detach().reshape(len(target), -1), None
-    if y.shape[1] != 1:
+    several = 1 < y.shape[1] <= HORIZON and y.is_floating_point()
+    if y.shape[1] != 1 and not several:
         return None
     for x in (t for call in calls if call.grad for t in _tensors(call)):
         fits = x.dim() > 1 and len(x) == len(y) and x.is_floating_point() and x.numel() <= NUMBERS and readable(x)
         columns = x.detach().reshape(len(x), -1) if fits else None
         if columns is None or not 1 < columns.shape[1] <= COLUMNS:
             continue
+        if several:
+            if (at := _first_of_several(columns, y)) is not None:
+                return at, tuple(x.shape), True
+            continue
         a, b = (t.double() - t.double().mean(0) for t in (columns, y))
         a, b = a / a.norm(dim=0).clamp_min(1e-12), b / b.norm().clamp_min(1e-12)
         alike, at = (a * b).sum(0).abs().max(0)
         if float(alike) > 1 - EXACT:
-            return int(at), tuple(x.shape)
-        compared = None, tuple(x.shape)
+            return int(at), tuple(x.shape), False
+        compared = None, tuple(x.shape), False
     return compared
+
+
+def _first_of_several(columns: Tensor, y: Tensor) -> int | None:
+    """The column that is the first of several values to come, and none of them the second: windows may overlap."""
+    same = [(columns == y[:, n : n + 1]).all(0) for n in (0, 1)]
+    moves = bool((y[:, 0] != y[0, 0]).any()) and bool((y[:, 0] != y[:, 1]).any())
+    return int(same[0].nonzero()[-1]) if moves and bool(same[0].any()) and not bool(same[1].any()) else None

@@ -317,6 +317,9 @@ class Evidence:
         self.overlaps: dict[int, tuple[str, float, float]] = {}  # round -> formula, least and largest answer in it
         self.unraised: dict[int, tuple[float, float]] = {}  # round -> what a difference of logarithms was cut to
         self.same_data: dict[int, tuple[int, ...]] = {}  # round -> shape of two batches that are equal, put together
+        self.uniform_noise: set[int] = set()  # rounds that ask for noise from rand_like, which is in the input
+        self.wrapped: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function whose bytes wrapped around, shape
+        self.dots: dict[int, tuple[float, float, float]] = {}  # round -> spread of dot products, of targets, wide
         self.late_weights: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> loss that is one number, their shape
         self.both_sides: set[int] = set()  # rounds whose loss pulls two views together from both sides
         self.outer: dict[int, tuple[str, int]] = {}  # round -> what a column and a row of the batch went into, rows
@@ -328,7 +331,7 @@ class Evidence:
         self.gaps: dict[int, tuple[float, str]] = {}  # round -> share of gaps in a target, what compared it
         self.valued: set[int] = set()  # rounds with a loss that is the value of a draw without a gradient
         self.endless: dict[int, int] = {}  # round -> length of a target of the next values without any end
-        self.leaks: dict[int, tuple[int | None, tuple[int, ...]]] = {}  # round -> column that is the target, shape
+        self.leaks: dict[int, tuple[int | None, tuple[int, ...], bool]] = {}  # round -> column, shape, first only
         self.weighed: dict[str, tuple[list[float], list[int]]] = {}  # loss -> weights of classes, rows of each
         self.left_out: dict[int, tuple[int, int, int]] = {}  # round -> class that is ignored, its rows, all rows
         self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest, shape, mostly not 0, of a first input

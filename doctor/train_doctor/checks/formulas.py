@@ -1,4 +1,4 @@
-"""Formulas of methods with a piece missing: F22's second half, F54 to F59, S31 and D14.
+"""Formulas of methods with a piece missing: F54 to F61, S31, D14 and D15.
 
 A method is a formula, and a program that leaves out one factor of it runs as well. What became of tensors in three
 early steps tells (watchers/); here it is asked whether it is a habit.
@@ -14,6 +14,7 @@ from train_doctor.finding import OK, Verdict
 
 FAST = 5.0  # what goes into the sine of a sine, where about 1 is meant
 STEPS = 2
+WIDE, LEAST = 2.5, 3.0  # spread of dot products beside that of their targets, and by itself
 
 
 @check("F54")
@@ -149,3 +150,50 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     if targets or pictures < STEPS:
         return OK
     return fires(f"{pictures} of {rows} pictures were moved, and none of their targets", "both, or neither")
+
+
+@check("F60")
+def uniform_noise(e: Evidence) -> Fired | Verdict:
+    """A diffusion model's loss falls well, and its samples are washed out or of one colour.
+
+    Fires when a model is asked for noise that is mixed into its input and comes from rand or rand_like as it is.
+
+    WARN uniform-noise: The noise is drawn by rand_like, between 0 and 1 with a mean of 0.5, and sampling begins with
+    normal noise around 0. Fix: torch.randn_like.
+    """
+    if (verdict := no_habit(e, e.uniform_noise)) is not None:
+        return verdict
+    return fires(f"in {len(e.uniform_noise)} steps the noise that is asked for was uniform", "normal noise")
+
+
+@check("F61")
+def dot_products_too_large(e: Evidence) -> Fired | Verdict:
+    """A matrix factorisation fits its training data, and on other data it is worse than the mean.
+
+    Fires when the dot products of rows of two tables, in the first steps, have a spread above 3 and above two and a
+    half times that of their targets. Rows that begin small are left alone.
+
+    WARN dot-products-too-large: The tables begin with the numbers that nn.Embedding draws, of size 1, so their dot
+    products are noise that is far larger than what they are to tell. Fix: nn.init.normal_(table.weight, std=0.05).
+    """
+    if (verdict := no_habit(e, e.dots)) is not None:
+        return verdict
+    answers, targets, _ = next(iter(e.dots.values()))
+    if any(spread < max(WIDE * wide, LEAST) for spread, _, wide in e.dots.values()):
+        return OK
+    return fires(f"dot products have a spread of {answers:.3g} and their targets one of {targets:.3g}", "not more")
+
+
+@check("D15")
+def bytes_wrapped(e: Evidence) -> Fired | Verdict:
+    """Dark parts of pictures come out as the brightest, and a network on pictures learns less than it should.
+
+    Fires when a sum or difference of bytes (uint8) lies on the wrong side of what it was made of, and becomes a float.
+
+    WARN bytes-wrapped: {name} of uint8 wraps around: a byte has no number below 0 or above 255. Fix: Convert first:
+    images.float() - mean.
+    """
+    if (verdict := no_habit(e, e.wrapped)) is not None:
+        return verdict
+    name, shape = next(iter(e.wrapped.values()))
+    return fires(f"in {len(e.wrapped)} steps {name} of bytes {shape} wrapped around", "floats", name=name)

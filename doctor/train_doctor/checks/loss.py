@@ -292,6 +292,8 @@ def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
     alone = first.value if len(losses) == 1 else None  # of one that was called by a name of the user's own
     means = [(n.fed.classes, n.number if n.number is not None else alone) for n in means]
     means = [(classes, number) for classes, number in means if number is not None]
+    binary = [n for n in first.entropies if n.used and n.name == fed.BINARY[1] and n.reduction == "mean"]
+    means += [(2, n.number) for n in binary if n.number is not None and n.name not in e.weighed]
     if not means:
         return not_applicable("no mean cross-entropy in the first step, and from_scratch=True was not declared")
     for classes, number in means:

@@ -121,16 +121,25 @@ def target_in_inputs(e: Evidence) -> Fired | Verdict:
     """The training loss and the evaluation's fall to nearly nothing, and in use the model is no good.
 
     Lays the target of a loss, one number or class in a row, beside each column that the model is given. Fires when a
-    column is the target, but for a factor and a constant, in each batch that was looked at.
+    column is the target, but for a factor and a constant, in each batch that was looked at; or when a column is the
+    first of several values to come, and none is the second.
 
     WARN target-in-inputs: The target is among the inputs: column {column} of {shape} is what the loss asks for, so
     nothing else is learned. Fix: Take that column out of what the model is given.
+    WARN target-in-inputs/first: The first value that is to be forecast stands in the input: the window of the target
+    begins too early, and all that is forecast is late by one. Fix: target = series[start + window : ...].
     """
     if not e.leaks:
         return not_applicable("no target of one number in a row was seen beside columns of numbers")
-    column, shape = next(iter(e.leaks.values()))
-    if column is None or len(e.leaks) < COMPARED or any(column != other for other, _ in e.leaks.values()):
+    column, shape, first = next(iter(e.leaks.values()))
+    if column is None or len(e.leaks) < COMPARED or any(column != other for other, *_ in e.leaks.values()):
         return OK
+    if first:
+        return fires(
+            f"column {column} of the input {shape} is the first value of the target, in {len(e.leaks)} batches",
+            "a target that begins after the input",
+            fault="target-in-inputs/first",
+        )
     return fires(
         f"column {column} of the input {shape} is the target, in {len(e.leaks)} batches",
         "inputs that are known before the target is",

@@ -17,6 +17,7 @@ from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.divergences import Divergences
+from train_doctor.watchers.dot_products import DotProducts
 from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
@@ -43,6 +44,7 @@ from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
+from train_doctor.watchers.wraps import Wraps
 
 ALL = (
     Dropped,
@@ -81,5 +83,7 @@ ALL = (
     Gaps,
     SampledActions,
     EndsOfEpisodes,
+    Wraps,
+    DotProducts,
     Stored,
 )

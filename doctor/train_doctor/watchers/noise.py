@@ -8,6 +8,8 @@ Each normal draw has a number, and what is computed from it carries that number,
 target that is a draw, scaled perhaps, must be a draw that the answer carries. It is wrong where the answer carries
 another draw of its size that was added to something else.
 
+Noise from rand_like lies between 0 and 1, with a mean of 0.5, and is no noise that a sampler begins with.
+
 Footgun: random targets are what tests of speed use, and random data with random noise is what a toy uses. So a target
 that is more than a draw is left alone, and so is an answer to data that are nothing but a draw.
 """
@@ -19,6 +21,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 NORMAL = {"randn", "randn_like", "normal"}
+UNIFORM = {"rand", "rand_like", "uniform"}  # of which it is asked only whether it is mixed in and asked for
 SUMS = {"add", "sub", "subtract", "lerp", "addcmul", "addcdiv", "rsub", "__rsub__"}
 SAME = {  # scaled, or in another shape
     *("mul", "multiply", "div", "divide", "true_divide", "neg", "negative", "to", "type", "float", "double", "half"),
@@ -42,16 +45,21 @@ class Noise(Watcher):
         super().__init__(eye)
         self.known = Known()
         self.sizes: dict[int, int] = {}  # of each draw
+        self.uniform: set[int] = set()
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.sizes.clear()
+        self.uniform.clear()
 
     def saw(self, op: Op) -> None:
         result = op.result if isinstance(op.result, Tensor) else None
-        if op.name in NORMAL and result is not None and result.is_floating_point() and not result.requires_grad:
+        drawn = op.name in NORMAL | UNIFORM and result is not None and not result.requires_grad
+        if drawn and result.is_floating_point():
             number = len(self.sizes)
             self.sizes[number] = result.numel()
+            if op.name in UNIFORM:
+                self.uniform.add(number)
             return self.known.put(result, Draws(frozenset({number}), number))
         facts = [self.known.get(t) for t in op.given]
         if not any(facts):
@@ -91,10 +99,14 @@ class Noise(Watcher):
             if not answer.requires_grad or target.requires_grad or wanted is None or wanted.pure < 0:
                 continue
             has = self.known.get(answer) or Draws(NONE)
+            if wanted.pure in self.uniform:
+                if wanted.pure in has.mixed:
+                    self.e.uniform_noise.add(self.eye.turn)
+                continue
             if wanted.pure in has.of:
                 return True
             size = self.sizes[wanted.pure]
-            if any(self.sizes[d] == size and d not in wanted.of for d in has.mixed):
+            if any(self.sizes[d] == size and d not in wanted.of for d in has.mixed - self.uniform):
                 return False
         return None
 
