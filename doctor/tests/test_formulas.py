@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
+from torch.distributions import Categorical, Normal
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -538,3 +538,33 @@ def test_the_first_binary_loss(size, weight, wrong):
         return F.binary_cross_entropy_with_logits(model(x) * size, asked, pos_weight=weights)
 
     assert ("F4" in said(quiet(lambda: train(loss_of, net(out=1))))) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F62, F54
+@pytest.mark.parametrize("kind", ["categorical", "normal"])
+@pytest.mark.parametrize(
+    "how, wrong", [("added", True), ("taken away", False), ("negated before", False), ("no policy", False)]
+)
+def test_the_sign_of_an_entropy(kind, how, wrong):
+    def loss_of(model):
+        answers = model(torch.randn(ROWS, 6))
+        of = Categorical(logits=answers) if kind == "categorical" else Normal(answers[:, 0], answers[:, 1].exp())
+        entropy = of.entropy().mean()
+        if how == "no policy":
+            return F.mse_loss(answers[:, 2], torch.randn(ROWS)) + 0.01 * entropy
+        policy = -(of.log_prob(of.sample()) * torch.randn(ROWS)).mean() + F.mse_loss(answers[:, 2], torch.randn(ROWS))
+        if how == "negated before":
+            return policy + 0.01 * (-entropy)
+        return policy + 0.01 * entropy if how == "added" else policy - 0.01 * entropy
+
+    assert told("F62", loss_of) is wrong
+
+
+@pytest.mark.parametrize("reduction, wrong", [("mean", True), ("none", False)])
+def test_a_focal_loss(reduction, wrong):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        loss = F.cross_entropy(model(x), x[:, :3].argmax(1), reduction=reduction)
+        return ((1 - torch.exp(-loss)) ** 2 * loss).mean()
+
+    assert told("F54", loss_of) is wrong

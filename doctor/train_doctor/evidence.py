@@ -320,6 +320,8 @@ class Evidence:
         self.uniform_noise: set[int] = set()  # rounds that ask for noise from rand_like, which is in the input
         self.wrapped: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> function whose bytes wrapped around, shape
         self.dots: dict[int, tuple[float, float, float]] = {}  # round -> spread of dot products, of targets, wide
+        self.focal: dict[int, str] = {}  # round -> loss of all rows that stands in the exponential of a focal loss
+        self.punished: set[int] = set()  # rounds whose loss grows with the entropy of a policy
         self.late_weights: dict[int, tuple[str, tuple[int, ...]]] = {}  # round -> loss that is one number, their shape
         self.both_sides: set[int] = set()  # rounds whose loss pulls two views together from both sides
         self.outer: dict[int, tuple[str, int]] = {}  # round -> what a column and a row of the batch went into, rows

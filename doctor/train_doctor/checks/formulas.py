@@ -1,4 +1,4 @@
-"""Formulas of methods with a piece missing: F54 to F61, S31, D14 and D15.
+"""Formulas of methods with a piece missing: F54 to F62, S31, D14 and D15.
 
 A method is a formula, and a program that leaves out one factor of it runs as well. What became of tensors in three
 early steps tells (watchers/); here it is asked whether it is a habit.
@@ -26,7 +26,16 @@ def weights_after_mean(e: Evidence) -> Fired | Verdict:
 
     WARN weights-after-mean: The weights multiply a loss that is a mean over the rows already, so each row has the same
     share, whatever its weight. Fix: reduction="none", then (loss * weight).sum() / weight.sum().
+    WARN weights-after-mean/focal: The probability in a focal loss, exp(-loss), is that of the mean over all rows, so
+    easy and hard rows have one and the same factor. Fix: reduction="none", then ((1 - pt) ** gamma * loss).mean().
     """
+    if len(e.focal) >= STEPS:
+        name = next(iter(e.focal.values()))
+        return fires(
+            f"in {len(e.focal)} steps exp(-loss) was taken of the one number that {name} gave",
+            "a loss for each row",
+            fault="weights-after-mean/focal",
+        )
     if (verdict := no_habit(e, e.late_weights)) is not None:
         return verdict
     name, shape = next(iter(e.late_weights.values()))
@@ -197,3 +206,17 @@ def bytes_wrapped(e: Evidence) -> Fired | Verdict:
         return verdict
     name, shape = next(iter(e.wrapped.values()))
     return fires(f"in {len(e.wrapped)} steps {name} of bytes {shape} wrapped around", "floats", name=name)
+
+
+@check("F62")
+def entropy_punished(e: Evidence) -> Fired | Verdict:
+    """A policy is sure of one action after a few updates, and stops trying others.
+
+    Fires when the loss of a step in which actions were scored (log_prob) grows with the entropy of a distribution.
+
+    WARN entropy-punished: The entropy bonus is added to the loss, so training makes the policy less random: the sign is
+    wrong. Fix: loss = policy_loss + value_loss - coefficient * entropy.mean().
+    """
+    if (verdict := no_habit(e, e.punished)) is not None:
+        return verdict
+    return fires(f"in {len(e.punished)} steps the loss grew with the entropy", "a loss that falls with it")

@@ -23,6 +23,7 @@ from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
+from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.loss_graphs import LossGraphs
@@ -85,5 +86,6 @@ ALL = (
     EndsOfEpisodes,
     Wraps,
     DotProducts,
+    Entropies,
     Stored,
 )

@@ -4,7 +4,9 @@
     loss = (F.cross_entropy(logits, y, reduction="none") * weight).mean()
 
 Each row has the same share again, whatever its weight. What a loss of torch gives as one number is followed into a
-product with several numbers that do not learn.
+product with several numbers that do not learn; and into the exponential of a focal loss, which is meant for each row:
+
+    pt = torch.exp(-F.cross_entropy(logits, y))         of the mean of all rows
 
 Footgun: one number for the whole batch is a weight of the term. So there must be several.
 """
@@ -15,12 +17,13 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
 
 TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
+NEGATIVE = {"neg", "negative", "__neg__"}
 
 
 class WeightsAfterMean(Watcher):
-    """What is known of a number: the loss that gave it, and of how many rows."""
+    """What is known of a number: the loss that gave it, of how many rows, and whether its sign was turned."""
 
-    names = set(LOSSES) | TIMES
+    names = set(LOSSES) | TIMES | NEGATIVE | {"exp"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -31,7 +34,14 @@ class WeightsAfterMean(Watcher):
             return
         if op.name in LOSSES:
             if not op.result.dim() and op.given and op.given[0].dim() and len(op.given[0]) > 1:
-                self.known.put(op.result, (op.name, len(op.given[0])))
+                self.known.put(op.result, (op.name, len(op.given[0]), False))
+            return
+        if op.name not in TIMES:
+            name, rows, minus = (self.known.get(op.given[0]) if op.given else None) or ("", 0, False)
+            if name and op.name in NEGATIVE:
+                self.known.put(op.result, (name, rows, not minus))
+            elif name and minus:
+                self.e.focal.setdefault(self.eye.turn, name)
             return
         for loss, weights in (op.given, op.given[::-1]) if len(op.given) == 2 else ():
             fact = self.known.get(loss)

@@ -1,0 +1,45 @@
+"""The sign with which a term enters a loss: what is left of it after sums, differences and factors.
+
+    loss = pg_loss + 0.5 * value_loss - 0.01 * entropy.mean()         the entropy has -1
+
+Footgun: a factor that is itself learned, or that holds several numbers, has no one sign. Then nothing is known any
+more.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Known, Op
+
+SAME = {"mean", "sum", "view", "reshape", "squeeze", "flatten", "__getitem__"}
+PLUS = {"add", "__add__", "__radd__"}
+MINUS = {"sub", "subtract", "__sub__"}
+FROM = {"rsub", "__rsub__", "neg", "negative", "__neg__"}
+TIMES = {"mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__"}
+FOLLOWED = SAME | PLUS | MINUS | FROM | TIMES
+
+
+def turned(signs: frozenset | None) -> frozenset:
+    return frozenset(-s for s in signs or ())
+
+
+def followed(op: Op, known: Known) -> frozenset | None:
+    """The signs of a result, of those of what it is made of; None where there are none."""
+    facts = [f if isinstance(f, frozenset) else None for f in map(known.get, op.given)]
+    if not any(facts):
+        return None
+    first = facts[0]
+    if op.name in SAME:
+        return first
+    if op.name in PLUS:
+        return frozenset().union(*(f for f in facts if f))
+    if op.name in FROM:
+        return turned(first) if first else None
+    if op.name in MINUS:
+        return (first or frozenset()) | (turned(facts[1]) if len(facts) == 2 else frozenset())
+    if op.name not in TIMES:
+        return None
+    factor = [a for a in op.args if not (isinstance(a, Tensor) and known.get(a))]
+    if len(factor) != 1 or isinstance(factor[0], Tensor) and (factor[0].numel() > 1 or factor[0].requires_grad):
+        return None
+    of = next(f for f in facts if f)
+    return of if float(factor[0]) > 0 else turned(of)
