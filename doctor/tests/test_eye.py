@@ -252,3 +252,35 @@ def test_tensors_of_other_kinds_are_passed_over():
     with doctor.watch(say=False) as report:
         loop(*small(), data=data)
     assert not report.faults, report.faults
+
+
+def test_a_watcher_that_fails_does_not_shut_the_eye_for_the_others(monkeypatch):
+    from train_doctor.watchers import ALL, Scales
+
+    def broken(self, op):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Scales, "saw", broken)
+    seen = []
+    last = ALL[-1]
+    monkeypatch.setattr(last, "names", None)
+    monkeypatch.setattr(last, "saw", lambda self, op: seen.append((self.eye.turn, op.name)))
+    with doctor.watch(say=False) as report:
+        loop(*small())
+    assert len(report.faults) == 1 and report.faults[0].startswith("Scales") and "a fault of ours" in report.faults[0]
+    first = seen.index(next(one for one in seen if one[1] == "linear"))
+    assert "mse_loss" in [name for n, name in seen[first:] if n == seen[first][0]], "the rest of the step at fault"
+
+
+def test_where_optimizers_take_turns_each_is_seen_three_times():
+    models = [nn.Linear(4, 4), nn.Linear(4, 4)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    depths = []
+    with doctor.watch(say=False):
+        for n in range(16):
+            x = torch.randn(8, 4)
+            optimizers[n % 2].zero_grad()
+            depths.append(depth())
+            F.mse_loss(models[n % 2](x), x).backward()
+            optimizers[n % 2].step()
+    assert depths[0] == 0 and all(sum(depths[k::2]) >= 2 for k in (0, 1)) and not any(depths[8:]), depths
