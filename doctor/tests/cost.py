@@ -1,4 +1,5 @@
-"""`python -m tests.cost`: what watching costs, for the forty programs and for networks of several sizes.
+"""`python -m tests.cost [PAIRS [NAME]]`: what watching costs, for programs at the sizes of their authors, for the forty
+toys, and for networks of several sizes.
 
 Each program is run plain and watched in turns, in one process, so that whatever else the machine does hits both. The
 time of a step is that between two steps of its first optimizer. Told are the watched over the plain time of the middle
@@ -20,7 +21,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import train_doctor as doctor
 
-from . import forty
+from . import forty, published
 
 STEPS = 10
 
@@ -94,18 +95,22 @@ def main(pairs: int = 5, only: str = "") -> None:
     told = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name, program in (SIZES | forty.PROGRAMS).items():
+        for name, program in (published.PROGRAMS | SIZES | forty.PROGRAMS).items():
             if only in name:
                 told[name] = ratios(program, pairs)
                 if told[name]:
                     print("{1:5.2f} {2:5.2f} {3:5.2f} {4:8.2f} ms  {0}".format(name, *told[name]), flush=True)
                 else:
                     print(f"no optimizer of torch: {name}")
-    every = [r for name, r in told.items() if r and name in forty.PROGRAMS]
-    if every:
-        print(f"{len(every)} of the forty, median: middle step {statistics.median(r[0] for r in every):.2f}, ", end="")
-        print(f"all steps {statistics.median(r[1] for r in every):.2f}, ", end="")
-        print(f"whole program {statistics.median(r[2] for r in every):.2f}")
+    for kind in (published, forty):
+        every = [r for name, r in told.items() if r and name in kind.PROGRAMS]
+        if every:
+            print(
+                f"{len(every)} of {kind.__name__}, median: middle step {statistics.median(r[0] for r in every):.2f}, ",
+                end="",
+            )
+            print(f"all steps {statistics.median(r[1] for r in every):.2f}, ", end="")
+            print(f"whole program {statistics.median(r[2] for r in every):.2f}")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset
 
 import train_doctor as doctor
+from train_doctor.attach import Attachments
 from train_doctor.evidence import Evidence
-from train_doctor.eye import Known
+from train_doctor.eye import Eye, Known, Watcher
 
 
 def depth() -> int:
@@ -229,15 +230,36 @@ def test_nothing_is_kept_alive():
 
 def test_what_is_known_goes_with_the_tensor():
     gone = []
-    known = Known(gone.append)
-    x = torch.zeros(2)
+    eye = Eye(Attachments(Evidence()))
+    first, second = Watcher(eye), Watcher(eye)
+    known, x = Known(second, gone.append), torch.zeros(2)
     known.put(x, "first")
     known.put(x, "second")
     assert known.get(x) == "second" and known.get(torch.zeros(2)) is None
     del x
     gc.collect()
-    assert not known.by_id and gone == ["second"]
-    assert Evidence().shown == set()
+    assert not known.by_id and gone == ["second"] and not eye.marks
+    assert first.bit != second.bit and Evidence().shown == set()
+
+
+def test_who_is_told_of_a_call():
+    """Those that begin with it; of the rest those that know something of what is given; all, where nothing is given."""
+    eye = Eye(Attachments(Evidence()))
+
+    class Begins(Watcher):
+        names, begins = {"mul", "add"}, {"mul"}
+
+    class Between(Watcher):
+        begins, between = frozenset(), True
+
+    one, two, every = Begins(eye), Between(eye), Watcher(eye)
+    eye.start([one, two, every])
+    x = torch.zeros(2)
+    Known(one).put(x, True)
+    assert eye._asked("mul", 0) == [one, two, every] and eye._asked("add", 0) == [two, every]
+    eye.forward = True
+    assert eye._asked("mul", 0) == [one, every] and eye._asked("add", 0) == [every]
+    assert eye._asked("add", eye.marks[id(x)]) == [one, every] and eye._asked("sub", -1) == [two, every]
 
 
 def test_tensors_of_other_kinds_are_passed_over():

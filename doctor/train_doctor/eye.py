@@ -16,6 +16,7 @@ the program, or a `with` of the program that ends would take ours off and leave 
 bits; so that question is answered for the tensors alone.
 """
 
+import itertools
 import os
 import sys
 import traceback
@@ -60,26 +61,44 @@ class Op(NamedTuple):
 
 
 class Known:
-    """What is known of tensors, for as long as these live."""
+    """What a watcher knows of tensors, for as long as these live."""
 
-    def __init__(self, died: Callable[[Any], None] | None = None):
+    def __init__(self, watcher: "Watcher", died: Callable[[Any], None] | None = None):
         self.by_id: dict[int, tuple[weakref.ref, Any]] = {}
-        self.died = died
+        self.marks, self.bit, self.died = watcher.eye.marks, watcher.bit, died
 
     def get(self, t: Tensor) -> Any:
         entry = self.by_id.get(id(t))
         return entry[1] if entry is not None and entry[0]() is t else None
 
     def put(self, t: Tensor, fact: Any) -> None:
-        key, facts, died = id(t), self.by_id, self.died
+        key, facts, died, marks = id(t), self.by_id, self.died, self.marks
+        marks[key] = marks.get(key, 0) | self.bit
 
         def gone(ref: weakref.ref) -> None:
             if facts.get(key, (None,))[0] is ref:
                 del facts[key]
+                marks.pop(key, None)
             if died is not None:
                 died(fact)
 
         facts[key] = weakref.ref(t, gone), fact
+
+
+LASTING = {type(torch.mul), type(Tensor.mul), type(Tensor.__add__), type(Tensor.shape.__get__)}  # kinds of torch's own
+NAMES: dict[Callable, str] = {}  # of such functions that were met
+
+
+def _name(function: Callable) -> str:
+    """mul for mul_ as well; for what is read or set of a tensor its name, with = where it is set."""
+    name = getattr(function, "__name__", "")
+    if name in ("__get__", "__set__"):
+        name = getattr(getattr(function, "__self__", None), "__name__", name) + ("=" if name == "__set__" else "")
+    if not name.startswith("__") and name not in QUIET:
+        name = name.rstrip("_")
+    if type(function) in LASTING:
+        NAMES[function] = name
+    return name
 
 
 class Mode(TorchFunctionMode):
@@ -92,8 +111,10 @@ class Mode(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         result = function(*args, **kwargs) if kwargs else function(*args)
         eye = self.eye()
-        if eye is not None and eye.on and not eye.at.depth and not eye.at.blind:
-            eye.show(function, args, kwargs or {}, result)
+        if eye is not None and eye.on and not torch.compiler.is_compiling():  # dynamo traces this function
+            name = type(function) in LASTING and NAMES.get(function) or _name(function)
+            if name not in QUIET and not eye.at.depth and not eye.at.blind:
+                eye.show(name, args, kwargs or {}, result)
         return result
 
 
@@ -109,7 +130,11 @@ class Eye(Part):
         self.forward = False  # the next forward has begun since the last backward
         self.undo: list[Callable[[], None]] = []
         self.watchers: list[Watcher] = []
-        self.asked: dict[str, list[Watcher]] = {}  # by name of a function
+        self.asked: dict[tuple, list[Watcher]] = {}  # by name of a function, marks and whether a forward has begun
+        self.numbers = itertools.count()  # of watchers
+        self.marks: dict[int, int] = {}  # id of a tensor -> bits of those who may know something of it
+        self.learning: set[str] = set()  # functions whose results had a graph, since the last backward
+        self.soon: list[Callable[[], None]] = []  # to be done before the next call is looked at
 
     @property
     def turn(self) -> int:
@@ -162,6 +187,7 @@ class Eye(Part):
                     watcher.backward(loss)
                 except Exception:
                     self._fault(watcher)
+            self.learning.clear()
 
     def close(self) -> None:
         """For good."""
@@ -172,7 +198,8 @@ class Eye(Part):
                 watcher.close()
 
     def release(self) -> None:
-        self.watchers, self.asked = [], {}
+        self.watchers, self.asked, self.soon = [], {}, []
+        self.marks.clear()
 
     def leave(self) -> None:
         """The block is left: where the watch ended inside of a function of torch, the mode is on the stack again."""
@@ -215,39 +242,42 @@ class Eye(Part):
         return utils is not None and bool(utils.counters["frames"])
 
     # ---------------------------------------------------------------- what
-    def show(self, function: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    def show(self, name: str, args: tuple, kwargs: dict, result: Any) -> None:
         try:
-            self._show(function, args, kwargs, result)
+            self._show(name, args, kwargs, result)
         except Exception:
             self.on = False  # the rest of the steps are not looked at
             if len(self.e.faults) < FAULTS:
                 self.e.faults.append(f"eye: {traceback.format_exc(limit=-3)}")
 
-    def _show(self, function: Callable, args: tuple, kwargs: dict, result: Any) -> None:
-        name = getattr(function, "__name__", "")
-        if name in ("__get__", "__set__"):
-            name = getattr(getattr(function, "__self__", None), "__name__", name) + ("=" if name == "__set__" else "")
-        if name in QUIET:
-            return
+    def _show(self, name: str, args: tuple, kwargs: dict, result: Any) -> None:
         self.calls += 1
         if self.calls > CALLS:
             self.on = False
             return
+        while self.soon:
+            self.soon.pop()()
         given = list(tensors(args))
         if kwargs:
             given += tensors(tuple(kwargs.values()))
         if given and given[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return  # to ask for numbers would end the capture
         results = [r for r in tensors((result,)) if not any(r is t for t in given)]
-        if not name.startswith("__"):
-            name = name.rstrip("_")
         if not all(map(_plain, (*given, *results))):  # only that the rest was used is of interest
             name, results, result = "", [], None
+        if name not in self.learning and any(r.requires_grad for r in results):
+            self.learning.add(name)
+        known = 0 if given else -1
+        for t in given:
+            known |= self.marks.get(id(t), 0)
+        asked = self._asked(name, known)
+        if not asked:
+            return
         op = Op(name, given, results, args, kwargs, result)
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            for watcher in self._asked(name):
+            for watcher in asked:
                 try:
                     watcher.saw(op)
                 except Exception:
@@ -262,20 +292,33 @@ class Eye(Part):
         if len(self.e.faults) < FAULTS:
             self.e.faults.append(f"{type(watcher).__name__}: {traceback.format_exc(limit=-3)}")
 
-    def _asked(self, name: str) -> "list[Watcher]":
-        """Those that ask about this function."""
-        if name not in self.asked:
-            self.asked[name] = [w for w in self.watchers if w.names is None or name in w.names]
-        return self.asked[name]
+    def _asked(self, name: str, known: int) -> "list[Watcher]":
+        """Those that ask about this function, given something of which these bits know."""
+        key = name, known, self.forward
+        asked = self.asked.get(key)
+        if asked is None:
+            asked = self.asked[key] = [w for w in self.watchers if w.asks(name, known, self.forward)]
+        return asked
 
 
 class Watcher:
     """Asks one question of what the eye sees."""
 
     names: "frozenset[str] | set[str] | None" = None  # of the functions that it asks about; None for all
+    # those that it asks about whatever they are given, None for all of the names: of the others it is told where they
+    # are given a tensor of which it knows something (Known), or none at all
+    begins: "frozenset[str] | set[str] | None" = None
+    between = False  # it is told of all functions after a backward, until the next forward has begun
 
     def __init__(self, eye: Eye):
         self.eye, self.e = eye, eye.e
+        self.bit = 1 << next(eye.numbers)
+
+    def asks(self, name: str, known: int, forward: bool) -> bool:
+        if self.names is not None and name not in self.names:
+            return False
+        begins = self.begins is None or name in self.begins
+        return begins or bool(known & self.bit) or self.between and not forward
 
     def saw(self, op: Op) -> None:
         raise NotImplementedError

@@ -47,10 +47,11 @@ class Weights(NamedTuple):
 
 class Attending(Watcher):
     names = PRODUCTS | BETWEEN | AFTER | {"softmax"}
+    begins = PRODUCTS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.given:

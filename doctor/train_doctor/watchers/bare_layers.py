@@ -25,16 +25,16 @@ UNBENT = LAYERS | STILL | SUMS | set(LOSSES)  # what else makes something that l
 class BareLayers(Watcher):
     """What is known of what a layer gave: [sizes in and out, uses by layers, other uses, id of its weights]."""
 
+    begins = LAYERS
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.pairs: list[tuple[list, tuple[int, int], int]] = []
-        self.bent = False
 
     def saw(self, op: Op) -> None:
         if op.name in ASKED:
             return
-        self.bent = self.bent or op.name not in UNBENT and any(r.requires_grad for r in op.results)
         sizes = _sizes(op) if op.name in LAYERS else None
         for t in op.given:
             fact = self.known.get(t)
@@ -55,10 +55,11 @@ class BareLayers(Watcher):
         for (before, layers, others, first), after, second in self.pairs:
             if layers == 1 and not others and before[1] >= min(before[0], after[1]):
                 pairs[first, second] = (*before, after[1])
-        if pairs and (len(pairs) > 1 or not self.bent):
+        bent = self.eye.learning - UNBENT - ASKED
+        if pairs and (len(pairs) > 1 or not bent):
             self.e.unbent.setdefault(self.eye.turn, [*pairs.values()])
         self.known.by_id.clear()
-        self.pairs, self.bent = [], False
+        self.pairs = []
 
     def close(self) -> None:
         self.known.by_id.clear()

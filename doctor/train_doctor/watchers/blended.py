@@ -28,10 +28,11 @@ WHOLE, MIXED = "whole", "mixed"
 
 class Blended(Watcher):
     names = CASTS | VIEWS | {*CLASSES, "interpolate", "grid_sample", *UPSAMPLED}
+    begins = CASTS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if not op.given:

@@ -26,10 +26,11 @@ class Bootstraps(Watcher):
     """What is known of a tensor without a graph: the shape of what it is a maximum of."""
 
     names = {"max", "amax", *PLAIN} | KEPT
+    begins = {"max", "amax"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if op.name in ("max", "amax"):

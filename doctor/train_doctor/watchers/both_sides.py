@@ -20,10 +20,11 @@ class BothSides(Watcher):
     """Known: "unit" of what was normalised, "product" of two of these, or the signs of cosines."""
 
     names = signs.FOLLOWED | {"cosine_similarity", "normalize"}
+    begins = {"cosine_similarity", "normalize"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.result.requires_grad:

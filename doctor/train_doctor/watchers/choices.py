@@ -33,10 +33,11 @@ class Choices(Watcher):
     """What is known of a tensor: the node of the distance of an index, or True of a row that was looked up by it."""
 
     names = {"argmin", "min"} | LOOKUPS | VIEWS | LAYERS
+    begins = {"argmin", "min"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if op.name in ("argmin", "min"):

@@ -30,10 +30,11 @@ class Cosines(Watcher):
     """What is known of a tensor: ("length of", id), ("unit",), ("cosine", factor)."""
 
     names = {"normalize"} | NORMS | PRODUCTS | SCALED | VIEWS | ENDS
+    begins = {"normalize"} | NORMS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         fact = self._fact(op) if op.given else None

@@ -21,10 +21,11 @@ LEAST = 16  # rows
 
 class DotProducts(Watcher):
     names = TIMES | PLUS | LOSSES | MINUS | {"embedding", "sum"}
+    begins = {"embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # "row", "product" or "dot"
+        self.known = Known(self)  # "row", "product" or "dot"
 
     def saw(self, op: Op) -> None:
         result = op.result

@@ -22,10 +22,11 @@ VIEWS |= {"contiguous", "T", "t"}
 
 class DropoutAtEnd(Watcher):
     names = DROPOUTS | VIEWS | set(LOSSES) | {"log_softmax"}
+    begins = DROPOUTS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # what a dropout gave -> its share
+        self.known = Known(self)  # what a dropout gave -> its share
 
     def saw(self, op: Op) -> None:
         if op.name in DROPOUTS:

@@ -15,7 +15,7 @@ import inspect
 import sys
 import textwrap
 
-from train_doctor.eye import Op, Watcher
+from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.waits import _whose
 
 NAMES = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
@@ -24,6 +24,10 @@ BETWEEN = ("train_doctor/eye.py", "train_doctor/watchers/dropouts.py", "torch/ov
 
 class Dropouts(Watcher):
     names = NAMES
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.read: set[tuple] = set()  # calls whose line was read
 
     def saw(self, op: Op) -> None:
         if not op.kwargs.get("training", True) or not op.kwargs.get("p", 0.5):
@@ -36,6 +40,9 @@ class Dropouts(Watcher):
         code, line = frame.f_code, frame.f_lineno
         if "training" in (*code.co_names, *code.co_varnames, *code.co_freevars):
             return
+        if (code, line, op.name) in self.read:
+            return
+        self.read.add((code, line, op.name))
         if code not in self.e.unaware and unaware(code, line, op.name):
             self.e.unaware[code] = f"{code.co_qualname}, line {line}" if sys.version_info > (3, 11) else code.co_name
 

@@ -67,9 +67,12 @@ class Result:
 
 
 class Dropped(Watcher):
+    begins = frozenset()
+    between = True
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self._died)
+        self.known = Known(self, self._died)
         self.dead: list[Result] = []
         self.dying: list[Result] = []  # since the last call
         self.taken: set[tuple] = set()  # places some of whose results were used
@@ -83,7 +86,6 @@ class Dropped(Watcher):
             self.others = {id(b) for m in owners for b in m.buffers() if b.is_floating_point()} | self.e.optimized()
 
     def saw(self, op: Op) -> None:
-        self._settle()
         facts = [self._fact(t) for t in op.given]
         for fact in facts:
             if fact is not None and fact.place is not None and not fact.used:
@@ -132,6 +134,8 @@ class Dropped(Watcher):
     def _died(self, fact: Result) -> None:
         """Its storage is let go of just afterwards, so it is asked later."""
         if fact.place is not None and not fact.used and len(self.dead) < KEPT:
+            if not self.dying:
+                self.eye.soon.append(self._settle)
             self.dying.append(fact)
 
     def _settle(self) -> None:

@@ -23,10 +23,11 @@ RUN, SHARE, LOOKED = 3, 0.3, 2**24  # places; of the rows; numbers
 
 class Endings(Watcher):
     names = NETWORKS | TAKING
+    begins = NETWORKS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # an output or a last state -> which, how many rows of how many, and the axis of time
+        self.known = Known(self)  # an output or a last state -> which, how many rows of how many, and the axis of time
 
     def saw(self, op: Op) -> None:
         if op.name in NETWORKS:

@@ -25,9 +25,11 @@ LOOKED = 4096
 class EndsOfEpisodes(Watcher):
     """What is known of a tensor: "flags", or "next" of a target with a maximum in it."""
 
+    begins = MAKES | {"max", "amax"}
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.unused: dict[int, int] = {}  # length of the flags of this step -> 1, or 0 once any of them was used
 
     def saw(self, op: Op) -> None:

@@ -20,10 +20,11 @@ from train_doctor.watchers import signs
 
 class Entropies(Watcher):
     names = signs.FOLLOWED
+    begins = frozenset()
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # signs of entropies
+        self.known = Known(self)  # signs of entropies
         self.scored = False  # since the last backward
         mine = weakref.proxy(self)
         for kind in vars(distributions).values():

@@ -19,9 +19,11 @@ LOOKED = 2**20  # elements
 
 
 class Flags(Watcher):
+    begins = TURNED
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if op.name in TURNED and isinstance(op.result, Tensor) and op.given:

@@ -25,10 +25,11 @@ EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
 
 class Gaps(Watcher):
     names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean"}
+    begins = FIRST | MINUS | LOSSES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # a difference of an answer and an input with gaps -> share of gaps
+        self.known = Known(self)  # a difference of an answer and an input with gaps -> share of gaps
         self.inputs: list[Tensor] = []
 
     def saw(self, op: Op) -> None:

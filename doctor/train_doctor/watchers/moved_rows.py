@@ -24,9 +24,11 @@ LEAST = 4  # rows
 class MovedRows(Watcher):
     """What is known of a tensor: True of a row that was moved, or for each row of a batch whether it was."""
 
+    begins = MOVES | {"stack"}
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.pictures: list[tuple[tuple, tuple]] = []  # of a first layer: sizes, moved rows
 
     def saw(self, op: Op) -> None:

@@ -41,9 +41,11 @@ class Draws(NamedTuple):
 
 
 class Noise(Watcher):
+    begins = NORMAL | UNIFORM
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.sizes: dict[int, int] = {}  # of each draw
         self.uniform: set[int] = set()
 

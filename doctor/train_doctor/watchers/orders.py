@@ -37,16 +37,19 @@ TURNED = {
 WRITTEN = {"__setitem__", "flip", "roll", "flipud", "index_copy", "index_add", "scatter", "masked_scatter", "set"}
 INDICES = {"randperm", "argsort", "sort", "multinomial", "randint", "topk"}  # give indices
 PASSED = {"__getitem__", "split", "chunk", "to", "long", "flip", "cuda", "cpu", "view", "flatten", "squeeze", "narrow"}
+TAKEN = {"__getitem__", "index_select", "split", "chunk", "unbind", "tensor_split"}
 LEAVING = {"numpy", "tolist", "__array__", "item", "__iter__", "unbind", "__index__", "__int__"}
 Order = tuple  # of indices; None stands for no order
 EVERY = ("every",)
 
 
 class Orders(Watcher):
+    begins = MADE | INDICES | TAKEN | WRITTEN | MEETING
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # tensors -> Order, EVERY or None
-        self.indices = Known()  # indices that torch made
+        self.known = Known(self)  # tensors -> Order, EVERY or None
+        self.indices = Known(self)  # indices that torch made
         self.left: set[int] = set()  # rounds in which the numbers of such an index were taken out of torch
         self.met: dict[int, dict] = {}  # round -> order of an answer -> whether it met its own, and one that was not
 
@@ -136,9 +139,10 @@ class Orders(Watcher):
         results = op.results
         if not results and op.given and op.result is op.given[0]:  # written in place
             results = op.given[:1]
-        orders = [(t, self._order(t)) for t in op.given if not isinstance(t, nn.Parameter)]
+        orders = [(t, self._order(t)) for t in op.given]
         if all(order == () for _, order in orders):
             return
+        orders = [(t, order) for t, order in orders if not isinstance(t, nn.Parameter)]
         for r in results:
             if not r.dim():
                 continue

@@ -14,14 +14,23 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 MADE = {"mul", "multiply", "__mul__", "__rmul__", "sub", "subtract", "__sub__", "rsub", "__rsub__"}
+COLUMNS = {  # functions that can make a column on purpose
+    *("unsqueeze", "view", "reshape", "__getitem__", "sum", "mean", "max", "min", "amax", "amin", "norm", "var", "std"),
+    *("logsumexp", "prod", "stack", "cat", "concat", "expand", "matmul", "__matmul__", "mm", "mv", "einsum", "median"),
+    *("t", "T", "transpose", "permute", "gather", "index_select", "argmax", "argmin", "vector_norm", "linalg_norm"),
+    *("linalg_vector_norm", "nanmean", "any", "all", "logaddexp", "diagonal", "repeat", "tile", "quantile", "topk"),
+    *("unflatten", "swapaxes", "movedim", "as_strided", "select", "narrow", "squeeze", "flatten", "sort", "cumsum"),
+}
 
 
 class OuterProducts(Watcher):
     """Known are columns that were made on purpose."""
 
+    begins = COLUMNS | MADE
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         result = op.result

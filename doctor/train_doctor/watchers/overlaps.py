@@ -28,10 +28,11 @@ class Overlaps(Watcher):
     """What is known of a tensor: (the step of the formula, least and largest answer)."""
 
     names = PRODUCTS | SUMS | PLUS | QUOTIENTS | FROM_ONE | CUT
+    begins = PRODUCTS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.given:

@@ -19,10 +19,11 @@ LOOKED = 2**20  # indices
 
 class Repeats(Watcher):
     names = {"__getitem__", "__setitem__"} | ADDED
+    begins = {"__getitem__"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # what was read or computed from it -> ids of the tensor and its indices
+        self.known = Known(self)  # what was read or computed from it -> ids of the tensor and its indices
 
     def saw(self, op: Op) -> None:
         if op.name == "__getitem__" and len(op.given) > 1 and isinstance(op.result, Tensor):

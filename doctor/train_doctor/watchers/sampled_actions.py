@@ -21,9 +21,11 @@ DRAWN, VALUED = 1, 2
 
 
 class SampledActions(Watcher):
+    begins = {"normal"}
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if op.name == "normal" and any(t.requires_grad for t in op.given):

@@ -43,11 +43,13 @@ FOLLOWED = {
 
 
 class Scored(Watcher):
+    begins = frozenset()
+
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.samples: list[Sample] = []
-        self.scores = Known()  # log-probabilities, and what is made of them
+        self.scores = Known(self)  # log-probabilities, and what is made of them
         self.inside = 0  # a method of a distribution
         mine = weakref.proxy(self)
         for kind in vars(distributions).values():

@@ -29,10 +29,11 @@ NODES = 2000  # of a graph that are looked through for a weight
 
 class Slopes(Watcher):
     names = FOLLOWED | {"grad"}
+    begins = {"grad"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
         self.shapes: set = set()
 
     def saw(self, op: Op) -> None:

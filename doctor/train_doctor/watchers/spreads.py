@@ -24,10 +24,11 @@ PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}
 
 class Spreads(Watcher):
     names = NORMAL | UNIFORM | PRODUCTS | {"exp", "to"}
+    begins = NORMAL | UNIFORM | {"exp"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.noise, self.exponents = Known(), Known()
+        self.noise, self.exponents = Known(self), Known(self)
         self.used: list[tuple] = []  # whether the noise is normal, the node whose exponential it was multiplied by
 
     def saw(self, op: Op) -> None:

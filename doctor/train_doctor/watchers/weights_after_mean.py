@@ -24,10 +24,11 @@ class WeightsAfterMean(Watcher):
     """What is known of a number: the loss that gave it, of how many rows, and whether its sign was turned."""
 
     names = set(LOSSES) | TIMES | NEGATIVE | {"exp"}
+    begins = set(LOSSES)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.result.requires_grad:

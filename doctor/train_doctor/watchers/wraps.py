@@ -22,10 +22,11 @@ LOOKED = 2**22
 
 class Wraps(Watcher):
     names = MINUS | PLUS | FLOATS | SAME
+    begins = MINUS | PLUS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known()  # wrapped -> the function
+        self.known = Known(self)  # wrapped -> the function
 
     def saw(self, op: Op) -> None:
         result = op.result
