@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge11.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge12.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -28,6 +28,7 @@ SETS = {
     "judge9": ("judge9_a",),
     "judge10": ("judge10_a", "judge10_b"),
     "judge11": ("judge11_a", "judge11_b"),
+    "judge12": ("judge12_a", "judge12_b"),
 }
 HERE = Path(__file__).parent
 

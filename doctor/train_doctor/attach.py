@@ -12,6 +12,7 @@ Footgun: another watch may be open at the same time and may end first. So a patc
 it is still on, and attributes come back right in either order.
 """
 
+import contextlib
 import functools
 import sys
 import threading
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
 from train_doctor.evidence import ROOM, Evidence
@@ -172,9 +173,18 @@ class Attachments:
         if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):
             known = self.e.restarted.setdefault(id(loader), (len(loader), set()))
             known[1].add(self.e.rounds)
+            if isinstance(loader.sampler, WeightedRandomSampler):
+                self._weighted(loader)
             if isinstance(loader.sampler, RandomSampler) and loader.batch_size:
                 self.e.shuffled.add(loader.batch_size)
         return original(loader)
+
+    def _weighted(self, loader: DataLoader) -> None:
+        """A sampler with fewer weights than there are rows never draws the others."""
+        with contextlib.suppress(TypeError):  # a data set without a length
+            weights, rows = len(loader.sampler.weights), len(loader.dataset)
+            if weights < rows:
+                self.e.short_sampler = weights, rows
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
         if not self.idle and len(self.e.warned) < 8 * ROOM:

@@ -284,6 +284,7 @@ class Evidence:
         self.apart: dict[int, tuple[str, str]] = {}  # round -> function that was given rows in two orders, and how
         self.awake: list[Any] | None = None  # weak references to parts in train mode, see after.py
         self.shown: set[int] = set()  # rounds in which each function of torch was seen (eye.py), and what was seen:
+        self.habits: dict[str, dict[int, Any]] = {}  # id of a check -> round -> what was seen
         self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
         self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
@@ -339,6 +340,7 @@ class Evidence:
         self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest, shape, mostly not 0, of a first input
         self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
         self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
+        self.short_sampler: tuple[int, int] | None = None  # weights of a sampler, rows of its data set, which are more
         self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches, rounds of iter()
         self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
         self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py

@@ -323,6 +323,10 @@ class Watcher:
     def saw(self, op: Op) -> None:
         raise NotImplementedError
 
+    def note(self, check: str, fact: Any) -> None:
+        """For a check, the first fact of this step."""
+        self.e.habits.setdefault(check, {}).setdefault(self.eye.turn, fact)
+
     def backward(self, loss: Tensor) -> None:
         """Before a backward from this loss."""
 

@@ -72,6 +72,7 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
+NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -501,6 +502,7 @@ class Observer(Part):
     ):
         super().__init__(Attachments(Evidence(steps=steps, model=model, **declared)))
         self.steps, self.terms = steps, terms
+        self.named = [id(optimizer) for optimizer in optimizers]
         self.rows = 0  # of text whose loss was read
         self.after: Any = None  # what stays on when the watch is over, see after.py
         self.at.full = full
@@ -637,8 +639,14 @@ class Observer(Part):
         self.e.rounds += 1
         self.optimizers.next_round()
         self.calls.next_round()
-        if self.e.rounds >= self.steps:
+        if self.e.rounds >= self.steps and not self._of_others():
             self.at.full()
+
+    def _of_others(self) -> bool:
+        """Whether the steps were those of optimizers that the user did not name: of copies that learn a task each."""
+        made = [self.optimizers.counts[self.optimizers.seen.get(number, -1)] for number in self.named]
+        others = len(self.e.optimizers) > len(made)
+        return bool(made) and others and min(made) < min(NAMED, self.steps) and self.e.rounds < LONGER * self.steps
 
 
 def _version(g: Tensor) -> int:

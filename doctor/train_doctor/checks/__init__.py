@@ -22,6 +22,7 @@ from train_doctor.checks import (
     labels,
     loss,
     losses,
+    methods,
     modes,
     opposites,
     parallel,
@@ -41,7 +42,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas)
+MODULES += (opposites, formulas, methods)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -7,6 +7,7 @@ targets were seen, they decide.
 import math
 
 import torch
+from torch import nn
 
 from train_doctor import fed
 from train_doctor.check import Fired, check, fires
@@ -16,6 +17,10 @@ from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Ste
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.fingerprint import Reading
 from train_doctor.targets import IGNORED, shifted
+
+FAR = 20.0  # times as far as the targets, from which first answers lie beyond them
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WIDE, WEIGHTS = 3.0, 64  # spread of weights in 1/sqrt(inputs), as N(0, 1) has; fewer tell nothing
 
 
 @check("F3")
@@ -257,12 +262,16 @@ def first_loss(e: Evidence) -> Fired | Verdict:
 
     Where from_scratch=True says that the model is untrained: much less means that it sees the answer, much more that
     its first weights are too large. Of any model it is asked whether its first mean cross-entropy is five times what
-    guessing costs, and 3 nats more.
+    guessing costs, and 3 nats more; of a regression whether its first answers reach 20 times as far as its targets, and
+    layers have weights three times as wide as 1/sqrt(inputs), or more.
 
     WARN first-loss/too-low: The untrained model already knows the answer: it sees its targets, or it is not untrained.
     Fix: Check the shift of the labels and the causal mask.
     WARN first-loss/too-high: The first weights are too large, so the untrained model is sure of wrong answers. Fix:
     Initialise the output layer and embeddings smaller (0.02, or 1/sqrt(width)).
+    WARN first-loss/far-beyond-targets: The first weights are far too large for the width of their layers
+    (nn.init.normal_ has a spread of 1 unless it is given), so the first answers lie far beyond all targets. Fix:
+    nn.init.kaiming_normal_, or torch's own first weights.
     WARN first-loss/worse-than-guessing: The model begins sure of wrong answers: its logits are far too large, so the
     first steps only undo that. Fix: Look at the size of the first weights, of the inputs, and of what the logits are
     multiplied by; torch's own first weights begin near ln(classes).
@@ -295,7 +304,7 @@ def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
     binary = [n for n in first.entropies if n.used and n.name == fed.BINARY[1] and n.reduction == "mean"]
     means += [(2, n.number) for n in binary if n.number is not None and n.name not in e.weighed]
     if not means:
-        return not_applicable("no mean cross-entropy in the first step, and from_scratch=True was not declared")
+        return _far_beyond_targets(e, [n.fed for n in first.entropies if n.used and n.name in fed.PLAIN])
     for classes, number in means:
         guess = math.log(classes)
         if math.isfinite(number) and number > max(5 * guess, guess + 3):
@@ -305,6 +314,28 @@ def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
                 fault="first-loss/worse-than-guessing",
             )
     return OK
+
+
+def _far_beyond_targets(e: Evidence, given: list) -> Fired | Verdict:
+    """The first answers of a regression, and the weights that made them."""
+    given = [f for f in given if f is not None and f.target_low is not None and f.low is not None]
+    if not given:
+        return not_applicable("no mean cross-entropy in the first step, and from_scratch=True was not declared")
+    reach, wanted = (
+        max(map(abs, (given[0].low, given[0].high))),
+        max(map(abs, (given[0].target_low, given[0].target_high))),
+    )
+    layers = [(name, m.weight.detach().float()) for name, m in e.modules() if isinstance(m, LAYERS)]
+    wide = [(name, float(w.std()), w[0].numel()) for name, w in layers if w.numel() > WEIGHTS]
+    wide = [(name, std, fan) for name, std, fan in wide if std * fan**0.5 >= WIDE]
+    if not wide or not FAR * wanted <= reach < math.inf or not wanted:
+        return OK
+    name, std, fan = wide[0]
+    return fires(
+        f"the first answers reach {reach:.3g}, the targets {wanted:.3g}; weights of {name} spread {std:.2g}",
+        f"a spread near 1/sqrt({fan}) = {fan**-0.5:.2g}, as torch begins",
+        fault="first-loss/far-beyond-targets",
+    )
 
 
 @check("N6")

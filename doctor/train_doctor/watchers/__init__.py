@@ -6,10 +6,12 @@ what it found into the evidence, by step. A check decides afterwards whether it 
 Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbers costs time in each of three steps.
 """
 
+from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
 from train_doctor.watchers.bare_layers import BareLayers
+from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
 from train_doctor.watchers.both_sides import BothSides
@@ -25,17 +27,23 @@ from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.flags import Flags
+from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.loss_graphs import LossGraphs
+from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.mixtures import Mixtures
+from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.policies import Policies
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.repeats import Repeats
+from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
@@ -43,6 +51,7 @@ from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.stored import Stored
+from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.wraps import Wraps
@@ -88,4 +97,13 @@ ALL = (
     DotProducts,
     Entropies,
     Stored,
+    Adversaries,
+    Blanks,
+    FractionsCut,
+    MadeAnew,
+    Mixtures,
+    Mixups,
+    Policies,
+    RiskSets,
+    Triplets,
 )

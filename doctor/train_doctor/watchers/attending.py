@@ -24,6 +24,14 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 PRODUCTS = {"matmul", "bmm", "__matmul__", "einsum", "baddbmm"}
 TIMES, OVER = {"mul", "__mul__", "__rmul__", "multiply"}, {"div", "true_divide", "__truediv__"}
 BETWEEN = {"add", "__add__", "__radd__", "sub", "__sub__", "masked_fill", "where", "float", "to"} | TIMES | OVER
+BETWEEN |= {
+    "leaky_relu",
+    "tanh",
+    "squeeze",
+    "view",
+    "unsqueeze",
+    "reshape",
+}  # additive scores, of graphs and of Bahdanau
 AFTER = {"dropout", "to", "float", "type_as", "contiguous", "clone"} | TIMES
 HIDES = -10.0  # a score below it hides
 LOOKED = 2**22

@@ -6,6 +6,8 @@
 Both give the same shape, so nothing is raised. The numbers of a row stay in the row, so a network still learns
 something.
 
+The output of a detector's last convolution is known too, where its channels go last by a view alone.
+
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one.
 """
 
@@ -26,5 +28,16 @@ class Axes(Watcher):
         if isinstance(x, nn.Parameter) or x.shape == op.result.shape:
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
-        if before != after and sorted(before) == sorted(after) and place() is not None:
+        apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result)
+        if apart and place() is not None:
             self.e.regrouped.setdefault(self.eye.turn, (op.name, tuple(x.shape), tuple(op.result.shape)))
+
+
+def _cells(x: Tensor, result: Tensor) -> bool:
+    """The channels of a convolution taken for the numbers of a cell: (B, K, H, W) to (B, H * W, K), or with several
+    boxes in a cell (B, A * K, H, W) to (B, A * H * W, K)."""
+    if x.dim() != 4 or result.dim() != 3 or len(x) != len(result) or not x.is_contiguous():
+        return False
+    channels, cells, each = x.shape[1], x.shape[2] * x.shape[3], result.shape[2]
+    convolved = type(x.grad_fn).__name__.startswith("ConvolutionBackward")
+    return convolved and channels % each == 0 and 1 < each and cells > 1 and each not in (cells, x.shape[3])

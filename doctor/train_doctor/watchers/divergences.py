@@ -72,7 +72,7 @@ def _numbers(node, factor: float, rows: int) -> int:
     """How many numbers of a row a reconstruction is a mean over; 0 where it is none."""
     shape = shape_of(node.next_functions[0][0])
     mean = kind(node) == "Mean" or kind(node) in LOSSES and node._saved_reduction == 1
-    plain = any(0.9 < abs(factor) * times < 1.1 for times in (1, rows))  # or divided by the rows once more
+    plain = any(0.9 < abs(factor) * times < 1.1 for times in (1, 2, rows))  # or a half, or divided by the rows again
     if not mean or not plain or len(shape) < 2 or shape[0] != rows:
         return 0
     return math.prod(shape[1:])

@@ -6,6 +6,9 @@
 Nothing is lost by an end, so all values run to the same limit. A target that holds a maximum is known to bootstraps.py;
 here flags of zeros and ones of its length are followed: whether any of them was used before the loss.
 
+A product with the flags themselves is the opposite: only the ends are looked beyond. Where flags are 1 for what goes on
+they are mostly 1.
+
 Footguns: an end by time alone is left out on purpose, so it is asked whether any flag at all went into anything. And
 actions may be zeros and ones as well, but they are whole numbers.
 """
@@ -20,12 +23,14 @@ from train_doctor.watchers.bootstraps import KEPT
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
 LOOKED = 4096
+TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
+FLAGS, RARE = 16, 0.4  # flags, and the share of ones below which they can't stand for what goes on
 
 
 class EndsOfEpisodes(Watcher):
-    """What is known of a tensor: "flags", or "next" of a target with a maximum in it."""
+    """What is known of a tensor: "flags", "next" of a target with a maximum in it, "value" of one number for a row."""
 
-    begins = MAKES | {"max", "amax"}
+    begins = MAKES | {"max", "amax", "linear"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -42,6 +47,17 @@ class EndsOfEpisodes(Watcher):
             self.unused[op.given[facts.index("flags")].numel()] = 0
         if "next" in facts:
             self._of_the_next(op, facts)
+        elif "value" in facts and op.name in KEPT | MAKES | {"min"}:
+            for r in op.results:
+                if not r.requires_grad:
+                    self.known.put(r, "value")
+        elif op.name == "linear" and op.results and not op.results[0].requires_grad and op.results[0].shape[1:] == (1,):
+            self.known.put(op.results[0], "value")
+        if op.name in TIMES and "flags" in facts and ("next" in facts or "value" in facts):
+            flags = op.given[facts.index("flags")]
+            share = float(flags.float().mean())
+            if flags.numel() >= FLAGS and share < RARE:
+                self.note("F64", share)
         result = op.result
         if op.name in MAKES and isinstance(result, Tensor) and _flags(result):
             self.known.put(result, "flags")

@@ -7,7 +7,8 @@ Most of the loss asks for zeros, so all answers are pulled to zero. A difference
 is followed to its mean, and it is asked whether a mask came between.
 
 Footgun: counts and dark pixels are zeros that are meant. Numbers around zero have none by themselves: where more than
-half are exactly 0, and the others lie on both sides of it or far above it, zeros stand for nothing.
+half are exactly 0, and the others lie on both sides of it or far above it, zeros stand for nothing. Of targets that are
+not the input (a depth in each place of a picture), the others must lie above 0 by more than they are spread there.
 """
 
 import torch
@@ -20,6 +21,7 @@ MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
 POWERS = {"pow", "square", "abs", "__pow__"}
 SAME = {"view", "reshape", "flatten"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+SOME, SORTED, SOME_NUMBERS = 0.02, 4096, 32  # share of zeros, numbers that are sorted, different ones among them
 EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
 
 
@@ -29,7 +31,7 @@ class Gaps(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self)  # a difference of an answer and an input with gaps -> share of gaps
+        self.known = Known(self)  # a difference of an answer and a target with gaps -> their share, whether its input
         self.inputs: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
@@ -41,27 +43,36 @@ class Gaps(Watcher):
                 self.inputs.append(x)
             return
         if op.name in MINUS or op.name in LOSSES:
-            share = self._share(op.given) if len(op.given) == 2 else 0.0
-            if share and op.name in MINUS and isinstance(op.result, Tensor):
-                self.known.put(op.result, share)
-            elif share and op.kwargs.get("reduction", "mean") == "mean":
-                self.e.gaps.setdefault(self.eye.turn, (share, op.name))
+            fact = self._share(op.given) if len(op.given) == 2 else None
+            if fact and op.name in MINUS and isinstance(op.result, Tensor):
+                self.known.put(op.result, fact)
+            elif fact and op.kwargs.get("reduction", "mean") == "mean":
+                self._note(fact, op.name)
             return
-        share = self.known.get(op.given[0])
-        if share and op.name == "mean":
-            self.e.gaps.setdefault(self.eye.turn, (share, "a square"))
-        elif share and isinstance(op.result, Tensor):
-            self.known.put(op.result, share)
+        fact = self.known.get(op.given[0])
+        if fact and op.name == "mean" and isinstance(op.result, Tensor) and not op.result.dim():
+            self._note(fact, "a square")
+        elif fact and isinstance(op.result, Tensor):
+            self.known.put(op.result, fact)
 
-    def _share(self, sides: list[Tensor]) -> float:
-        """Of gaps in the target, which is the input."""
+    def _note(self, fact: tuple[float, bool], name: str) -> None:
+        share, own = fact
+        if own:
+            self.e.gaps.setdefault(self.eye.turn, (share, name))
+        else:
+            self.note("D18", share)
+
+    def _share(self, sides: list[Tensor]) -> tuple[float, bool] | None:
+        """Of gaps in the target, and whether that is the input."""
         for answer, target in (sides, sides[::-1]):
             if not answer.requires_grad or target.requires_grad or answer.shape != target.shape:
                 continue
             for x in self.inputs:
                 if x.shape == target.shape and LEAST <= x.numel() <= LOOKED and (x is target or torch.equal(x, target)):
-                    return _gaps(x)
-        return 0.0
+                    return (share, True) if (share := _gaps(x)) else None
+            if target.dim() > 1 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
+                return (share, False) if (share := _isolated(target.detach())) else None
+        return None
 
     def backward(self, loss: Tensor) -> None:
         self.inputs = []
@@ -69,6 +80,17 @@ class Gaps(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.inputs = []
+
+
+def _isolated(x: Tensor) -> float:
+    """The share of zeros, where all other numbers lie well above 0, are spread out and no whole numbers."""
+    held = x[x != 0]
+    share = 1 - held.numel() / x.numel()
+    if not SOME < share < 1 - SOME or bool((held < 0).any()) or bool((held == held.round()).all()):
+        return 0.0
+    held = held.flatten()[:: max(1, held.numel() // SORTED)].sort().values
+    low, above = float(held[0]), float(held[len(held) // 20])
+    return float(share) if held.unique().numel() >= SOME_NUMBERS and low > 2 * (above - low) else 0.0
 
 
 def _gaps(x: Tensor) -> float:

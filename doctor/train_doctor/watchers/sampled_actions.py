@@ -6,11 +6,12 @@
 The value of the action is to be raised, and no gradient of it reaches the mean. A draw is followed through arithmetic
 into layers, and what these answer up to the loss. Only sums, means and the smaller of two may lie there.
 
-Footgun: a critic that learns is asked for the value of the same action, and a policy for its probability. Both end in a
+Footguns: the critic may be frozen while the policy learns, and then its answer has no graph at all. A critic that
+learns is asked for the value of the same action, and a policy for its probability. Both end in a
 square, after which nothing is followed, or are detached.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
@@ -39,8 +40,9 @@ class SampledActions(Watcher):
             return
         for r in op.results:
             if r.is_floating_point():
-                enters = op.name in LAYERS and r.requires_grad
-                value = VALUED if enters or fact == VALUED and r.requires_grad else 0 if r.requires_grad else DRAWN
+                frozen = any(isinstance(t, nn.Parameter) and not t.requires_grad for t in op.given)
+                enters = op.name in LAYERS and (r.requires_grad or frozen)
+                value = VALUED if enters or fact == VALUED else 0 if r.requires_grad else DRAWN
                 if value:
                     self.known.put(r, value)
 

@@ -1,0 +1,272 @@
+"""What a method asks for, turned round or left in half: F63 to F70, D16 to D18, S32 and N34.
+
+Most of it was noted step by step (watchers/, in `e.habits`); here it is asked whether it is a habit.
+
+Footgun: as in arithmetic.py, each of these lines is right in some other program. They warn, and each page says what is
+left alone.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Clip, Evidence, Step, ZeroGrad
+from train_doctor.finding import OK, Verdict, not_applicable, unknown
+
+STEPS = 3
+
+
+@check("F63")
+def policy_pushed_away(e: Evidence) -> Fired | Verdict:
+    """A policy gets worse with every update, or does the worst that it can.
+
+    Fires when the loss grows with log-probabilities (or ratios of them) that were multiplied by weights. Weights that
+    were negated first, and those that are made of log-probabilities, are left alone. Where the weights are costs, the
+    sign is right.
+
+    WARN policy-pushed-away: The loss grows with the log-probability of actions times their weights, so what was better
+    than expected becomes less likely: the minus is missing, unless the weights are costs. Fix: loss = -(log_prob *
+    advantage).mean().
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F63", {}))) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss grew with weighted log-probabilities", "a loss that falls with them")
+
+
+@check("F64")
+def ends_inverted(e: Evidence) -> Fired | Verdict:
+    """In Q-learning all values stay near the rewards of single steps, and the policy does not look ahead.
+
+    Fires when the value of the next state is multiplied by flags of zeros and ones most of which are 0, sixteen or
+    more. Flags that are 1 where an episode goes on are mostly 1.
+
+    WARN ends-inverted: The value of the next state is multiplied by the flag of the end itself, so it counts where
+    there is no next state and nowhere else. Fix: target = reward + gamma * next_q * (1 - done).
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F64", {}))) is not None:
+        return verdict
+    share = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the next values met flags of which {share:.0%} were 1", "mostly 1: not yet over"
+    )
+
+
+@check("F65")
+def adversaries_agree(e: Evidence) -> Fired | Verdict:
+    """A GAN's losses fall together from the start, and its samples do not come to look like the data.
+
+    Fires when two networks with an optimizer each, the answer of one to what the other made, both want that answer up
+    or both want it down. Answers that a square is taken of, or to which a step says both, are left alone.
+
+    WARN adversaries-agree: Generator and discriminator both want the answer to generated data {way}, so they help each
+    other and nothing makes the samples better: a label or a sign is the wrong one. Fix: The discriminator wants it
+    down (target 0), the generator wants it up (target 1); without labels, d_loss = d(fake).mean() - d(real).mean() and
+    g_loss = -d(fake).mean().
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits.get("F65", {}))) is not None:
+        return verdict
+    way = "up" if next(iter(seen.values())) < 0 else "down"
+    return fires(f"in {len(seen)} steps the losses of both wanted it {way}", "one up and the other down", way=way)
+
+
+@check("F66")
+def blank_among_labels(e: Evidence) -> Fired | Verdict:
+    """A speech or handwriting model never writes one of its labels, and leaves gaps.
+
+    Fires when ctc_loss is given labels one of which is its blank, 0 unless it says otherwise. What lies behind the
+    length of a row is padding, and left alone.
+
+    ERROR blank-among-labels: {count} of {total} labels are {blank}, which ctc_loss takes for the blank: that label can
+    never be told from nothing. Fix: Begin labels at 1 and give the model one output more, or CTCLoss(blank=number of
+    labels).
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F66", {}))) is not None:
+        return verdict
+    blank, count, total = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the labels held the index of the blank, {blank}",
+        "no blank among the labels",
+        blank=blank,
+        count=count,
+        total=total,
+    )
+
+
+@check("F67")
+def roots_missing(e: Evidence) -> Fired | Verdict:
+    """A diffusion model's loss falls, and its samples are blurred, grey or far too bright.
+
+    Fires when data and a normal draw are mixed by factors whose squares do not sum to 1 while they themselves do, or
+    one with the other's square, and the loss asks for that draw. What asks for something else (flow matching) is left
+    alone.
+
+    WARN roots-missing: Data and noise are mixed without the root of {which}, so the mixtures are not those of the
+    sampler's formulas. Fix: xt = abar.sqrt() * x0 + (1 - abar).sqrt() * noise.
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F67", {}))) is not None:
+        return verdict
+    which = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the shares of data and noise lacked the root of {which}",
+        "squares of the two shares that sum to 1",
+        which={"both": "both shares", "the noise": "the noise's share", "the data": "the data's share"}[which],
+    )
+
+
+@check("F68")
+def targets_not_mixed(e: Evidence) -> Fired | Verdict:
+    """With mixup the training loss stays high, and the model is worse than without.
+
+    Fires when a batch is summed with itself in another order before the model, and nothing else of its length was put
+    into that order or turned before the loss.
+
+    WARN targets-not-mixed: The inputs are mixed with those of other rows and the targets are not, so each row is asked
+    for the label of one half alone. Fix: loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F68", {}))) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps {next(iter(seen.values()))} rows were mixed and no target", "targets mixed too")
+
+
+@check("F69")
+def risk_set_reversed(e: Evidence) -> Fired | Verdict:
+    """A survival model orders people no better than chance, or the wrong way round.
+
+    Fires when answers in rising order of a sort go into a running logarithm of sums. Times that were negated, and rows
+    that were turned round, are left alone.
+
+    WARN risk-set-reversed: The running sum goes from the shortest time to the longest, so each event is set against
+    those who left before it and not against those still at risk. Fix: argsort(descending=True) before logcumsumexp.
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F69", {}))) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps a running sum went over {rows} rows in rising order", "falling times")
+
+
+@check("F70")
+def distances_unbounded(e: Evidence) -> Fired | Verdict:
+    """The loss of a metric learner falls below zero and on without end, and its embeddings grow.
+
+    Fires when a loss is the mean or the sum of differences of two distances that learn, with nothing that keeps it
+    from falling (relu, clamp, softplus). What is added to it does not count as such.
+
+    WARN distances-unbounded: The loss is a difference of two distances, which falls for ever as all embeddings grow:
+    the floor is missing. Fix: torch.relu(d_positive - d_negative + margin).mean().
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F70", {}))) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss was a difference of distances", "one that ends at zero")
+
+
+@check("D16")
+def sampler_too_short(e: Evidence) -> Fired | Verdict:
+    """The training loss falls to nothing at once, and the model knows a handful of rows.
+
+    Fires when a WeightedRandomSampler has fewer weights than its data set has rows, so it draws from the first rows
+    only.
+
+    WARN sampler-too-short: WeightedRandomSampler has {weights} weights for {rows} rows, and a weight is one of a row:
+    only the first {weights} rows are ever drawn. Fix: weights = class_weights[targets], one for each row.
+    """
+    if not e.restarted:
+        return not_applicable("no DataLoader was begun in the watched steps")
+    if e.short_sampler is None:
+        return OK
+    weights, rows = e.short_sampler
+    return fires(f"{weights} weights, {rows} rows", "a weight for each row", weights=weights, rows=rows)
+
+
+@check("D17")
+def fractions_cut(e: Evidence) -> Fired | Verdict:
+    """A regression answers 0 for everything, or in whole numbers.
+
+    Fires when numbers with a fraction were cast to a whole type and are then the floating targets of a regression or
+    of a binary loss. Classes that were made of numbers are left alone.
+
+    WARN fractions-cut: Targets between whole numbers were cast to a whole type, which cuts their fractions off, before
+    they became floats again. Fix: torch.tensor(target, dtype=torch.float32), and no .long() on targets of a regression.
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("D17", {}))) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the targets had been cut to whole numbers", "targets as they are in the data")
+
+
+@check("D18")
+def gaps_as_targets(e: Evidence) -> Fired | Verdict:
+    """A model of depths, or of readings with gaps, answers too little everywhere.
+
+    Fires when a regression's targets (maps or series) are exactly 0 in places while all others lie well above 0, spread
+    out, and the mean is taken over all places. Whole numbers, flags, and losses under a mask are left alone.
+
+    WARN gaps-as-targets: {share:.0%} of the targets are zeros apart from all others, as a sensor writes where it saw
+    nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
+    known).sum() / known.sum().
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("D18", {}))) is not None:
+        return verdict
+    share = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {share:.0%} of the targets were such zeros", "a mask of what is known", share=share
+    )
+
+
+@check("S32")
+def layer_made_anew(e: Evidence) -> Fired | Verdict:
+    """A model learns less than it should, its answers to one input differ, and a layer is missing in the saved file.
+
+    Fires when a weight that belongs to no model and no optimizer is used on what the model computed, is gone after the
+    step, and another of its kind is there in the next. Copies that are adapted as a whole are left alone.
+
+    WARN layer-made-anew: A layer ({name}, {shape}) is made inside of forward, so each call has new random weights and
+    nothing that it does is learned. Fix: Make it in __init__ (self.layer = nn.Linear(...)) and call it in forward.
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("S32", {}))) is not None:
+        return verdict
+    name, shape = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {name} had a weight {shape} that was gone afterwards",
+        "the same weights in every step",
+        name=name,
+        shape=shape,
+    )
+
+
+@check("N34")
+def clips_others(e: Evidence) -> Fired | Verdict:
+    """One of two networks has gradients of any size, though all are clipped.
+
+    Fires when before each step of an optimizer gradients are clipped, none of which it holds, and they are cleared
+    before their own optimizer steps.
+
+    WARN clips-others: Before {kind} steps, gradients are clipped that it does not hold, and its own are not. Fix:
+    Give clip_grad_norm_ the parameters that this optimizer holds.
+    """
+    if not e.of(Clip):
+        return not_applicable("no gradients were clipped")
+    pending: list[frozenset[int]] = []  # clipped since the last step
+    seen: list[list] = []  # optimizer, ids clipped before its step, whether that was in vain
+    for event in e.events:
+        if isinstance(event, Clip) and event.ids:
+            pending.append(event.ids)
+        elif isinstance(event, ZeroGrad):
+            for _, ids, _ in seen:
+                ids -= event.ids
+        elif isinstance(event, Step):
+            held = e.optimizers[event.optimizer].ids
+            for one in seen:
+                one[2] = one[2] and not one[1] & held  # its own optimizer steps after all
+            if pending:
+                ids = set().union(*pending)
+                seen.append([event.optimizer, ids, not ids & held])
+            pending = []
+    for number in {one[0] for one in seen}:
+        vain = [one[2] for one in seen if one[0] == number]
+        if len(vain) >= STEPS and all(vain):
+            kind = e.optimizers[number].kind.__name__
+            return fires(
+                f"in {len(vain)} steps what was clipped before {kind} stepped was none of its own",
+                "its own gradients clipped",
+                kind=kind,
+            )
+    return OK if seen else unknown("no step after a clipping was seen")

@@ -1,0 +1,63 @@
+"""A layer that is made inside of forward: `nn.Linear(64, 64)(h)`. Each call has new random weights, and none is learned.
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        return self.last(nn.Linear(64, 64)(h))
+
+A weight that belongs to no model and to no optimizer is used on what the model computed, and does not outlive its
+step. In the next step another of its shape is there.
+
+Footgun: a copy that learns a task and is thrown away (MAML) has such weights too, but all of them: nothing that belongs
+to the model goes into them.
+"""
+
+import weakref
+
+from torch import Tensor, nn
+
+from train_doctor.eye import Eye, Op, Watcher
+
+LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "bilinear", "layer_norm", "embedding"}
+NODES = 100  # of the graph of what goes in
+
+
+class MadeAnew(Watcher):
+    names = LAYERS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.owned: set[int] = set()
+        self.used: list[tuple[int, weakref.ref, str, tuple[int, ...]]] = []
+
+    def backward(self, loss: Tensor) -> None:
+        owners = (*self.e.models, *self.e.teachers)
+        self.owned = {id(p) for m in owners for p in m.parameters()} | self.e.optimized()
+
+    def saw(self, op: Op) -> None:
+        if not self.owned or len(op.given) < 2:
+            return
+        weight = op.given[1] if op.name != "embedding" else op.given[-1]
+        if isinstance(weight, nn.Parameter) and weight.requires_grad and id(weight) not in self.owned:
+            if self._computed(op.given[0]):
+                self.used.append((self.eye.turn, weakref.ref(weight), op.name, tuple(weight.shape)))
+
+    def _computed(self, x: Tensor) -> bool:
+        """Whether something of the model is in its graph."""
+        queue, seen = [x.grad_fn], set()
+        while queue and len(seen) < NODES:
+            node = queue.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if id(getattr(node, "variable", None)) in self.owned:
+                return True
+            queue += [edge for edge, _ in node.next_functions]
+        return False
+
+    def close(self) -> None:
+        """A loss that is kept keeps the graph of the last step, and its weights."""
+        gone = {(name, shape) for _, weight, name, shape in self.used if weight() is None}
+        for turn, _, *which in self.used:
+            if tuple(which) in gone:
+                self.e.habits.setdefault("S32", {}).setdefault(turn, tuple(which))
+        self.used = []

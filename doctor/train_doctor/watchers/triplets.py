@@ -1,0 +1,61 @@
+"""A loss of triplets without its floor: it falls for ever as all embeddings grow.
+
+    loss = (d(a, p) - d(a, n) + margin).mean()
+    loss = torch.relu(d(a, p) - d(a, n) + margin).mean()
+
+A difference of two distances that learn is followed to the loss; relu, clamp and the like are its floor.
+
+Footgun: distances of what lies on a sphere have an end by themselves, so nothing is said of cosines.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT = range(1, 7)
+POWERS = {"pow", "square", "abs", "__pow__"}
+KEEPS = {"view", "squeeze", "flatten", "sqrt", "add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "div"}
+
+
+class Triplets(Watcher):
+    begins = {"sub", "subtract", "pairwise_distance", "normalize"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        if not op.results or not op.given or not op.results[0].requires_grad:
+            return
+        made = self._made(op, [self.known.get(t) for t in op.given])
+        if made:
+            self.known.put(op.results[0], made)
+
+    def _made(self, op: Op, facts: list) -> int | None:
+        name, one, pair = op.name, facts[0], len(op.given) == 2
+        if name == "normalize":
+            return UNIT
+        if name == "pairwise_distance":
+            return DISTANCE if UNIT not in facts else None
+        if name in ("sub", "subtract") and pair:
+            if one == facts[1] == DISTANCE:
+                return GAP
+            both = all(t.requires_grad and t.dim() == 2 for t in op.given) and op.given[0].shape == op.given[1].shape
+            return DIFFERENCE if both and one is None and facts[1] is None else None
+        if name in POWERS and one == DIFFERENCE:
+            return SQUARE
+        row = op.results[0].dim() == 1
+        if row and (name in ("sum", "mean") and one == SQUARE or name == "norm" and one == DIFFERENCE):
+            return DISTANCE
+        if name in ("mean", "sum") and one == GAP and not op.results[0].dim():
+            return SUMMED
+        if name in KEEPS and one in (DISTANCE, GAP, SUMMED):
+            return one if not pair or not op.given[1].requires_grad or one == SUMMED else None
+        return facts[1] if name in KEEPS and pair and facts[1] == SUMMED else None
+
+    def backward(self, loss: Tensor) -> None:
+        if self.known.get(loss) == SUMMED:
+            self.note("F70", True)
+
+    def close(self) -> None:
+        self.known.by_id.clear()
