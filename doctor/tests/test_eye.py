@@ -286,6 +286,7 @@ def test_a_watcher_that_fails_does_not_shut_the_eye_for_the_others(monkeypatch):
     seen = []
     last = ALL[-1]
     monkeypatch.setattr(last, "names", None)
+    monkeypatch.setattr(last, "begins", None)
     monkeypatch.setattr(last, "saw", lambda self, op: seen.append((self.eye.turn, op.name)))
     with doctor.watch(say=False) as report:
         loop(*small())

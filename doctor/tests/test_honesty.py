@@ -26,7 +26,7 @@ BUILD = {
     "S30",
 }  # how model and optimizer are built, seen without a step
 BACKWARD = {"F1", "F2", "F3", "F4", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
-ONE = BUILD | BACKWARD | {"N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}
+ONE = BUILD | BACKWARD | {"N35", "N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}
 OUTSIDE = (
     BUILD
     | BACKWARD
@@ -35,6 +35,7 @@ OUTSIDE = (
         "S4",
         "S17",
         "S20",
+        "N35",
         "N26",  # the decay stands in the optimizer
         "B8",
         "B3",

@@ -58,7 +58,7 @@ NAMED = {
 }
 UNSEEN = {
     "triplet_similarity_as_distance": "which of two cosines is that of the like stands nowhere",
-    "bf16_weights_instead_of_autocast": "at its rate the first updates arrive; the smaller ones of later steps would not",
+    "bf16_weights_instead_of_autocast": "the first updates arrive at its rate; the smaller ones of later would not",
 }
 
 

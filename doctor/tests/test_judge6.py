@@ -13,6 +13,7 @@ from train_doctor import NOTE
 from .judge6 import FAULTS, RECORD, examine
 
 NAMED = {
+    "survival_cox": "F69",
     "glyph_cnn": "F3",
     "box_detector": "N9",
     "blob_vae": "F40",
@@ -44,7 +45,6 @@ UNSEEN = {
     "triplet_retrieval": "which of two rows is like the anchor stands nowhere",
     "actor_critic_tracker": "a loss by hand may have a gradient in all of its parts",
     "dqn_docking": "that an episode ended is a number like others",
-    "survival_cox": "an order that is wrong for one loss is right for another",
     "expert_mixture": "a router may learn from a balance term alone",
     "robot_arm": "a gradient by hand may differ from the slope on purpose (straight-through, reversal)",
 }

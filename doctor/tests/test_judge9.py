@@ -13,6 +13,8 @@ from .step_programs import Blind
 BLIND = Blind("judge9")
 
 NAMED = {
+    "reinforce_sign": "F63",
+    "gan_generator_labels": "F65",
     "audio_nll": "F3",
     "distill_kl": "F3",
     "vae_kl": "F44",
@@ -33,8 +35,6 @@ NAMED = {
     "rating_sigmoid": "F20",
 }
 UNSEEN = {
-    "gan_generator_labels": "which label a generator wants for its samples is known to the program alone",
-    "reinforce_sign": "a loss may have either sign, as a cost has the other one than a reward",
     "warmup_per_epoch": "a rate may stay low for as long as its author wants",
     "custom_swish_backward": "a backward of one's own is taken at its word",
 }

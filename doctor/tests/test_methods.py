@@ -530,3 +530,100 @@ def test_a_named_optimizer_is_waited_for_while_others_step():
                 F.cross_entropy(learner(x), x[:, :3].argmax(1)).backward()
             optimizer.step()
     assert report.root is not None and report.root.check == "B8" and report.done
+
+
+# ------------------------------------------------------------------------------------------------ F71
+SCORES = {
+    "likelihood, no minus": True,
+    "likelihood": False,
+    "cross-entropy by hand, no minus": True,
+    "cross-entropy by hand": False,
+    "nll_loss": False,
+    "divergence by hand": False,
+    "ranking, no minus": True,
+    "ranking": False,
+    "saturating generator": False,
+    "entropy of the answers": False,
+    "cosine": True,
+    "one minus cosine": False,
+    "cosine beside another term": False,
+    "dice": True,
+    "one minus dice": False,
+    "dice beside another term": True,
+    "minus dice": False,
+}
+
+
+@pytest.mark.parametrize("how", SCORES)
+def test_what_should_grow_has_a_minus(how):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        out = model(x)
+        y = x[:, :3].argmax(1)
+        hard, logs = F.one_hot(y, 3).float(), F.log_softmax(out, 1)
+        spread = Normal(out[:, 0], out[:, 1].exp())
+        cosine = F.cosine_similarity(out, x[:, :3])
+        masks, shares = (x[:, :3] > 0).float(), torch.sigmoid(out)
+        dice = ((2 * (shares * masks).sum(1) + 1) / (shares.sum(1) + masks.sum(1) + 1)).mean()
+        soft = torch.softmax(x[:, :3], 1)
+        return {
+            "likelihood, no minus": lambda: spread.log_prob(x[:, 0]).mean(),
+            "likelihood": lambda: -spread.log_prob(x[:, 0]).mean(),
+            "cross-entropy by hand, no minus": lambda: (hard * logs).sum(1).mean(),
+            "cross-entropy by hand": lambda: -(hard * logs).sum(1).mean(),
+            "nll_loss": lambda: F.nll_loss(logs, y),
+            "divergence by hand": lambda: (soft * (soft.log() - logs)).sum(1).mean(),
+            "ranking, no minus": lambda: F.logsigmoid(out[:, 0] - out[:, 1]).mean(),
+            "ranking": lambda: -F.logsigmoid(out[:, 0] - out[:, 1]).mean(),
+            "saturating generator": lambda: F.logsigmoid(-out).mean(),
+            "entropy of the answers": lambda: F.cross_entropy(out, y) + 0.1 * (logs.exp() * logs).sum(1).mean(),
+            "cosine": lambda: cosine.mean(),
+            "one minus cosine": lambda: (1 - cosine).mean(),
+            "cosine beside another term": lambda: F.cross_entropy(out, y) + 0.1 * cosine.mean(),
+            "dice": lambda: dice,
+            "one minus dice": lambda: 1 - dice,
+            "dice beside another term": lambda: F.binary_cross_entropy(shares, masks) + dice,
+            "minus dice": lambda: F.binary_cross_entropy(shares, masks) - dice,
+        }[how]()
+
+    assert told("F71", loss_of) is SCORES[how]
+
+
+# ------------------------------------------------------------------------------------------------ F72
+@pytest.mark.parametrize("of_student, of_teacher, wrong", [(1, 4, True), (4, 4, False), (1, 1, False), (2, 2, False)])
+def test_one_temperature_for_both(of_student, of_teacher, wrong):
+    teacher = net().eval()
+
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        with torch.no_grad():
+            logits = teacher(x)
+        student = model(x) / of_student if of_student > 1 else model(x)
+        soft = F.softmax(logits / of_teacher if of_teacher > 1 else logits, 1)
+        hard = F.cross_entropy(model(x), x[:, :3].argmax(1))
+        return hard + F.kl_div(F.log_softmax(student, 1), soft, reduction="batchmean") * of_teacher**2
+
+    assert told("F72", loss_of) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ N35
+@pytest.mark.parametrize("how, wrong", [("no step", True), ("a step", False), ("by hand", False), ("a look", False)])
+def test_an_optimizer_steps(how, wrong):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def program():
+        for _ in range(12):
+            x = torch.randn(ROWS, 6)
+            (model if how == "a look" else optimizer).zero_grad()
+            F.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            if how == "a step":
+                optimizer.step()
+            if how == "by hand":
+                with torch.no_grad():
+                    for p in model.parameters():
+                        p -= 0.1 * p.grad
+
+    with doctor.watch(say=False) as report:
+        quiet(program)
+    assert ("N35" in {f.check for f in report.findings}) is wrong

@@ -151,6 +151,7 @@ class Optimizers(Part):
         if same or fresh:
             return False
         self.moves += 1
+        self.e.moved_by_hand = True
         return self.moves > 2
 
     def before_backward(self) -> None:
@@ -432,7 +433,7 @@ class Optimizers(Part):
             return  # nothing was cleared
         ids = frozenset(map(id, ps)) - kept
         if had or not module:
-            self.e.note(ZeroGrad(self.e.rounds, bool(had), ids))
+            self.e.note(ZeroGrad(self.e.rounds, bool(had), ids, module))
         self._cleared(ids)
 
     # ---------------------------------------------------------------- clipping, scalers, schedulers

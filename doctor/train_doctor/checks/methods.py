@@ -1,4 +1,4 @@
-"""What a method asks for, turned round or left in half: F63 to F70, D16 to D18, S32 and N34.
+"""What a method asks for, turned round or left in half: F63 to F72, D16 to D18, S32, N34 and N35.
 
 Most of it was noted step by step (watchers/, in `e.habits`); here it is asked whether it is a habit.
 
@@ -8,7 +8,7 @@ left alone.
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
-from train_doctor.evidence import Clip, Evidence, Step, ZeroGrad
+from train_doctor.evidence import Clip, Evidence, ScalerStep, Step, ZeroGrad
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 STEPS = 3
@@ -159,6 +159,53 @@ def distances_unbounded(e: Evidence) -> Fired | Verdict:
     return fires(f"in {len(seen)} steps the loss was a difference of distances", "one that ends at zero")
 
 
+@check("F71")
+def score_minimised(e: Evidence) -> Fired | Verdict:
+    """The loss falls below zero and on, or to the least that it can be, and the model gets worse with training.
+
+    Fires when the loss grows with log-probabilities of what was seen, with the overlap of answers and masks (Dice,
+    IoU), or with cosines of answers and targets that are its only term. Weights that are no shares or flags make a
+    policy's loss of it, which is F63.
+
+    WARN score-minimised/likelihood: The loss is a log-probability itself, so what was seen becomes less likely: the
+    minus is missing. Fix: loss = -log_prob.mean().
+    WARN score-minimised/overlap: The loss is the overlap itself (Dice, IoU), so the masks are pushed apart. Fix: loss =
+    1 - score.
+    WARN score-minimised/cosine: The loss is the cosine of answers and targets itself, so they are turned away from each
+    other. Fix: loss = 1 - cosine_similarity(answer, target).mean().
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F71", {}))) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    fault = {"log": "likelihood"}.get(what, what)
+    return fires(
+        f"in {len(seen)} steps the loss grew with the {fault}",
+        "a loss that falls with it",
+        fault=f"score-minimised/{fault}",
+    )
+
+
+@check("F72")
+def temperatures_differ(e: Evidence) -> Fired | Verdict:
+    """A distilled student is unsure of everything, and worse than one that learned from labels alone.
+
+    Fires when a divergence compares the softmax of the student's logits as they are with that of a teacher's, which
+    were divided by more than 1.
+
+    WARN temperatures-differ: The teacher's logits are divided by a temperature ({teacher:.3g}) and the student's are
+    not, so the student learns to be as unsure as the teacher was made. Fix: log_softmax(student / T) beside
+    softmax(teacher / T), and T * T in front of it.
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F72", {}))) is not None:
+        return verdict
+    teacher = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the teacher's logits were divided by {teacher:.3g} and the student's by nothing",
+        "one temperature for both",
+        teacher=teacher,
+    )
+
+
 @check("D16")
 def sampler_too_short(e: Evidence) -> Fired | Verdict:
     """The training loss falls to nothing at once, and the model knows a handful of rows.
@@ -270,3 +317,25 @@ def clips_others(e: Evidence) -> Fired | Verdict:
                 kind=kind,
             )
     return OK if seen else unknown("no step after a clipping was seen")
+
+
+@check("N35")
+def never_steps(e: Evidence) -> Fired | Verdict:
+    """The loss is printed, differs from batch to batch, and does not fall; no weight changes.
+
+    Fires when an optimizer cleared gradients after three backwards or more, and none ever stepped. Where a module clears
+    them (a gradient is looked at, or an input is attacked) nothing is said.
+
+    ERROR never-steps: Gradients are computed and cleared {count} times, and no optimizer steps. Fix: optimizer.step()
+    after loss.backward().
+    """
+    if e.stepped:
+        return OK
+    if e.of(ScalerStep):
+        return not_applicable("a GradScaler was asked for the steps")
+    count = sum(event.had and not event.module for event in e.of(ZeroGrad))
+    if not e.of(ZeroGrad) or e.moved_by_hand:
+        return not_applicable("no optimizer was used")
+    if count < STEPS:
+        return unknown("fewer than three steps were seen")
+    return fires(f"{count} times gradients were cleared, and no optimizer stepped", "a step after each", count=count)

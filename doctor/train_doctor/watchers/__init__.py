@@ -29,6 +29,7 @@ from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masks import Masks
@@ -40,7 +41,6 @@ from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.overlaps import Overlaps
-from train_doctor.watchers.policies import Policies
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
@@ -51,6 +51,7 @@ from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.stored import Stored
+from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
@@ -103,7 +104,8 @@ ALL = (
     MadeAnew,
     Mixtures,
     Mixups,
-    Policies,
+    Likelihoods,
+    Temperatures,
     RiskSets,
     Triplets,
 )

@@ -19,7 +19,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 LAYERS |= {"embedding", "bilinear", "matmul", "addmm", "lstm", "gru"}
 TURNS = {"neg", "negative", "rsub", "__rsub__"}
-RISES = {"softplus", "sigmoid", "logsigmoid", "log", "exp", "relu", "leaky_relu", "clamp", "mean", "sum", "tanh"}
+RISES = {"softplus", "sigmoid", "log_sigmoid", "log", "exp", "relu", "leaky_relu", "clamp", "mean", "sum", "tanh"}
 KEEPS = {"view", "reshape", "squeeze", "flatten", "unsqueeze", "__getitem__", "detach", "data", "expand"}
 BINARY = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
 TIMES = {"mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__"}

@@ -1,4 +1,4 @@
-"""A layer that is made inside of forward: `nn.Linear(64, 64)(h)`. Each call has new random weights, and none is learned.
+"""A layer that is made inside of forward, `nn.Linear(64, 64)(h)`: each call has new random weights, and learns none.
 
     def forward(self, x):
         h = torch.relu(self.first(x))

@@ -54,6 +54,8 @@ class Overlaps(Watcher):
         if bool(((marks != 0) & (marks != 1)).any()) or bool((marks == marks.flatten()[0]).all()):
             return None
         low, high = torch_ends(answers)
+        if 0 <= low and high <= 1:
+            return "share", low, high
         return ("product", low, high) if low < 0 < high else None
 
     def _next(self, op: Op, fact: tuple) -> tuple | None:
@@ -70,11 +72,22 @@ class Overlaps(Watcher):
                 self.e.overlaps.setdefault(self.eye.turn, ("overlap", low, high))
             elif alone and op.name in PRODUCTS | PLUS | SUMS:
                 return fact
+        elif what == "share" and op.name in SUMS:
+            return "shares" if op.name in ("sum", "mean") else "share", low, high
+        elif what == "shares" and op.name in QUOTIENTS and first and len(op.given) == 2 and op.given[1].requires_grad:
+            return "score", low, high
+        elif what == "shares" and alone and op.name in PRODUCTS | PLUS | SUMS:
+            return fact
+        elif what == "score" and op.name in SUMS | PLUS:
+            return fact
         elif what == "margin" and op.name in CUT:
             self.e.overlaps.setdefault(self.eye.turn, ("hinge", low, high))
         return None
 
     def backward(self, loss: Tensor) -> None:
+        fact = self.known.get(loss)
+        if fact is not None and fact[0] == "score":
+            self.note("F71", "overlap")
         self.known.by_id.clear()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 LAYERS = {"linear", "conv1d", "conv2d", "bilinear", "addmm", "matmul", "__matmul__"}
 ENDS = {"pow", "square", "abs", "__pow__", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "log_softmax"}
-ENDS |= {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "detach", "logsigmoid", "grad"}
+ENDS |= {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "detach", "log_sigmoid", "grad"}
 DRAWN, VALUED = 1, 2
 
 

@@ -1,0 +1,113 @@
+"""The sign with which a log-probability enters the loss: `(log_prob * advantage).mean()` without a minus.
+
+    loss = -(log_prob * advantage).mean()                       what was better than expected becomes likelier
+    loss = -torch.min(ratio * adv, ratio.clamp(0.8, 1.2) * adv).mean()
+    loss = -Normal(mean, spread).log_prob(y).mean()             what was seen becomes likelier
+
+An optimizer makes a loss smaller, so what should grow needs a minus. Log-probabilities (of a distribution that learns,
+of a log_softmax or a logsigmoid) are followed with their sign: through the exponential of a ratio, products with
+weights that do not learn, the smaller of two, sums and means. Weights that were negated before have turned it. The
+cosine of an answer and its target is followed in the same way, as long as it is the only term.
+
+Footguns: where the weights are costs the sign is right, which is why this is a warning. Weights that are made of
+log-probabilities themselves belong to a variational bound, and are left alone; so is an action with a gradient (SAC),
+and the logsigmoid of something negated, which a generator may push down.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor, distributions
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+KEEPS = {"exp", "min", "minimum", "max", "maximum", "clamp", "clip", "stack", "cat", "sum", "mean", "view", "squeeze"}
+KEEPS |= {"reshape", "flatten", "unsqueeze", "__getitem__", "to", "float", "add", "__add__", "__radd__", "gather"}
+KEEPS |= {"diag", "diagonal", "masked_select", "index_select", "select", "logsumexp"}
+TIMES, MINUS = {"mul", "multiply", "__mul__", "__rmul__"}, {"sub", "subtract", "__sub__"}
+OVER, TURNS = {"div", "true_divide", "__truediv__"}, {"neg", "negative", "rsub", "__rsub__", "nll_loss"}
+LOGS = {"log_softmax", "log_sigmoid"}
+TURNED = "turned"  # what was negated
+SCORE = "score"  # what is made of scores without a graph
+LOG, COSINE = "log", "cosine"
+
+
+class Signed(NamedTuple):
+    """What should grow, on its way to the loss."""
+
+    sign: int
+    weighted: bool = False  # by other numbers than shares and flags
+    of: str = LOG
+
+
+class Likelihoods(Watcher):
+    """What is known of a tensor: Signed, TURNED or SCORE."""
+
+    begins = {"neg", "negative", "cosine_similarity"} | LOGS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        mine = weakref.proxy(self)
+        for kind in vars(distributions).values():
+            if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and "log_prob" in vars(kind):
+                eye.at.around(kind, "log_prob", lambda *a, **k: mine.score(*a, **k))
+
+    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+        result = original(of, value, *args, **kwargs)
+        if self.eye.on and isinstance(result, Tensor):
+            learns = result.requires_grad and not (isinstance(value, Tensor) and value.requires_grad)
+            self.known.put(result, Signed(1) if learns else SCORE)
+        return result
+
+    def saw(self, op: Op) -> None:
+        made = self._made(op, [self.known.get(t) for t in op.given])
+        for r in op.results if made else ():
+            self.known.put(r, made)
+
+    def _made(self, op: Op, facts: list) -> Any:
+        name, signed = op.name, [f for f in facts if isinstance(f, Signed)]
+        learns = any(r.requires_grad for r in op.results)
+        if name in LOGS and learns:
+            return Signed(1) if facts[0] != TURNED else None
+        if name == "cosine_similarity" and learns:
+            return Signed(1, of=COSINE)
+        if not signed or not learns:
+            if signed or SCORE in facts:
+                return SCORE
+            return TURNED if name in ("neg", "negative") else None
+        one, alone = signed[0], len([t for t in op.given if t.requires_grad]) == 1
+        if one.of == COSINE and not alone:
+            return None
+        if name in TURNS:
+            return one._replace(sign=-one.sign)
+        if name in MINUS:
+            first = isinstance(facts[0], Signed)
+            return None if len(signed) > 1 else one if first else one._replace(sign=-one.sign)
+        if name in TIMES:
+            return self._weighed(op, facts, one)
+        if name in OVER:
+            return one if isinstance(facts[0], Signed) and len(signed) == 1 else None
+        return one if name in KEEPS and len(set(signed)) == 1 else None
+
+    def _weighed(self, op: Op, facts: list, one: Signed) -> Signed | None:
+        numbers = [a for a in op.args if isinstance(a, int | float)]
+        if numbers:
+            return one._replace(sign=one.sign if numbers[0] > 0 else -one.sign)
+        if len(op.given) != 2:
+            return None
+        at = 1 if isinstance(facts[0], Signed) else 0
+        weights, of = op.given[at], facts[at]
+        if weights.requires_grad or of == SCORE or isinstance(of, Signed):
+            return None
+        free = weights.numel() > 1 and not bool(((weights >= 0) & (weights <= 1)).all())
+        return one._replace(sign=-one.sign if of == TURNED else one.sign, weighted=one.weighted or free)
+
+    def backward(self, loss: Tensor) -> None:
+        fact = self.known.get(loss)
+        if isinstance(fact, Signed) and fact.sign > 0:
+            self.note("F63" if fact.weighted else "F71", fact.of)
+
+    def close(self) -> None:
+        self.known.by_id.clear()

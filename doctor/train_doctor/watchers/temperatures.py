@@ -1,0 +1,48 @@
+"""Distillation at two temperatures: the teacher's logits are divided by one and the student's are not.
+
+    F.kl_div(F.log_softmax(student, 1), F.softmax(teacher / 4, 1))            log_softmax(student / 4, 1) was meant
+
+The student is asked to be as unsure at 1 as the teacher is at 4, so it learns to be unsure.
+
+Footgun: other losses have two temperatures rightly (DINO sharpens its teacher), so only a divergence is looked at, one
+of whose sides was divided by more than 1, and the other by nothing.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+OVER, TIMES = {"div", "true_divide", "__truediv__"}, {"mul", "multiply", "__mul__", "__rmul__"}
+SOFT = {"softmax", "log_softmax"}
+KEEPS = {"view", "reshape", "flatten", "detach", "__getitem__", "float", "to", "squeeze"}
+
+
+class Temperatures(Watcher):
+    """What is known of a tensor: what it was divided by, and (that,) of its softmax."""
+
+    begins = OVER | TIMES | SOFT
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        result, facts = op.result, [self.known.get(t) for t in op.given]
+        if not isinstance(result, Tensor):
+            return
+        if op.name == "kl_div":
+            if len(facts) == 2 and all(isinstance(f, tuple) for f in facts):
+                (student,), (teacher,) = facts
+                if op.given[0].requires_grad and not op.given[1].requires_grad and student == 1.0 < teacher:
+                    self.note("F72", teacher)
+        elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1:
+            numbers = [a for a in op.args if isinstance(a, int | float) and a]
+            if numbers:
+                self.known.put(result, float(numbers[0]) if op.name in OVER else 1 / float(numbers[0]))
+        elif op.name in SOFT and op.given:
+            self.known.put(result, (facts[0] if isinstance(facts[0], float) else 1.0,))
+        elif op.name in KEEPS and facts and facts[0] is not None:
+            self.known.put(result, facts[0])
+
+    def close(self) -> None:
+        self.known.by_id.clear()
