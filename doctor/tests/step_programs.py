@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge12.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge13.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -29,6 +29,7 @@ SETS = {
     "judge10": ("judge10_a", "judge10_b"),
     "judge11": ("judge11_a", "judge11_b"),
     "judge12": ("judge12_a", "judge12_b"),
+    "judge13": ("judge13_a", "judge13_b"),
 }
 HERE = Path(__file__).parent
 

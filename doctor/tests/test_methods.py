@@ -63,20 +63,21 @@ def test_the_sign_of_a_score(how):
 
 
 # ------------------------------------------------------------------------------------------------ F64
-@pytest.mark.parametrize("critic", ["of actions", "of a state"])
-@pytest.mark.parametrize("flags, wrong", [("done", True), ("1 - done", False), ("goes on", False)])
-def test_which_flags_meet_the_next_value(critic, flags, wrong):
-    target_net = net(out=3 if critic == "of actions" else 1)
+@pytest.mark.parametrize("flags, wrong", [("done", True), ("1 - done", False), ("goes on", False), ("both", False)])
+def test_which_flags_meet_the_next_value(flags, wrong):
+    """Both: what is beyond an end by time alone is added, beside what goes on."""
+    target_net = net()
 
     def loss_of(model):
         state, following, reward = torch.randn(ROWS, 6), torch.randn(ROWS, 6), torch.randn(ROWS)
         done = torch.tensor([float(n % 8 == 0) for n in range(ROWS)])
         goes_on = torch.tensor([float(n % 8 > 0) for n in range(ROWS)])
         with torch.no_grad():
-            later = target_net(following)
-            later = later.max(1)[0] if critic == "of actions" else later.squeeze(1)
-            kept = {"done": done, "1 - done": 1 - done, "goes on": goes_on}[flags]
+            later = target_net(following).max(1)[0]
+            kept = {"1 - done": lambda: 1 - done, "goes on": lambda: goes_on}.get(flags, lambda: done)()
             target = reward + 0.9 * later * kept
+            if flags == "both":
+                target = target + 0.9 * later * (1 - done)
         return F.mse_loss(model(state)[:, 0], target)
 
     assert told("F64", loss_of) is wrong
@@ -201,6 +202,7 @@ MIXTURES = {
     "none of the data": (lambda a: a, lambda a: (1 - a).sqrt(), "noise", True),
     "flow matching": (lambda a: a, lambda a: 1 - a, "difference", False),
     "variance exploding": (lambda a: torch.ones_like(a), lambda a: 1 - a, "noise", False),
+    "a straight path": (lambda a: a, lambda a: 1 - a, "noise", False),
     "asks for the data": (lambda a: a.sqrt(), lambda a: (1 - a).sqrt(), "data", False),
 }
 
@@ -208,9 +210,12 @@ MIXTURES = {
 @pytest.mark.parametrize("how", MIXTURES)
 def test_shares_of_data_and_noise(how):
     of_data, of_noise, wanted, wrong = MIXTURES[how]
+    kept = torch.linspace(0.99, 0.9, 50).cumprod(0)
 
     def loss_of(model):
-        x0, a = torch.randn(ROWS, 6) * 0.5, torch.rand(ROWS, 1) * 0.9 + 0.05
+        x0, a = torch.randn(ROWS, 6) * 0.5, kept[torch.randint(50, (ROWS,))][:, None]
+        if how == "a straight path":
+            a = torch.rand(ROWS, 1) * 0.9 + 0.05
         noise = torch.randn_like(x0)
         xt = of_data(a) * x0 + of_noise(a) * noise
         return F.mse_loss(model(xt), {"noise": noise, "data": x0, "difference": noise - x0}[wanted])
@@ -318,12 +323,15 @@ def test_a_weight_for_each_row(weights, wrong):
 
 # ------------------------------------------------------------------------------------------------ D17
 @pytest.mark.parametrize(
-    "cast, wrong", [("long", True), ("row by row", True), ("none", False), ("classes", False), ("whole", False)]
+    "cast, wrong",
+    [("long", True), ("row by row", True), ("none", False), ("classes", False), ("whole", False), ("drawn", False)],
 )
 def test_targets_keep_their_fractions(cast, wrong):
+    shares = torch.rand(200)
+
     def loss_of(model):
         x = torch.randn(ROWS, 6)
-        wanted = torch.rand(ROWS)
+        wanted = shares[torch.randint(200, (ROWS,))]
         if cast == "classes":
             return F.cross_entropy(model(x), (wanted * 3).long())
         if cast == "long":
@@ -332,6 +340,8 @@ def test_targets_keep_their_fractions(cast, wrong):
             wanted = torch.stack([torch.tensor(value, dtype=torch.long) for value in wanted.tolist()]).float()
         if cast == "whole":
             wanted = (wanted * 5).round().long().float()
+        if cast == "drawn":
+            wanted = (torch.rand(ROWS) * 50).long().float()
         return F.mse_loss(model(x)[:, 0], wanted)
 
     assert told("D17", loss_of) is wrong
@@ -341,20 +351,26 @@ def test_targets_keep_their_fractions(cast, wrong):
 @pytest.mark.parametrize("loss", ["by hand", "of torch"])
 @pytest.mark.parametrize(
     "what, wrong",
-    [("depths", True), ("masked", False), ("rain", False), ("counts", False), ("flags", False), ("no gaps", False)],
+    [
+        *[("depths", True), ("masked", False), ("rain", False), ("counts", False), ("flags", False)],
+        *[("no gaps", False), ("what is likely", False)],
+    ],
 )
 def test_zeros_apart_from_all_others(loss, what, wrong):
     def loss_of(model):
         x = torch.randn(ROWS, 6)
-        target = 2 + torch.rand(ROWS, 4)
-        known = torch.rand(ROWS, 4) < 0.7
+        shape = (ROWS, 1, 2, 2)
+        target = 2 + torch.rand(shape)
+        known = torch.rand(shape) < 0.7
         if what == "rain":
-            target = torch.rand(ROWS, 4)
+            target = 5 * torch.rand(shape)
+        if what == "what is likely":
+            target = 0.5 + 0.5 * torch.rand(shape)
         if what in ("counts", "flags"):
-            target = torch.randint(1, 6 if what == "counts" else 2, (ROWS, 4)).float()
+            target = torch.randint(1, 6 if what == "counts" else 2, shape).float()
         if what != "no gaps":
             target = target * known
-        answer = model(x)
+        answer = model(x).view(shape)
         if what == "masked":
             answer, target = answer[known], target[known]
         return (answer - target).abs().mean() if loss == "by hand" else F.l1_loss(answer, target)
@@ -627,3 +643,91 @@ def test_an_optimizer_steps(how, wrong):
     with doctor.watch(say=False) as report:
         quiet(program)
     assert ("N35" in {f.check for f in report.findings}) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ losses that grow
+@pytest.mark.parametrize("how", ["maximize", "a gradient of -1"])
+def test_a_loss_that_is_to_grow_needs_no_minus(how):
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, maximize=how == "maximize")
+
+    def program():
+        for _ in range(10):
+            x = torch.randn(ROWS, 6)
+            policy = Categorical(logits=model(x))
+            gain = (policy.log_prob(policy.sample()) * torch.randn(ROWS)).mean() + policy.entropy().mean()
+            optimizer.zero_grad()
+            gain.backward(*([torch.tensor(-1.0)] if how != "maximize" else []))
+            optimizer.step()
+
+    assert not said(quiet(watched(program))) & {"F62", "F63", "F71"}
+
+
+# ------------------------------------------------------------------------------------------------ F73
+@pytest.mark.parametrize("how, wrong", [("its input", True), ("in place", True), ("clean", False), ("data", False)])
+def test_a_denoiser_is_asked_for_what_is_clean(how, wrong):
+    """Data: what was drawn with noise in it is what the model is to learn."""
+
+    def loss_of(model):
+        clean = torch.randn(ROWS, 6)
+        if how == "data":
+            clean = clean + 0.1 * torch.randn(ROWS, 6)
+        target = clean
+        if how == "in place":
+            clean += 0.5 * torch.randn_like(clean)
+        noisy = clean if how in ("in place", "data") else clean + 0.5 * torch.randn_like(clean)
+        return F.mse_loss(model(noisy), noisy if how == "its input" else target)
+
+    assert told("F73", loss_of, net(out=6)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ more of N28, F2, N3
+@pytest.mark.parametrize("used, wrong", [(False, True), (True, False)])
+def test_adapted_weights_are_used(used, wrong):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        y = x[:, :3].argmax(1)
+        weights = dict(model.named_parameters())
+        derivatives = torch.autograd.grad(F.cross_entropy(model(x), y), weights.values(), create_graph=True)
+        fast = {name: p - 0.1 * d for (name, p), d in zip(weights.items(), derivatives)}
+        return F.cross_entropy(torch.func.functional_call(model, fast, (x,)) if used else model(x), y)
+
+    assert told("N28", loss_of) is wrong
+
+
+@pytest.mark.parametrize("gradients, wrong", [(False, True), (True, False)])
+def test_a_term_of_frozen_features_has_a_gradient(gradients, wrong):
+    features = net(3, 8).requires_grad_(False).eval()
+
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        out = model(x)
+        with torch.set_grad_enabled(gradients):
+            made = features(out)
+        with torch.no_grad():
+            wanted = features(x[:, :3])
+        return F.mse_loss(made, wanted) + 0.001 * out.abs().mean()
+
+    assert told("F2", loss_of) is wrong
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_clients_of_federated_learning_begin_anew(taken):
+    """One net is every client in turn: it is put back, but what it had learned was kept."""
+    whole, local = net(), net()
+    optimizer = torch.optim.SGD(local.parameters(), 0.1)
+    kept = []
+
+    def program():
+        for _ in range(10):
+            local.load_state_dict(dict(whole.named_parameters()))
+            x = torch.randn(ROWS, 6)
+            optimizer.zero_grad()
+            F.cross_entropy(local(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+            if taken:
+                kept.append(copy.deepcopy(local.state_dict()))
+
+    with doctor.watch(local, optimizer=optimizer, say=False) as report:
+        program()
+    assert ("N3" in said(report)) is not taken

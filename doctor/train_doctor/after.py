@@ -81,6 +81,8 @@ class After:
         optimizers = [o for ref in refs if (o := ref()) is not None]
         held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
         for model in (m for ref in self.models if (m := ref()) is not None):
+            if not any(id(p) in held for p in model.parameters()):
+                continue  # a copy that learned a task, whose optimizer is gone
             for name, p in model.named_parameters():
                 if p.requires_grad and p.grad is not None and id(p) not in held and id(p) not in self.outside:
                     self.names[id(p)] = name

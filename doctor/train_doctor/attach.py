@@ -164,6 +164,11 @@ class Attachments:
             self.e.loaded = self.e.loaded[-ROOM:] + [(type(module).__name__, missing, unexpected)]
         return result
 
+    def see_taking(self, module: nn.Module, *args, **kwargs) -> None:
+        """The weights are read to be kept elsewhere: by a round of federated learning, say."""
+        if not self.idle and any(module is m for m in self.e.models):
+            self.e.taken.add(self.e.rounds)
+
     def note_packing(self, *args) -> None:
         """What is saved for a backward is saved in some other form."""
         self.e.packed = self.e.packed or not self.idle
@@ -183,7 +188,7 @@ class Attachments:
         """A sampler with fewer weights than there are rows never draws the others."""
         with contextlib.suppress(TypeError):  # a data set without a length
             weights, rows = len(loader.sampler.weights), len(loader.dataset)
-            if weights < rows:
+            if weights * 20 <= rows:  # or a weight may be one of a file, of which there are several rows
                 self.e.short_sampler = weights, rows
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:

@@ -341,6 +341,7 @@ class Evidence:
         self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest, shape, mostly not 0, of a first input
         self.criteria: dict[int, tuple[Any, dict[str, int]]] = {}  # id of a loss with weights -> it, their versions
         self.answered: dict[tuple[int, int], Any] = {}  # (round, call) -> what lives as long as the answer's graph
+        self.taken: set[int] = set()  # rounds in which state_dict() of a model was asked for
         self.moved_by_hand = False  # weights were, without an optimizer of torch
         self.short_sampler: tuple[int, int] | None = None  # weights of a sampler, rows of its data set, which are more
         self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches, rounds of iter()

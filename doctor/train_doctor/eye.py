@@ -127,6 +127,8 @@ class Eye(Part):
         self.mode = Mode(self)
         self.calls = 0
         self.backwards = 0
+        self.rising = False  # the loss that is differentiated is to grow
+        self.grad = True  # whether gradients were on in the call that is looked at
         self.forward = False  # the next forward has begun since the last backward
         self.undo: list[Callable[[], None]] = []
         self.watchers: list[Watcher] = []
@@ -178,10 +180,16 @@ class Eye(Part):
         elif not self.on:
             self._on()
 
-    def backward(self, loss: Tensor) -> None:
-        """Before a backward."""
+    def backward(self, loss: Tensor, given: Any = None) -> None:
+        """Before a backward, which may be given a gradient to begin with."""
         if self.on:
             self.forward = False
+            self.rising = _negative(given) or any(
+                group.get("maximize")
+                for o in self.e.optimizers
+                if o.object is not None
+                for group in o.object.param_groups
+            )
             for watcher in self.watchers:
                 try:
                     watcher.backward(loss)
@@ -274,7 +282,7 @@ class Eye(Part):
         if not asked:
             return
         op = Op(name, given, results, args, kwargs, result)
-        grad = torch.is_grad_enabled()
+        self.grad = grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
             for watcher in asked:
@@ -335,6 +343,12 @@ class Watcher:
 
 
 PLAIN = (Tensor, nn.Parameter, nn.Buffer, type(None))
+
+
+def _negative(given: Any) -> bool:
+    """A gradient that a backward begins with, which turns the loss round."""
+    given = given[0] if isinstance(given, list | tuple) and given else given
+    return isinstance(given, Tensor) and given.numel() == 1 and float(given) < 0
 
 
 def _plain(t: Tensor) -> bool:

@@ -9,6 +9,7 @@ Footgun: a loss may be computed for the log alone. Only one that the differentia
 """
 
 import contextlib
+import math
 
 import torch
 from torch import Tensor
@@ -84,7 +85,8 @@ def mixed(node, classes: int) -> tuple[int, ...] | None:
     if kind(node) not in RESHAPES:
         return None
     before = shape_of(node.next_functions[0][0])
-    return before if len(before) > 2 and before[1] == classes != before[-1] else None
+    some = len(before) > 2 and math.prod(before[2:]) > 1  # (N, C, 1, 1) mixes nothing
+    return before if some and before[1] == classes != before[-1] else None
 
 
 def look(name: str, given: Tensor, target: Tensor | None) -> Fed:

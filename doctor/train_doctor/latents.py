@@ -25,12 +25,14 @@ class Latent:
     kind: str  # of the distribution
     round: int
     sample: Any  # weak reference
+    of: Any  # the same, to the distribution
     entered: bool = False  # it was given to a module, with gradients on
     scored: bool = False  # its log_prob was asked for
 
 
 class Latents(Part):
     def start(self) -> None:
+        self.asked: weakref.WeakSet = weakref.WeakSet()  # distributions whose log_prob was asked for
         for kind in (distributions.Distribution, distributions.Normal):
             self.at.around(kind, "sample", self._sample)
         for kind in vars(distributions).values():
@@ -47,11 +49,16 @@ class Latents(Part):
     def _note(self, of: distributions.Distribution, sample: Tensor) -> None:
         learns = any(isinstance(v, Tensor) and v.requires_grad for v in vars(of).values())
         if learns and of.has_rsample and not sample.requires_grad and len(self.e.latents) < KEPT:
-            self.e.latents.append(Latent(type(of).__name__, self.e.rounds, weakref.ref(sample)))
+            latent = Latent(type(of).__name__, self.e.rounds, weakref.ref(sample), weakref.ref(of))
+            latent.scored = of in self.asked
+            self.e.latents.append(latent)
 
     def _log_prob(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+        """What was seen may be scored in place of the sample, which teaches the parameters as well."""
+        if not self.at.blind:
+            self.asked.add(of)
         for latent in self.e.latents if not self.at.blind else ():
-            latent.scored |= latent.sample() is value and value is not None
+            latent.scored |= latent.of() is of or latent.sample() is value and value is not None
         return original(of, value, *args, **kwargs)
 
     def given(self, args: tuple) -> None:

@@ -523,6 +523,7 @@ class Observer(Part):
         at.around(torch.autograd, "backward", self._see_backward)
         at.around(checkpoint.CheckpointFunction, "apply", at.see_region)
         at.around(nn.Module, "load_state_dict", at.see_loading)
+        at.before(nn.Module, "state_dict", at.see_taking)
         at.around(DataLoader, "__iter__", at.see_restart)
         at.before(saved_tensors_hooks, "__enter__", at.note_packing)
         at.around(warnings, "warn", at.see_warning)
@@ -550,7 +551,7 @@ class Observer(Part):
         if at.idle or at.depth:  # the inner backward of a reentrant checkpoint
             return original(tensors, *args, **kwargs)
         with torch.enable_grad():
-            event = self._begin_backward(tensors)
+            event = self._begin_backward(tensors, kwargs.get("grad_tensors", args[0] if args else None))
         if event is not None:
             event.retained = bool(kwargs.get("retain_graph") or (len(args) > 1 and args[1]))
         self.calls.let_go()
@@ -568,7 +569,7 @@ class Observer(Part):
             self._end_backward(event, tensors)
 
     @quietly
-    def _begin_backward(self, tensors: Any) -> Backward | None:
+    def _begin_backward(self, tensors: Any, given: Any) -> Backward | None:
         if self.optimizers.stepped or self.optimizers.by_hand():
             self._next_round()
         elif self.optimizers.waiting >= BACKWARDS * self.steps:
@@ -584,7 +585,7 @@ class Observer(Part):
             return None
         if not e.first:
             self.calls.name_models()
-        self.eye.backward(loss)
+        self.eye.backward(loss, given)
         self.optimizers.before_backward()
         self.calls.complete()
         scalar = loss.numel() == 1 and readable(loss)

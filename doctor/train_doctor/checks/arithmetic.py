@@ -36,6 +36,8 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
     WARN update-dropped: The result of `{name}` on {what} is thrown away, and {what} stay as they are: the function
     gives a new tensor, and the name that it was given is only the loop's. Fix: Write into the tensor, under
     torch.no_grad(): {fix}.
+    WARN update-dropped/adapted: Adapted weights (a weight minus a derivative) are computed and nothing is computed with
+    them: the loss uses the weights as they were. Fix: torch.func.functional_call(model, adapted, (x,)).
     """
     if len(e.shown) < STEPS:
         return BLIND
@@ -54,6 +56,12 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
             name=name,
             what=what,
             fix=how[what] + ", or p.copy_(result)",
+        )
+    if len(seen := e.habits.get("N28", {})) >= STEPS:
+        return fires(
+            f"in {len(seen)} steps {next(iter(seen.values()))} weights minus a derivative were never used",
+            "results that are used",
+            fault="update-dropped/adapted",
         )
     return OK
 

@@ -18,7 +18,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 from train_doctor.fingerprint import Reading
 from train_doctor.targets import IGNORED, shifted
 
-FAR = 20.0  # times as far as the targets, from which first answers lie beyond them
+FAR, LEAST = 20.0, 5.0  # times as far as the targets, from which first answers lie beyond them; how far at least
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 WIDE, WEIGHTS = 3.0, 64  # spread of weights in 1/sqrt(inputs), as N(0, 1) has; fewer tell nothing
 
@@ -325,10 +325,12 @@ def _far_beyond_targets(e: Evidence, given: list) -> Fired | Verdict:
         max(map(abs, (given[0].low, given[0].high))),
         max(map(abs, (given[0].target_low, given[0].target_high))),
     )
-    layers = [(name, m.weight.detach().float()) for name, m in e.modules() if isinstance(m, LAYERS)]
+    layers = [
+        (name, m.weight.detach().float()) for name, m in e.modules() if isinstance(m, LAYERS) and m.weight.requires_grad
+    ]
     wide = [(name, float(w.std()), w[0].numel()) for name, w in layers if w.numel() > WEIGHTS]
     wide = [(name, std, fan) for name, std, fan in wide if std * fan**0.5 >= WIDE]
-    if not wide or not FAR * wanted <= reach < math.inf or not wanted:
+    if not wide or not max(FAR * wanted, LEAST) <= reach < math.inf or not wanted:
         return OK
     name, std, fan = wide[0]
     return fires(

@@ -1,4 +1,4 @@
-"""What a method asks for, turned round or left in half: F63 to F72, D16 to D18, S32, N34 and N35.
+"""What a method asks for, turned round or left in half: F63 to F73, D16 to D18, S32, N34 and N35.
 
 Most of it was noted step by step (watchers/, in `e.habits`); here it is asked whether it is a habit.
 
@@ -206,6 +206,22 @@ def temperatures_differ(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("F73")
+def asked_for_the_noise(e: Evidence) -> Fired | Verdict:
+    """A denoiser gives its input back, noise and all, and its loss falls to nearly nothing.
+
+    Fires when noise that was drawn like a batch (randn_like) was added to it, the model was given the sum, and is asked
+    for that same tensor.
+
+    WARN asked-for-the-noise: The target of the denoiser is its noisy input itself (the same tensor, or the clean one
+    that noise was added to in place), so it learns to change nothing. Fix: noisy = clean + sigma *
+    torch.randn_like(clean), and loss = criterion(model(noisy), clean).
+    """
+    if (verdict := no_habit(e, seen := e.habits.get("F73", {}))) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the target was the noisy input, {next(iter(seen.values()))}", "the clean one")
+
+
 @check("D16")
 def sampler_too_short(e: Evidence) -> Fired | Verdict:
     """The training loss falls to nothing at once, and the model knows a handful of rows.
@@ -292,23 +308,27 @@ def clips_others(e: Evidence) -> Fired | Verdict:
     if not e.of(Clip):
         return not_applicable("no gradients were clipped")
     pending: list[frozenset[int]] = []  # clipped since the last step
-    seen: list[list] = []  # optimizer, ids clipped before its step, whether that was in vain
+    # optimizer, ids clipped before its step, whether that was in vain, whether theirs stepped again, all of the ids
+    seen: list[list] = []
     for event in e.events:
         if isinstance(event, Clip) and event.ids:
             pending.append(event.ids)
         elif isinstance(event, ZeroGrad):
-            for _, ids, _ in seen:
-                ids -= event.ids
+            for one in seen:
+                one[1] -= event.ids
         elif isinstance(event, Step):
             held = e.optimizers[event.optimizer].ids
             for one in seen:
                 one[2] = one[2] and not one[1] & held  # its own optimizer steps after all
+                one[3] = one[3] or bool(one[4] & held)
             if pending:
                 ids = set().union(*pending)
-                seen.append([event.optimizer, ids, not ids & held])
+                others = set().union(*(o.ids for o in e.optimizers))
+                seen.append([event.optimizer, ids, not ids & held and ids <= others, False, frozenset(ids)])
             pending = []
     for number in {one[0] for one in seen}:
-        vain = [one[2] for one in seen if one[0] == number]
+        vain = [one[2] and one[3] for one in seen if one[0] == number]
+        vain = vain[:-1] if len(vain) > STEPS else vain  # after the last nothing is seen
         if len(vain) >= STEPS and all(vain):
             kind = e.optimizers[number].kind.__name__
             return fires(
@@ -323,8 +343,8 @@ def clips_others(e: Evidence) -> Fired | Verdict:
 def never_steps(e: Evidence) -> Fired | Verdict:
     """The loss is printed, differs from batch to batch, and does not fall; no weight changes.
 
-    Fires when an optimizer cleared gradients after three backwards or more, and none ever stepped. Where a module clears
-    them (a gradient is looked at, or an input is attacked) nothing is said.
+    Fires when an optimizer cleared gradients after three backwards or more, and none ever stepped. Where a module
+    clears them (a gradient is looked at, or an input is attacked) nothing is said.
 
     ERROR never-steps: Gradients are computed and cleared {count} times, and no optimizer steps. Fix: optimizer.step()
     after loss.backward().

@@ -122,6 +122,10 @@ def dead_term(e: Evidence) -> Fired | Verdict:
     if _always_zero(backwards):
         what = "kl_div is 0 in every step and requires no gradient"
         return _dead("the kl_div term", what, ERROR if taught else WARN)
+    if len(seen := e.habits.get("F2", {})) > 1:
+        name, value = next(iter(seen.values()))
+        what = f"{name}, {value:.4g} in the first of {len(seen)} steps, requires no gradient and is part of the loss"
+        return _dead(f"the {name} term", what, ERROR if taught and not any(_alive(b) for b in backwards) else WARN)
     dead = [b for b in backwards if b.dead_term is not None]
     if len(dead) < max(1, 0.8 * len(backwards)):
         seen = any(b.entropies or b.declared or (b.reading is not None and b.reading.ratio) for b in backwards)

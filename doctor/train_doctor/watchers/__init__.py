@@ -6,6 +6,7 @@ what it found into the evidence, by step. A check decides afterwards whether it 
 Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbers costs time in each of three steps.
 """
 
+from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
@@ -18,6 +19,7 @@ from train_doctor.watchers.both_sides import BothSides
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.dead_terms import DeadTerms
 from train_doctor.watchers.divergences import Divergences
 from train_doctor.watchers.dot_products import DotProducts
 from train_doctor.watchers.dropout_at_end import DropoutAtEnd
@@ -106,6 +108,8 @@ ALL = (
     Mixups,
     Likelihoods,
     Temperatures,
+    DeadTerms,
+    Adapted,
     RiskSets,
     Triplets,
 )

@@ -33,6 +33,7 @@ class Adversaries(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.owner: dict[int, int] = {}  # id of a weight -> number of its optimizer
+        self.blurred = False  # some loss was to grow
         self.count = 0  # of optimizers, when owners were last looked up
         self.pending: set[tuple[frozenset, int, int]] = set()  # made by, sign, round; since the last step
         self.steps = 0
@@ -74,6 +75,7 @@ class Adversaries(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         self._stepped()
+        self.blurred = self.blurred or self.eye.rising
         self.pending |= {(*pair, self.eye.turn) for pair in self.known.get(loss) or () if len(pair[0]) > 1}
 
     def _stepped(self) -> None:
@@ -90,9 +92,9 @@ class Adversaries(Watcher):
 
     def close(self) -> None:
         self._stepped()
-        for (made, who), signs in self.wants.items():
-            others = [signs == more for (of, other), more in self.wants.items() if of == made and other != who]
-            if len(signs) == 1 and 0 not in signs and any(others):
+        for (made, who), signs in self.wants.items() if not self.blurred else ():
+            others = [more for (of, other), more in self.wants.items() if of == made and other != who]
+            if len(signs) == 1 and 0 not in signs and others and all(more == signs for more in others):
                 for turn in self.turns[made, who]:
                     self.e.habits.setdefault("F65", {}).setdefault(turn, next(iter(signs)))
         self.known.by_id.clear()

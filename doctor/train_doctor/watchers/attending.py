@@ -32,6 +32,7 @@ BETWEEN |= {
     "unsqueeze",
     "reshape",
 }  # additive scores, of graphs and of Bahdanau
+TURNS, UNIT = {"transpose", "T", "mT", "t", "permute", "view", "reshape", "__getitem__", "unflatten", "mul"}, "unit"
 AFTER = {"dropout", "to", "float", "type_as", "contiguous", "clone"} | TIMES
 HIDES = -10.0  # a score below it hides
 LOOKED = 2**22
@@ -43,6 +44,8 @@ class Scores(NamedTuple):
     width: int  # over which it was summed
     queried: bool  # by two things that were computed; a gate of experts is a product with weights
     odd: str = ""  # what was done to it
+    hides: bool = False  # large negative numbers stand in it, so a mask works already
+    unit: bool = False  # both sides have a length of 1
 
 
 class Weights(NamedTuple):
@@ -51,11 +54,13 @@ class Weights(NamedTuple):
     axis: int  # over which they sum to one
     queried: bool
     hidden: bool = False  # some were set to 0 afterwards
+    odd: str = ""  # what was strange in the scores
+    masked: bool = False  # before the softmax
 
 
 class Attending(Watcher):
-    names = PRODUCTS | BETWEEN | AFTER | {"softmax"}
-    begins = PRODUCTS
+    names = PRODUCTS | BETWEEN | AFTER | TURNS | {"softmax", "normalize"}
+    begins = PRODUCTS | {"normalize"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -69,32 +74,42 @@ class Attending(Watcher):
             if isinstance(fact, Weights):
                 self._summed(op)
             elif len(op.given) == 2 and all(t.requires_grad and t.dim() > 1 for t in op.given):
-                self.known.put(op.result, Scores(op.given[0].shape[-1], not any(t.is_leaf for t in op.given)))
+                unit = [self.known.get(t) == UNIT for t in op.given] == [True, True]
+                queried = not any(t.is_leaf for t in op.given)
+                self.known.put(op.result, Scores(op.given[0].shape[-1], queried, unit=unit))
+        elif op.name == "normalize" or op.name in TURNS and fact == UNIT:
+            self.known.put(op.result, UNIT)
         elif isinstance(fact, Scores):
             if op.name == "softmax":
                 self._weights(op, fact)
             elif op.name in BETWEEN:
-                self.known.put(op.result, fact._replace(odd=fact.odd or _odd(op, fact)))
+                hides = fact.hides or _hides(op)
+                odd = "" if hides else fact.odd or _odd(op, fact)
+                self.known.put(op.result, fact._replace(odd=odd, hides=hides))
+        elif isinstance(fact, Weights) and op.name in OVER and len(op.given) == 2:
+            return  # by their sum over some axis: they are weights of another kind now
         elif isinstance(fact, Weights) and op.name in AFTER:
             self.known.put(op.result, fact._replace(hidden=fact.hidden or op.name in TIMES and _flags(op, op.result)))
 
     def _weights(self, op: Op, scores: Scores) -> None:
         axis = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
         if isinstance(axis, int):
-            self.known.put(op.result, Weights(axis % op.result.dim(), scores.queried))
-            if scores.odd:
-                self.e.unmasked.setdefault(self.eye.turn, scores.odd)
+            odd = "" if scores.unit and scores.odd == "sharpened" else scores.odd
+            self.known.put(op.result, Weights(axis % op.result.dim(), scores.queried, odd=odd, masked=scores.hides))
 
     def _summed(self, op: Op) -> None:
         """Which axis of the weights a product sums over."""
         if len(op.given) != 2:
             return
         at = 0 if self.known.get(op.given[0]) else 1
-        weights, (axis, queried, hidden) = op.given[at], self.known.get(op.given[at])
+        weights, (axis, queried, hidden, odd, masked) = op.given[at], self.known.get(op.given[at])
+        if odd:
+            self.e.unmasked.setdefault(self.eye.turn, odd)
+            return
         axes = _einsum(op.args[0], at) if op.name == "einsum" else {weights.dim() - 1 - at}
         if axes and axis not in axes and all(weights.shape[i] > 1 for i in (axis, *axes)):
             self.e.attending.setdefault(self.eye.turn, (tuple(weights.shape), axis, min(axes)))
-        elif hidden and queried:
+        elif hidden and queried and not masked:
             self.e.unmasked.setdefault(self.eye.turn, "after")
 
     def backward(self, loss: Tensor) -> None:
@@ -102,6 +117,18 @@ class Attending(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _hides(op: Op) -> bool:
+    """Whether large negative numbers are put in."""
+    numbers = [a for a in (*op.args, *op.kwargs.values()) if isinstance(a, int | float) and not isinstance(a, bool)]
+    if op.name in ("masked_fill", "where"):
+        small = [float(t) for t in op.given if t.numel() == 1 and t.is_floating_point()]
+        return any(n <= HIDES for n in (*numbers, *small))
+    if op.name not in ("add", "__add__", "__radd__", "sub", "__sub__") or len(op.given) != 2:
+        return False
+    others = [t for t in op.given if not t.requires_grad and t.is_floating_point() and 1 < t.numel() <= LOOKED]
+    return any(float(t.abs().max()) >= -HIDES for t in others)
 
 
 def _odd(op: Op, scores: Scores) -> str:

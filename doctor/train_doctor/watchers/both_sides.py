@@ -46,7 +46,7 @@ class BothSides(Watcher):
             self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
-        if self.known.get(loss) == frozenset({-1}):
+        if self.known.get(loss) == frozenset({-1}) and not self.eye.rising:
             self.e.both_sides.add(self.eye.turn)
         self.known.by_id.clear()
 

@@ -113,7 +113,7 @@ def _mean(node, factor: float, rows: int) -> bool:
     if not shape or shape[0] != rows:
         return False
     if what == "Mean" or what in LOSSES and node._saved_reduction == 1:
-        return True
+        return 0.4 < abs(factor) < 2.1
     return abs(abs(factor) * rows - 1) < 0.5
 
 

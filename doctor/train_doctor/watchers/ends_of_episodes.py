@@ -24,17 +24,20 @@ MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "in
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
 LOOKED = 4096
 TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
-FLAGS, RARE = 16, 0.4  # flags, and the share of ones below which they can't stand for what goes on
+OPPOSITES = {"rsub", "__rsub__", "__invert__", "bitwise_not", "logical_not"}
+FLAGS, RARE = 16, 0.2  # flags, and the share of ones below which they can't stand for what goes on
 
 
 class EndsOfEpisodes(Watcher):
-    """What is known of a tensor: "flags", "next" of a target with a maximum in it, "value" of one number for a row."""
+    """What is known of a tensor: "flags", or "next" of a target with a maximum in it."""
 
-    begins = MAKES | {"max", "amax", "linear"}
+    begins = MAKES | {"max", "amax"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.shares: list[float] = []  # of ones, in flags that met a next value
+        self.opposite = False  # flags were turned into those of what goes on
         self.unused: dict[int, int] = {}  # length of the flags of this step -> 1, or 0 once any of them was used
 
     def saw(self, op: Op) -> None:
@@ -47,17 +50,13 @@ class EndsOfEpisodes(Watcher):
             self.unused[op.given[facts.index("flags")].numel()] = 0
         if "next" in facts:
             self._of_the_next(op, facts)
-        elif "value" in facts and op.name in KEPT | MAKES | {"min"}:
-            for r in op.results:
-                if not r.requires_grad:
-                    self.known.put(r, "value")
-        elif op.name == "linear" and op.results and not op.results[0].requires_grad and op.results[0].shape[1:] == (1,):
-            self.known.put(op.results[0], "value")
-        if op.name in TIMES and "flags" in facts and ("next" in facts or "value" in facts):
+        if "flags" in facts and op.name in OPPOSITES:
+            self.opposite = True
+        if op.name in TIMES and "flags" in facts and "next" in facts:
             flags = op.given[facts.index("flags")]
             share = float(flags.float().mean())
             if flags.numel() >= FLAGS and share < RARE:
-                self.note("F64", share)
+                self.shares.append(share)
         result = op.result
         if op.name in MAKES and isinstance(result, Tensor) and _flags(result):
             self.known.put(result, "flags")
@@ -72,7 +71,9 @@ class EndsOfEpisodes(Watcher):
                     self.known.put(r, "next")
 
     def backward(self, loss: Tensor) -> None:
-        self.unused = {}
+        if self.shares and not self.opposite:
+            self.note("F64", self.shares[0])
+        self.unused, self.shares, self.opposite = {}, [], False
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -51,7 +51,7 @@ class Entropies(Watcher):
                 self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
-        if self.scored and self.known.get(loss) == frozenset({1}):
+        if self.scored and not self.eye.rising and self.known.get(loss) == frozenset({1}):
             self.e.punished.add(self.eye.turn)
         self.scored = False
 

@@ -3,7 +3,8 @@
 A dataset that was written for classes is used for a regression, and its cast stays. Nearly all targets are then one
 number, and the loss asks for that.
 
-Footgun: to make classes of numbers is what the cast is for. Only where the result becomes a float again, and is what a
+Footgun: to make classes of numbers is what the cast is for, and whole numbers are drawn so. What was computed in the
+step is left alone. Only where the result becomes a float again, and is what a
 regression or a binary loss is asked for, was it not meant.
 """
 
@@ -16,15 +17,29 @@ from train_doctor.fed import BINARY, PLAIN
 CASTS = {"long", "int", "to", "type", "short"}
 MADE = {"tensor", "as_tensor"}
 KEEPS = {"stack", "cat", "float", "double", "to", "view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__"}
+COMPUTED = {
+    "mul",
+    "__mul__",
+    "__rmul__",
+    "add",
+    "__add__",
+    "__radd__",
+    "sub",
+    "div",
+    "true_divide",
+    "rand",
+    "rand_like",
+}
+COMPUTED |= {"randn", "uniform", "normal", "bernoulli", "rsub", "__rsub__", "where", "clamp", "floor", "round"}
 LOOKED = 2**16
 
 
 class FractionsCut(Watcher):
-    begins = CASTS | MADE
+    begins = CASTS | MADE | COMPUTED
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self)
+        self.known, self.computed = Known(self), Known(self)
 
     def saw(self, op: Op) -> None:
         result = op.result
@@ -38,6 +53,8 @@ class FractionsCut(Watcher):
                 self.known.put(result, True)
         elif not result.is_floating_point() and self._cut(op):
             self.known.put(result, True)
+        elif op.name in COMPUTED and not result.requires_grad:
+            self.computed.put(result, True)
 
     def _cut(self, op: Op) -> bool:
         if op.name in MADE and not op.given:
@@ -45,7 +62,10 @@ class FractionsCut(Watcher):
         x = op.given[0] if op.given else None
         if op.name not in CASTS or x is None or not x.is_floating_point() or not 0 < x.numel() <= LOOKED:
             return False
+        if self.computed.get(x):
+            return False
         return bool((x != x.trunc()).any())
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.computed.by_id.clear()

@@ -70,7 +70,7 @@ class Gaps(Watcher):
             for x in self.inputs:
                 if x.shape == target.shape and LEAST <= x.numel() <= LOOKED and (x is target or torch.equal(x, target)):
                     return (share, True) if (share := _gaps(x)) else None
-            if target.dim() > 1 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
+            if target.dim() == 4 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
                 return (share, False) if (share := _isolated(target.detach())) else None
         return None
 
@@ -90,6 +90,8 @@ def _isolated(x: Tensor) -> float:
         return 0.0
     held = held.flatten()[:: max(1, held.numel() // SORTED)].sort().values
     low, above = float(held[0]), float(held[len(held) // 20])
+    if float(held[-1]) <= 1:  # a map of what is likely, cut off
+        return 0.0
     return float(share) if held.unique().numel() >= SOME_NUMBERS and low > 2 * (above - low) else 0.0
 
 

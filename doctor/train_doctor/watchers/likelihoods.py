@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import LOSSES
 
 KEEPS = {"exp", "min", "minimum", "max", "maximum", "clamp", "clip", "stack", "cat", "sum", "mean", "view", "squeeze"}
 KEEPS |= {"reshape", "flatten", "unsqueeze", "__getitem__", "to", "float", "add", "__add__", "__radd__", "gather"}
@@ -29,7 +30,11 @@ TIMES, MINUS = {"mul", "multiply", "__mul__", "__rmul__"}, {"sub", "subtract", "
 OVER, TURNS = {"div", "true_divide", "__truediv__"}, {"neg", "negative", "rsub", "__rsub__", "nll_loss"}
 LOGS = {"log_softmax", "log_sigmoid"}
 TURNED = "turned"  # what was negated
-SCORE = "score"  # what is made of scores without a graph
+DETACHED = "detached"  # what was computed with a graph, and has none any more
+WEIGHTS = TIMES | OVER | MINUS | {"add", "__add__", "__radd__", "view", "reshape", "squeeze", "unsqueeze", "detach"}
+WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
+SCORE = "score"  # what is made of scores without a graph, or of a loss or a distance: its sign is not known
+COSTS = {*LOSSES, "norm", "cdist", "pairwise_distance", "vector_norm", "linalg_norm"}
 LOG, COSINE = "log", "cosine"
 
 
@@ -44,7 +49,14 @@ class Signed(NamedTuple):
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = {"neg", "negative", "cosine_similarity"} | LOGS
+    begins = (
+        {"neg", "negative", "cosine_similarity", "rsub", "__rsub__", "detach", "data"}
+        | LOGS
+        | TIMES
+        | OVER
+        | MINUS
+        | COSTS
+    )
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -69,14 +81,18 @@ class Likelihoods(Watcher):
     def _made(self, op: Op, facts: list) -> Any:
         name, signed = op.name, [f for f in facts if isinstance(f, Signed)]
         learns = any(r.requires_grad for r in op.results)
+        if name in ("detach", "data") and op.given[0].requires_grad and not signed:
+            return SCORE if SCORE in facts else DETACHED
+        if name in MINUS and not signed and [t.requires_grad for t in op.given] == [True, False]:
+            return SCORE  # an answer minus what came, which is a regret
         if name in LOGS and learns:
             return Signed(1) if facts[0] != TURNED else None
         if name == "cosine_similarity" and learns:
             return Signed(1, of=COSINE)
         if not signed or not learns:
-            if signed or SCORE in facts:
+            if signed or SCORE in facts or name in COSTS:
                 return SCORE
-            return TURNED if name in ("neg", "negative") else None
+            return None if learns and name not in ("neg", "negative") else self._of_weights(op, facts)
         one, alone = signed[0], len([t for t in op.given if t.requires_grad]) == 1
         if one.of == COSINE and not alone:
             return None
@@ -90,6 +106,22 @@ class Likelihoods(Watcher):
         if name in OVER:
             return one if isinstance(facts[0], Signed) and len(signed) == 1 else None
         return one if name in KEEPS and len(set(signed)) == 1 else None
+
+    def _of_weights(self, op: Op, facts: list) -> str | None:
+        """Whether weights were negated on their way."""
+        numbers = [a for a in op.args if isinstance(a, int | float)]
+        turned = op.name in ("neg", "negative") or op.name in TIMES | OVER and bool(numbers) and numbers[0] < 0
+        if op.name in ("rsub", "__rsub__"):
+            return SCORE
+        if op.name in MINUS and len(op.given) == 2 and op.given[0].grad_fn is None and self.learned(op.given[0]):
+            return SCORE  # an answer of a critic minus what came: a regret
+        if turned:
+            return None if TURNED in facts else TURNED
+        return TURNED if TURNED in facts and op.name in WEIGHTS else None
+
+    def learned(self, t: Tensor) -> bool:
+        """Whether it is an answer of the model, detached."""
+        return self.known.get(t) == DETACHED
 
     def _weighed(self, op: Op, facts: list, one: Signed) -> Signed | None:
         numbers = [a for a in op.args if isinstance(a, int | float)]
@@ -106,7 +138,7 @@ class Likelihoods(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)
-        if isinstance(fact, Signed) and fact.sign > 0:
+        if isinstance(fact, Signed) and fact.sign > 0 and not self.eye.rising:
             self.note("F63" if fact.weighted else "F71", fact.of)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from train_doctor.eye import Eye, Op, Watcher
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "bilinear", "layer_norm", "embedding"}
+NEAR = 0.7  # of its size: how far a copy has gone from what it was made of; two random ones are 1.4 apart
 NODES = 100  # of the graph of what goes in
 
 
@@ -27,18 +28,20 @@ class MadeAnew(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.owned: set[int] = set()
+        self.weights: list[Tensor] = []
         self.used: list[tuple[int, weakref.ref, str, tuple[int, ...]]] = []
 
     def backward(self, loss: Tensor) -> None:
         owners = (*self.e.models, *self.e.teachers)
-        self.owned = {id(p) for m in owners for p in m.parameters()} | self.e.optimized()
+        self.weights = [p for m in owners for p in m.parameters()]
+        self.owned = {id(p) for p in self.weights} | self.e.optimized()
 
     def saw(self, op: Op) -> None:
         if not self.owned or len(op.given) < 2:
             return
         weight = op.given[1] if op.name != "embedding" else op.given[-1]
         if isinstance(weight, nn.Parameter) and weight.requires_grad and id(weight) not in self.owned:
-            if self._computed(op.given[0]):
+            if self._computed(op.given[0]) and not self._copied(weight):
                 self.used.append((self.eye.turn, weakref.ref(weight), op.name, tuple(weight.shape)))
 
     def _computed(self, x: Tensor) -> bool:
@@ -53,6 +56,11 @@ class MadeAnew(Watcher):
                 return True
             queue += [edge for edge, _ in node.next_functions]
         return False
+
+    def _copied(self, weight: Tensor) -> bool:
+        """A copy that is adapted is still near the weight that it was made of."""
+        same = [p for p in self.weights if p.shape == weight.shape and p.device == weight.device]
+        return any(bool((p - weight).norm() < NEAR * p.norm()) for p in same)
 
     def close(self) -> None:
         """A loss that is kept keeps the graph of the last step, and its weights."""

@@ -8,7 +8,8 @@ other mixtures than the sampler makes, and nothing else tells.
 The factors of a sum of data and a normal draw are looked at. Their squares must not sum to 1 while they themselves do,
 or one with the other's square, and the loss must ask for that draw.
 
-Footgun: straight paths (flow matching) mix by t and 1 - t rightly, but ask for the difference of noise and data.
+Footgun: straight paths (flow matching) mix by t and 1 - t rightly. Their time is drawn, and theirs is no table of steps
+that is looked up; and mostly they ask for the difference of noise and data.
 """
 
 import torch
@@ -21,13 +22,18 @@ TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
 PLUS = {"add", "__add__", "__radd__"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "sub", "subtract"}
 LOOKED, CLOSE = 4096, 1e-4
-NOISE, DATA = "noise", "data"
+MINUS, POWERS = {"sub", "subtract"}, {"pow", "square", "abs", "__pow__"}
+LOOKUPS = {"__getitem__", "gather", "index_select", "take"}  # in a table, by the numbers of steps
+ALONG = {"view", "reshape", "unsqueeze", "squeeze", "sqrt", "rsub", "__rsub__", "sub", "expand", "to", "float", "pow"}
+ALONG |= LOOKUPS
+NOISE, TABLE, ASKED = "noise", "table", "asked"
 
 
 class Mixtures(Watcher):
-    """What is known of a tensor: NOISE, or (its factors, whether they are those of noise)."""
+    """What is known of a tensor: NOISE, TABLE of what was looked up, ASKED of a difference of an answer and noise, or
+    (its factors, whether they are those of noise, whether they were looked up)."""
 
-    begins = NORMAL | TIMES
+    begins = NORMAL | TIMES | {"__getitem__", "gather", "index_select", "take"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -38,7 +44,11 @@ class Mixtures(Watcher):
         result = op.result
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return
-        if op.name in NORMAL and not result.requires_grad:
+        if op.name in LOOKUPS and len(op.given) > 1 and not result.requires_grad:
+            self.known.put(result, TABLE)
+        elif op.name in ALONG and TABLE in map(self.known.get, op.given) and op.name not in TIMES:
+            self.known.put(result, TABLE)
+        elif op.name in NORMAL and not result.requires_grad:
             self.known.put(result, NOISE)
         elif op.name in TIMES and not result.requires_grad and result.dim() > 1:
             self._product(op, result)
@@ -46,11 +56,15 @@ class Mixtures(Watcher):
             facts = [self.known.get(t) for t in op.given]
             if all(isinstance(f, tuple) for f in facts) and facts[0][1] != facts[1][1]:
                 (noise,), (data,) = ([f[0] for f in facts if f[1] is kind] for kind in (True, False))
-                self.mixed = _missing(data, noise) or self.mixed
+                kind = _missing(data, noise)
+                steps = all(f[2] for f in facts)  # a straight path has a time that is drawn, and no table of it
+                self.mixed = kind if kind and (steps or kind != "both") else self.mixed
         elif op.name in LOSSES and len(op.given) == 2 and self.mixed:
             for answer, target in (op.given, op.given[::-1]):
                 if answer.requires_grad and self.known.get(target) == NOISE:
-                    self.note("F67", self.mixed)
+                    self.known.put(result, ASKED) if op.name in MINUS else self.note("F67", self.mixed)
+        elif op.name in POWERS and self.known.get(op.given[0]) == ASKED and self.mixed:
+            self.note("F67", self.mixed)
 
     def _product(self, op: Op, result: Tensor) -> None:
         for whole, factor in (op.args[:2], op.args[1::-1]) if len(op.args) == 2 else ():
@@ -60,7 +74,8 @@ class Mixtures(Watcher):
                 continue
             if isinstance(factor, Tensor) and factor.numel() > LOOKED:
                 continue
-            self.known.put(result, (torch.as_tensor(factor).detach().flatten(), self.known.get(whole) == NOISE))
+            table = isinstance(factor, Tensor) and self.known.get(factor) == TABLE
+            self.known.put(result, (torch.as_tensor(factor).detach().flatten(), self.known.get(whole) == NOISE, table))
             return
 
     def backward(self, loss: Tensor) -> None:

@@ -7,13 +7,14 @@ Without the second term the other half of each picture is noise, and a picture t
 A batch that is summed with itself in another order is followed no further. It is asked whether anything else of its
 length was put into that order, or turned, before the loss.
 
-Footgun: where the partner comes from another loader its labels do too, and nothing is known of that here.
+Footguns: a share of its own for each row is used in other methods, so one for all is asked for. Where the partner comes
+from another loader its labels do too, and nothing is known of that here.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import BINARY, CLASSES
+from train_doctor.fed import CLASSES
 
 TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
 PLUS = {"add", "__add__", "__radd__"}
@@ -23,19 +24,24 @@ LEAST = 8
 class Mixups(Watcher):
     """What is known of a tensor: (id of the batch, whether its rows are in another order); True of an order."""
 
-    begins = TIMES | {"__getitem__", "index_select", "flip", "randperm", *CLASSES, *BINARY}
+    begins = TIMES | {"__getitem__", "index_select", "flip", "randperm", *CLASSES}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.mixed: dict[int, int] = {}  # rows -> id of the batch
         self.asked: set[int] = set()  # rows of losses
+        self.elsewhere = False  # an order was used for something else
         self.moved: dict[int, set[int]] = {}  # rows -> ids of what was put in another order
 
     def saw(self, op: Op) -> None:
         result, given = op.result, op.given
+        if any(self.known.get(t) is True for t in given):
+            indexed = op.name in ("__getitem__", "index_select") and len(given) == 2 and given[0].is_floating_point()
+            if not indexed or given[0].dim() < 2:
+                self.elsewhere = True  # the order is used for something else: labels, in whatever way
         if not isinstance(result, Tensor) or result.requires_grad:
-            if op.name in (*CLASSES, *BINARY):
+            if op.name in CLASSES:
                 self._asked(given)
             return
         if op.name == "randperm":
@@ -48,8 +54,10 @@ class Mixups(Watcher):
         elif op.name in ("__getitem__", "index_select") and len(given) == 2 and self.known.get(given[1]) is True:
             self._turned(x, result)
         elif op.name in TIMES and x.is_floating_point() and x.dim() > 1:
-            whole = next((t for t in given if t.shape == result.shape), x)
-            self.known.put(result, self.known.get(whole) or (id(whole), False))
+            others = [t for t in given if t.shape != result.shape]
+            if not any(t.numel() > 1 for t in others):  # one share for all rows
+                whole = next((t for t in given if t.shape == result.shape), x)
+                self.known.put(result, self.known.get(whole) or (id(whole), False))
         elif op.name in PLUS and len(given) == 2:
             facts = [self.known.get(t) for t in given]
             if all(isinstance(f, tuple) for f in facts) and facts[0][0] == facts[1][0] and facts[0][1] != facts[1][1]:
@@ -65,9 +73,9 @@ class Mixups(Watcher):
     def backward(self, loss: Tensor) -> None:
         """The second term of the loss may put the targets in order after the first was computed."""
         for rows, batch in self.mixed.items():
-            if rows in self.asked and not self.moved.get(rows, set()) - {batch}:
+            if rows in self.asked and not self.elsewhere and not self.moved.get(rows, set()) - {batch}:
                 self.note("F68", rows)
-        self.mixed, self.moved, self.asked = {}, {}, set()
+        self.mixed, self.moved, self.asked, self.elsewhere = {}, {}, set(), False
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -10,6 +10,9 @@ another draw of its size that was added to something else.
 
 Noise from rand_like lies between 0 and 1, with a mean of 0.5, and is no noise that a sampler begins with.
 
+A denoiser is asked for what is under the noise. Where its target is the very tensor that noise was added to, by name or
+in place, it learns to give back its input.
+
 Footgun: random targets are what tests of speed use, and random data with random noise is what a toy uses. So a target
 that is more than a draw is left alone, and so is an answer to data that are nothing but a draw.
 """
@@ -29,6 +32,7 @@ SAME = {  # scaled, or in another shape
     *("permute", "transpose", "bfloat16", "requires_grad", "cuda"),
 }
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 POWERS = {"pow", "square", "abs", "norm", "linalg_norm", "vector_norm", "__pow__"}
 NONE: frozenset[int] = frozenset()
 
@@ -48,6 +52,8 @@ class Noise(Watcher):
         self.known = Known(self)
         self.sizes: dict[int, int] = {}  # of each draw
         self.uniform: set[int] = set()
+        self.like: set[int] = set()  # those that were drawn like another tensor, as noise for it is
+        self.noisy = Known(self)  # what such noise was added to, as it is: [the draw, whether a layer was given it]
 
     def close(self) -> None:
         self.known.by_id.clear()
@@ -62,10 +68,14 @@ class Noise(Watcher):
             self.sizes[number] = result.numel()
             if op.name in UNIFORM:
                 self.uniform.add(number)
+            elif op.name == "randn_like":
+                self.like.add(number)
             return self.known.put(result, Draws(frozenset({number}), number))
         facts = [self.known.get(t) for t in op.given]
         if not any(facts):
             return
+        if op.name in LAYERS and (noisy := self.noisy.get(op.given[0])):
+            noisy[1] = True
         if op.name in LOSSES:
             self._judge(*op.given[:2]) if len(op.given) > 1 else None
             return
@@ -80,6 +90,8 @@ class Noise(Watcher):
                     others = [o for o in op.given if o is not t and o.numel() == t.numel()]
                     if any(fact.pure not in self._of(o) for o in others):
                         mixed |= {fact.pure}
+                        if fact.pure in self.like:
+                            self.noisy.put(result, [fact.pure, False])
         pure = -1
         if op.name in SAME and result is not None and facts[0] is not None or len(op.given) == 2 and op.name in SAME:
             large = [f for t, f in zip(op.given, facts) if result is not None and t.numel() == result.numel()]
@@ -87,6 +99,8 @@ class Noise(Watcher):
         right = None
         if op.name in ("sub", "subtract", "add") and len(op.given) == 2 and result is not None and result.requires_grad:
             right = self._right(*op.given)
+            self._its_own(*op.given)
+            self._its_own(*op.given[::-1])
         for r in op.results or ([result] if result is not None else []):
             self.known.put(r, Draws(of, pure if not r.requires_grad else -1, mixed, right))
 
@@ -112,7 +126,14 @@ class Noise(Watcher):
                 return False
         return None
 
+    def _its_own(self, answer: Tensor, target: Tensor) -> None:
+        """A target that is what went in, with the noise that was to be taken out of it."""
+        draw, fed = self.noisy.get(target) or (None, False)
+        if fed and answer.requires_grad and draw in self._of(answer) and answer.numel() == target.numel():
+            self.note("F73", tuple(target.shape))
+
     def _judge(self, answer: Tensor, target: Tensor) -> None:
+        self._its_own(answer, target)
         self._note(self._right(answer, target))
         for t in (answer, target):  # one side may be a difference, the other zeros
             fact = self.known.get(t)

@@ -6,27 +6,35 @@
 Cox's likelihood sets each event against all who were still at risk, those with a longer time. A running sum has these
 behind it where times fall.
 
-Footgun: times that were negated, and rows that were turned round before the sum, run the right way.
+Footgun: times that were computed (negated) first, and rows that were turned round before the sum, may run the right
+way. Rankings have such sums as well, so flags of events must have been put into that order too.
 """
+
+from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 KEEPS = {"exp", "view", "squeeze", "unsqueeze", "reshape", "flatten", "sub", "add", "clamp", "__getitem__", "float"}
+COMPUTED = {"neg", "negative", "mul", "__mul__", "__rmul__", "sub", "rsub", "__rsub__", "div", "true_divide"}
+VIEWS, MINUS = {"view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__", "detach"}, {"sub", "__sub__"}
 NEGATED, RISING, ROWS, SUMMED = range(1, 5)
 
 
 class RiskSets(Watcher):
-    begins = {"argsort", "sort", "neg", "negative"}
+    begins = {"argsort", "sort"} | COMPUTED
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.summed, self.events = 0, False  # rows of a running sum, since the last backward; flags in its order
 
     def saw(self, op: Op) -> None:
         if not op.given:
             return
         first, name = op.given[0], op.name
-        if name in ("neg", "negative") and not first.requires_grad and op.results:
+        if name in COMPUTED and not any(t.requires_grad for t in op.given) and op.results:
+            return self.known.put(op.results[0], NEGATED)
+        if name in VIEWS and self.known.get(first) == NEGATED and op.results:
             return self.known.put(op.results[0], NEGATED)
         if name in ("argsort", "sort"):
             falls = op.kwargs.get("descending") or any(a is True for a in op.args[1:])
@@ -34,14 +42,25 @@ class RiskSets(Watcher):
                 self.known.put(op.results[-1], RISING)
             return
         facts = [self.known.get(t) for t in op.given]
-        if name in ("__getitem__", "index_select", "gather") and RISING in facts[1:] and first.requires_grad:
-            self.known.put(op.results[0], ROWS)
+        if name in ("__getitem__", "index_select", "gather") and RISING in facts[1:]:
+            if first.requires_grad:
+                self.known.put(op.results[0], ROWS)
+            elif bool(((first == 0) | (first == 1)).all()):
+                self.events = True
         elif name == "logcumsumexp" and facts[0] == ROWS or name == "log" and facts[0] == SUMMED:
-            self.note("F69", len(first))
+            self.summed = len(first)
+        elif name in MINUS and len(facts) > 1 and facts[1] == SUMMED:
+            return  # the total minus what came before is what comes after
         elif name == "cumsum" and facts[0] == ROWS:
             self.known.put(op.results[0], SUMMED)
         elif name in KEEPS and facts[0] in (ROWS, SUMMED) and op.results:
             self.known.put(op.results[0], facts[0])
+
+    def backward(self, loss: Tensor) -> None:
+        """Where events were put into the same order, it is a survival model."""
+        if self.summed and self.events:
+            self.note("F69", self.summed)
+        self.summed, self.events = 0, False
 
     def close(self) -> None:
         self.known.by_id.clear()

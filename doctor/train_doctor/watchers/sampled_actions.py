@@ -18,6 +18,8 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 LAYERS = {"linear", "conv1d", "conv2d", "bilinear", "addmm", "matmul", "__matmul__"}
 ENDS = {"pow", "square", "abs", "__pow__", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "log_softmax"}
 ENDS |= {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "detach", "log_sigmoid", "grad"}
+TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
+OVER = {"div", "true_divide", "__truediv__"}
 DRAWN, VALUED = 1, 2
 
 
@@ -38,6 +40,10 @@ class SampledActions(Watcher):
         fact = max((self.known.get(t) or 0 for t in op.given), default=0)
         if not fact:
             return
+        if op.name in TIMES and any(t.requires_grad and self.known.get(t) != VALUED for t in op.given):
+            return  # the score of an action times its value, which is the other way to a gradient
+        if op.name in OVER and self.known.get(op.given[0]) != VALUED:
+            return  # by a spread of values
         for r in op.results:
             if r.is_floating_point():
                 frozen = any(isinstance(t, nn.Parameter) and not t.requires_grad for t in op.given)

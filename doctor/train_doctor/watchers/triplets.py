@@ -14,11 +14,12 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT = range(1, 7)
 POWERS = {"pow", "square", "abs", "__pow__"}
+BOUNDED, OVER = {"normalize", "tanh", "sigmoid", "softmax"}, {"div", "true_divide", "__truediv__"}
 KEEPS = {"view", "squeeze", "flatten", "sqrt", "add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "div"}
 
 
 class Triplets(Watcher):
-    begins = {"sub", "subtract", "pairwise_distance", "normalize"}
+    begins = {"sub", "subtract", "pairwise_distance"} | BOUNDED | OVER
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -33,10 +34,10 @@ class Triplets(Watcher):
 
     def _made(self, op: Op, facts: list) -> int | None:
         name, one, pair = op.name, facts[0], len(op.given) == 2
-        if name == "normalize":
+        if name in BOUNDED or name in OVER and pair and op.given[1].shape[1:] == (1,) and op.given[1].requires_grad:
             return UNIT
         if name == "pairwise_distance":
-            return DISTANCE if UNIT not in facts else None
+            return DISTANCE if UNIT not in facts and pair and all(t.requires_grad for t in op.given) else None
         if name in ("sub", "subtract") and pair:
             if one == facts[1] == DISTANCE:
                 return GAP
@@ -50,7 +51,7 @@ class Triplets(Watcher):
         if name in ("mean", "sum") and one == GAP and not op.results[0].dim():
             return SUMMED
         if name in KEEPS and one in (DISTANCE, GAP, SUMMED):
-            return one if not pair or not op.given[1].requires_grad or one == SUMMED else None
+            return one if not pair or one == SUMMED else None
         return facts[1] if name in KEEPS and pair and facts[1] == SUMMED else None
 
     def backward(self, loss: Tensor) -> None:
