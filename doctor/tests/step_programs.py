@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+import pytest
 import torch
 
 import train_doctor as doctor
@@ -71,6 +72,35 @@ class Blind:
         assert record["summary"]["named first"] == list(reads.values()).count("first")
         assert all(name in named for name, read in reads.items() if read == "first")
         return record
+
+
+def judged(blind: Blind, named: dict, unseen: dict, true: dict | None = None) -> tuple:
+    """The three tests of a set: the cause is named first, what is not seen is not named wrongly, twins are left alone.
+
+    `true` are the checks that say something true of a twin. One that is named some day moves up to `named`.
+    """
+
+    def said(report: doctor.Report) -> set[str]:
+        assert not report.faults, report.faults
+        return {f.check for f in report.findings if f.severity != doctor.NOTE}
+
+    @pytest.mark.parametrize("name", named)
+    def first(name):
+        report = blind.examine(name, mended=False)
+        said(report)
+        assert report.root is not None and report.root.check == named[name], f"{blind.what(name)}\n{report}"
+
+    @pytest.mark.parametrize("name", unseen)
+    def nothing(name):
+        report = blind.examine(name, mended=False)
+        assert not said(report), f"\n{report}"
+
+    @pytest.mark.parametrize("name", blind.faults)
+    def twin(name):
+        report = blind.examine(name, mended=True)
+        assert said(report) <= (true or {}).get(name, set()), f"\n{report}"
+
+    return first, nothing, twin
 
 
 def main(name: str, path: str) -> None:

@@ -4,11 +4,7 @@ The first sight of them, before any check was changed, is in judge11_first_sight
 wrong, and nothing said of a twin.
 """
 
-import pytest
-
-from train_doctor import NOTE
-
-from .step_programs import Blind
+from .step_programs import Blind, judged
 
 BLIND = Blind("judge11")
 
@@ -68,21 +64,5 @@ def test_the_first_sight_is_on_record():
     assert not any(p["of the twin"] for p in record["programs"].values())
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_the_cause_is_named_first(name):
-    report = BLIND.examine(name, mended=False)
-    assert not report.faults, report.faults
-    assert report.root is not None and report.root.check == NAMED[name], f"{BLIND.what(name)}\n{report}"
-
-
-@pytest.mark.parametrize("name", UNSEEN)
-def test_what_is_not_seen_is_not_named_wrongly(name):
-    """One that is named some day moves up to NAMED."""
-    report = BLIND.examine(name, mended=False)
-    assert not report.faults and not [f for f in report.findings if f.severity != NOTE], report
-
-
-@pytest.mark.parametrize("name", BLIND.faults)
-def test_nothing_is_said_of_a_twin(name):
-    report = BLIND.examine(name, mended=True)
-    assert not report.faults and not [f for f in report.findings if f.severity != NOTE], f"\n{report}"
+tests = judged(BLIND, NAMED, UNSEEN)
+test_the_cause_is_named_first, test_what_is_not_seen_is_not_named_wrongly, test_nothing_is_said_of_a_twin = tests

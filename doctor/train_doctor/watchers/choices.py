@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 LAYERS = {
@@ -61,7 +62,11 @@ class Choices(Watcher):
     def _looked_up(self, op: Op, facts: list) -> Any:
         if op.name in LOOKUPS and len(op.given) == 2:
             for table, fact in (op.given, facts[::-1]), (op.given[::-1], facts):
-                if isinstance(table[0], nn.Parameter) and fact[0] not in (None, True) and _within(table[0], fact[0]):
+                if (
+                    isinstance(table[0], nn.Parameter)
+                    and fact[0] not in (None, True)
+                    and id(table[0]) in graphs.leaves(fact[0], NODES)
+                ):
                     return True
         return None
 
@@ -70,17 +75,3 @@ class Choices(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
-
-
-def _within(table: Tensor, node) -> bool:
-    """Whether a table is in the graph of a distance, near its end."""
-    queue, seen = [node], set()
-    while queue and len(seen) < NODES:
-        node = queue.pop(0)
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if getattr(node, "variable", None) is table:
-            return True
-        queue += [edge for edge, _ in node.next_functions]
-    return False

@@ -15,6 +15,7 @@ import weakref
 
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Op, Watcher
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "bilinear", "layer_norm", "embedding"}
@@ -41,21 +42,8 @@ class MadeAnew(Watcher):
             return
         weight = op.given[1] if op.name != "embedding" else op.given[-1]
         if isinstance(weight, nn.Parameter) and weight.requires_grad and id(weight) not in self.owned:
-            if self._computed(op.given[0]) and not self._copied(weight):
+            if graphs.leaves(op.given[0].grad_fn, NODES) & self.owned and not self._copied(weight):
                 self.used.append((self.eye.turn, weakref.ref(weight), op.name, tuple(weight.shape)))
-
-    def _computed(self, x: Tensor) -> bool:
-        """Whether something of the model is in its graph."""
-        queue, seen = [x.grad_fn], set()
-        while queue and len(seen) < NODES:
-            node = queue.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            if id(getattr(node, "variable", None)) in self.owned:
-                return True
-            queue += [edge for edge, _ in node.next_functions]
-        return False
 
     def _copied(self, weight: Tensor) -> bool:
         """A copy that is adapted is still near the weight that it was made of."""

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 PRODUCTS = {"mul", "multiply", "div", "divide", "true_divide"}
@@ -81,13 +82,4 @@ class Slopes(Watcher):
 
 def _learns(t: Tensor) -> bool:
     """Whether a weight is in its graph. The walk ends where the graph was freed, too."""
-    queue, seen = [t.grad_fn], set()
-    while queue and len(seen) < NODES:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(getattr(node, "variable", None), nn.Parameter):
-            return True
-        queue += [edge for edge, _ in node.next_functions]
-    return False
+    return any(isinstance(getattr(node, "variable", None), nn.Parameter) for node in graphs.walk(t, NODES))
