@@ -295,6 +295,40 @@ def test_a_watcher_that_fails_does_not_shut_the_eye_for_the_others(monkeypatch):
     assert "mse_loss" in [name for n, name in seen[first:] if n == seen[first][0]], "the rest of the step at fault"
 
 
+def test_a_watcher_that_is_gone_does_not_break_what_it_patched(monkeypatch):
+    from train_doctor.watchers import Entropies, Likelihoods, Scored
+
+    def broken(self, op):
+        raise RuntimeError("a fault of ours")
+
+    for watcher in (Entropies, Likelihoods, Scored):
+        monkeypatch.setattr(watcher, "saw", broken)
+        monkeypatch.setattr(watcher, "begins", None)
+    model, optimizer = small()
+    with doctor.watch(say=False) as report:
+        for _ in range(8):
+            policy = torch.distributions.Categorical(logits=model(torch.randn(8, 4)))
+            optimizer.zero_grad()
+            (-policy.log_prob(policy.sample()).mean() - 0.01 * policy.entropy().mean()).backward()
+            optimizer.step()
+    assert len(report.faults) == 3 and report.done
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_two_watches_that_end_in_any_order_leave_distributions_whole(first):
+    before = [torch.distributions.Normal.log_prob, torch.distributions.Categorical.sample]
+    watches = [doctor.watch(say=False), doctor.watch(say=False)]
+    for watch in watches:
+        watch.__enter__()
+    policy = torch.distributions.Categorical(logits=torch.zeros(4))
+    watches.pop(first).__exit__(None, None, None)
+    gc.collect()
+    policy.log_prob(policy.sample()) + policy.entropy()
+    watches.pop().__exit__(None, None, None)
+    policy.log_prob(policy.sample()) + policy.entropy()
+    assert before == [torch.distributions.Normal.log_prob, torch.distributions.Categorical.sample]
+
+
 def test_where_optimizers_take_turns_each_is_seen_three_times():
     models = [nn.Linear(4, 4), nn.Linear(4, 4)]
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]

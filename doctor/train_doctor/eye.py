@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
@@ -327,6 +327,25 @@ class Watcher:
             return False
         begins = self.begins is None or name in self.begins
         return begins or bool(known & self.bit) or self.between and not forward
+
+    def around(self, owner: Any, name: str, method: str) -> None:
+        """Call a method of this watcher in place of a function. It may be gone before the patch is: after a fault of
+        its own, or beneath the patch of another watch."""
+        mine = weakref.ref(self)
+
+        def see(original: Callable, *args, **kwargs) -> Any:
+            watcher = mine()
+            if watcher is None:
+                return original(*args, **kwargs)
+            return getattr(watcher, method)(original, *args, **kwargs)
+
+        self.eye.at.around(owner, name, see)
+
+    def of_distributions(self, name: str, method: str) -> None:
+        """The same for a function of each distribution that has its own."""
+        for kind in vars(distributions).values():
+            if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and name in vars(kind):
+                self.around(kind, name, method)
 
     def saw(self, op: Op) -> None:
         raise NotImplementedError

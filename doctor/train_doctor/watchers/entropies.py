@@ -9,7 +9,6 @@ Footgun: sure answers are wanted elsewhere (test-time adaptation, labels that ar
 action must have been asked for in the same step.
 """
 
-import weakref
 from collections.abc import Callable
 
 from torch import Tensor, distributions
@@ -26,13 +25,8 @@ class Entropies(Watcher):
         super().__init__(eye)
         self.known = Known(self)  # signs of entropies
         self.scored = False  # since the last backward
-        mine = weakref.proxy(self)
-        for kind in vars(distributions).values():
-            if isinstance(kind, type) and issubclass(kind, distributions.Distribution):
-                if "entropy" in vars(kind):
-                    eye.at.around(kind, "entropy", lambda *a, **k: mine.asked(*a, **k))
-                if "log_prob" in vars(kind):
-                    eye.at.around(kind, "log_prob", lambda *a, **k: mine.score(*a, **k))
+        self.of_distributions("entropy", "asked")
+        self.of_distributions("log_prob", "score")
 
     def asked(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
         entropy = original(of, *args, **kwargs)

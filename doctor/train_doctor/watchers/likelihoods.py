@@ -14,7 +14,6 @@ log-probabilities themselves belong to a variational bound, and are left alone; 
 and the logsigmoid of something negated, which a generator may push down.
 """
 
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,22 +48,13 @@ class Signed(NamedTuple):
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = (
-        {"neg", "negative", "cosine_similarity", "rsub", "__rsub__", "detach", "data"}
-        | LOGS
-        | TIMES
-        | OVER
-        | MINUS
-        | COSTS
-    )
+    begins = LOGS | TIMES | OVER | MINUS | COSTS | {"neg", "negative", "cosine_similarity"}
+    begins |= {"rsub", "__rsub__", "detach", "data"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        mine = weakref.proxy(self)
-        for kind in vars(distributions).values():
-            if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and "log_prob" in vars(kind):
-                eye.at.around(kind, "log_prob", lambda *a, **k: mine.score(*a, **k))
+        self.of_distributions("log_prob", "score")
 
     def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
         result = original(of, value, *args, **kwargs)

@@ -13,7 +13,6 @@ together, in one step and of one size, are what is looked for. A factor that is 
 a gradient rightly, and so may a single number (a temperature that learns).
 """
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +50,8 @@ class Scored(Watcher):
         self.samples: list[Sample] = []
         self.scores = Known(self)  # log-probabilities, and what is made of them
         self.inside = 0  # a method of a distribution
-        mine = weakref.proxy(self)
-        for kind in vars(distributions).values():
-            if isinstance(kind, type) and issubclass(kind, distributions.Distribution):
-                if "sample" in vars(kind):
-                    eye.at.around(kind, "sample", lambda *a, **k: mine.draw(*a, **k))
-                if "log_prob" in vars(kind):
-                    eye.at.around(kind, "log_prob", lambda *a, **k: mine.score(*a, **k))
+        self.of_distributions("sample", "draw")
+        self.of_distributions("log_prob", "score")
 
     def draw(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
         if not self.eye.on:

@@ -11,7 +11,6 @@ Footgun: a data set that keeps what it has read writes tensors into itself, each
 arithmetic count, and only in what is given out.
 """
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -34,12 +33,7 @@ class Stored(Watcher):
         super().__init__(eye)
         self.fetched: Any = None  # the data set that is read just now
         self.written: set[int] = set()  # storages of it
-        mine = weakref.ref(self)
-
-        def see(original: Callable, iterator: Any) -> Any:
-            return original(iterator) if mine() is None else mine()._fetching(original, iterator)
-
-        eye.at.around(dataloader._BaseDataLoaderIter, "__next__", see)
+        self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
 
     def _fetching(self, original: Callable, iterator: Any) -> Any:
         if not self.eye.on:
