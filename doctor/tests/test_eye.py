@@ -329,6 +329,27 @@ def test_two_watches_that_end_in_any_order_leave_distributions_whole(first):
     assert before == [torch.distributions.Normal.log_prob, torch.distributions.Categorical.sample]
 
 
+def test_a_distribution_that_can_be_compared_has_no_hash():
+    class Compared(torch.distributions.Categorical):
+        def __eq__(self, other):
+            return bool(torch.equal(self.probs, other.probs))
+
+    model, optimizer = small()
+    with doctor.watch(say=False) as report:
+        for _ in range(8):
+            policy = Compared(logits=model(torch.randn(8, 4)))
+            optimizer.zero_grad()
+            (-policy.log_prob(policy.sample()).mean()).backward()
+            optimizer.step()
+    assert report.done and not report.faults, report.faults
+
+
+def test_numbers_are_made_by_name():
+    with doctor.watch(say=False) as report:
+        loop(*small(), data=lambda: torch.randn(8, 4) * torch.tensor(data=2))
+    assert not report.faults, report.faults
+
+
 def test_where_optimizers_take_turns_each_is_seen_three_times():
     models = [nn.Linear(4, 4), nn.Linear(4, 4)]
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]

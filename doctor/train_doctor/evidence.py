@@ -9,7 +9,7 @@ None, the check says UNKNOWN, and nothing may read that as OK.
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -285,7 +285,7 @@ class Evidence:
         self.apart: dict[int, tuple[str, str]] = {}  # round -> function that was given rows in two orders, and how
         self.awake: list[Any] | None = None  # weak references to parts in train mode, see after.py
         self.shown: set[int] = set()  # rounds in which each function of torch was seen (eye.py), and what was seen:
-        self.habits: dict[str, dict[int, Any]] = {}  # id of a check -> round -> what was seen
+        self.habits: dict[str, dict[int, Any]] = defaultdict(dict)  # id of a check -> round -> what was seen
         self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
         self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss

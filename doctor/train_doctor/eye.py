@@ -350,9 +350,9 @@ class Watcher:
     def saw(self, op: Op) -> None:
         raise NotImplementedError
 
-    def note(self, check: str, fact: Any) -> None:
-        """For a check, the first fact of this step."""
-        self.e.habits.setdefault(check, {}).setdefault(self.eye.turn, fact)
+    def note(self, check: str, fact: Any, turn: int | None = None) -> None:
+        """For a check, the first fact of this step, or of an earlier one."""
+        self.e.habits[check].setdefault(self.eye.turn if turn is None else turn, fact)
 
     def backward(self, loss: Tensor) -> None:
         """Before a backward from this loss."""

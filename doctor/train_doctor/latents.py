@@ -50,16 +50,20 @@ class Latents(Part):
         learns = any(isinstance(v, Tensor) and v.requires_grad for v in vars(of).values())
         if learns and of.has_rsample and not sample.requires_grad and len(self.e.latents) < KEPT:
             latent = Latent(type(of).__name__, self.e.rounds, weakref.ref(sample), weakref.ref(of))
-            latent.scored = of in self.asked
+            latent.scored = type(of).__hash__ is not None and of in self.asked
             self.e.latents.append(latent)
 
     def _log_prob(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        """What was seen may be scored in place of the sample, which teaches the parameters as well."""
-        if not self.at.blind:
-            self.asked.add(of)
-        for latent in self.e.latents if not self.at.blind else ():
-            latent.scored |= latent.of() is of or latent.sample() is value and value is not None
+        self._score(of, value)
         return original(of, value, *args, **kwargs)
+
+    @quietly
+    def _score(self, of: distributions.Distribution, value: Any) -> None:
+        """What was seen may be scored in place of the sample, which teaches the parameters as well."""
+        if type(of).__hash__ is not None:  # one with an == of its own has none
+            self.asked.add(of)
+        for latent in self.e.latents:
+            latent.scored |= latent.of() is of or latent.sample() is value and value is not None
 
     def given(self, args: tuple) -> None:
         """To a module, with gradients on."""

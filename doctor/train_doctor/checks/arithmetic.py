@@ -57,7 +57,7 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
             what=what,
             fix=how[what] + ", or p.copy_(result)",
         )
-    if len(seen := e.habits.get("N28", {})) >= STEPS:
+    if len(seen := e.habits["N28"]) >= STEPS:
         return fires(
             f"in {len(seen)} steps {next(iter(seen.values()))} weights minus a derivative were never used",
             "results that are used",

@@ -321,16 +321,15 @@ def _far_beyond_targets(e: Evidence, given: list) -> Fired | Verdict:
     given = [f for f in given if f is not None and f.target_low is not None and f.low is not None]
     if not given:
         return not_applicable("no mean cross-entropy in the first step, and from_scratch=True was not declared")
-    reach, wanted = (
-        max(map(abs, (given[0].low, given[0].high))),
-        max(map(abs, (given[0].target_low, given[0].target_high))),
-    )
-    layers = [
-        (name, m.weight.detach().float()) for name, m in e.modules() if isinstance(m, LAYERS) and m.weight.requires_grad
-    ]
-    wide = [(name, float(w.std()), w[0].numel()) for name, w in layers if w.numel() > WEIGHTS]
-    wide = [(name, std, fan) for name, std, fan in wide if std * fan**0.5 >= WIDE]
-    if not wide or not max(FAR * wanted, LEAST) <= reach < math.inf or not wanted:
+    first = given[0]
+    reach = max(abs(first.low), abs(first.high))
+    wanted = max(abs(first.target_low), abs(first.target_high))
+    if not wanted or not max(FAR * wanted, LEAST) <= reach < math.inf:
+        return OK
+    layers = [(name, m.weight) for name, m in e.modules() if isinstance(m, LAYERS) and m.weight.requires_grad]
+    spreads = [(name, float(w.detach().float().std()), w[0].numel()) for name, w in layers if w.numel() > WEIGHTS]
+    wide = [(name, std, fan) for name, std, fan in spreads if std * fan**0.5 >= WIDE]
+    if not wide:
         return OK
     name, std, fan = wide[0]
     return fires(

@@ -6,6 +6,8 @@ Footgun: as in arithmetic.py, each of these lines is right in some other program
 left alone.
 """
 
+from dataclasses import dataclass
+
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Clip, Evidence, ScalerStep, Step, ZeroGrad
@@ -14,19 +16,31 @@ from train_doctor.finding import OK, Verdict, not_applicable, unknown
 STEPS = 3
 
 
+@dataclass
+class Clipped:
+    """What was clipped before a step of an optimizer."""
+
+    optimizer: int
+    ids: frozenset[int]
+    left: set[int]  # of these, not cleared since
+    used: bool  # an optimizer stepped with some of it, or none is known that holds it
+    again: bool = False  # an optimizer that holds some of it stepped later
+
+
 @check("F63")
 def policy_pushed_away(e: Evidence) -> Fired | Verdict:
     """A policy gets worse with every update, or does the worst that it can.
 
     Fires when the loss grows with log-probabilities (or ratios of them) that were multiplied by weights. Weights that
-    were negated first, and those that are made of log-probabilities, are left alone. Where the weights are costs, the
-    sign is right.
+    were negated first, and those made of log-probabilities, of a loss, of a distance or of an answer minus what came,
+    are left alone, and so is a loss that is to grow (maximize=True, backward from -1). Where the weights are costs of
+    another kind, the sign is right.
 
     WARN policy-pushed-away: The loss grows with the log-probability of actions times their weights, so what was better
     than expected becomes less likely: the minus is missing, unless the weights are costs. Fix: loss = -(log_prob *
     advantage).mean().
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F63", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F63"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the loss grew with weighted log-probabilities", "a loss that falls with them")
 
@@ -35,13 +49,14 @@ def policy_pushed_away(e: Evidence) -> Fired | Verdict:
 def ends_inverted(e: Evidence) -> Fired | Verdict:
     """In Q-learning all values stay near the rewards of single steps, and the policy does not look ahead.
 
-    Fires when the value of the next state is multiplied by flags of zeros and ones most of which are 0, sixteen or
-    more. Flags that are 1 where an episode goes on are mostly 1.
+    Fires when the largest value of the next state is multiplied by flags of zeros and ones, sixteen or more, less than
+    a fifth of which are 1. Flags that are 1 where an episode goes on are mostly 1. Where flags are turned round in the
+    same step as well, they are left alone.
 
     WARN ends-inverted: The value of the next state is multiplied by the flag of the end itself, so it counts where
     there is no next state and nowhere else. Fix: target = reward + gamma * next_q * (1 - done).
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F64", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F64"])) is not None:
         return verdict
     share = next(iter(seen.values()))
     return fires(
@@ -54,7 +69,8 @@ def adversaries_agree(e: Evidence) -> Fired | Verdict:
     """A GAN's losses fall together from the start, and its samples do not come to look like the data.
 
     Fires when two networks with an optimizer each, the answer of one to what the other made, both want that answer up
-    or both want it down. Answers that a square is taken of, or to which a step says both, are left alone.
+    or both want it down, and none that had a part in it wants the opposite. Answers that a square is taken of, or of
+    which a step says both, are left alone, and so are losses that are to grow.
 
     WARN adversaries-agree: Generator and discriminator both want the answer to generated data {way}, so they help each
     other and nothing makes the samples better: a label or a sign is the wrong one. Fix: The discriminator wants it
@@ -63,7 +79,7 @@ def adversaries_agree(e: Evidence) -> Fired | Verdict:
     """
     if len(e.optimizers) < 2:
         return not_applicable("there are no two optimizers")
-    if (verdict := no_habit(e, seen := e.habits.get("F65", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F65"])) is not None:
         return verdict
     way = "up" if next(iter(seen.values())) < 0 else "down"
     return fires(f"in {len(seen)} steps the losses of both wanted it {way}", "one up and the other down", way=way)
@@ -80,7 +96,7 @@ def blank_among_labels(e: Evidence) -> Fired | Verdict:
     never be told from nothing. Fix: Begin labels at 1 and give the model one output more, or CTCLoss(blank=number of
     labels).
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F66", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F66"])) is not None:
         return verdict
     blank, count, total = next(iter(seen.values()))
     return fires(
@@ -98,12 +114,12 @@ def roots_missing(e: Evidence) -> Fired | Verdict:
 
     Fires when data and a normal draw are mixed by factors whose squares do not sum to 1 while they themselves do, or
     one with the other's square, and the loss asks for that draw. What asks for something else (flow matching) is left
-    alone.
+    alone, and shares that sum to 1 are, unless they were looked up in a table of steps.
 
     WARN roots-missing: Data and noise are mixed without the root of {which}, so the mixtures are not those of the
     sampler's formulas. Fix: xt = abar.sqrt() * x0 + (1 - abar).sqrt() * noise.
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F67", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F67"])) is not None:
         return verdict
     which = next(iter(seen.values()))
     return fires(
@@ -117,13 +133,13 @@ def roots_missing(e: Evidence) -> Fired | Verdict:
 def targets_not_mixed(e: Evidence) -> Fired | Verdict:
     """With mixup the training loss stays high, and the model is worse than without.
 
-    Fires when a batch is summed with itself in another order before the model, and nothing else of its length was put
-    into that order or turned before the loss.
+    Fires when a batch is summed with itself in another order, with one share for all rows, nothing else of its length
+    was put into that order or turned, the order was used for nothing else, and a cross-entropy is asked for.
 
     WARN targets-not-mixed: The inputs are mixed with those of other rows and the targets are not, so each row is asked
     for the label of one half alone. Fix: loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F68", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F68"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps {next(iter(seen.values()))} rows were mixed and no target", "targets mixed too")
 
@@ -132,13 +148,13 @@ def targets_not_mixed(e: Evidence) -> Fired | Verdict:
 def risk_set_reversed(e: Evidence) -> Fired | Verdict:
     """A survival model orders people no better than chance, or the wrong way round.
 
-    Fires when answers in rising order of a sort go into a running logarithm of sums. Times that were negated, and rows
-    that were turned round, are left alone.
+    Fires when answers in rising order of a sort go into a running logarithm of sums, and flags of events were put into
+    that order as well. Times that were computed in the step (negated), and rows that were turned round, are left alone.
 
     WARN risk-set-reversed: The running sum goes from the shortest time to the longest, so each event is set against
     those who left before it and not against those still at risk. Fix: argsort(descending=True) before logcumsumexp.
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F69", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F69"])) is not None:
         return verdict
     rows = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps a running sum went over {rows} rows in rising order", "falling times")
@@ -148,13 +164,14 @@ def risk_set_reversed(e: Evidence) -> Fired | Verdict:
 def distances_unbounded(e: Evidence) -> Fired | Verdict:
     """The loss of a metric learner falls below zero and on without end, and its embeddings grow.
 
-    Fires when a loss is the mean or the sum of differences of two distances that learn, with nothing that keeps it
-    from falling (relu, clamp, softplus). What is added to it does not count as such.
+    Fires when a loss is the mean or the sum of differences of two distances that learn on both sides, with nothing that
+    keeps it from falling (relu, clamp, softplus). Distances of what is bounded (of length 1, a tanh) are left alone.
+    What is added to it does not count as a floor.
 
     WARN distances-unbounded: The loss is a difference of two distances, which falls for ever as all embeddings grow:
     the floor is missing. Fix: torch.relu(d_positive - d_negative + margin).mean().
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F70", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F70"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the loss was a difference of distances", "one that ends at zero")
 
@@ -174,7 +191,7 @@ def score_minimised(e: Evidence) -> Fired | Verdict:
     WARN score-minimised/cosine: The loss is the cosine of answers and targets itself, so they are turned away from each
     other. Fix: loss = 1 - cosine_similarity(answer, target).mean().
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F71", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F71"])) is not None:
         return verdict
     what = next(iter(seen.values()))
     fault = {"log": "likelihood"}.get(what, what)
@@ -196,7 +213,7 @@ def temperatures_differ(e: Evidence) -> Fired | Verdict:
     not, so the student learns to be as unsure as the teacher was made. Fix: log_softmax(student / T) beside
     softmax(teacher / T), and T * T in front of it.
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F72", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F72"])) is not None:
         return verdict
     teacher = next(iter(seen.values()))
     return fires(
@@ -217,7 +234,7 @@ def asked_for_the_noise(e: Evidence) -> Fired | Verdict:
     that noise was added to in place), so it learns to change nothing. Fix: noisy = clean + sigma *
     torch.randn_like(clean), and loss = criterion(model(noisy), clean).
     """
-    if (verdict := no_habit(e, seen := e.habits.get("F73", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F73"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the target was the noisy input, {next(iter(seen.values()))}", "the clean one")
 
@@ -226,8 +243,8 @@ def asked_for_the_noise(e: Evidence) -> Fired | Verdict:
 def sampler_too_short(e: Evidence) -> Fired | Verdict:
     """The training loss falls to nothing at once, and the model knows a handful of rows.
 
-    Fires when a WeightedRandomSampler has fewer weights than its data set has rows, so it draws from the first rows
-    only.
+    Fires when a WeightedRandomSampler has a twentieth as many weights as its data set has rows, or fewer, so it draws
+    from the first rows only. A weight for each file of several rows is left alone.
 
     WARN sampler-too-short: WeightedRandomSampler has {weights} weights for {rows} rows, and a weight is one of a row:
     only the first {weights} rows are ever drawn. Fix: weights = class_weights[targets], one for each row.
@@ -245,28 +262,30 @@ def fractions_cut(e: Evidence) -> Fired | Verdict:
     """A regression answers 0 for everything, or in whole numbers.
 
     Fires when numbers with a fraction were cast to a whole type and are then the floating targets of a regression or
-    of a binary loss. Classes that were made of numbers are left alone.
+    of a binary loss. Classes that were made of numbers, and numbers that were computed or drawn in the step, are left
+    alone.
 
     WARN fractions-cut: Targets between whole numbers were cast to a whole type, which cuts their fractions off, before
     they became floats again. Fix: torch.tensor(target, dtype=torch.float32), and no .long() on targets of a regression.
     """
-    if (verdict := no_habit(e, seen := e.habits.get("D17", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["D17"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the targets had been cut to whole numbers", "targets as they are in the data")
 
 
 @check("D18")
 def gaps_as_targets(e: Evidence) -> Fired | Verdict:
-    """A model of depths, or of readings with gaps, answers too little everywhere.
+    """A model of depths, or of other maps with gaps, answers too little everywhere.
 
-    Fires when a regression's targets (maps or series) are exactly 0 in places while all others lie well above 0, spread
-    out, and the mean is taken over all places. Whole numbers, flags, and losses under a mask are left alone.
+    Fires when a regression's targets are pictures (N, C, H, W) that are exactly 0 in places while all others lie well
+    above 0, spread out, and the mean is taken over all places. Whole numbers, flags, maps that end at 1 and losses
+    under a mask are left alone.
 
     WARN gaps-as-targets: {share:.0%} of the targets are zeros apart from all others, as a sensor writes where it saw
     nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
     known).sum() / known.sum().
     """
-    if (verdict := no_habit(e, seen := e.habits.get("D18", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["D18"])) is not None:
         return verdict
     share = next(iter(seen.values()))
     return fires(
@@ -279,12 +298,13 @@ def layer_made_anew(e: Evidence) -> Fired | Verdict:
     """A model learns less than it should, its answers to one input differ, and a layer is missing in the saved file.
 
     Fires when a weight that belongs to no model and no optimizer is used on what the model computed, is gone after the
-    step, and another of its kind is there in the next. Copies that are adapted as a whole are left alone.
+    step, and another of its kind is there in the next. What is near a weight of the model is a copy that is adapted,
+    and left alone.
 
     WARN layer-made-anew: A layer ({name}, {shape}) is made inside of forward, so each call has new random weights and
     nothing that it does is learned. Fix: Make it in __init__ (self.layer = nn.Linear(...)) and call it in forward.
     """
-    if (verdict := no_habit(e, seen := e.habits.get("S32", {}))) is not None:
+    if (verdict := no_habit(e, seen := e.habits["S32"])) is not None:
         return verdict
     name, shape = next(iter(seen.values()))
     return fires(
@@ -300,34 +320,34 @@ def clips_others(e: Evidence) -> Fired | Verdict:
     """One of two networks has gradients of any size, though all are clipped.
 
     Fires when before each step of an optimizer gradients are clipped, none of which it holds, and they are cleared
-    before their own optimizer steps.
+    before their own optimizer steps again.
 
     WARN clips-others: Before {kind} steps, gradients are clipped that it does not hold, and its own are not. Fix:
     Give clip_grad_norm_ the parameters that this optimizer holds.
     """
     if not e.of(Clip):
         return not_applicable("no gradients were clipped")
-    pending: list[frozenset[int]] = []  # clipped since the last step
-    # optimizer, ids clipped before its step, whether that was in vain, whether theirs stepped again, all of the ids
-    seen: list[list] = []
+    pending: set[int] = set()  # clipped since the last step
+    seen: list[Clipped] = []
     for event in e.events:
-        if isinstance(event, Clip) and event.ids:
-            pending.append(event.ids)
+        if isinstance(event, Clip):
+            pending |= event.ids
         elif isinstance(event, ZeroGrad):
             for one in seen:
-                one[1] -= event.ids
+                one.left -= event.ids
         elif isinstance(event, Step):
             held = e.optimizers[event.optimizer].ids
             for one in seen:
-                one[2] = one[2] and not one[1] & held  # its own optimizer steps after all
-                one[3] = one[3] or bool(one[4] & held)
+                one.used = one.used or bool(one.left & held)
+                one.again = one.again or bool(one.ids & held)
             if pending:
-                ids = set().union(*pending)
-                others = set().union(*(o.ids for o in e.optimizers))
-                seen.append([event.optimizer, ids, not ids & held and ids <= others, False, frozenset(ids)])
-            pending = []
-    for number in {one[0] for one in seen}:
-        vain = [one[2] and one[3] for one in seen if one[0] == number]
+                known = pending <= set().union(*(o.ids for o in e.optimizers))
+                seen.append(
+                    Clipped(event.optimizer, frozenset(pending), set(pending), not known or bool(pending & held))
+                )
+            pending = set()
+    for number in {one.optimizer for one in seen}:
+        vain = [one.again and not one.used for one in seen if one.optimizer == number]
         vain = vain[:-1] if len(vain) > STEPS else vain  # after the last nothing is seen
         if len(vain) >= STEPS and all(vain):
             kind = e.optimizers[number].kind.__name__
@@ -344,9 +364,10 @@ def never_steps(e: Evidence) -> Fired | Verdict:
     """The loss is printed, differs from batch to batch, and does not fall; no weight changes.
 
     Fires when an optimizer cleared gradients after three backwards or more, and none ever stepped. Where a module
-    clears them (a gradient is looked at, or an input is attacked) nothing is said.
+    clears them (a gradient is looked at, or an input is attacked) nothing is said. A program that only measures its
+    gradients has such a loop as well.
 
-    ERROR never-steps: Gradients are computed and cleared {count} times, and no optimizer steps. Fix: optimizer.step()
+    WARN never-steps: Gradients are computed and cleared {count} times, and no optimizer steps. Fix: optimizer.step()
     after loss.backward().
     """
     if e.stepped:
@@ -354,7 +375,7 @@ def never_steps(e: Evidence) -> Fired | Verdict:
     if e.of(ScalerStep):
         return not_applicable("a GradScaler was asked for the steps")
     count = sum(event.had and not event.module for event in e.of(ZeroGrad))
-    if not e.of(ZeroGrad) or e.moved_by_hand:
+    if e.moved_by_hand or all(event.module for event in e.of(ZeroGrad)):
         return not_applicable("no optimizer was used")
     if count < STEPS:
         return unknown("fewer than three steps were seen")

@@ -122,7 +122,7 @@ def dead_term(e: Evidence) -> Fired | Verdict:
     if _always_zero(backwards):
         what = "kl_div is 0 in every step and requires no gradient"
         return _dead("the kl_div term", what, ERROR if taught else WARN)
-    if len(seen := e.habits.get("F2", {})) > 1:
+    if len(seen := e.habits["F2"]) > 1:
         name, value = next(iter(seen.values()))
         what = f"{name}, {value:.4g} in the first of {len(seen)} steps, requires no gradient and is part of the loss"
         return _dead(f"the {name} term", what, ERROR if taught and not any(_alive(b) for b in backwards) else WARN)

@@ -11,9 +11,9 @@ Footgun: an optimizer that is written by hand puts such results back into the we
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
-SUMS = {"sub", "subtract", "add", "__sub__", "__add__"}
-SCALES = {"mul", "multiply", "__mul__", "__rmul__", "neg", "div", "true_divide"}
+SUMS, SCALES = MINUS | PLUS, TIMES | OVER | TURNS
 GRADIENT = "gradient"
 
 
@@ -48,6 +48,6 @@ class Adapted(Watcher):
         """Of each round: whether all of it was for nothing."""
         for turn in {turn for turn, _ in self.made}:
             if not any(used for of, used in self.made if of == turn):
-                self.e.habits.setdefault("N28", {}).setdefault(turn, sum(of == turn for of, _ in self.made))
+                self.note("N28", sum(of == turn for of, _ in self.made), turn)
         self.known.by_id.clear()
         self.made = []

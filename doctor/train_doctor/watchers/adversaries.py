@@ -15,14 +15,13 @@ from torch import Tensor
 
 from train_doctor.evidence import Step
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
 LAYERS |= {"embedding", "bilinear", "matmul", "addmm", "lstm", "gru"}
-TURNS = {"neg", "negative", "rsub", "__rsub__"}
 RISES = {"softplus", "sigmoid", "log_sigmoid", "log", "exp", "relu", "leaky_relu", "clamp", "mean", "sum", "tanh"}
 KEEPS = {"view", "reshape", "squeeze", "flatten", "unsqueeze", "__getitem__", "detach", "data", "expand"}
 BINARY = {"binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss"}
-TIMES = {"mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__"}
 Fact = frozenset  # of pairs: the optimizers whose weights made it, and the sign
 
 
@@ -62,11 +61,11 @@ class Adversaries(Watcher):
             return _times(first, _wanted(op.given)) if len(op.given) > 1 else Fact()
         if name in TURNS:
             return _times(first, -1)
-        if name in ("sub", "subtract", "__sub__"):
+        if name in MINUS:
             return first | (_times(facts[1], -1) if len(facts) > 1 else Fact())
-        if name in ("add", "__add__", "__radd__"):
+        if name in PLUS:
             return Fact().union(*facts)
-        if name in TIMES:
+        if name in TIMES | OVER:
             numbers = [a for a in op.args if isinstance(a, int | float)]
             return _times(first, 1 if numbers[0] > 0 else -1) if numbers else _times(first, 0)
         if name in RISES or name in KEEPS:
@@ -96,7 +95,7 @@ class Adversaries(Watcher):
             others = [more for (of, other), more in self.wants.items() if of == made and other != who]
             if len(signs) == 1 and 0 not in signs and others and all(more == signs for more in others):
                 for turn in self.turns[made, who]:
-                    self.e.habits.setdefault("F65", {}).setdefault(turn, next(iter(signs)))
+                    self.note("F65", next(iter(signs)), turn)
         self.known.by_id.clear()
 
 

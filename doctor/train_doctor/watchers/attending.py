@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 
 PRODUCTS = {"matmul", "bmm", "__matmul__", "einsum", "baddbmm"}
-TIMES, OVER = {"mul", "__mul__", "__rmul__", "multiply"}, {"div", "true_divide", "__truediv__"}
-BETWEEN = {"add", "__add__", "__radd__", "sub", "__sub__", "masked_fill", "where", "float", "to"} | TIMES | OVER
+BETWEEN = {"masked_fill", "where", "float", "to"} | PLUS | MINUS | TIMES | OVER
 BETWEEN |= {
     "leaky_relu",
     "tanh",
@@ -125,7 +125,7 @@ def _hides(op: Op) -> bool:
     if op.name in ("masked_fill", "where"):
         small = [float(t) for t in op.given if t.numel() == 1 and t.is_floating_point()]
         return any(n <= HIDES for n in (*numbers, *small))
-    if op.name not in ("add", "__add__", "__radd__", "sub", "__sub__") or len(op.given) != 2:
+    if op.name not in PLUS | MINUS or len(op.given) != 2:
         return False
     others = [t for t in op.given if not t.requires_grad and t.is_floating_point() and 1 < t.numel() <= LOOKED]
     return any(float(t.abs().max()) >= -HIDES for t in others)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers import signs
+from train_doctor.watchers.operators import TIMES
 
 
 class BothSides(Watcher):
@@ -36,7 +37,7 @@ class BothSides(Watcher):
             made = frozenset({1}) if learn == [True, True] and op.given[0].shape == op.given[1].shape else None
         elif op.name == "normalize":
             made = "unit"
-        elif op.name in signs.TIMES and facts == ["unit", "unit"] and op.given[0].shape == op.given[1].shape:
+        elif op.name in TIMES and facts == ["unit", "unit"] and op.given[0].shape == op.given[1].shape:
             made = "product" if op.given[0] is not op.given[1] else None
         elif facts[:1] == ["product"] and op.name == "sum":
             made = frozenset({1}) if op.result.dim() == op.given[0].dim() - 1 else None

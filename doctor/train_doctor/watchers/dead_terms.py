@@ -14,9 +14,9 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 
-SUMS = {"add", "__add__", "__radd__", "sub", "subtract", "sum", "mean", "stack"}
-KEEPS = SUMS | {"mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__", "view", "squeeze"}
+KEEPS = PLUS | MINUS | TIMES | OVER | {"sum", "mean", "stack", "view", "squeeze"}
 
 
 class DeadTerms(Watcher):

@@ -19,11 +19,11 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
 from train_doctor.watchers.bootstraps import KEPT
+from train_doctor.watchers.operators import TIMES
 
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
 LOOKED = 4096
-TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
 OPPOSITES = {"rsub", "__rsub__", "__invert__", "bitwise_not", "logical_not"}
 FLAGS, RARE = 16, 0.2  # flags, and the share of ones below which they can't stand for what goes on
 

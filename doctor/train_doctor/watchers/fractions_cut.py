@@ -4,8 +4,8 @@ A dataset that was written for classes is used for a regression, and its cast st
 number, and the loss asks for that.
 
 Footgun: to make classes of numbers is what the cast is for, and whole numbers are drawn so. What was computed in the
-step is left alone. Only where the result becomes a float again, and is what a
-regression or a binary loss is asked for, was it not meant.
+step is left alone. Only where the result becomes a float again, and is what a regression or a binary loss is asked for,
+was it not meant.
 """
 
 import torch
@@ -13,24 +13,13 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import BINARY, PLAIN
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
 CASTS = {"long", "int", "to", "type", "short"}
 MADE = {"tensor", "as_tensor"}
 KEEPS = {"stack", "cat", "float", "double", "to", "view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__"}
-COMPUTED = {
-    "mul",
-    "__mul__",
-    "__rmul__",
-    "add",
-    "__add__",
-    "__radd__",
-    "sub",
-    "div",
-    "true_divide",
-    "rand",
-    "rand_like",
-}
-COMPUTED |= {"randn", "uniform", "normal", "bernoulli", "rsub", "__rsub__", "where", "clamp", "floor", "round"}
+DRAWN = {"rand", "rand_like", "randn", "uniform", "normal", "bernoulli"}
+COMPUTED = TIMES | OVER | PLUS | MINUS | TURNS | DRAWN | {"where", "clamp", "floor", "round"}
 LOOKED = 2**16
 
 
@@ -58,7 +47,7 @@ class FractionsCut(Watcher):
 
     def _cut(self, op: Op) -> bool:
         if op.name in MADE and not op.given:
-            return isinstance(op.args[0], float) and op.args[0] != int(op.args[0])
+            return bool(op.args) and isinstance(op.args[0], float) and op.args[0] != int(op.args[0])
         x = op.given[0] if op.given else None
         if op.name not in CASTS or x is None or not x.is_floating_point() or not 0 < x.numel() <= LOOKED:
             return False

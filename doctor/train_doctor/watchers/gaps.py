@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import POWERS
 
 FIRST = {"linear", "dropout"}
 MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
-POWERS = {"pow", "square", "abs", "__pow__"}
 SAME = {"view", "reshape", "flatten"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 SOME, SORTED, SOME_NUMBERS = 0.02, 4096, 32  # share of zeros, numbers that are sorted, different ones among them

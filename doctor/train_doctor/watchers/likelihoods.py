@@ -21,16 +21,16 @@ from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
 KEEPS = {"exp", "min", "minimum", "max", "maximum", "clamp", "clip", "stack", "cat", "sum", "mean", "view", "squeeze"}
-KEEPS |= {"reshape", "flatten", "unsqueeze", "__getitem__", "to", "float", "add", "__add__", "__radd__", "gather"}
+KEEPS |= {"reshape", "flatten", "unsqueeze", "__getitem__", "to", "float", "gather"} | PLUS
 KEEPS |= {"diag", "diagonal", "masked_select", "index_select", "select", "logsumexp"}
-TIMES, MINUS = {"mul", "multiply", "__mul__", "__rmul__"}, {"sub", "subtract", "__sub__"}
-OVER, TURNS = {"div", "true_divide", "__truediv__"}, {"neg", "negative", "rsub", "__rsub__", "nll_loss"}
 LOGS = {"log_softmax", "log_sigmoid"}
+FROM = {"rsub", "__rsub__"}  # a number minus it: its sign is not known
 TURNED = "turned"  # what was negated
 DETACHED = "detached"  # what was computed with a graph, and has none any more
-WEIGHTS = TIMES | OVER | MINUS | {"add", "__add__", "__radd__", "view", "reshape", "squeeze", "unsqueeze", "detach"}
+WEIGHTS = TIMES | OVER | MINUS | PLUS | {"view", "reshape", "squeeze", "unsqueeze", "detach"}
 WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
 SCORE = "score"  # what is made of scores without a graph, or of a loss or a distance: its sign is not known
 COSTS = {*LOSSES, "norm", "cdist", "pairwise_distance", "vector_norm", "linalg_norm"}
@@ -48,8 +48,7 @@ class Signed(NamedTuple):
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = LOGS | TIMES | OVER | MINUS | COSTS | {"neg", "negative", "cosine_similarity"}
-    begins |= {"rsub", "__rsub__", "detach", "data"}
+    begins = LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"cosine_similarity", "detach", "data"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -82,11 +81,11 @@ class Likelihoods(Watcher):
         if not signed or not learns:
             if signed or SCORE in facts or name in COSTS:
                 return SCORE
-            return None if learns and name not in ("neg", "negative") else self._of_weights(op, facts)
+            return None if learns and name not in TURNS else self._of_weights(op, facts)
         one, alone = signed[0], len([t for t in op.given if t.requires_grad]) == 1
         if one.of == COSINE and not alone:
             return None
-        if name in TURNS:
+        if name in TURNS or name == "nll_loss":
             return one._replace(sign=-one.sign)
         if name in MINUS:
             first = isinstance(facts[0], Signed)
@@ -100,18 +99,13 @@ class Likelihoods(Watcher):
     def _of_weights(self, op: Op, facts: list) -> str | None:
         """Whether weights were negated on their way."""
         numbers = [a for a in op.args if isinstance(a, int | float)]
-        turned = op.name in ("neg", "negative") or op.name in TIMES | OVER and bool(numbers) and numbers[0] < 0
-        if op.name in ("rsub", "__rsub__"):
+        if op.name in FROM:
             return SCORE
-        if op.name in MINUS and len(op.given) == 2 and op.given[0].grad_fn is None and self.learned(op.given[0]):
+        if op.name in MINUS and len(op.given) == 2 and self.known.get(op.given[0]) == DETACHED:
             return SCORE  # an answer of a critic minus what came: a regret
-        if turned:
+        if op.name in TURNS or op.name in TIMES | OVER and bool(numbers) and numbers[0] < 0:
             return None if TURNED in facts else TURNED
         return TURNED if TURNED in facts and op.name in WEIGHTS else None
-
-    def learned(self, t: Tensor) -> bool:
-        """Whether it is an answer of the model, detached."""
-        return self.known.get(t) == DETACHED
 
     def _weighed(self, op: Op, facts: list, one: Signed) -> Signed | None:
         numbers = [a for a in op.args if isinstance(a, int | float)]

@@ -55,5 +55,5 @@ class MadeAnew(Watcher):
         gone = {(name, shape) for _, weight, name, shape in self.used if weight() is None}
         for turn, _, *which in self.used:
             if tuple(which) in gone:
-                self.e.habits.setdefault("S32", {}).setdefault(turn, tuple(which))
-        self.used = []
+                self.note("S32", tuple(which), turn)
+        self.used, self.weights = [], []

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES
 
 NORMAL = {"randn", "randn_like", "normal"}
-TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
-PLUS = {"add", "__add__", "__radd__"}
-LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "sub", "subtract"}
+LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"} | MINUS
 LOOKED, CLOSE = 4096, 1e-4
-MINUS, POWERS = {"sub", "subtract"}, {"pow", "square", "abs", "__pow__"}
 LOOKUPS = {"__getitem__", "gather", "index_select", "take"}  # in a table, by the numbers of steps
 ALONG = {"view", "reshape", "unsqueeze", "squeeze", "sqrt", "rsub", "__rsub__", "sub", "expand", "to", "float", "pow"}
 ALONG |= LOOKUPS

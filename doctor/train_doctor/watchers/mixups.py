@@ -15,9 +15,8 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import CLASSES
+from train_doctor.watchers.operators import PLUS, TIMES
 
-TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
-PLUS = {"add", "__add__", "__radd__"}
 LEAST = 8
 
 

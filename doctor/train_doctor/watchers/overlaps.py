@@ -14,11 +14,9 @@ lower half learns, nor in 1 - x.
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import OVER, PLUS, TIMES
 
-PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}
 SUMS = {"sum", "mean", "view", "reshape", "flatten", "squeeze"}
-PLUS = {"add", "__add__", "__radd__"}
-QUOTIENTS = {"div", "true_divide", "divide", "__truediv__"}
 FROM_ONE = {"rsub", "__rsub__", "sub", "__sub__", "subtract"}
 CUT = {"relu", "clamp", "clamp_min", "clip", "maximum"}
 LEAST, LOOKED = 8, 2**22
@@ -27,8 +25,8 @@ LEAST, LOOKED = 8, 2**22
 class Overlaps(Watcher):
     """What is known of a tensor: (the step of the formula, least and largest answer)."""
 
-    names = PRODUCTS | SUMS | PLUS | QUOTIENTS | FROM_ONE | CUT
-    begins = PRODUCTS
+    names = TIMES | SUMS | PLUS | OVER | FROM_ONE | CUT
+    begins = TIMES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -38,7 +36,7 @@ class Overlaps(Watcher):
         if not isinstance(op.result, Tensor) or not op.given:
             return
         fact = next((f for f in map(self.known.get, op.given) if f), None)
-        made = self._of_answers(op) if fact is None and op.name in PRODUCTS else self._next(op, fact) if fact else None
+        made = self._of_answers(op) if fact is None and op.name in TIMES else self._next(op, fact) if fact else None
         if made is not None:
             self.known.put(op.result, made)
 
@@ -68,15 +66,15 @@ class Overlaps(Watcher):
             if op.name in FROM_ONE and alone and 1 in [a for a in op.args if not isinstance(a, Tensor)]:
                 return "margin", low, high
         elif what == "sum":
-            if op.name in QUOTIENTS and first and len(op.given) == 2 and op.given[1].requires_grad:
+            if op.name in OVER and first and len(op.given) == 2 and op.given[1].requires_grad:
                 self.e.overlaps.setdefault(self.eye.turn, ("overlap", low, high))
-            elif alone and op.name in PRODUCTS | PLUS | SUMS:
+            elif alone and op.name in TIMES | PLUS | SUMS:
                 return fact
         elif what == "share" and op.name in SUMS:
             return "shares" if op.name in ("sum", "mean") else "share", low, high
-        elif what == "shares" and op.name in QUOTIENTS and first and len(op.given) == 2 and op.given[1].requires_grad:
+        elif what == "shares" and op.name in OVER and first and len(op.given) == 2 and op.given[1].requires_grad:
             return "score", low, high
-        elif what == "shares" and alone and op.name in PRODUCTS | PLUS | SUMS:
+        elif what == "shares" and alone and op.name in TIMES | PLUS | SUMS:
             return fact
         elif what == "score" and op.name in SUMS | PLUS:
             return fact

@@ -13,10 +13,11 @@ way. Rankings have such sums as well, so flags of events must have been put into
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER, TIMES, TURNS
 
 KEEPS = {"exp", "view", "squeeze", "unsqueeze", "reshape", "flatten", "sub", "add", "clamp", "__getitem__", "float"}
-COMPUTED = {"neg", "negative", "mul", "__mul__", "__rmul__", "sub", "rsub", "__rsub__", "div", "true_divide"}
-VIEWS, MINUS = {"view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__", "detach"}, {"sub", "__sub__"}
+COMPUTED = TIMES | OVER | MINUS | TURNS
+VIEWS = {"view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__", "detach"}
 NEGATED, RISING, ROWS, SUMMED = range(1, 5)
 
 

@@ -14,12 +14,11 @@ square, after which nothing is followed, or are detached.
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import OVER, TIMES
 
 LAYERS = {"linear", "conv1d", "conv2d", "bilinear", "addmm", "matmul", "__matmul__"}
 ENDS = {"pow", "square", "abs", "__pow__", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "log_softmax"}
 ENDS |= {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "detach", "log_sigmoid", "grad"}
-TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
-OVER = {"div", "true_divide", "__truediv__"}
 DRAWN, VALUED = 1, 2
 
 

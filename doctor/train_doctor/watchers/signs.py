@@ -9,13 +9,10 @@ more.
 from torch import Tensor
 
 from train_doctor.eye import Known, Op
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
 SAME = {"mean", "sum", "view", "reshape", "squeeze", "flatten", "__getitem__"}
-PLUS = {"add", "__add__", "__radd__"}
-MINUS = {"sub", "subtract", "__sub__"}
-FROM = {"rsub", "__rsub__", "neg", "negative", "__neg__"}
-TIMES = {"mul", "multiply", "__mul__", "__rmul__", "div", "true_divide", "__truediv__"}
-FOLLOWED = SAME | PLUS | MINUS | FROM | TIMES
+FOLLOWED = SAME | PLUS | MINUS | TURNS | TIMES | OVER
 
 
 def turned(signs: frozenset | None) -> frozenset:
@@ -32,11 +29,11 @@ def followed(op: Op, known: Known) -> frozenset | None:
         return first
     if op.name in PLUS:
         return frozenset().union(*(f for f in facts if f))
-    if op.name in FROM:
+    if op.name in TURNS:
         return turned(first) if first else None
     if op.name in MINUS:
         return (first or frozenset()) | (turned(facts[1]) if len(facts) == 2 else frozenset())
-    if op.name not in TIMES:
+    if op.name not in TIMES | OVER:
         return None
     factor = [a for a in op.args if not (isinstance(a, Tensor) and known.get(a))]
     if len(factor) != 1 or isinstance(factor[0], Tensor) and (factor[0].numel() > 1 or factor[0].requires_grad):

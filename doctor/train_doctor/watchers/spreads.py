@@ -17,13 +17,13 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.divergences import logarithms
+from train_doctor.watchers.operators import TIMES
 
 NORMAL, UNIFORM = {"randn", "randn_like", "normal"}, {"rand", "rand_like", "uniform"}
-PRODUCTS = {"mul", "multiply", "__mul__", "__rmul__"}
 
 
 class Spreads(Watcher):
-    names = NORMAL | UNIFORM | PRODUCTS | {"exp", "to"}
+    names = NORMAL | UNIFORM | TIMES | {"exp", "to"}
     begins = NORMAL | UNIFORM | {"exp"}
 
     def __init__(self, eye: Eye):
@@ -43,7 +43,7 @@ class Spreads(Watcher):
             x = op.given[0].grad_fn
             half = type(x).__name__.startswith(("Mul", "Div")) and x.next_functions[0][0]
             self.exponents.put(result, (x, half))
-        elif op.name in PRODUCTS and len(op.given) == 2:
+        elif op.name in TIMES and len(op.given) == 2:
             kinds = [self.noise.get(t) for t in op.given]
             made = [self.exponents.get(t) for t in op.given]
             normal, by = next((k for k in kinds if k is not None), None), next((m for m in made if m), None)

@@ -11,8 +11,8 @@ of whose sides was divided by more than 1, and the other by nothing.
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import OVER, TIMES
 
-OVER, TIMES = {"div", "true_divide", "__truediv__"}, {"mul", "multiply", "__mul__", "__rmul__"}
 SOFT = {"softmax", "log_softmax"}
 KEEPS = {"view", "reshape", "flatten", "detach", "__getitem__", "float", "to", "squeeze"}
 

@@ -11,15 +11,15 @@ Footgun: distances of what lies on a sphere have an end by themselves, so nothin
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES
 
 DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT = range(1, 7)
-POWERS = {"pow", "square", "abs", "__pow__"}
-BOUNDED, OVER = {"normalize", "tanh", "sigmoid", "softmax"}, {"div", "true_divide", "__truediv__"}
-KEEPS = {"view", "squeeze", "flatten", "sqrt", "add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "div"}
+BOUNDED = {"normalize", "tanh", "sigmoid", "softmax"}
+KEEPS = {"view", "squeeze", "flatten", "sqrt"} | PLUS | TIMES | OVER
 
 
 class Triplets(Watcher):
-    begins = {"sub", "subtract", "pairwise_distance"} | BOUNDED | OVER
+    begins = {"pairwise_distance"} | MINUS | BOUNDED | OVER
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -38,7 +38,7 @@ class Triplets(Watcher):
             return UNIT
         if name == "pairwise_distance":
             return DISTANCE if UNIT not in facts and pair and all(t.requires_grad for t in op.given) else None
-        if name in ("sub", "subtract") and pair:
+        if name in MINUS and pair:
             if one == facts[1] == DISTANCE:
                 return GAP
             both = all(t.requires_grad and t.dim() == 2 for t in op.given) and op.given[0].shape == op.given[1].shape

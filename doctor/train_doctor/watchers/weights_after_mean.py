@@ -15,8 +15,8 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
+from train_doctor.watchers.operators import TIMES
 
-TIMES = {"mul", "__mul__", "__rmul__", "multiply"}
 NEGATIVE = {"neg", "negative", "__neg__"}
 
 

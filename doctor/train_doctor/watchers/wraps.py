@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, PLUS
 
-MINUS, PLUS = {"sub", "subtract", "__sub__"}, {"add", "__add__", "__radd__"}
 FLOATS = {"float", "to", "type", "div", "true_divide", "__truediv__", "half", "double"}
 SAME = {"permute", "view", "reshape", "unsqueeze", "__getitem__", "contiguous", "stack", "flatten"}
 LOOKED = 2**22

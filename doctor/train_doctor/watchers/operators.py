@@ -1,0 +1,11 @@
+"""The names under which the operators of arithmetic are seen: `a * b` is mul, a method of a or of b, or multiply.
+
+Footgun: in-place forms lose their last underscore before a watcher is told of them (eye.py), so none stands here.
+"""
+
+TIMES = {"mul", "multiply", "__mul__", "__rmul__"}
+OVER = {"div", "true_divide", "divide", "__truediv__"}
+PLUS = {"add", "__add__", "__radd__"}
+MINUS = {"sub", "subtract", "__sub__"}
+TURNS = {"rsub", "__rsub__", "neg", "negative", "__neg__"}  # a number minus it, and its negative
+POWERS = {"pow", "square", "abs", "__pow__"}
