@@ -17,78 +17,123 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 CASES = [
-    {"name": "softmax_before_cross_entropy",
-     "what": "The network ends with a softmax and its probabilities are fed to nn.CrossEntropyLoss, which applies log-softmax again, so the loss is squashed and the gradients are weak.",
-     "steps": 160},
-    {"name": "size_head_broadcasts",
-     "what": "The regression head of the two-task network returns (B, 1) and the targets are (B,), so MSELoss broadcasts to a (B, B) table and the head is trained towards the mean of the batch.",
-     "steps": 300},
-    {"name": "lstm_not_batch_first",
-     "what": "The windows are (batch, time, channels) but nn.LSTM is built without batch_first=True, so it runs along the batch and out[:, -1] is one time step mixed with other people's windows.",
-     "steps": 400},
-    {"name": "sample_weights_after_mean",
-     "what": "The per-row weights multiply a criterion that has already been averaged over the batch (default reduction='mean'), so they cancel and the unreliable rows count as much as the gold rows.",
-     "steps": 400},
-    {"name": "autorec_loss_over_unrated",
-     "what": "The rating autoencoder's squared error is averaged over the whole user row, including movies the user never rated (filled with 0), so every prediction is pulled to the fill value.",
-     "steps": 400},
-    {"name": "constant_weight_init",
-     "what": "init_weights fills every weight matrix with one constant, so all units of a layer are copies of each other and get the same gradient for ever (symmetry is never broken).",
-     "steps": 400},
-    {"name": "head_replaced_after_optimizer",
-     "what": "The optimizer is built from model.parameters() before model.fc is replaced by the head of the new task, so the new head is in no parameter group and stays random.",
-     "steps": 200},
-    {"name": "conv_blocks_in_python_list",
-     "what": "The convolution blocks of the audio tagger are kept in a plain Python list, not nn.ModuleList, so they are not registered, never reach the optimizer and stay at their random initial values.",
-     "steps": 400},
-    {"name": "eval_left_on_after_validation",
-     "what": "validate() switches the model to eval mode after each epoch and nothing switches it back, so from the second epoch on it trains without dropout and with frozen batch-norm statistics.",
-     "steps": 480},
-    {"name": "ema_skips_batchnorm_buffers",
-     "what": "The moving-average copy of the network averages only the parameters; its batch-norm running means and variances are never updated and stay at 0 and 1, while that copy is the one evaluated and shipped.",
-     "steps": 300},
-    {"name": "frame_features_detached",
-     "what": "The per-frame CNN features are detached before they go into the GRU (to save memory), so no gradient reaches the CNN and its own optimizer has nothing to apply.",
-     "steps": 300},
-    {"name": "amp_clip_before_unscale",
-     "what": "clip_grad_norm_ runs on gradients still multiplied by the GradScaler's factor (no scaler.unscale_ first), so the true gradient norm is cut to 10 / 65536 and the weights hardly move.",
-     "steps": 300},
-    {"name": "accumulation_zeroed_every_microbatch",
-     "what": "Gradient accumulation over four micro-batches, but optimizer.zero_grad() is called at the top of every micro-batch, so only the last one (a quarter of the loss) reaches the update.",
-     "steps": 480},
-    {"name": "epoch_scheduler_stepped_per_batch",
-     "what": "StepLR is configured in epochs (halve every 4) but scheduler.step() is called after every batch, so the learning rate has collapsed within the first epoch.",
-     "steps": 300},
-    {"name": "padding_mask_inverted",
-     "what": "src_key_padding_mask must be True at padding, but the mask is built as True at real points, so attention sees only padding and the class token learns nothing about the track.",
-     "steps": 300},
-    {"name": "flip_image_but_not_mask",
-     "what": "The random horizontal flip of the segmentation dataset is applied to the image only; the mask is returned unflipped, so half of the training masks are in the wrong place.",
-     "steps": 300},
-    {"name": "fake_quant_without_straight_through",
-     "what": "The weight fake-quantisation of the QAT layers uses torch.round with no straight-through estimator; round has zero gradient, so the quantised weights never learn.",
-     "steps": 300},
-    {"name": "distillation_kl_without_log",
-     "what": "The student's side of F.kl_div is given softmax probabilities although the function expects log-probabilities, so the distillation term is not a KL divergence and drives the student to overconfidence.",
-     "steps": 300},
-    {"name": "table_columns_not_standardised",
-     "what": "The house table is fed to the network in raw units (square feet, years, dollars): columns differ by four orders of magnitude and the large ones swamp the rest and make training unstable.",
-     "steps": 400},
-    {"name": "forecast_target_inside_window",
-     "what": "The window dataset takes series[k + window - 1] as the target, which is the last value of the input window itself, so the network learns to copy its last input rather than to forecast the next hour.",
-     "steps": 400},
-    {"name": "box_loss_on_background_cells",
-     "what": "The box regression loss of the grid detector is averaged over all cells, including empty ones whose box target is a filler 0, so the boxes of the few object cells are drowned and pulled to the filler.",
-     "steps": 400},
-    {"name": "contrastive_label_convention_swapped",
-     "what": "The contrastive loss is the version for 'label 1 = different', but the pair dataset gives 1 for same, so equal pairs are pushed apart and different pairs are pulled together.",
-     "steps": 300},
+    {
+        "name": "softmax_before_cross_entropy",
+        "what": "The network ends with a softmax and its probabilities are fed to nn.CrossEntropyLoss, which applies log-softmax again, so the loss is squashed and the gradients are weak.",
+        "steps": 160,
+    },
+    {
+        "name": "size_head_broadcasts",
+        "what": "The regression head of the two-task network returns (B, 1) and the targets are (B,), so MSELoss broadcasts to a (B, B) table and the head is trained towards the mean of the batch.",
+        "steps": 300,
+    },
+    {
+        "name": "lstm_not_batch_first",
+        "what": "The windows are (batch, time, channels) but nn.LSTM is built without batch_first=True, so it runs along the batch and out[:, -1] is one time step mixed with other people's windows.",
+        "steps": 400,
+    },
+    {
+        "name": "sample_weights_after_mean",
+        "what": "The per-row weights multiply a criterion that has already been averaged over the batch (default reduction='mean'), so they cancel and the unreliable rows count as much as the gold rows.",
+        "steps": 400,
+    },
+    {
+        "name": "autorec_loss_over_unrated",
+        "what": "The rating autoencoder's squared error is averaged over the whole user row, including movies the user never rated (filled with 0), so every prediction is pulled to the fill value.",
+        "steps": 400,
+    },
+    {
+        "name": "constant_weight_init",
+        "what": "init_weights fills every weight matrix with one constant, so all units of a layer are copies of each other and get the same gradient for ever (symmetry is never broken).",
+        "steps": 400,
+    },
+    {
+        "name": "head_replaced_after_optimizer",
+        "what": "The optimizer is built from model.parameters() before model.fc is replaced by the head of the new task, so the new head is in no parameter group and stays random.",
+        "steps": 200,
+    },
+    {
+        "name": "conv_blocks_in_python_list",
+        "what": "The convolution blocks of the audio tagger are kept in a plain Python list, not nn.ModuleList, so they are not registered, never reach the optimizer and stay at their random initial values.",
+        "steps": 400,
+    },
+    {
+        "name": "eval_left_on_after_validation",
+        "what": "validate() switches the model to eval mode after each epoch and nothing switches it back, so from the second epoch on it trains without dropout and with frozen batch-norm statistics.",
+        "steps": 480,
+    },
+    {
+        "name": "ema_skips_batchnorm_buffers",
+        "what": "The moving-average copy of the network averages only the parameters; its batch-norm running means and variances are never updated and stay at 0 and 1, while that copy is the one evaluated and shipped.",
+        "steps": 300,
+    },
+    {
+        "name": "frame_features_detached",
+        "what": "The per-frame CNN features are detached before they go into the GRU (to save memory), so no gradient reaches the CNN and its own optimizer has nothing to apply.",
+        "steps": 300,
+    },
+    {
+        "name": "amp_clip_before_unscale",
+        "what": "clip_grad_norm_ runs on gradients still multiplied by the GradScaler's factor (no scaler.unscale_ first), so the true gradient norm is cut to 10 / 65536 and the weights hardly move.",
+        "steps": 300,
+    },
+    {
+        "name": "accumulation_zeroed_every_microbatch",
+        "what": "Gradient accumulation over four micro-batches, but optimizer.zero_grad() is called at the top of every micro-batch, so only the last one (a quarter of the loss) reaches the update.",
+        "steps": 480,
+    },
+    {
+        "name": "epoch_scheduler_stepped_per_batch",
+        "what": "StepLR is configured in epochs (halve every 4) but scheduler.step() is called after every batch, so the learning rate has collapsed within the first epoch.",
+        "steps": 300,
+    },
+    {
+        "name": "padding_mask_inverted",
+        "what": "src_key_padding_mask must be True at padding, but the mask is built as True at real points, so attention sees only padding and the class token learns nothing about the track.",
+        "steps": 300,
+    },
+    {
+        "name": "flip_image_but_not_mask",
+        "what": "The random horizontal flip of the segmentation dataset is applied to the image only; the mask is returned unflipped, so half of the training masks are in the wrong place.",
+        "steps": 300,
+    },
+    {
+        "name": "fake_quant_without_straight_through",
+        "what": "The weight fake-quantisation of the QAT layers uses torch.round with no straight-through estimator; round has zero gradient, so the quantised weights never learn.",
+        "steps": 300,
+    },
+    {
+        "name": "distillation_kl_without_log",
+        "what": "The student's side of F.kl_div is given softmax probabilities although the function expects log-probabilities, so the distillation term is not a KL divergence and drives the student to overconfidence.",
+        "steps": 300,
+    },
+    {
+        "name": "table_columns_not_standardised",
+        "what": "The house table is fed to the network in raw units (square feet, years, dollars): columns differ by four orders of magnitude and the large ones swamp the rest and make training unstable.",
+        "steps": 400,
+    },
+    {
+        "name": "forecast_target_inside_window",
+        "what": "The window dataset takes series[k + window - 1] as the target, which is the last value of the input window itself, so the network learns to copy its last input rather than to forecast the next hour.",
+        "steps": 400,
+    },
+    {
+        "name": "box_loss_on_background_cells",
+        "what": "The box regression loss of the grid detector is averaged over all cells, including empty ones whose box target is a filler 0, so the boxes of the few object cells are drowned and pulled to the filler.",
+        "steps": 400,
+    },
+    {
+        "name": "contrastive_label_convention_swapped",
+        "what": "The contrastive loss is the version for 'label 1 = different', but the pair dataset gives 1 for same, so equal pairs are pushed apart and different pairs are pulled together.",
+        "steps": 300,
+    },
 ]
 
 
 # --------------------------------------------------------------------------------------
 # shared helpers: synthetic data, an endless loader, a held-out context
 # --------------------------------------------------------------------------------------
+
 
 def endless(loader):
     while True:
@@ -113,13 +158,12 @@ def held_out(*models):
         random.setstate(py_rng)
 
 
-SHAPES = ["square", "disc", "ring", "plus", "ex", "hbars", "vbars", "diamond",
-          "frame", "triangle", "ell", "checker"]
+SHAPES = ["square", "disc", "ring", "plus", "ex", "hbars", "vbars", "diamond", "frame", "triangle", "ell", "checker"]
 
 
 def draw_shape(kind, dx, dy, r):
     a, b = dx.abs(), dy.abs()
-    m, d = torch.maximum(a, b), (dx ** 2 + dy ** 2).sqrt()
+    m, d = torch.maximum(a, b), (dx**2 + dy**2).sqrt()
     if kind == "square":
         s = m <= r
     elif kind == "disc":
@@ -185,11 +229,11 @@ def mel_clips(n, seed, n_mels=24, frames=32):
     start, length = u(0, 12), u(12, 20)
     on = ((t >= start) & (t <= start + length)).float()
     events = [
-        line(u(3, 20)) * on,                                                   # steady tone
-        line(u(2, 6) + 0.6 * (t - u(0, 8)), 1.0),                              # rising chirp
-        line(u(18, 22) - 0.6 * (t - u(0, 8)), 1.0),                            # falling chirp
+        line(u(3, 20)) * on,  # steady tone
+        line(u(2, 6) + 0.6 * (t - u(0, 8)), 1.0),  # rising chirp
+        line(u(18, 22) - 0.6 * (t - u(0, 8)), 1.0),  # falling chirp
         (torch.remainder(t - u(0, 6), 6) < 1.0).float().expand(n, n_mels, frames) * 0.8,  # clicks
-        line(u(8, 16) + 2.5 * torch.sin(2 * math.pi * t / u(6, 9)), 0.9),      # vibrato
+        line(u(8, 16) + 2.5 * torch.sin(2 * math.pi * t / u(6, 9)), 0.9),  # vibrato
         torch.exp(-0.5 * ((f - u(6, 18)) / 3.0) ** 2) * ((t > u(4, 12)) & (t < u(18, 28))).float(),  # hiss
     ]
     spec = sum(tags[:, k].view(n, 1, 1) * u(0.7, 1.2) * e for k, e in enumerate(events))
@@ -208,8 +252,7 @@ def wearable_windows(n, seed, length=32, channels=6):
     t = torch.arange(length).float().view(1, length, 1)
     phase = math.pi * torch.rand(n, 1, 1, generator=g)
     speed = 1 + 0.05 * torch.randn(n, 1, 1, generator=g)
-    x = amp[y].unsqueeze(1) * torch.sin(2 * math.pi * speed * t / period[y].view(n, 1, 1)
-                                        + phase + lag[y].unsqueeze(1))
+    x = amp[y].unsqueeze(1) * torch.sin(2 * math.pi * speed * t / period[y].view(n, 1, 1) + phase + lag[y].unsqueeze(1))
     x = x + 1.2 * torch.randn(n, length, channels, generator=g)
     return x, y
 
@@ -222,8 +265,12 @@ def hourly_load(hours, seed):
     ar = torch.zeros(hours)
     for i in range(1, hours):
         ar[i] = 0.7 * ar[i - 1] + 0.12 * e[i]
-    return (50 + 10 * (torch.sin(2 * math.pi * t / 24) + 0.6 * torch.sin(2 * math.pi * t / 8 + 1.0)
-            + 0.3 * torch.sin(2 * math.pi * t / 168) + ar))
+    return 50 + 10 * (
+        torch.sin(2 * math.pi * t / 24)
+        + 0.6 * torch.sin(2 * math.pi * t / 8 + 1.0)
+        + 0.3 * torch.sin(2 * math.pi * t / 168)
+        + ar
+    )
 
 
 def voice_commands(n, seed, length=640):
@@ -232,14 +279,16 @@ def voice_commands(n, seed, length=640):
     y = torch.randint(0, 6, (n,), generator=g)
     t = torch.arange(length).float().view(1, length) / length
     f0 = 30 + 8 * torch.rand(n, 1, generator=g)
-    contours = torch.stack([
-        f0.expand(n, length),
-        2.2 * f0.expand(n, length),
-        f0 * (1 + 1.2 * t),
-        f0 * (2.2 - 1.2 * t),
-        f0 * (1.6 + 0.5 * torch.sin(2 * math.pi * 3 * t)),
-        torch.where(t < 0.5, f0, 2.0 * f0),
-    ])
+    contours = torch.stack(
+        [
+            f0.expand(n, length),
+            2.2 * f0.expand(n, length),
+            f0 * (1 + 1.2 * t),
+            f0 * (2.2 - 1.2 * t),
+            f0 * (1.6 + 0.5 * torch.sin(2 * math.pi * 3 * t)),
+            torch.where(t < 0.5, f0, 2.0 * f0),
+        ]
+    )
     freq = contours[y, torch.arange(n)]
     phase = 2 * math.pi * (torch.cumsum(freq, 1) / length + torch.rand(n, 1, generator=g))
     loud = 0.2 + 0.2 * torch.rand(n, 1, generator=g)
@@ -262,12 +311,17 @@ def heartbeats(n, seed, length=96):
 
     c = u(40, 52)
     k = y.view(n, 1)
-    width = torch.where(k == 1, u(5.0, 7.0), u(2.0, 3.0))               # wide QRS
-    p_wave = torch.where(k == 2, torch.zeros(n, 1), u(0.2, 0.35))       # no P wave
-    t_wave = torch.where(k == 3, u(-0.5, -0.3), u(0.3, 0.5))            # inverted T wave
-    st = torch.where(k == 4, u(0.25, 0.4), torch.zeros(n, 1))           # raised ST segment
-    x = (bump(c, width, u(1.0, 1.4)) + bump(c - 16, 3.5, p_wave) + bump(c + 24, 5.0, t_wave)
-         - bump(c + 6, 2.0, 0.25) + bump(c + 13, 5.0, st))
+    width = torch.where(k == 1, u(5.0, 7.0), u(2.0, 3.0))  # wide QRS
+    p_wave = torch.where(k == 2, torch.zeros(n, 1), u(0.2, 0.35))  # no P wave
+    t_wave = torch.where(k == 3, u(-0.5, -0.3), u(0.3, 0.5))  # inverted T wave
+    st = torch.where(k == 4, u(0.25, 0.4), torch.zeros(n, 1))  # raised ST segment
+    x = (
+        bump(c, width, u(1.0, 1.4))
+        + bump(c - 16, 3.5, p_wave)
+        + bump(c + 24, 5.0, t_wave)
+        - bump(c + 6, 2.0, 0.25)
+        + bump(c + 13, 5.0, st)
+    )
     x = x + u(-0.2, 0.2) + 0.12 * torch.randn(n, length, generator=g)
     return x.unsqueeze(1), y
 
@@ -283,7 +337,9 @@ def gps_tracks(n, seed, max_len=32):
     speed = level.expand(n, max_len).clone()
     stops = (torch.remainder(t + 10 * torch.rand(n, 1, generator=g), 10) < 3).float()
     speed = torch.where(k == 1, level * (1 - stops) + 0.5, speed)
-    speed = torch.where(k == 2, level * (1 + 0.5 * torch.sin(2 * math.pi * (t / 9 + torch.rand(n, 1, generator=g)))), speed)
+    speed = torch.where(
+        k == 2, level * (1 + 0.5 * torch.sin(2 * math.pi * (t / 9 + torch.rand(n, 1, generator=g)))), speed
+    )
     speed = speed + 0.9 * torch.randn(n, max_len, generator=g)
     turn = torch.where(k == 3, torch.tensor(0.9), torch.tensor(0.35)) * torch.randn(n, max_len, generator=g)
     acc = torch.diff(speed, dim=1, prepend=speed[:, :1])
@@ -307,7 +363,7 @@ def street_scenes(n, seed, size=24):
     mask = torch.zeros(n, size, size)
     for j in range(2):
         dx, dy, r = place()
-        disc = ((dx ** 2 + dy ** 2).sqrt() <= r * 1.1).float()
+        disc = ((dx**2 + dy**2).sqrt() <= r * 1.1).float()
         there = (torch.rand(n, 1, 1, generator=g) < (1.0 if j == 0 else 0.5)).float()
         mask = torch.maximum(mask, disc * there)
     x = 0.7 * square * (1 - mask) + 0.9 * mask + 0.15 * torch.randn(n, size, size, generator=g)
@@ -333,8 +389,9 @@ def parking_lots(n, seed, size=24, cells=4):
         wh = 4 + 5 * torch.rand(n, 2, generator=g)
         cx = (col + 0.5 + off[:, 0]) * cell - 0.5
         cy = (row + 0.5 + off[:, 1]) * cell - 0.5
-        inside = ((grid.view(1, 1, size) - cx.view(n, 1, 1)).abs() <= wh[:, 0].view(n, 1, 1) / 2) & \
-                 ((grid.view(1, size, 1) - cy.view(n, 1, 1)).abs() <= wh[:, 1].view(n, 1, 1) / 2)
+        inside = ((grid.view(1, 1, size) - cx.view(n, 1, 1)).abs() <= wh[:, 0].view(n, 1, 1) / 2) & (
+            (grid.view(1, size, 1) - cy.view(n, 1, 1)).abs() <= wh[:, 1].view(n, 1, 1) / 2
+        )
         shade = 0.6 + 0.4 * torch.rand(n, 1, 1, generator=g)
         x[:, 0] = torch.where(inside, shade + 0.1 * torch.randn(n, size, size, generator=g), x[:, 0])
         obj[idx, row, col] = 1.0
@@ -374,10 +431,27 @@ def house_sales(n, seed):
     lot = (6000 + 2000 * z[:, 4]).clamp(min=800)
     income = (60000 + 18000 * z[:, 5]).clamp(min=15000)
     x = torch.stack([area, rooms, year, metres, lot, income], dim=1)
-    s = torch.stack([(area - 1500) / 500, (rooms - 3), (year - 1975) / 20, (metres - 8000) / 3500,
-                     (lot - 6000) / 2000, (income - 60000) / 18000], dim=1)
-    logp = (12.4 + 0.25 * s[:, 0] + 0.05 * s[:, 1] + 0.1 * torch.tanh(2 * s[:, 2]) - 0.2 * s[:, 3]
-            + 0.1 * s[:, 4] * s[:, 0] + 0.18 * s[:, 5] * (1 - 0.4 * s[:, 3]) + 0.05 * torch.randn(n, generator=g))
+    s = torch.stack(
+        [
+            (area - 1500) / 500,
+            (rooms - 3),
+            (year - 1975) / 20,
+            (metres - 8000) / 3500,
+            (lot - 6000) / 2000,
+            (income - 60000) / 18000,
+        ],
+        dim=1,
+    )
+    logp = (
+        12.4
+        + 0.25 * s[:, 0]
+        + 0.05 * s[:, 1]
+        + 0.1 * torch.tanh(2 * s[:, 2])
+        - 0.2 * s[:, 3]
+        + 0.1 * s[:, 4] * s[:, 0]
+        + 0.18 * s[:, 5] * (1 - 0.4 * s[:, 3])
+        + 0.05 * torch.randn(n, generator=g)
+    )
     return x, logp
 
 
@@ -425,10 +499,20 @@ class PhotoCNN(nn.Module):
     def __init__(self, n_classes):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 48, 3, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2), nn.Flatten())
+            nn.Conv2d(1, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1, bias=False),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 48, 3, padding=1, bias=False),
+            nn.BatchNorm2d(48),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+        )
         self.fc = nn.Linear(48 * 4, n_classes)
 
     def forward(self, x):
@@ -456,6 +540,7 @@ def pretrained_weights():
 # --------------------------------------------------------------------------------------
 # 1. softmax_before_cross_entropy
 # --------------------------------------------------------------------------------------
+
 
 def softmax_before_cross_entropy_bad():
     torch.manual_seed(0)
@@ -551,6 +636,7 @@ def softmax_before_cross_entropy_good():
 # 2. size_head_broadcasts
 # --------------------------------------------------------------------------------------
 
+
 def size_head_broadcasts_bad():
     torch.manual_seed(0)
     kinds = ["square", "disc", "ring", "plus", "diamond"]
@@ -565,9 +651,19 @@ def size_head_broadcasts_bad():
         def __init__(self, n_kinds):
             super().__init__()
             self.trunk = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(32 * 16, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(32 * 16, 64, bias=False),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+            )
             self.kind_head = nn.Linear(64, n_kinds)
             self.size_head = nn.Linear(64, 1)
 
@@ -615,9 +711,19 @@ def size_head_broadcasts_good():
         def __init__(self, n_kinds):
             super().__init__()
             self.trunk = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(32 * 16, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(32 * 16, 64, bias=False),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+            )
             self.kind_head = nn.Linear(64, n_kinds)
             self.size_head = nn.Linear(64, 1)
 
@@ -654,6 +760,7 @@ def size_head_broadcasts_good():
 # --------------------------------------------------------------------------------------
 # 3. lstm_not_batch_first
 # --------------------------------------------------------------------------------------
+
 
 def lstm_not_batch_first_bad():
     torch.manual_seed(0)
@@ -739,6 +846,7 @@ def lstm_not_batch_first_good():
 # 4. sample_weights_after_mean
 # --------------------------------------------------------------------------------------
 
+
 def sample_weights_after_mean_bad():
     torch.manual_seed(0)
     x_gold, y_gold = churn_table(1200, seed=7, gold=True)
@@ -751,10 +859,7 @@ def sample_weights_after_mean_bad():
     mean, std = x_train.mean(0), x_train.std(0)
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
-    model = nn.Sequential(
-        nn.Linear(12, 48), nn.ReLU(),
-        nn.Linear(48, 24), nn.ReLU(),
-        nn.Linear(24, 1))
+    model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 1))
     criterion = nn.BCEWithLogitsLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
     loader = DataLoader(TensorDataset(x_train, y_train, w_train), batch_size=128, shuffle=True)
@@ -789,10 +894,7 @@ def sample_weights_after_mean_good():
     mean, std = x_train.mean(0), x_train.std(0)
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
-    model = nn.Sequential(
-        nn.Linear(12, 48), nn.ReLU(),
-        nn.Linear(48, 24), nn.ReLU(),
-        nn.Linear(24, 1))
+    model = nn.Sequential(nn.Linear(12, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 1))
     criterion = nn.BCEWithLogitsLoss(reduction="none")
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
     loader = DataLoader(TensorDataset(x_train, y_train, w_train), batch_size=128, shuffle=True)
@@ -819,12 +921,13 @@ def sample_weights_after_mean_good():
 # 5. autorec_loss_over_unrated
 # --------------------------------------------------------------------------------------
 
+
 def autorec_loss_over_unrated_bad():
     torch.manual_seed(0)
     ratings, known, held = movie_ratings(seed=10)
     mu = (ratings * known).sum() / known.sum()
     sd = (((ratings - mu) ** 2 * known).sum() / known.sum()).sqrt()
-    rows = (ratings - mu) / sd * known          # 0 where the user has not rated the movie
+    rows = (ratings - mu) / sd * known  # 0 where the user has not rated the movie
     truth = (ratings - mu) / sd
 
     class AutoRec(nn.Module):
@@ -865,7 +968,7 @@ def autorec_loss_over_unrated_good():
     ratings, known, held = movie_ratings(seed=10)
     mu = (ratings * known).sum() / known.sum()
     sd = (((ratings - mu) ** 2 * known).sum() / known.sum()).sqrt()
-    rows = (ratings - mu) / sd * known          # 0 where the user has not rated the movie
+    rows = (ratings - mu) / sd * known  # 0 where the user has not rated the movie
     truth = (ratings - mu) / sd
 
     class AutoRec(nn.Module):
@@ -905,6 +1008,7 @@ def autorec_loss_over_unrated_good():
 # 6. constant_weight_init
 # --------------------------------------------------------------------------------------
 
+
 def constant_weight_init_bad():
     torch.manual_seed(0)
     kinds = ["square", "ring", "plus", "ex", "hbars", "vbars"]
@@ -919,10 +1023,8 @@ def constant_weight_init_bad():
             nn.init.zeros_(m.bias)
 
     model = nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(256, 96), nn.ReLU(),
-        nn.Linear(96, 48), nn.ReLU(),
-        nn.Linear(48, len(kinds)))
+        nn.Flatten(), nn.Linear(256, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, len(kinds))
+    )
     model.apply(init_weights)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
@@ -959,10 +1061,8 @@ def constant_weight_init_good():
             nn.init.zeros_(m.bias)
 
     model = nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(256, 96), nn.ReLU(),
-        nn.Linear(96, 48), nn.ReLU(),
-        nn.Linear(48, len(kinds)))
+        nn.Flatten(), nn.Linear(256, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, len(kinds))
+    )
     model.apply(init_weights)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-4)
@@ -988,6 +1088,7 @@ def constant_weight_init_good():
 # --------------------------------------------------------------------------------------
 # 7. head_replaced_after_optimizer
 # --------------------------------------------------------------------------------------
+
 
 def head_replaced_after_optimizer_bad():
     torch.manual_seed(0)
@@ -1056,6 +1157,7 @@ def head_replaced_after_optimizer_good():
 # --------------------------------------------------------------------------------------
 # 8. conv_blocks_in_python_list
 # --------------------------------------------------------------------------------------
+
 
 def conv_blocks_in_python_list_bad():
     torch.manual_seed(0)
@@ -1161,6 +1263,7 @@ def conv_blocks_in_python_list_good():
 # 9. eval_left_on_after_validation
 # --------------------------------------------------------------------------------------
 
+
 def eval_left_on_after_validation_bad():
     torch.manual_seed(0)
     x_train, y_train = patient_table(720, seed=17)
@@ -1169,9 +1272,16 @@ def eval_left_on_after_validation_bad():
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
     model = nn.Sequential(
-        nn.Linear(40, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 3))
+        nn.Linear(40, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 3),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-4)
     train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size=90, shuffle=True)
@@ -1215,9 +1325,16 @@ def eval_left_on_after_validation_good():
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
     model = nn.Sequential(
-        nn.Linear(40, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 3))
+        nn.Linear(40, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 64, bias=False),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 3),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3, weight_decay=1e-4)
     train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size=90, shuffle=True)
@@ -1258,6 +1375,7 @@ def eval_left_on_after_validation_good():
 # 10. ema_skips_batchnorm_buffers
 # --------------------------------------------------------------------------------------
 
+
 def ema_skips_batchnorm_buffers_bad():
     torch.manual_seed(0)
     kinds = ["square", "disc", "plus", "ex", "triangle", "frame"]
@@ -1279,11 +1397,14 @@ def ema_skips_batchnorm_buffers_bad():
                 e.mul_(self.decay).add_(p, alpha=1 - self.decay)
 
     def conv_bn(c_in, c_out):
-        return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
-                             nn.BatchNorm2d(c_out), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+        )
 
-    model = nn.Sequential(conv_bn(3, 16), conv_bn(16, 32), conv_bn(32, 48),
-                          nn.Flatten(), nn.Linear(48 * 4, len(kinds)))
+    model = nn.Sequential(conv_bn(3, 16), conv_bn(16, 32), conv_bn(32, 48), nn.Flatten(), nn.Linear(48 * 4, len(kinds)))
     ema = ModelEma(model, decay=0.97)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
@@ -1334,11 +1455,14 @@ def ema_skips_batchnorm_buffers_good():
                 e.copy_(b)
 
     def conv_bn(c_in, c_out):
-        return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
-                             nn.BatchNorm2d(c_out), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+        return nn.Sequential(
+            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+            nn.MaxPool2d(2),
+        )
 
-    model = nn.Sequential(conv_bn(3, 16), conv_bn(16, 32), conv_bn(32, 48),
-                          nn.Flatten(), nn.Linear(48 * 4, len(kinds)))
+    model = nn.Sequential(conv_bn(3, 16), conv_bn(16, 32), conv_bn(32, 48), nn.Flatten(), nn.Linear(48 * 4, len(kinds)))
     ema = ModelEma(model, decay=0.97)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
@@ -1369,6 +1493,7 @@ def ema_skips_batchnorm_buffers_good():
 # --------------------------------------------------------------------------------------
 # 11. frame_features_detached
 # --------------------------------------------------------------------------------------
+
 
 def frame_features_detached_bad():
     torch.manual_seed(0)
@@ -1500,6 +1625,7 @@ def frame_features_detached_good():
 # 12. amp_clip_before_unscale
 # --------------------------------------------------------------------------------------
 
+
 def amp_clip_before_unscale_bad():
     torch.manual_seed(0)
     kinds = ["square", "ring", "plus", "ex", "hbars", "vbars"]
@@ -1509,9 +1635,17 @@ def amp_clip_before_unscale_bad():
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
     model = nn.Sequential(
-        nn.Conv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(12, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(24 * 16, len(kinds)))
+        nn.Conv2d(1, 12, 3, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(12, 24, 3, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24 * 16, len(kinds)),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=32, shuffle=True, drop_last=True)
@@ -1546,9 +1680,17 @@ def amp_clip_before_unscale_good():
     x_train, x_val = (x_train - mean) / std, (x_val - mean) / std
 
     model = nn.Sequential(
-        nn.Conv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(12, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(24 * 16, len(kinds)))
+        nn.Conv2d(1, 12, 3, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(12, 24, 3, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24 * 16, len(kinds)),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=32, shuffle=True, drop_last=True)
@@ -1579,6 +1721,7 @@ def amp_clip_before_unscale_good():
 # 13. accumulation_zeroed_every_microbatch
 # --------------------------------------------------------------------------------------
 
+
 def accumulation_zeroed_every_microbatch_bad():
     torch.manual_seed(0)
     ecg_train, y_train = heartbeats(2400, seed=25)
@@ -1590,9 +1733,16 @@ def accumulation_zeroed_every_microbatch_bad():
         def __init__(self, n_classes=5):
             super().__init__()
             self.body = nn.Sequential(
-                nn.Conv1d(1, 16, 7, stride=2, padding=3), nn.GroupNorm(4, 16), nn.ReLU(),
-                nn.Conv1d(16, 32, 5, stride=2, padding=2), nn.GroupNorm(4, 32), nn.ReLU(),
-                nn.Conv1d(32, 32, 5, stride=2, padding=2), nn.GroupNorm(4, 32), nn.ReLU())
+                nn.Conv1d(1, 16, 7, stride=2, padding=3),
+                nn.GroupNorm(4, 16),
+                nn.ReLU(),
+                nn.Conv1d(16, 32, 5, stride=2, padding=2),
+                nn.GroupNorm(4, 32),
+                nn.ReLU(),
+                nn.Conv1d(32, 32, 5, stride=2, padding=2),
+                nn.GroupNorm(4, 32),
+                nn.ReLU(),
+            )
             self.fc = nn.Linear(32 * 12, n_classes)
 
         def forward(self, x):
@@ -1633,9 +1783,16 @@ def accumulation_zeroed_every_microbatch_good():
         def __init__(self, n_classes=5):
             super().__init__()
             self.body = nn.Sequential(
-                nn.Conv1d(1, 16, 7, stride=2, padding=3), nn.GroupNorm(4, 16), nn.ReLU(),
-                nn.Conv1d(16, 32, 5, stride=2, padding=2), nn.GroupNorm(4, 32), nn.ReLU(),
-                nn.Conv1d(32, 32, 5, stride=2, padding=2), nn.GroupNorm(4, 32), nn.ReLU())
+                nn.Conv1d(1, 16, 7, stride=2, padding=3),
+                nn.GroupNorm(4, 16),
+                nn.ReLU(),
+                nn.Conv1d(16, 32, 5, stride=2, padding=2),
+                nn.GroupNorm(4, 32),
+                nn.ReLU(),
+                nn.Conv1d(32, 32, 5, stride=2, padding=2),
+                nn.GroupNorm(4, 32),
+                nn.ReLU(),
+            )
             self.fc = nn.Linear(32 * 12, n_classes)
 
         def forward(self, x):
@@ -1668,6 +1825,7 @@ def accumulation_zeroed_every_microbatch_good():
 # --------------------------------------------------------------------------------------
 # 14. epoch_scheduler_stepped_per_batch
 # --------------------------------------------------------------------------------------
+
 
 def epoch_scheduler_stepped_per_batch_bad():
     torch.manual_seed(0)
@@ -1774,6 +1932,7 @@ def epoch_scheduler_stepped_per_batch_good():
 # 15. padding_mask_inverted
 # --------------------------------------------------------------------------------------
 
+
 def padding_mask_inverted_bad():
     torch.manual_seed(0)
     x_train, len_train, y_train = gps_tracks(2000, seed=29)
@@ -1783,7 +1942,7 @@ def padding_mask_inverted_bad():
 
     class Tracks(Dataset):
         def __init__(self, x, lengths, y):
-            self.items = [((x[k, :lengths[k]] - mean) / std, y[k]) for k in range(len(y))]
+            self.items = [((x[k, : lengths[k]] - mean) / std, y[k]) for k in range(len(y))]
 
         def __len__(self):
             return len(self.items)
@@ -1798,7 +1957,7 @@ def padding_mask_inverted_bad():
         lengths = torch.tensor([len(s) for s in seqs])
         padded = torch.zeros(len(seqs), max_len, 3)
         for k, s in enumerate(seqs):
-            padded[k, :len(s)] = s
+            padded[k, : len(s)] = s
         return padded, lengths, torch.stack(labels)
 
     class TrackTransformer(nn.Module):
@@ -1807,8 +1966,9 @@ def padding_mask_inverted_bad():
             self.embed = nn.Linear(3, dim)
             self.cls = nn.Parameter(0.02 * torch.randn(1, 1, dim))
             self.pos = nn.Parameter(0.02 * torch.randn(1, max_len + 1, dim))
-            layer = nn.TransformerEncoderLayer(dim, nhead=4, dim_feedforward=64, dropout=0.1,
-                                               batch_first=True, norm_first=True)
+            layer = nn.TransformerEncoderLayer(
+                dim, nhead=4, dim_feedforward=64, dropout=0.1, batch_first=True, norm_first=True
+            )
             self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
             self.norm = nn.LayerNorm(dim)
             self.head = nn.Linear(dim, n_classes)
@@ -1856,7 +2016,7 @@ def padding_mask_inverted_good():
 
     class Tracks(Dataset):
         def __init__(self, x, lengths, y):
-            self.items = [((x[k, :lengths[k]] - mean) / std, y[k]) for k in range(len(y))]
+            self.items = [((x[k, : lengths[k]] - mean) / std, y[k]) for k in range(len(y))]
 
         def __len__(self):
             return len(self.items)
@@ -1871,7 +2031,7 @@ def padding_mask_inverted_good():
         lengths = torch.tensor([len(s) for s in seqs])
         padded = torch.zeros(len(seqs), max_len, 3)
         for k, s in enumerate(seqs):
-            padded[k, :len(s)] = s
+            padded[k, : len(s)] = s
         return padded, lengths, torch.stack(labels)
 
     class TrackTransformer(nn.Module):
@@ -1880,8 +2040,9 @@ def padding_mask_inverted_good():
             self.embed = nn.Linear(3, dim)
             self.cls = nn.Parameter(0.02 * torch.randn(1, 1, dim))
             self.pos = nn.Parameter(0.02 * torch.randn(1, max_len + 1, dim))
-            layer = nn.TransformerEncoderLayer(dim, nhead=4, dim_feedforward=64, dropout=0.1,
-                                               batch_first=True, norm_first=True)
+            layer = nn.TransformerEncoderLayer(
+                dim, nhead=4, dim_feedforward=64, dropout=0.1, batch_first=True, norm_first=True
+            )
             self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
             self.norm = nn.LayerNorm(dim)
             self.head = nn.Linear(dim, n_classes)
@@ -1924,6 +2085,7 @@ def padding_mask_inverted_good():
 # 16. flip_image_but_not_mask
 # --------------------------------------------------------------------------------------
 
+
 def flip_image_but_not_mask_bad():
     torch.manual_seed(0)
     random.seed(0)
@@ -1946,8 +2108,13 @@ def flip_image_but_not_mask_bad():
 
     def double_conv(c_in, c_out):
         return nn.Sequential(
-            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-            nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True))
+            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(c_out, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+        )
 
     class MiniUNet(nn.Module):
         def __init__(self):
@@ -1969,8 +2136,9 @@ def flip_image_but_not_mask_bad():
 
     model = MiniUNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    train_loader = DataLoader(SegmentationSet(img_train, mask_train, augment=True), batch_size=16,
-                              shuffle=True, drop_last=True)
+    train_loader = DataLoader(
+        SegmentationSet(img_train, mask_train, augment=True), batch_size=16, shuffle=True, drop_last=True
+    )
     batches = endless(train_loader)
 
     def step(i):
@@ -2015,8 +2183,13 @@ def flip_image_but_not_mask_good():
 
     def double_conv(c_in, c_out):
         return nn.Sequential(
-            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True),
-            nn.Conv2d(c_out, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU(inplace=True))
+            nn.Conv2d(c_in, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(c_out, c_out, 3, padding=1, bias=False),
+            nn.BatchNorm2d(c_out),
+            nn.ReLU(inplace=True),
+        )
 
     class MiniUNet(nn.Module):
         def __init__(self):
@@ -2038,8 +2211,9 @@ def flip_image_but_not_mask_good():
 
     model = MiniUNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    train_loader = DataLoader(SegmentationSet(img_train, mask_train, augment=True), batch_size=16,
-                              shuffle=True, drop_last=True)
+    train_loader = DataLoader(
+        SegmentationSet(img_train, mask_train, augment=True), batch_size=16, shuffle=True, drop_last=True
+    )
     batches = endless(train_loader)
 
     def step(i):
@@ -2065,6 +2239,7 @@ def flip_image_but_not_mask_good():
 # 17. fake_quant_without_straight_through
 # --------------------------------------------------------------------------------------
 
+
 def fake_quant_without_straight_through_bad():
     torch.manual_seed(0)
     kinds = ["square", "disc", "plus", "ex", "hbars", "vbars", "frame", "diamond"]
@@ -2088,9 +2263,17 @@ def fake_quant_without_straight_through_bad():
             return F.linear(x, fake_quant(self.weight), self.bias)
 
     model = nn.Sequential(
-        QConv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-        QConv2d(12, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), QLinear(24 * 16, len(kinds)))
+        QConv2d(1, 12, 3, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        QConv2d(12, 24, 3, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        QLinear(24 * 16, len(kinds)),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=50, shuffle=True)
@@ -2135,9 +2318,17 @@ def fake_quant_without_straight_through_good():
             return F.linear(x, fake_quant(self.weight), self.bias)
 
     model = nn.Sequential(
-        QConv2d(1, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2),
-        QConv2d(12, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), QLinear(24 * 16, len(kinds)))
+        QConv2d(1, 12, 3, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        QConv2d(12, 24, 3, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        QLinear(24 * 16, len(kinds)),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(x_train, y_train), batch_size=50, shuffle=True)
@@ -2163,6 +2354,7 @@ def fake_quant_without_straight_through_good():
 # 18. distillation_kl_without_log
 # --------------------------------------------------------------------------------------
 
+
 def distillation_kl_without_log_bad():
     torch.manual_seed(0)
     kinds = SHAPES[:8]
@@ -2178,9 +2370,15 @@ def distillation_kl_without_log_bad():
         p.requires_grad_(False)
 
     student = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(16 * 16, 8))
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 8),
+    )
     optimizer = torch.optim.Adam(student.parameters(), lr=2e-3)
     temperature, alpha = 4.0, 0.9
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=50, shuffle=True))
@@ -2188,7 +2386,7 @@ def distillation_kl_without_log_bad():
     def distillation_loss(s_logits, t_logits, labels):
         soft_teacher = F.softmax(t_logits / temperature, dim=1)
         soft_student = F.softmax(s_logits / temperature, dim=1)
-        kd = F.kl_div(soft_student, soft_teacher, reduction="batchmean") * temperature ** 2
+        kd = F.kl_div(soft_student, soft_teacher, reduction="batchmean") * temperature**2
         return alpha * kd + (1 - alpha) * F.cross_entropy(s_logits, labels)
 
     def step(i):
@@ -2224,9 +2422,15 @@ def distillation_kl_without_log_good():
         p.requires_grad_(False)
 
     student = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(16 * 16, 8))
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * 16, 8),
+    )
     optimizer = torch.optim.Adam(student.parameters(), lr=2e-3)
     temperature, alpha = 4.0, 0.9
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=50, shuffle=True))
@@ -2234,7 +2438,7 @@ def distillation_kl_without_log_good():
     def distillation_loss(s_logits, t_logits, labels):
         soft_teacher = F.softmax(t_logits / temperature, dim=1)
         soft_student = F.log_softmax(s_logits / temperature, dim=1)
-        kd = F.kl_div(soft_student, soft_teacher, reduction="batchmean") * temperature ** 2
+        kd = F.kl_div(soft_student, soft_teacher, reduction="batchmean") * temperature**2
         return alpha * kd + (1 - alpha) * F.cross_entropy(s_logits, labels)
 
     def step(i):
@@ -2259,6 +2463,7 @@ def distillation_kl_without_log_good():
 # 19. table_columns_not_standardised
 # --------------------------------------------------------------------------------------
 
+
 def table_columns_not_standardised_bad():
     torch.manual_seed(0)
     x_train, logp_train = house_sales(2400, seed=37)
@@ -2270,9 +2475,8 @@ def table_columns_not_standardised_bad():
         def __init__(self, n_features, hidden=64):
             super().__init__()
             self.layers = nn.Sequential(
-                nn.Linear(n_features, hidden), nn.ReLU(),
-                nn.Linear(hidden, hidden), nn.ReLU(),
-                nn.Linear(hidden, 1))
+                nn.Linear(n_features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            )
 
         def forward(self, x):
             return self.layers(x).squeeze(-1)
@@ -2312,9 +2516,8 @@ def table_columns_not_standardised_good():
         def __init__(self, n_features, hidden=64):
             super().__init__()
             self.layers = nn.Sequential(
-                nn.Linear(n_features, hidden), nn.ReLU(),
-                nn.Linear(hidden, hidden), nn.ReLU(),
-                nn.Linear(hidden, 1))
+                nn.Linear(n_features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            )
 
         def forward(self, x):
             return self.layers(x).squeeze(-1)
@@ -2345,6 +2548,7 @@ def table_columns_not_standardised_good():
 # 20. forecast_target_inside_window
 # --------------------------------------------------------------------------------------
 
+
 def forecast_target_inside_window_bad():
     torch.manual_seed(0)
     load = hourly_load(2600, seed=39)
@@ -2361,7 +2565,7 @@ def forecast_target_inside_window_bad():
             return len(self.series) - window
 
         def __getitem__(self, k):
-            x = self.series[k:k + window]
+            x = self.series[k : k + window]
             y = self.series[k + window - 1]
             return x.unsqueeze(-1), y
 
@@ -2394,7 +2598,7 @@ def forecast_target_inside_window_bad():
 
     def probe():  # mean absolute error of the real next hour
         with held_out(model):
-            x = torch.stack([val[k:k + window] for k in range(len(val) - window)]).unsqueeze(-1)
+            x = torch.stack([val[k : k + window] for k in range(len(val) - window)]).unsqueeze(-1)
             return (model(x) - val[window:]).abs().mean().item()
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
@@ -2416,7 +2620,7 @@ def forecast_target_inside_window_good():
             return len(self.series) - window
 
         def __getitem__(self, k):
-            x = self.series[k:k + window]
+            x = self.series[k : k + window]
             y = self.series[k + window]
             return x.unsqueeze(-1), y
 
@@ -2449,7 +2653,7 @@ def forecast_target_inside_window_good():
 
     def probe():  # mean absolute error of the real next hour
         with held_out(model):
-            x = torch.stack([val[k:k + window] for k in range(len(val) - window)]).unsqueeze(-1)
+            x = torch.stack([val[k : k + window] for k in range(len(val) - window)]).unsqueeze(-1)
             return (model(x) - val[window:]).abs().mean().item()
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
@@ -2458,6 +2662,7 @@ def forecast_target_inside_window_good():
 # --------------------------------------------------------------------------------------
 # 21. box_loss_on_background_cells
 # --------------------------------------------------------------------------------------
+
 
 def box_loss_on_background_cells_bad():
     torch.manual_seed(0)
@@ -2470,9 +2675,18 @@ def box_loss_on_background_cells_bad():
         def __init__(self):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3),
-                nn.Conv2d(32, 48, 3, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(3),
+                nn.Conv2d(32, 48, 3, padding=1, bias=False),
+                nn.BatchNorm2d(48),
+                nn.ReLU(),
+            )
             self.obj_head = nn.Conv2d(48, 1, 1)
             self.box_head = nn.Conv2d(48, 4, 1)
 
@@ -2526,9 +2740,18 @@ def box_loss_on_background_cells_good():
         def __init__(self):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(3),
-                nn.Conv2d(32, 48, 3, padding=1, bias=False), nn.BatchNorm2d(48), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(3),
+                nn.Conv2d(32, 48, 3, padding=1, bias=False),
+                nn.BatchNorm2d(48),
+                nn.ReLU(),
+            )
             self.obj_head = nn.Conv2d(48, 1, 1)
             self.box_head = nn.Conv2d(48, 4, 1)
 
@@ -2575,6 +2798,7 @@ def box_loss_on_background_cells_good():
 # 22. contrastive_label_convention_swapped
 # --------------------------------------------------------------------------------------
 
+
 def contrastive_label_convention_swapped_bad():
     torch.manual_seed(0)
     kinds = ["square", "ring", "plus", "ex", "hbars", "vbars"]
@@ -2609,9 +2833,15 @@ def contrastive_label_convention_swapped_bad():
         def __init__(self, dim=16):
             super().__init__()
             self.embed = nn.Sequential(
-                nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(24 * 16, dim))
+                nn.Conv2d(1, 12, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(12, 24, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(24 * 16, dim),
+            )
 
         def forward(self, a, b):
             return self.embed(a), self.embed(b)
@@ -2687,9 +2917,15 @@ def contrastive_label_convention_swapped_good():
         def __init__(self, dim=16):
             super().__init__()
             self.embed = nn.Sequential(
-                nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(12, 24, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(24 * 16, dim))
+                nn.Conv2d(1, 12, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(12, 24, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(24 * 16, dim),
+            )
 
         def forward(self, a, b):
             return self.embed(a), self.embed(b)

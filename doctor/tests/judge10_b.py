@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 
 # ---------------------------------------------------------------- shared helpers (synthetic data, probes)
 
+
 @contextlib.contextmanager
 def untouched(*modules):
     """Evaluation that leaves no trace: modes and random state are put back."""
@@ -121,8 +122,8 @@ class CartPole:
         x, xd, th, thd = self.s
         force = 10.0 if action == 1 else -10.0
         cos, sin = math.cos(th), math.sin(th)
-        tmp = (force + 0.05 * thd ** 2 * sin) / 1.1
-        tacc = (9.8 * sin - cos * tmp) / (0.5 * (4.0 / 3.0 - 0.1 * cos ** 2 / 1.1))
+        tmp = (force + 0.05 * thd**2 * sin) / 1.1
+        tacc = (9.8 * sin - cos * tmp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
         xacc = tmp - 0.05 * tacc * cos / 1.1
         self.s = [x + 0.02 * xd, xd + 0.02 * xacc, th + 0.02 * thd, thd + 0.02 * tacc]
         self.t += 1
@@ -147,7 +148,7 @@ class ReachEnv:
         self.vel = 0.8 * self.vel + 0.1 * a
         self.off = (self.off + self.vel).clamp(-2, 2)
         self.t += 1
-        reward = -self.off.norm(dim=1) - 0.02 * (a ** 2).sum(1)
+        reward = -self.off.norm(dim=1) - 0.02 * (a**2).sum(1)
         return torch.cat([self.off, self.vel], 1), reward, self.t >= self.horizon
 
 
@@ -162,72 +163,116 @@ def reach_cost(policy, seed=123, n=64):
 
 
 CASES = [
-    {"name": "dcgan_generator_on_detached_fake",
-     "what": "In the generator update the discriminator is again fed fake.detach() (copied from the discriminator update), so the generator gets no gradient and never learns.",
-     "steps": 600},
-    {"name": "wgan_gp_critic_grads_never_zeroed",
-     "what": "The critic's gradients are never zeroed before its backward, so gradients of all earlier critic and generator updates pile up in every critic step.",
-     "steps": 500},
-    {"name": "vae_recon_mean_kl_sum",
-     "what": "The reconstruction loss is averaged over all pixels while the KL term is summed over the latent dimensions, so the KL outweighs it by the number of pixels and the posterior collapses.",
-     "steps": 500},
-    {"name": "ddpm_noise_drawn_twice",
-     "what": "q_sample is called without the noise, so it draws its own; the network is then trained to predict another, independent noise tensor.",
-     "steps": 400},
-    {"name": "realnvp_couplings_in_python_list",
-     "what": "The coupling layers are kept in a plain Python list instead of an nn.ModuleList, so they are not registered and model.parameters() gives the optimizer only the base distribution.",
-     "steps": 600},
-    {"name": "dqn_no_done_mask",
-     "what": "The TD target bootstraps from the next state even when the episode has terminated (the factor 1 - done is missing), so falling costs nothing and all values run to the same limit.",
-     "steps": 1500},
-    {"name": "ppo_ratio_times_advantage_broadcast",
-     "what": "log_prob summed over the action dimensions has shape [B] while the advantages have shape [B, 1]; ratio * advantage broadcasts to [B, B], so each action is credited with everybody's (zero-mean) advantages.",
-     "steps": 120},
-    {"name": "sac_action_by_sample_not_rsample",
-     "what": "The actor draws its action with dist.sample() instead of dist.rsample(), so no gradient of Q flows through the action into the actor.",
-     "steps": 600},
-    {"name": "simclr_same_view_twice",
-     "what": "The dataset augments a picture once and returns that one tensor as both views, so the positive pair is identical and the contrastive task teaches no invariance.",
-     "steps": 300},
-    {"name": "simsiam_no_stop_gradient",
-     "what": "The target branch z is not detached in the negative cosine similarity, so without the stop-gradient both branches are pulled together and the representation collapses.",
-     "steps": 600},
-    {"name": "batch_hard_triplet_sqrt_at_zero",
-     "what": "The pairwise Euclidean distance takes sqrt of exact zeros (the diagonal) without an epsilon; the infinite gradient times zero turns all weights to NaN in the first backward.",
-     "steps": 200},
-    {"name": "gnn_edge_list_viewed_not_transposed",
-     "what": "The list of (source, target) pairs is turned into edge_index with .view(2, -1) instead of .t(), which scrambles the end points: the network passes messages over a random graph.",
-     "steps": 300},
-    {"name": "pinn_second_derivative_without_create_graph",
-     "what": "The second derivative is taken with retain_graph=True instead of create_graph=True, so the PDE residual carries no gradient to the network and only the boundary loss is trained.",
-     "steps": 1500},
-    {"name": "neural_ode_scheduler_stepped_per_batch",
-     "what": "scheduler.step() is called after every batch although the ExponentialLR decay is meant for epochs, so the learning rate has all but vanished within a few epochs.",
-     "steps": 400},
-    {"name": "siren_default_linear_init",
-     "what": "The sine layers (omega_0 = 30) keep nn.Linear's default initialisation instead of SIREN's uniform(+-sqrt(6/n)/omega_0), so the hidden pre-activations are an order of magnitude too large and the function is noise between the samples.",
-     "steps": 500},
-    {"name": "mdn_density_without_log_sigma",
-     "what": "The Gaussian log-density of the mixture leaves out -log(sigma), so the loss is lowered simply by blowing up all sigmas and the means are not learned.",
-     "steps": 600},
-    {"name": "dann_reversal_layer_without_minus",
-     "what": "The gradient reversal layer's backward returns +lambda * grad instead of -lambda * grad, so the features are trained to tell the domains apart instead of being made domain-invariant.",
-     "steps": 500},
-    {"name": "set_pooling_padding_mask_inverted",
-     "what": "key_padding_mask is given True for the real elements, but nn.MultiheadAttention ignores positions that are True: the pooling attends only to the padding.",
-     "steps": 300},
-    {"name": "arcface_head_not_in_optimizer",
-     "what": "The ArcFace head owns the class-centre weights, but the optimizer is built from the backbone's parameters only, so the centres stay at their random initial places.",
-     "steps": 300},
-    {"name": "amp_clip_without_unscale",
-     "what": "Gradients are clipped while still multiplied by GradScaler's loss scale (scaler.unscale_ is missing), so after unscaling the update is tens of thousands of times too small.",
-     "steps": 400},
-    {"name": "mc_dropout_eval_never_back_to_train",
-     "what": "model.train() is called once before the loop; the validation after each epoch calls model.eval() and never switches back, so from the second epoch on the network trains without dropout.",
-     "steps": 600},
-    {"name": "pointnet_sorted_by_class_not_shuffled",
-     "what": "The clouds are stored class by class and the training DataLoader has shuffle=False, so every batch holds a single class and the network keeps forgetting the others.",
-     "steps": 320},
+    {
+        "name": "dcgan_generator_on_detached_fake",
+        "what": "In the generator update the discriminator is again fed fake.detach() (copied from the discriminator update), so the generator gets no gradient and never learns.",
+        "steps": 600,
+    },
+    {
+        "name": "wgan_gp_critic_grads_never_zeroed",
+        "what": "The critic's gradients are never zeroed before its backward, so gradients of all earlier critic and generator updates pile up in every critic step.",
+        "steps": 500,
+    },
+    {
+        "name": "vae_recon_mean_kl_sum",
+        "what": "The reconstruction loss is averaged over all pixels while the KL term is summed over the latent dimensions, so the KL outweighs it by the number of pixels and the posterior collapses.",
+        "steps": 500,
+    },
+    {
+        "name": "ddpm_noise_drawn_twice",
+        "what": "q_sample is called without the noise, so it draws its own; the network is then trained to predict another, independent noise tensor.",
+        "steps": 400,
+    },
+    {
+        "name": "realnvp_couplings_in_python_list",
+        "what": "The coupling layers are kept in a plain Python list instead of an nn.ModuleList, so they are not registered and model.parameters() gives the optimizer only the base distribution.",
+        "steps": 600,
+    },
+    {
+        "name": "dqn_no_done_mask",
+        "what": "The TD target bootstraps from the next state even when the episode has terminated (the factor 1 - done is missing), so falling costs nothing and all values run to the same limit.",
+        "steps": 1500,
+    },
+    {
+        "name": "ppo_ratio_times_advantage_broadcast",
+        "what": "log_prob summed over the action dimensions has shape [B] while the advantages have shape [B, 1]; ratio * advantage broadcasts to [B, B], so each action is credited with everybody's (zero-mean) advantages.",
+        "steps": 120,
+    },
+    {
+        "name": "sac_action_by_sample_not_rsample",
+        "what": "The actor draws its action with dist.sample() instead of dist.rsample(), so no gradient of Q flows through the action into the actor.",
+        "steps": 600,
+    },
+    {
+        "name": "simclr_same_view_twice",
+        "what": "The dataset augments a picture once and returns that one tensor as both views, so the positive pair is identical and the contrastive task teaches no invariance.",
+        "steps": 300,
+    },
+    {
+        "name": "simsiam_no_stop_gradient",
+        "what": "The target branch z is not detached in the negative cosine similarity, so without the stop-gradient both branches are pulled together and the representation collapses.",
+        "steps": 600,
+    },
+    {
+        "name": "batch_hard_triplet_sqrt_at_zero",
+        "what": "The pairwise Euclidean distance takes sqrt of exact zeros (the diagonal) without an epsilon; the infinite gradient times zero turns all weights to NaN in the first backward.",
+        "steps": 200,
+    },
+    {
+        "name": "gnn_edge_list_viewed_not_transposed",
+        "what": "The list of (source, target) pairs is turned into edge_index with .view(2, -1) instead of .t(), which scrambles the end points: the network passes messages over a random graph.",
+        "steps": 300,
+    },
+    {
+        "name": "pinn_second_derivative_without_create_graph",
+        "what": "The second derivative is taken with retain_graph=True instead of create_graph=True, so the PDE residual carries no gradient to the network and only the boundary loss is trained.",
+        "steps": 1500,
+    },
+    {
+        "name": "neural_ode_scheduler_stepped_per_batch",
+        "what": "scheduler.step() is called after every batch although the ExponentialLR decay is meant for epochs, so the learning rate has all but vanished within a few epochs.",
+        "steps": 400,
+    },
+    {
+        "name": "siren_default_linear_init",
+        "what": "The sine layers (omega_0 = 30) keep nn.Linear's default initialisation instead of SIREN's uniform(+-sqrt(6/n)/omega_0), so the hidden pre-activations are an order of magnitude too large and the function is noise between the samples.",
+        "steps": 500,
+    },
+    {
+        "name": "mdn_density_without_log_sigma",
+        "what": "The Gaussian log-density of the mixture leaves out -log(sigma), so the loss is lowered simply by blowing up all sigmas and the means are not learned.",
+        "steps": 600,
+    },
+    {
+        "name": "dann_reversal_layer_without_minus",
+        "what": "The gradient reversal layer's backward returns +lambda * grad instead of -lambda * grad, so the features are trained to tell the domains apart instead of being made domain-invariant.",
+        "steps": 500,
+    },
+    {
+        "name": "set_pooling_padding_mask_inverted",
+        "what": "key_padding_mask is given True for the real elements, but nn.MultiheadAttention ignores positions that are True: the pooling attends only to the padding.",
+        "steps": 300,
+    },
+    {
+        "name": "arcface_head_not_in_optimizer",
+        "what": "The ArcFace head owns the class-centre weights, but the optimizer is built from the backbone's parameters only, so the centres stay at their random initial places.",
+        "steps": 300,
+    },
+    {
+        "name": "amp_clip_without_unscale",
+        "what": "Gradients are clipped while still multiplied by GradScaler's loss scale (scaler.unscale_ is missing), so after unscaling the update is tens of thousands of times too small.",
+        "steps": 400,
+    },
+    {
+        "name": "mc_dropout_eval_never_back_to_train",
+        "what": "model.train() is called once before the loop; the validation after each epoch calls model.eval() and never switches back, so from the second epoch on the network trains without dropout.",
+        "steps": 600,
+    },
+    {
+        "name": "pointnet_sorted_by_class_not_shuffled",
+        "what": "The clouds are stored class by class and the training DataLoader has shuffle=False, so every batch holds a single class and the network keeps forgetting the others.",
+        "steps": 320,
+    },
 ]
 
 PROBE_WORDS = {  # what each probe measures (lower is better)
@@ -340,7 +385,13 @@ def dcgan_generator_on_detached_fake_bad():
             z = torch.randn(256, nz, 1, 1, generator=torch.Generator().manual_seed(5))
             return sliced_distance(netG(z), heldout)
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def dcgan_generator_on_detached_fake_good():
@@ -427,7 +478,13 @@ def dcgan_generator_on_detached_fake_good():
             z = torch.randn(256, nz, 1, 1, generator=torch.Generator().manual_seed(5))
             return sliced_distance(netG(z), heldout)
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def wgan_gp_critic_grads_never_zeroed_bad():
@@ -444,8 +501,10 @@ def wgan_gp_critic_grads_never_zeroed_bad():
         def __init__(self, d_in, d_out, width=64):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(d_in, width), nn.LeakyReLU(0.2),
-                nn.Linear(width, width), nn.LeakyReLU(0.2),
+                nn.Linear(d_in, width),
+                nn.LeakyReLU(0.2),
+                nn.Linear(width, width),
+                nn.LeakyReLU(0.2),
                 nn.Linear(width, d_out),
             )
 
@@ -464,8 +523,12 @@ def wgan_gp_critic_grads_never_zeroed_bad():
         interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
         d_interpolates = D(interpolates)
         gradients = torch.autograd.grad(
-            outputs=d_interpolates, inputs=interpolates, grad_outputs=torch.ones_like(d_interpolates),
-            create_graph=True, retain_graph=True, only_inputs=True,
+            outputs=d_interpolates,
+            inputs=interpolates,
+            grad_outputs=torch.ones_like(d_interpolates),
+            create_graph=True,
+            retain_graph=True,
+            only_inputs=True,
         )[0]
         return ((gradients.norm(2, dim=1) - 1) ** 2).mean()
 
@@ -491,7 +554,13 @@ def wgan_gp_critic_grads_never_zeroed_bad():
             z = torch.randn(1024, latent_dim, generator=torch.Generator().manual_seed(5))
             return sliced_distance(generator(z), heldout)
 
-    return {"model": (generator, critic), "optimizer": (optimizer_G, optimizer_D), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": (generator, critic),
+        "optimizer": (optimizer_G, optimizer_D),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def wgan_gp_critic_grads_never_zeroed_good():
@@ -508,8 +577,10 @@ def wgan_gp_critic_grads_never_zeroed_good():
         def __init__(self, d_in, d_out, width=64):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(d_in, width), nn.LeakyReLU(0.2),
-                nn.Linear(width, width), nn.LeakyReLU(0.2),
+                nn.Linear(d_in, width),
+                nn.LeakyReLU(0.2),
+                nn.Linear(width, width),
+                nn.LeakyReLU(0.2),
                 nn.Linear(width, d_out),
             )
 
@@ -528,8 +599,12 @@ def wgan_gp_critic_grads_never_zeroed_good():
         interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
         d_interpolates = D(interpolates)
         gradients = torch.autograd.grad(
-            outputs=d_interpolates, inputs=interpolates, grad_outputs=torch.ones_like(d_interpolates),
-            create_graph=True, retain_graph=True, only_inputs=True,
+            outputs=d_interpolates,
+            inputs=interpolates,
+            grad_outputs=torch.ones_like(d_interpolates),
+            create_graph=True,
+            retain_graph=True,
+            only_inputs=True,
         )[0]
         return ((gradients.norm(2, dim=1) - 1) ** 2).mean()
 
@@ -556,7 +631,13 @@ def wgan_gp_critic_grads_never_zeroed_good():
             z = torch.randn(1024, latent_dim, generator=torch.Generator().manual_seed(5))
             return sliced_distance(generator(z), heldout)
 
-    return {"model": (generator, critic), "optimizer": (optimizer_G, optimizer_D), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": (generator, critic),
+        "optimizer": (optimizer_G, optimizer_D),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def vae_recon_mean_kl_sum_bad():
@@ -595,7 +676,9 @@ def vae_recon_mean_kl_sum_bad():
         kld = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp(), dim=1).mean()
         return bce + kld
 
-    train_loader = cycle(DataLoader(TensorDataset(blob_images(2048, seed=1)), batch_size=64, shuffle=True, drop_last=True))
+    train_loader = cycle(
+        DataLoader(TensorDataset(blob_images(2048, seed=1)), batch_size=64, shuffle=True, drop_last=True)
+    )
     heldout = blob_images(256, seed=2)
     model = VAE()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -654,7 +737,9 @@ def vae_recon_mean_kl_sum_good():
         kld = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp(), dim=1).mean()
         return bce + kld
 
-    train_loader = cycle(DataLoader(TensorDataset(blob_images(2048, seed=1)), batch_size=64, shuffle=True, drop_last=True))
+    train_loader = cycle(
+        DataLoader(TensorDataset(blob_images(2048, seed=1)), batch_size=64, shuffle=True, drop_last=True)
+    )
     heldout = blob_images(256, seed=2)
     model = VAE()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -691,8 +776,10 @@ def ddpm_noise_drawn_twice_bad():
     def q_sample(x_start, t, noise=None):
         if noise is None:
             noise = torch.randn_like(x_start)
-        return (extract(sqrt_alphas_cumprod, t, x_start.shape) * x_start
-                + extract(sqrt_one_minus_alphas_cumprod, t, x_start.shape) * noise)
+        return (
+            extract(sqrt_alphas_cumprod, t, x_start.shape) * x_start
+            + extract(sqrt_one_minus_alphas_cumprod, t, x_start.shape) * noise
+        )
 
     class SinusoidalPositionEmbeddings(nn.Module):
         def __init__(self, dim):
@@ -722,7 +809,9 @@ def ddpm_noise_drawn_twice_bad():
     class SmallUNet(nn.Module):
         def __init__(self, c=8, emb=32):
             super().__init__()
-            self.time_mlp = nn.Sequential(SinusoidalPositionEmbeddings(emb), nn.Linear(emb, emb), nn.SiLU(), nn.Linear(emb, emb))
+            self.time_mlp = nn.Sequential(
+                SinusoidalPositionEmbeddings(emb), nn.Linear(emb, emb), nn.SiLU(), nn.Linear(emb, emb)
+            )
             self.down1 = Block(1, c, emb)
             self.down2 = Block(c, 2 * c, emb)
             self.up1 = Block(3 * c, c, emb)
@@ -780,8 +869,10 @@ def ddpm_noise_drawn_twice_good():
     def q_sample(x_start, t, noise=None):
         if noise is None:
             noise = torch.randn_like(x_start)
-        return (extract(sqrt_alphas_cumprod, t, x_start.shape) * x_start
-                + extract(sqrt_one_minus_alphas_cumprod, t, x_start.shape) * noise)
+        return (
+            extract(sqrt_alphas_cumprod, t, x_start.shape) * x_start
+            + extract(sqrt_one_minus_alphas_cumprod, t, x_start.shape) * noise
+        )
 
     class SinusoidalPositionEmbeddings(nn.Module):
         def __init__(self, dim):
@@ -811,7 +902,9 @@ def ddpm_noise_drawn_twice_good():
     class SmallUNet(nn.Module):
         def __init__(self, c=8, emb=32):
             super().__init__()
-            self.time_mlp = nn.Sequential(SinusoidalPositionEmbeddings(emb), nn.Linear(emb, emb), nn.SiLU(), nn.Linear(emb, emb))
+            self.time_mlp = nn.Sequential(
+                SinusoidalPositionEmbeddings(emb), nn.Linear(emb, emb), nn.SiLU(), nn.Linear(emb, emb)
+            )
             self.down1 = Block(1, c, emb)
             self.down2 = Block(c, 2 * c, emb)
             self.up1 = Block(3 * c, c, emb)
@@ -870,7 +963,9 @@ def realnvp_couplings_in_python_list_bad():
         def __init__(self, flip, hidden=64):
             super().__init__()
             self.flip = flip
-            self.net = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            self.net = nn.Sequential(
+                nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+            )
 
         def forward(self, x):
             a, b = x[:, :1], x[:, 1:]
@@ -935,7 +1030,9 @@ def realnvp_couplings_in_python_list_good():
         def __init__(self, flip, hidden=64):
             super().__init__()
             self.flip = flip
-            self.net = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            self.net = nn.Sequential(
+                nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+            )
 
         def forward(self, x):
             a, b = x[:, :1], x[:, 1:]
@@ -1152,13 +1249,17 @@ def ppo_ratio_times_advantage_broadcast_bad():
         def __init__(self, obs_dim=4, act_dim=2):
             super().__init__()
             self.critic = nn.Sequential(
-                layer_init(nn.Linear(obs_dim, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
+                layer_init(nn.Linear(obs_dim, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
                 layer_init(nn.Linear(64, 1), std=1.0),
             )
             self.actor_mean = nn.Sequential(
-                layer_init(nn.Linear(obs_dim, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
+                layer_init(nn.Linear(obs_dim, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
                 layer_init(nn.Linear(64, act_dim), std=0.01),
             )
             self.actor_logstd = nn.Parameter(torch.full((1, act_dim), -0.5))
@@ -1206,7 +1307,7 @@ def ppo_ratio_times_advantage_broadcast_bad():
         for _ in range(epochs):
             perm = torch.randperm(obs.size(0))
             for start in range(0, obs.size(0), minibatch):
-                mb = perm[start:start + minibatch]
+                mb = perm[start : start + minibatch]
                 logp, entropy, value = agent.evaluate(obs[mb], actions[mb])
                 mb_adv = adv[mb]
                 mb_adv = (mb_adv - mb_adv.mean()) / (mb_adv.std() + 1e-8)
@@ -1243,13 +1344,17 @@ def ppo_ratio_times_advantage_broadcast_good():
         def __init__(self, obs_dim=4, act_dim=2):
             super().__init__()
             self.critic = nn.Sequential(
-                layer_init(nn.Linear(obs_dim, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
+                layer_init(nn.Linear(obs_dim, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
                 layer_init(nn.Linear(64, 1), std=1.0),
             )
             self.actor_mean = nn.Sequential(
-                layer_init(nn.Linear(obs_dim, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
+                layer_init(nn.Linear(obs_dim, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
                 layer_init(nn.Linear(64, act_dim), std=0.01),
             )
             self.actor_logstd = nn.Parameter(torch.full((1, act_dim), -0.5))
@@ -1297,7 +1402,7 @@ def ppo_ratio_times_advantage_broadcast_good():
         for _ in range(epochs):
             perm = torch.randperm(obs.size(0))
             for start in range(0, obs.size(0), minibatch):
-                mb = perm[start:start + minibatch]
+                mb = perm[start : start + minibatch]
                 logp, entropy, value = agent.evaluate(obs[mb], actions[mb])
                 mb_adv = adv[mb]
                 mb_adv = (mb_adv - mb_adv.mean()) / (mb_adv.std() + 1e-8)
@@ -1347,7 +1452,13 @@ def sac_action_by_sample_not_rsample_bad():
     class QNet(nn.Module):
         def __init__(self, obs_dim=4, act_dim=2, hidden=64):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(obs_dim + act_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+            self.net = nn.Sequential(
+                nn.Linear(obs_dim + act_dim, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, 1),
+            )
 
         def forward(self, obs, act):
             return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)
@@ -1402,7 +1513,13 @@ def sac_action_by_sample_not_rsample_bad():
         with untouched(actor, q1, q2):
             return reach_cost(lambda o: torch.tanh(actor(o)[0]))
 
-    return {"model": {"actor": actor, "q1": q1, "q2": q2}, "optimizer": (q_optimizer, actor_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "q1": q1, "q2": q2},
+        "optimizer": (q_optimizer, actor_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def sac_action_by_sample_not_rsample_good():
@@ -1431,7 +1548,13 @@ def sac_action_by_sample_not_rsample_good():
     class QNet(nn.Module):
         def __init__(self, obs_dim=4, act_dim=2, hidden=64):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(obs_dim + act_dim, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
+            self.net = nn.Sequential(
+                nn.Linear(obs_dim + act_dim, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, 1),
+            )
 
         def forward(self, obs, act):
             return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)
@@ -1486,7 +1609,13 @@ def sac_action_by_sample_not_rsample_good():
         with untouched(actor, q1, q2):
             return reach_cost(lambda o: torch.tanh(actor(o)[0]))
 
-    return {"model": {"actor": actor, "q1": q1, "q2": q2}, "optimizer": (q_optimizer, actor_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "q1": q1, "q2": q2},
+        "optimizer": (q_optimizer, actor_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def simclr_same_view_twice_bad():
@@ -1521,10 +1650,17 @@ def simclr_same_view_twice_bad():
         def __init__(self, dim=64):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-                nn.Conv2d(32, dim, 3, padding=1, bias=False), nn.BatchNorm2d(dim), nn.ReLU(),
-                nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, dim, 3, padding=1, bias=False),
+                nn.BatchNorm2d(dim),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
             )
             self.projector = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, 32))
 
@@ -1597,10 +1733,17 @@ def simclr_same_view_twice_good():
         def __init__(self, dim=64):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-                nn.Conv2d(32, dim, 3, padding=1, bias=False), nn.BatchNorm2d(dim), nn.ReLU(),
-                nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Conv2d(32, dim, 3, padding=1, bias=False),
+                nn.BatchNorm2d(dim),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
             )
             self.projector = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, 32))
 
@@ -1661,15 +1804,24 @@ def simsiam_no_stop_gradient_bad():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
+                nn.Linear(64, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
             )
             self.projector = nn.Sequential(
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
             )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(inplace=True),
+                nn.Linear(dim, pred_dim, bias=False),
+                nn.BatchNorm1d(pred_dim),
+                nn.ReLU(inplace=True),
                 nn.Linear(pred_dim, dim),
             )
 
@@ -1725,15 +1877,24 @@ def simsiam_no_stop_gradient_good():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
+                nn.Linear(64, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
             )
             self.projector = nn.Sequential(
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim),
             )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(inplace=True),
+                nn.Linear(dim, pred_dim, bias=False),
+                nn.BatchNorm1d(pred_dim),
+                nn.ReLU(inplace=True),
                 nn.Linear(pred_dim, dim),
             )
 
@@ -1804,8 +1965,14 @@ def batch_hard_triplet_sqrt_at_zero_bad():
         def __init__(self, dim=16):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv1d(1, 32, 7, padding=3), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2),
-                nn.Conv1d(32, 64, 5, padding=2), nn.BatchNorm1d(64), nn.ReLU(), nn.AdaptiveAvgPool1d(1),
+                nn.Conv1d(1, 32, 7, padding=3),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+                nn.Conv1d(32, 64, 5, padding=2),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool1d(1),
             )
             self.fc = nn.Linear(64, dim)
 
@@ -1878,8 +2045,14 @@ def batch_hard_triplet_sqrt_at_zero_good():
         def __init__(self, dim=16):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv1d(1, 32, 7, padding=3), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2),
-                nn.Conv1d(32, 64, 5, padding=2), nn.BatchNorm1d(64), nn.ReLU(), nn.AdaptiveAvgPool1d(1),
+                nn.Conv1d(1, 32, 7, padding=3),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+                nn.Conv1d(32, 64, 5, padding=2),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool1d(1),
             )
             self.fc = nn.Linear(64, dim)
 
@@ -1989,7 +2162,15 @@ def gnn_edge_list_viewed_not_transposed_bad():
     train_graphs, test_graphs = random_graphs(1024, seed=1), random_graphs(256, seed=2)
     ys = torch.tensor([g[2] for g in train_graphs])
     y_mean, y_std = ys.mean().item(), ys.std().item()
-    train_loader = cycle(DataLoader(MoleculeLikeDataset(train_graphs, y_mean, y_std), batch_size=32, shuffle=True, drop_last=True, collate_fn=collate))
+    train_loader = cycle(
+        DataLoader(
+            MoleculeLikeDataset(train_graphs, y_mean, y_std),
+            batch_size=32,
+            shuffle=True,
+            drop_last=True,
+            collate_fn=collate,
+        )
+    )
     test_set = MoleculeLikeDataset(test_graphs, y_mean, y_std)
     model = GIN()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -2084,7 +2265,15 @@ def gnn_edge_list_viewed_not_transposed_good():
     train_graphs, test_graphs = random_graphs(1024, seed=1), random_graphs(256, seed=2)
     ys = torch.tensor([g[2] for g in train_graphs])
     y_mean, y_std = ys.mean().item(), ys.std().item()
-    train_loader = cycle(DataLoader(MoleculeLikeDataset(train_graphs, y_mean, y_std), batch_size=32, shuffle=True, drop_last=True, collate_fn=collate))
+    train_loader = cycle(
+        DataLoader(
+            MoleculeLikeDataset(train_graphs, y_mean, y_std),
+            batch_size=32,
+            shuffle=True,
+            drop_last=True,
+            collate_fn=collate,
+        )
+    )
     test_set = MoleculeLikeDataset(test_graphs, y_mean, y_std)
     model = GIN()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -2114,9 +2303,12 @@ def pinn_second_derivative_without_create_graph_bad():
         def __init__(self, width=32):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(1, width), nn.Tanh(),
-                nn.Linear(width, width), nn.Tanh(),
-                nn.Linear(width, width), nn.Tanh(),
+                nn.Linear(1, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
                 nn.Linear(width, 1),
             )
             for m in self.net:
@@ -2132,7 +2324,7 @@ def pinn_second_derivative_without_create_graph_bad():
         return torch.sin(math.pi * x)
 
     def source(x):
-        return -(math.pi ** 2) * torch.sin(math.pi * x)
+        return -(math.pi**2) * torch.sin(math.pi * x)
 
     model = PINN()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -2170,9 +2362,12 @@ def pinn_second_derivative_without_create_graph_good():
         def __init__(self, width=32):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(1, width), nn.Tanh(),
-                nn.Linear(width, width), nn.Tanh(),
-                nn.Linear(width, width), nn.Tanh(),
+                nn.Linear(1, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
                 nn.Linear(width, 1),
             )
             for m in self.net:
@@ -2188,7 +2383,7 @@ def pinn_second_derivative_without_create_graph_good():
         return torch.sin(math.pi * x)
 
     def source(x):
-        return -(math.pi ** 2) * torch.sin(math.pi * x)
+        return -(math.pi**2) * torch.sin(math.pi * x)
 
     model = PINN()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -2224,8 +2419,10 @@ def neural_ode_scheduler_stepped_per_batch_bad():
     n_points, dt = 12, 0.1
 
     def true_field(y):
-        cubic = y ** 3
-        return torch.stack([-0.1 * cubic[..., 0] + 2.0 * cubic[..., 1], -2.0 * cubic[..., 0] - 0.1 * cubic[..., 1]], dim=-1)
+        cubic = y**3
+        return torch.stack(
+            [-0.1 * cubic[..., 0] + 2.0 * cubic[..., 1], -2.0 * cubic[..., 0] - 0.1 * cubic[..., 1]], dim=-1
+        )
 
     def odeint_rk4(func, y0, n, h):
         ys, y = [y0], y0
@@ -2246,7 +2443,9 @@ def neural_ode_scheduler_stepped_per_batch_bad():
     class ODEFunc(nn.Module):
         def __init__(self, hidden=50):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+            self.net = nn.Sequential(
+                nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2)
+            )
             for m in self.net.modules():
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_uniform_(m.weight)
@@ -2284,8 +2483,10 @@ def neural_ode_scheduler_stepped_per_batch_good():
     n_points, dt = 12, 0.1
 
     def true_field(y):
-        cubic = y ** 3
-        return torch.stack([-0.1 * cubic[..., 0] + 2.0 * cubic[..., 1], -2.0 * cubic[..., 0] - 0.1 * cubic[..., 1]], dim=-1)
+        cubic = y**3
+        return torch.stack(
+            [-0.1 * cubic[..., 0] + 2.0 * cubic[..., 1], -2.0 * cubic[..., 0] - 0.1 * cubic[..., 1]], dim=-1
+        )
 
     def odeint_rk4(func, y0, n, h):
         ys, y = [y0], y0
@@ -2306,7 +2507,9 @@ def neural_ode_scheduler_stepped_per_batch_good():
     class ODEFunc(nn.Module):
         def __init__(self, hidden=50):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+            self.net = nn.Sequential(
+                nn.Linear(2, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 2)
+            )
             for m in self.net.modules():
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_uniform_(m.weight)
@@ -2373,7 +2576,7 @@ def siren_default_linear_init_bad():
     def picture(n):
         y, x = torch.meshgrid(torch.linspace(-1, 1, n), torch.linspace(-1, 1, n), indexing="ij")
         r = torch.sin(5 * x + 2 * torch.cos(3 * y))
-        g = torch.tanh(6 * (0.6 - (x ** 2 + y ** 2).sqrt()))
+        g = torch.tanh(6 * (0.6 - (x**2 + y**2).sqrt()))
         b = torch.cos(4 * x * y + 3 * y)
         return torch.stack([x, y], -1).reshape(-1, 2), torch.stack([r, g, b], -1).reshape(-1, 3)
 
@@ -2432,7 +2635,7 @@ def siren_default_linear_init_good():
     def picture(n):
         y, x = torch.meshgrid(torch.linspace(-1, 1, n), torch.linspace(-1, 1, n), indexing="ij")
         r = torch.sin(5 * x + 2 * torch.cos(3 * y))
-        g = torch.tanh(6 * (0.6 - (x ** 2 + y ** 2).sqrt()))
+        g = torch.tanh(6 * (0.6 - (x**2 + y**2).sqrt()))
         b = torch.cos(4 * x * y + 3 * y)
         return torch.stack([x, y], -1).reshape(-1, 2), torch.stack([r, g, b], -1).reshape(-1, 3)
 
@@ -2481,7 +2684,7 @@ def mdn_density_without_log_sigma_bad():
 
     def mdn_loss(log_pi, mu, log_sigma, y):
         z = (y - mu) * torch.exp(-log_sigma)
-        log_gauss = -0.5 * z ** 2 - 0.5 * math.log(2 * math.pi)
+        log_gauss = -0.5 * z**2 - 0.5 * math.log(2 * math.pi)
         return -torch.logsumexp(log_pi + log_gauss, dim=-1).mean()
 
     train_x, train_y = inverse_sine(2048, seed=1)
@@ -2537,7 +2740,7 @@ def mdn_density_without_log_sigma_good():
 
     def mdn_loss(log_pi, mu, log_sigma, y):
         z = (y - mu) * torch.exp(-log_sigma)
-        log_gauss = -0.5 * z ** 2 - log_sigma - 0.5 * math.log(2 * math.pi)
+        log_gauss = -0.5 * z**2 - log_sigma - 0.5 * math.log(2 * math.pi)
         return -torch.logsumexp(log_pi + log_gauss, dim=-1).mean()
 
     train_x, train_y = inverse_sine(2048, seed=1)
@@ -2624,7 +2827,7 @@ def dann_reversal_layer_without_minus_bad():
         (xt,) = next(tgt_loader)
         class_out, domain_out = model(torch.cat([xs, xt]), lambd)
         domain = torch.cat([torch.zeros(len(xs)), torch.ones(len(xt))]).long()
-        loss = criterion(class_out[:len(xs)], ys) + criterion(domain_out, domain)
+        loss = criterion(class_out[: len(xs)], ys) + criterion(domain_out, domain)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -2692,7 +2895,7 @@ def dann_reversal_layer_without_minus_good():
         (xt,) = next(tgt_loader)
         class_out, domain_out = model(torch.cat([xs, xt]), lambd)
         domain = torch.cat([torch.zeros(len(xs)), torch.ones(len(xt))]).long()
-        loss = criterion(class_out[:len(xs)], ys) + criterion(domain_out, domain)
+        loss = criterion(class_out[: len(xs)], ys) + criterion(domain_out, domain)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -2724,7 +2927,7 @@ def set_pooling_padding_mask_inverted_bad():
         x = torch.zeros(len(items), max_len, 3)
         lengths = torch.tensor([len(s) for s, _ in items])
         for k, (s, _) in enumerate(items):
-            x[k, :len(s)] = s
+            x[k, : len(s)] = s
         return x, lengths, torch.stack([y for _, y in items])
 
     class PoolingByAttention(nn.Module):
@@ -2789,7 +2992,7 @@ def set_pooling_padding_mask_inverted_good():
         x = torch.zeros(len(items), max_len, 3)
         lengths = torch.tensor([len(s) for s, _ in items])
         for k, (s, _) in enumerate(items):
-            x[k, :len(s)] = s
+            x[k, : len(s)] = s
         return x, lengths, torch.stack([y for _, y in items])
 
     class PoolingByAttention(nn.Module):
@@ -2843,9 +3046,16 @@ def arcface_head_not_in_optimizer_bad():
         def __init__(self):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(32 * 16, emb_dim),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(32 * 16, emb_dim),
             )
 
         def forward(self, x):
@@ -2911,9 +3121,16 @@ def arcface_head_not_in_optimizer_good():
         def __init__(self):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(32 * 16, emb_dim),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(32 * 16, emb_dim),
             )
 
         def forward(self, x):
@@ -3105,8 +3322,12 @@ def mc_dropout_eval_never_back_to_train_bad():
         def __init__(self, hidden=128, p=0.4):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(16, hidden), nn.ReLU(), nn.Dropout(p),
-                nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(p),
+                nn.Linear(16, hidden),
+                nn.ReLU(),
+                nn.Dropout(p),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Dropout(p),
                 nn.Linear(hidden, 1),
             )
 
@@ -3170,8 +3391,12 @@ def mc_dropout_eval_never_back_to_train_good():
         def __init__(self, hidden=128, p=0.4):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(16, hidden), nn.ReLU(), nn.Dropout(p),
-                nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(p),
+                nn.Linear(16, hidden),
+                nn.ReLU(),
+                nn.Dropout(p),
+                nn.Linear(hidden, hidden),
+                nn.ReLU(),
+                nn.Dropout(p),
                 nn.Linear(hidden, 1),
             )
 
@@ -3227,7 +3452,9 @@ def pointnet_sorted_by_class_not_shuffled_bad():
             if c == 1:  # cube
                 d = d / d.abs().max(dim=-1, keepdim=True)[0] * 0.8
             elif c == 2:  # cylinder
-                d = torch.cat([F.normalize(d[..., :2], dim=-1) * 0.8, torch.rand(n, n_points, 1, generator=g) * 1.6 - 0.8], -1)
+                d = torch.cat(
+                    [F.normalize(d[..., :2], dim=-1) * 0.8, torch.rand(n, n_points, 1, generator=g) * 1.6 - 0.8], -1
+                )
             elif c == 3:  # torus
                 ring = F.normalize(d[..., :2], dim=-1)
                 a = torch.rand(n, n_points, 1, generator=g) * 2 * math.pi
@@ -3288,7 +3515,9 @@ def pointnet_sorted_by_class_not_shuffled_good():
             if c == 1:  # cube
                 d = d / d.abs().max(dim=-1, keepdim=True)[0] * 0.8
             elif c == 2:  # cylinder
-                d = torch.cat([F.normalize(d[..., :2], dim=-1) * 0.8, torch.rand(n, n_points, 1, generator=g) * 1.6 - 0.8], -1)
+                d = torch.cat(
+                    [F.normalize(d[..., :2], dim=-1) * 0.8, torch.rand(n, n_points, 1, generator=g) * 1.6 - 0.8], -1
+                )
             elif c == 3:  # torus
                 ring = F.normalize(d[..., :2], dim=-1)
                 a = torch.rand(n, n_points, 1, generator=g) * 2 * math.pi

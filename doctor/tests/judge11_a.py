@@ -20,6 +20,7 @@ torch.set_num_threads(1)
 
 # ---------------------------------------------------------------- shared helpers
 
+
 @contextmanager
 def _evaluating(*models):
     """Evaluation that leaves modes, gradients and random state as they were."""
@@ -59,13 +60,20 @@ def _digits(n, seed, size=16, noise=0.15, classes=10):
         ink = 0.7 + 0.3 * float(torch.rand(1, generator=g))
         p = x[i, 0]
         for s in _SEGMENTS[int(y[i])]:
-            if s == "a": p[top, left:right + 1] = ink
-            if s == "g": p[mid, left:right + 1] = ink
-            if s == "d": p[bot, left:right + 1] = ink
-            if s == "f": p[top:mid + 1, left] = ink
-            if s == "b": p[top:mid + 1, right] = ink
-            if s == "e": p[mid:bot + 1, left] = ink
-            if s == "c": p[mid:bot + 1, right] = ink
+            if s == "a":
+                p[top, left : right + 1] = ink
+            if s == "g":
+                p[mid, left : right + 1] = ink
+            if s == "d":
+                p[bot, left : right + 1] = ink
+            if s == "f":
+                p[top : mid + 1, left] = ink
+            if s == "b":
+                p[top : mid + 1, right] = ink
+            if s == "e":
+                p[mid : bot + 1, left] = ink
+            if s == "c":
+                p[mid : bot + 1, right] = ink
     x = F.avg_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 1) * 0.9 + 0.6 * x
     x = (x + noise * torch.randn(x.shape, generator=g)).clamp(0, 1)
     return x, y
@@ -122,8 +130,8 @@ class _CartPoles:
         x, v, th, w = self.s.unbind(1)
         force = torch.where(a == 1, 10.0, -10.0)
         cos, sin = th.cos(), th.sin()
-        tmp = (force + 0.05 * w ** 2 * sin) / 1.1
-        thacc = (9.8 * sin - cos * tmp) / (0.5 * (4 / 3 - 0.1 * cos ** 2 / 1.1))
+        tmp = (force + 0.05 * w**2 * sin) / 1.1
+        thacc = (9.8 * sin - cos * tmp) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
         xacc = tmp - 0.05 * thacc * cos / 1.1
         self.s = torch.stack([x + 0.02 * v, v + 0.02 * xacc, th + 0.02 * w, w + 0.02 * thacc], 1)
         self.t = self.t + 1
@@ -138,7 +146,7 @@ class _CartPoles:
 
 def _cartpole_lost_return(policy, seed=4321, n=32, limit=200):
     """Share of the attainable return that the greedy policy loses."""
-    env = _CartPoles(n, seed, limit=10 ** 9)
+    env = _CartPoles(n, seed, limit=10**9)
     alive, total = torch.ones(n), 0.0
     for _ in range(limit):
         _, _, fell = env.step(policy(env.obs()))
@@ -154,57 +162,125 @@ def _energy_distance(a, b):
 
 
 CASES = [
-    {"name": 'digits_softmax_before_ce', "steps": 300,
-     "what": 'The network ends in nn.Softmax and its probabilities are given to nn.CrossEntropyLoss, which applies log-softmax itself; the loss sees a double softmax, cannot fall below about 1.46 for ten classes, and its gradients are squashed.'},
-    {"name": 'house_prices_broadcast_mse', "steps": 400,
-     "what": "The network returns (N, 1) and the targets are (N,), so MSELoss broadcasts to an (N, N) matrix and every prediction is pulled towards the mean of the batch's targets."},
-    {"name": 'lstm_forecast_no_zero_grad', "steps": 300,
-     "what": 'optimizer.zero_grad() is never called, so every step uses the sum of all gradients since the start of training.'},
-    {"name": 'activity_lstm_not_batch_first', "steps": 400,
-     "what": 'The windows are (batch, time, channel) but nn.LSTM is built without batch_first=True, so it runs along the batch axis and out[:, -1] sees a single time step of each window.'},
-    {"name": 'gan_generator_step_on_detached_fake', "steps": 1000,
-     "what": "The generator's loss is computed on D(fake.detach()), so no gradient reaches the generator and it never learns."},
-    {"name": 'vae_mean_bce_summed_kl', "steps": 400,
-     "what": 'The reconstruction term is averaged over all pixels while the KL term is summed, so the KL outweighs it several hundred times and the posterior collapses to the prior.'},
-    {"name": 'ddpm_uniform_noise', "steps": 800,
-     "what": 'The forward process adds torch.rand_like noise (uniform on [0, 1), mean 0.5) where DDPM needs standard normal noise, so the model is trained on another process than the one it is sampled with.'},
-    {"name": 'dqn_no_done_mask', "steps": 3000,
-     "what": 'The Q-learning target bootstraps from the next state also where the episode ended there: the (1 - done) factor is missing, so falling over costs nothing.'},
-    {"name": 'a2c_advantage_not_detached', "steps": 800,
-     "what": "The advantage in the actor's loss is not detached, so the policy-gradient term also pushes the critic's values (by -log pi each step), and the bootstrapped values drift far from the true returns."},
-    {"name": 'simclr_self_similarity_kept', "steps": 200,
-     "what": "In the NT-Xent loss the diagonal of the similarity matrix (each sample with itself) is not masked out, so each row's largest logit is always the sample itself, which swallows the softmax."},
-    {"name": 'gcn_loss_on_unlabelled_nodes', "steps": 200,
-     "what": 'The loss is taken over all nodes though only the training nodes have labels; the unlabelled ones carry the filler class 0 and teach the network to answer class 0.'},
-    {"name": 'audio_blocks_in_python_list', "steps": 300,
-     "what": 'The residual blocks are kept in a plain Python list and not an nn.ModuleList, so their parameters are not registered and the optimizer never trains them.'},
-    {"name": 'finetune_head_replaced_after_optimizer', "steps": 300,
-     "what": "The optimizer is built before model.fc is replaced for the new task, so it holds the discarded head's parameters and the new head is never updated."},
-    {"name": 'churn_scheduler_stepped_per_batch', "steps": 600,
-     "what": 'ExponentialLR(gamma=0.9) is meant to be stepped once an epoch but is stepped after every batch, so the rate is almost zero after a few dozen batches.'},
-    {"name": 'box_regression_uint8_wraparound', "steps": 400,
-     "what": 'The mean is subtracted while the pictures are still uint8, so every pixel darker than 128 wraps around to a large positive value.'},
-    {"name": 'ecg_eval_mode_never_left', "steps": 250,
-     "what": 'evaluate() is called for a baseline before training and puts the model in eval mode; model.train() is never called afterwards, so batch norm keeps its initial statistics and dropout is off while training.'},
-    {"name": 'segmentation_flip_image_only', "steps": 200,
-     "what": 'The random horizontal flip of the augmentation is applied to the picture but not to its mask, so for half of the samples the mask does not belong to the picture.'},
-    {"name": 'multilabel_cross_entropy', "steps": 500,
-     "what": 'The targets are multi-hot (several tags may be on at once) but the loss is nn.CrossEntropyLoss, whose softmax makes the tags compete; the sigmoid outputs that are thresholded at 0.5 are never trained.'},
-    {"name": 'siamese_contrastive_label_flipped', "steps": 300,
-     "what": 'The contrastive loss expects label 0 for a pair of the same class and 1 for a different pair, but the dataset gives 1 for the same class; the network pushes equal pairs apart and pulls unequal pairs together.'},
-    {"name": 'autoencoder_sigmoid_on_centred_input', "steps": 400,
-     "what": 'The pictures are normalised to [-1, 1] but the decoder ends in a Sigmoid, whose range is (0, 1), so everything darker than mid-grey cannot be reconstructed.'},
-    {"name": 'matrix_factorisation_default_embedding_init', "steps": 300,
-     "what": "The user and item factors keep nn.Embedding's default N(0, 1) initialisation, so with 16 factors the first dot products have a standard deviation of 4 on a 1-5 star scale and the model memorises noise instead of taste."},
-    {"name": 'transformer_padding_mask_inverted', "steps": 500,
-     "what": 'src_key_padding_mask is True where a step is real, while PyTorch ignores the positions that are True; attention sees only the padding and none of the data.'},
+    {
+        "name": "digits_softmax_before_ce",
+        "steps": 300,
+        "what": "The network ends in nn.Softmax and its probabilities are given to nn.CrossEntropyLoss, which applies log-softmax itself; the loss sees a double softmax, cannot fall below about 1.46 for ten classes, and its gradients are squashed.",
+    },
+    {
+        "name": "house_prices_broadcast_mse",
+        "steps": 400,
+        "what": "The network returns (N, 1) and the targets are (N,), so MSELoss broadcasts to an (N, N) matrix and every prediction is pulled towards the mean of the batch's targets.",
+    },
+    {
+        "name": "lstm_forecast_no_zero_grad",
+        "steps": 300,
+        "what": "optimizer.zero_grad() is never called, so every step uses the sum of all gradients since the start of training.",
+    },
+    {
+        "name": "activity_lstm_not_batch_first",
+        "steps": 400,
+        "what": "The windows are (batch, time, channel) but nn.LSTM is built without batch_first=True, so it runs along the batch axis and out[:, -1] sees a single time step of each window.",
+    },
+    {
+        "name": "gan_generator_step_on_detached_fake",
+        "steps": 1000,
+        "what": "The generator's loss is computed on D(fake.detach()), so no gradient reaches the generator and it never learns.",
+    },
+    {
+        "name": "vae_mean_bce_summed_kl",
+        "steps": 400,
+        "what": "The reconstruction term is averaged over all pixels while the KL term is summed, so the KL outweighs it several hundred times and the posterior collapses to the prior.",
+    },
+    {
+        "name": "ddpm_uniform_noise",
+        "steps": 800,
+        "what": "The forward process adds torch.rand_like noise (uniform on [0, 1), mean 0.5) where DDPM needs standard normal noise, so the model is trained on another process than the one it is sampled with.",
+    },
+    {
+        "name": "dqn_no_done_mask",
+        "steps": 3000,
+        "what": "The Q-learning target bootstraps from the next state also where the episode ended there: the (1 - done) factor is missing, so falling over costs nothing.",
+    },
+    {
+        "name": "a2c_advantage_not_detached",
+        "steps": 800,
+        "what": "The advantage in the actor's loss is not detached, so the policy-gradient term also pushes the critic's values (by -log pi each step), and the bootstrapped values drift far from the true returns.",
+    },
+    {
+        "name": "simclr_self_similarity_kept",
+        "steps": 200,
+        "what": "In the NT-Xent loss the diagonal of the similarity matrix (each sample with itself) is not masked out, so each row's largest logit is always the sample itself, which swallows the softmax.",
+    },
+    {
+        "name": "gcn_loss_on_unlabelled_nodes",
+        "steps": 200,
+        "what": "The loss is taken over all nodes though only the training nodes have labels; the unlabelled ones carry the filler class 0 and teach the network to answer class 0.",
+    },
+    {
+        "name": "audio_blocks_in_python_list",
+        "steps": 300,
+        "what": "The residual blocks are kept in a plain Python list and not an nn.ModuleList, so their parameters are not registered and the optimizer never trains them.",
+    },
+    {
+        "name": "finetune_head_replaced_after_optimizer",
+        "steps": 300,
+        "what": "The optimizer is built before model.fc is replaced for the new task, so it holds the discarded head's parameters and the new head is never updated.",
+    },
+    {
+        "name": "churn_scheduler_stepped_per_batch",
+        "steps": 600,
+        "what": "ExponentialLR(gamma=0.9) is meant to be stepped once an epoch but is stepped after every batch, so the rate is almost zero after a few dozen batches.",
+    },
+    {
+        "name": "box_regression_uint8_wraparound",
+        "steps": 400,
+        "what": "The mean is subtracted while the pictures are still uint8, so every pixel darker than 128 wraps around to a large positive value.",
+    },
+    {
+        "name": "ecg_eval_mode_never_left",
+        "steps": 250,
+        "what": "evaluate() is called for a baseline before training and puts the model in eval mode; model.train() is never called afterwards, so batch norm keeps its initial statistics and dropout is off while training.",
+    },
+    {
+        "name": "segmentation_flip_image_only",
+        "steps": 200,
+        "what": "The random horizontal flip of the augmentation is applied to the picture but not to its mask, so for half of the samples the mask does not belong to the picture.",
+    },
+    {
+        "name": "multilabel_cross_entropy",
+        "steps": 500,
+        "what": "The targets are multi-hot (several tags may be on at once) but the loss is nn.CrossEntropyLoss, whose softmax makes the tags compete; the sigmoid outputs that are thresholded at 0.5 are never trained.",
+    },
+    {
+        "name": "siamese_contrastive_label_flipped",
+        "steps": 300,
+        "what": "The contrastive loss expects label 0 for a pair of the same class and 1 for a different pair, but the dataset gives 1 for the same class; the network pushes equal pairs apart and pulls unequal pairs together.",
+    },
+    {
+        "name": "autoencoder_sigmoid_on_centred_input",
+        "steps": 400,
+        "what": "The pictures are normalised to [-1, 1] but the decoder ends in a Sigmoid, whose range is (0, 1), so everything darker than mid-grey cannot be reconstructed.",
+    },
+    {
+        "name": "matrix_factorisation_default_embedding_init",
+        "steps": 300,
+        "what": "The user and item factors keep nn.Embedding's default N(0, 1) initialisation, so with 16 factors the first dot products have a standard deviation of 4 on a 1-5 star scale and the model memorises noise instead of taste.",
+    },
+    {
+        "name": "transformer_padding_mask_inverted",
+        "steps": 500,
+        "what": "src_key_padding_mask is True where a step is real, while PyTorch ignores the positions that are True; attention sees only the padding and none of the data.",
+    },
 ]
 
 
 # ---------------------------------------------------------------- the programs
 
+
 def digits_softmax_before_ce_bad():
     torch.manual_seed(0)
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -252,6 +328,7 @@ def digits_softmax_before_ce_bad():
 
 def digits_softmax_before_ce_good():
     torch.manual_seed(0)
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -304,9 +381,18 @@ def house_prices_broadcast_mse_bad():
     num[:, 1] = 0.6 * num[:, 0] + 0.8 * num[:, 1]
     cat = torch.randint(0, 5, (n,), generator=g)
     area = torch.tensor([-0.8, -0.3, 0.0, 0.4, 0.9])[cat]
-    log_price = (12 + 0.35 * num[:, 0] + 0.2 * num[:, 1] - 0.15 * num[:, 2] + 0.1 * num[:, 3] * num[:, 4]
-                 + 0.3 * area + 0.08 * torch.randn(n, generator=g))
-    num = num * torch.tensor([600., 1.2, 15., 0.8, 40., 2., 9., 300.]) + torch.tensor([1500., 3., 30., 2., 100., 6., 20., 900.])
+    log_price = (
+        12
+        + 0.35 * num[:, 0]
+        + 0.2 * num[:, 1]
+        - 0.15 * num[:, 2]
+        + 0.1 * num[:, 3] * num[:, 4]
+        + 0.3 * area
+        + 0.08 * torch.randn(n, generator=g)
+    )
+    num = num * torch.tensor([600.0, 1.2, 15.0, 0.8, 40.0, 2.0, 9.0, 300.0]) + torch.tensor(
+        [1500.0, 3.0, 30.0, 2.0, 100.0, 6.0, 20.0, 900.0]
+    )
 
     n_train = 2000
     mu, sd = num[:n_train].mean(0), num[:n_train].std(0)
@@ -319,8 +405,10 @@ def house_prices_broadcast_mse_bad():
     it = _cycle(loader)
 
     model = nn.Sequential(
-        nn.Linear(13, 64), nn.ReLU(),
-        nn.Linear(64, 32), nn.ReLU(),
+        nn.Linear(13, 64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+        nn.ReLU(),
         nn.Linear(32, 1),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -351,9 +439,18 @@ def house_prices_broadcast_mse_good():
     num[:, 1] = 0.6 * num[:, 0] + 0.8 * num[:, 1]
     cat = torch.randint(0, 5, (n,), generator=g)
     area = torch.tensor([-0.8, -0.3, 0.0, 0.4, 0.9])[cat]
-    log_price = (12 + 0.35 * num[:, 0] + 0.2 * num[:, 1] - 0.15 * num[:, 2] + 0.1 * num[:, 3] * num[:, 4]
-                 + 0.3 * area + 0.08 * torch.randn(n, generator=g))
-    num = num * torch.tensor([600., 1.2, 15., 0.8, 40., 2., 9., 300.]) + torch.tensor([1500., 3., 30., 2., 100., 6., 20., 900.])
+    log_price = (
+        12
+        + 0.35 * num[:, 0]
+        + 0.2 * num[:, 1]
+        - 0.15 * num[:, 2]
+        + 0.1 * num[:, 3] * num[:, 4]
+        + 0.3 * area
+        + 0.08 * torch.randn(n, generator=g)
+    )
+    num = num * torch.tensor([600.0, 1.2, 15.0, 0.8, 40.0, 2.0, 9.0, 300.0]) + torch.tensor(
+        [1500.0, 3.0, 30.0, 2.0, 100.0, 6.0, 20.0, 900.0]
+    )
 
     n_train = 2000
     mu, sd = num[:n_train].mean(0), num[:n_train].std(0)
@@ -366,8 +463,10 @@ def house_prices_broadcast_mse_good():
     it = _cycle(loader)
 
     model = nn.Sequential(
-        nn.Linear(13, 64), nn.ReLU(),
-        nn.Linear(64, 32), nn.ReLU(),
+        nn.Linear(13, 64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+        nn.ReLU(),
         nn.Linear(32, 1),
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -392,6 +491,7 @@ def house_prices_broadcast_mse_good():
 
 def lstm_forecast_no_zero_grad_bad():
     torch.manual_seed(0)
+
     def make_series(n_series, length, seed):
         g = torch.Generator().manual_seed(seed)
         t = torch.arange(length).float()
@@ -404,7 +504,7 @@ def lstm_forecast_no_zero_grad_bad():
         xs, ys = [], []
         for s in series:
             for k in range(0, len(s) - seq_len, 3):
-                xs.append(s[k:k + seq_len])
+                xs.append(s[k : k + seq_len])
                 ys.append(s[k + seq_len])
         return torch.stack(xs).unsqueeze(-1), torch.stack(ys).unsqueeze(-1)
 
@@ -446,6 +546,7 @@ def lstm_forecast_no_zero_grad_bad():
 
 def lstm_forecast_no_zero_grad_good():
     torch.manual_seed(0)
+
     def make_series(n_series, length, seed):
         g = torch.Generator().manual_seed(seed)
         t = torch.arange(length).float()
@@ -458,7 +559,7 @@ def lstm_forecast_no_zero_grad_good():
         xs, ys = [], []
         for s in series:
             for k in range(0, len(s) - seq_len, 3):
-                xs.append(s[k:k + seq_len])
+                xs.append(s[k : k + seq_len])
                 ys.append(s[k + seq_len])
         return torch.stack(xs).unsqueeze(-1), torch.stack(ys).unsqueeze(-1)
 
@@ -501,6 +602,7 @@ def lstm_forecast_no_zero_grad_good():
 
 def activity_lstm_not_batch_first_bad():
     torch.manual_seed(0)
+
     class ActivityLSTM(nn.Module):
         def __init__(self, n_features, n_hidden, n_classes):
             super().__init__()
@@ -543,6 +645,7 @@ def activity_lstm_not_batch_first_bad():
 
 def activity_lstm_not_batch_first_good():
     torch.manual_seed(0)
+
     class ActivityLSTM(nn.Module):
         def __init__(self, n_features, n_hidden, n_classes):
             super().__init__()
@@ -587,13 +690,22 @@ def gan_generator_step_on_detached_fake_bad():
     torch.manual_seed(0)
     nz = 32
     netG = nn.Sequential(
-        nn.Linear(nz, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(),
-        nn.Linear(128, 256, bias=False), nn.BatchNorm1d(256), nn.ReLU(),
-        nn.Linear(256, 16 * 16), nn.Tanh(),
+        nn.Linear(nz, 128, bias=False),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 256, bias=False),
+        nn.BatchNorm1d(256),
+        nn.ReLU(),
+        nn.Linear(256, 16 * 16),
+        nn.Tanh(),
     )
     netD = nn.Sequential(
-        nn.Linear(16 * 16, 128), nn.LeakyReLU(0.2), nn.Dropout(0.3),
-        nn.Linear(128, 64), nn.LeakyReLU(0.2), nn.Dropout(0.3),
+        nn.Linear(16 * 16, 128),
+        nn.LeakyReLU(0.2),
+        nn.Dropout(0.3),
+        nn.Linear(128, 64),
+        nn.LeakyReLU(0.2),
+        nn.Dropout(0.3),
         nn.Linear(64, 1),
     )
     real_all = _digits(3000, seed=41, noise=0.05)[0] * 2 - 1
@@ -632,20 +744,35 @@ def gan_generator_step_on_detached_fake_bad():
             z = torch.randn(400, nz, generator=torch.Generator().manual_seed(5))
             return _energy_distance(netG(z), held_out)
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def gan_generator_step_on_detached_fake_good():
     torch.manual_seed(0)
     nz = 32
     netG = nn.Sequential(
-        nn.Linear(nz, 128, bias=False), nn.BatchNorm1d(128), nn.ReLU(),
-        nn.Linear(128, 256, bias=False), nn.BatchNorm1d(256), nn.ReLU(),
-        nn.Linear(256, 16 * 16), nn.Tanh(),
+        nn.Linear(nz, 128, bias=False),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Linear(128, 256, bias=False),
+        nn.BatchNorm1d(256),
+        nn.ReLU(),
+        nn.Linear(256, 16 * 16),
+        nn.Tanh(),
     )
     netD = nn.Sequential(
-        nn.Linear(16 * 16, 128), nn.LeakyReLU(0.2), nn.Dropout(0.3),
-        nn.Linear(128, 64), nn.LeakyReLU(0.2), nn.Dropout(0.3),
+        nn.Linear(16 * 16, 128),
+        nn.LeakyReLU(0.2),
+        nn.Dropout(0.3),
+        nn.Linear(128, 64),
+        nn.LeakyReLU(0.2),
+        nn.Dropout(0.3),
         nn.Linear(64, 1),
     )
     real_all = _digits(3000, seed=41, noise=0.05)[0] * 2 - 1
@@ -684,11 +811,18 @@ def gan_generator_step_on_detached_fake_good():
             z = torch.randn(400, nz, generator=torch.Generator().manual_seed(5))
             return _energy_distance(netG(z), held_out)
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def vae_mean_bce_summed_kl_bad():
     torch.manual_seed(0)
+
     class VAE(nn.Module):
         def __init__(self):
             super().__init__()
@@ -748,6 +882,7 @@ def vae_mean_bce_summed_kl_bad():
 
 def vae_mean_bce_summed_kl_good():
     torch.manual_seed(0)
+
     class VAE(nn.Module):
         def __init__(self):
             super().__init__()
@@ -807,6 +942,7 @@ def vae_mean_bce_summed_kl_good():
 
 def ddpm_uniform_noise_bad():
     torch.manual_seed(0)
+
     def two_moons(n, seed):
         g = torch.Generator().manual_seed(seed)
         t = math.pi * torch.rand(n, generator=g)
@@ -828,7 +964,9 @@ def ddpm_uniform_noise_bad():
             self.register_buffer("freqs", torch.exp(-math.log(10000.0) * torch.arange(dim // 2) / (dim // 2)))
             self.time_mlp = nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
             self.inp = nn.Linear(2, hidden)
-            self.mid = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU())
+            self.mid = nn.Sequential(
+                nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+            )
             self.out = nn.Linear(hidden, 2)
 
         def forward(self, x, t):
@@ -872,6 +1010,7 @@ def ddpm_uniform_noise_bad():
 
 def ddpm_uniform_noise_good():
     torch.manual_seed(0)
+
     def two_moons(n, seed):
         g = torch.Generator().manual_seed(seed)
         t = math.pi * torch.rand(n, generator=g)
@@ -893,7 +1032,9 @@ def ddpm_uniform_noise_good():
             self.register_buffer("freqs", torch.exp(-math.log(10000.0) * torch.arange(dim // 2) / (dim // 2)))
             self.time_mlp = nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
             self.inp = nn.Linear(2, hidden)
-            self.mid = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU())
+            self.mid = nn.Sequential(
+                nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+            )
             self.out = nn.Linear(hidden, 2)
 
         def forward(self, x, t):
@@ -1072,7 +1213,7 @@ def a2c_advantage_not_detached_bad():
         def forward(self, s):
             return torch.distributions.Categorical(logits=self.actor(s)), self.critic(s).squeeze(-1)
 
-    env = _CartPoles(N_ENVS, seed=81, limit=10 ** 9)
+    env = _CartPoles(N_ENVS, seed=81, limit=10**9)
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
@@ -1106,7 +1247,7 @@ def a2c_advantage_not_detached_bad():
     def probe():
         with _evaluating(model):
             g = torch.Generator().manual_seed(9)
-            test_env = _CartPoles(32, seed=4321, limit=10 ** 9)
+            test_env = _CartPoles(32, seed=4321, limit=10**9)
             vs, rs, ds = [], [], []
             for _ in range(220):
                 s = test_env.obs()
@@ -1139,7 +1280,7 @@ def a2c_advantage_not_detached_good():
         def forward(self, s):
             return torch.distributions.Categorical(logits=self.actor(s)), self.critic(s).squeeze(-1)
 
-    env = _CartPoles(N_ENVS, seed=81, limit=10 ** 9)
+    env = _CartPoles(N_ENVS, seed=81, limit=10**9)
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
@@ -1173,7 +1314,7 @@ def a2c_advantage_not_detached_good():
     def probe():
         with _evaluating(model):
             g = torch.Generator().manual_seed(9)
-            test_env = _CartPoles(32, seed=4321, limit=10 ** 9)
+            test_env = _CartPoles(32, seed=4321, limit=10**9)
             vs, rs, ds = [], [], []
             for _ in range(220):
                 s = test_env.obs()
@@ -1195,13 +1336,22 @@ def a2c_advantage_not_detached_good():
 
 def simclr_self_similarity_kept_bad():
     torch.manual_seed(0)
+
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(16 * 16, 64), nn.ReLU(),
+                nn.Conv2d(1, 8, 3, padding=1, bias=False),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(8, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16 * 16, 64),
+                nn.ReLU(),
             )
             self.projector = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
 
@@ -1250,13 +1400,22 @@ def simclr_self_similarity_kept_bad():
 
 def simclr_self_similarity_kept_good():
     torch.manual_seed(0)
+
     class Encoder(nn.Module):
         def __init__(self):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Linear(16 * 16, 64), nn.ReLU(),
+                nn.Conv2d(1, 8, 3, padding=1, bias=False),
+                nn.BatchNorm2d(8),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(8, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Linear(16 * 16, 64),
+                nn.ReLU(),
             )
             self.projector = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32))
 
@@ -1432,6 +1591,7 @@ def gcn_loss_on_unlabelled_nodes_good():
 
 def audio_blocks_in_python_list_bad():
     torch.manual_seed(0)
+
     def log_mel_clips(n, seed, n_mels=24, frames=32):
         gen = torch.Generator().manual_seed(seed)
         y = torch.randint(0, 8, (n,), generator=gen)
@@ -1495,6 +1655,7 @@ def audio_blocks_in_python_list_bad():
 
 def audio_blocks_in_python_list_good():
     torch.manual_seed(0)
+
     def log_mel_clips(n, seed, n_mels=24, frames=32):
         gen = torch.Generator().manual_seed(seed)
         y = torch.randint(0, 8, (n,), generator=gen)
@@ -1558,12 +1719,17 @@ def audio_blocks_in_python_list_good():
 
 def finetune_head_replaced_after_optimizer_bad():
     torch.manual_seed(0)
+
     class SmallCNN(nn.Module):
         def __init__(self, num_classes):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Linear(32 * 16, num_classes)
 
@@ -1620,12 +1786,17 @@ def finetune_head_replaced_after_optimizer_bad():
 
 def finetune_head_replaced_after_optimizer_good():
     torch.manual_seed(0)
+
     class SmallCNN(nn.Module):
         def __init__(self, num_classes):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Linear(32 * 16, num_classes)
 
@@ -1689,9 +1860,14 @@ def churn_scheduler_stepped_per_batch_bad():
     calls = torch.poisson(torch.full((n,), 1.5), generator=g)
     contract = torch.randint(0, 3, (n,), generator=g)
     payment = torch.randint(0, 4, (n,), generator=g)
-    logit = (-0.06 * (tenure - 30) + 0.03 * (charges - 70) + 0.9 * (calls - 1.5)
-             + torch.tensor([1.6, -0.2, -1.8])[contract] + torch.tensor([0.8, 0.0, -0.4, -0.4])[payment]
-             + 0.04 * (charges - 70) * (contract == 0).float())
+    logit = (
+        -0.06 * (tenure - 30)
+        + 0.03 * (charges - 70)
+        + 0.9 * (calls - 1.5)
+        + torch.tensor([1.6, -0.2, -1.8])[contract]
+        + torch.tensor([0.8, 0.0, -0.4, -0.4])[payment]
+        + 0.04 * (charges - 70) * (contract == 0).float()
+    )
     churn = (torch.rand(n, generator=g) < torch.sigmoid(logit)).float()
     num = torch.stack([tenure, charges, calls], dim=1)
     num = (num - num[:3200].mean(0)) / num[:3200].std(0)
@@ -1703,8 +1879,12 @@ def churn_scheduler_stepped_per_batch_bad():
         def __init__(self, n_in):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(n_in, 64), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1),
+                nn.Linear(n_in, 64),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
                 nn.Linear(32, 1),
             )
 
@@ -1743,9 +1923,14 @@ def churn_scheduler_stepped_per_batch_good():
     calls = torch.poisson(torch.full((n,), 1.5), generator=g)
     contract = torch.randint(0, 3, (n,), generator=g)
     payment = torch.randint(0, 4, (n,), generator=g)
-    logit = (-0.06 * (tenure - 30) + 0.03 * (charges - 70) + 0.9 * (calls - 1.5)
-             + torch.tensor([1.6, -0.2, -1.8])[contract] + torch.tensor([0.8, 0.0, -0.4, -0.4])[payment]
-             + 0.04 * (charges - 70) * (contract == 0).float())
+    logit = (
+        -0.06 * (tenure - 30)
+        + 0.03 * (charges - 70)
+        + 0.9 * (calls - 1.5)
+        + torch.tensor([1.6, -0.2, -1.8])[contract]
+        + torch.tensor([0.8, 0.0, -0.4, -0.4])[payment]
+        + 0.04 * (charges - 70) * (contract == 0).float()
+    )
     churn = (torch.rand(n, generator=g) < torch.sigmoid(logit)).float()
     num = torch.stack([tenure, charges, calls], dim=1)
     num = (num - num[:3200].mean(0)) / num[:3200].std(0)
@@ -1757,8 +1942,12 @@ def churn_scheduler_stepped_per_batch_good():
         def __init__(self, n_in):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(n_in, 64), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1),
+                nn.Linear(n_in, 64),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
                 nn.Linear(32, 1),
             )
 
@@ -1791,6 +1980,7 @@ def churn_scheduler_stepped_per_batch_good():
 
 def box_regression_uint8_wraparound_bad():
     torch.manual_seed(0)
+
     def scenes(n, seed, size=24):
         gen = torch.Generator().manual_seed(seed)
         base = 125 + 8 * torch.randn(n, 3, 1, 1, generator=gen)
@@ -1804,7 +1994,7 @@ def box_regression_uint8_wraparound_bad():
             x0 = int(torch.randint(0, size - w + 1, (1,), generator=gen))
             y0 = int(torch.randint(0, size - h + 1, (1,), generator=gen))
             tint = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (3,), generator=gen)]
-            img[k, :, y0:y0 + h, x0:x0 + w] += 32 * tint[:, None, None]
+            img[k, :, y0 : y0 + h, x0 : x0 + w] += 32 * tint[:, None, None]
             boxes[k] = torch.tensor([x0 + w / 2, y0 + h / 2, w, h]) / size
         return img.clamp(0, 255).to(torch.uint8), boxes
 
@@ -1828,9 +2018,15 @@ def box_regression_uint8_wraparound_bad():
         def __init__(self):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(3, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Sequential(nn.Flatten(), nn.Linear(32 * 9, 64), nn.ReLU(), nn.Linear(64, 4))
 
@@ -1859,6 +2055,7 @@ def box_regression_uint8_wraparound_bad():
 
 def box_regression_uint8_wraparound_good():
     torch.manual_seed(0)
+
     def scenes(n, seed, size=24):
         gen = torch.Generator().manual_seed(seed)
         base = 125 + 8 * torch.randn(n, 3, 1, 1, generator=gen)
@@ -1872,7 +2069,7 @@ def box_regression_uint8_wraparound_good():
             x0 = int(torch.randint(0, size - w + 1, (1,), generator=gen))
             y0 = int(torch.randint(0, size - h + 1, (1,), generator=gen))
             tint = torch.tensor([1.0, -1.0])[torch.randint(0, 2, (3,), generator=gen)]
-            img[k, :, y0:y0 + h, x0:x0 + w] += 32 * tint[:, None, None]
+            img[k, :, y0 : y0 + h, x0 : x0 + w] += 32 * tint[:, None, None]
             boxes[k] = torch.tensor([x0 + w / 2, y0 + h / 2, w, h]) / size
         return img.clamp(0, 255).to(torch.uint8), boxes
 
@@ -1896,9 +2093,15 @@ def box_regression_uint8_wraparound_good():
         def __init__(self):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(3, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Sequential(nn.Flatten(), nn.Linear(32 * 9, 64), nn.ReLU(), nn.Linear(64, 4))
 
@@ -1927,6 +2130,7 @@ def box_regression_uint8_wraparound_good():
 
 def ecg_eval_mode_never_left_bad():
     torch.manual_seed(0)
+
     def beats(n, seed, L=64):
         gen = torch.Generator().manual_seed(seed)
         y = torch.randint(0, 4, (n,), generator=gen)
@@ -1948,12 +2152,23 @@ def ecg_eval_mode_never_left_bad():
 
     def conv_block(cin, cout):
         return nn.Sequential(
-            nn.Conv1d(cin, cout, 5, padding=2, bias=False), nn.BatchNorm1d(cout), nn.ReLU(),
-            nn.Conv1d(cout, cout, 5, padding=2, bias=False), nn.BatchNorm1d(cout), nn.ReLU(), nn.MaxPool1d(2))
+            nn.Conv1d(cin, cout, 5, padding=2, bias=False),
+            nn.BatchNorm1d(cout),
+            nn.ReLU(),
+            nn.Conv1d(cout, cout, 5, padding=2, bias=False),
+            nn.BatchNorm1d(cout),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+        )
 
     model = nn.Sequential(
-        conv_block(1, 16), conv_block(16, 32), conv_block(32, 32), conv_block(32, 32),
-        nn.Flatten(), nn.Dropout(0.2), nn.Linear(32 * 4, 4),
+        conv_block(1, 16),
+        conv_block(16, 32),
+        conv_block(32, 32),
+        conv_block(32, 32),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(32 * 4, 4),
     )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
@@ -1983,6 +2198,7 @@ def ecg_eval_mode_never_left_bad():
 
 def ecg_eval_mode_never_left_good():
     torch.manual_seed(0)
+
     def beats(n, seed, L=64):
         gen = torch.Generator().manual_seed(seed)
         y = torch.randint(0, 4, (n,), generator=gen)
@@ -2004,12 +2220,23 @@ def ecg_eval_mode_never_left_good():
 
     def conv_block(cin, cout):
         return nn.Sequential(
-            nn.Conv1d(cin, cout, 5, padding=2, bias=False), nn.BatchNorm1d(cout), nn.ReLU(),
-            nn.Conv1d(cout, cout, 5, padding=2, bias=False), nn.BatchNorm1d(cout), nn.ReLU(), nn.MaxPool1d(2))
+            nn.Conv1d(cin, cout, 5, padding=2, bias=False),
+            nn.BatchNorm1d(cout),
+            nn.ReLU(),
+            nn.Conv1d(cout, cout, 5, padding=2, bias=False),
+            nn.BatchNorm1d(cout),
+            nn.ReLU(),
+            nn.MaxPool1d(2),
+        )
 
     model = nn.Sequential(
-        conv_block(1, 16), conv_block(16, 32), conv_block(32, 32), conv_block(32, 32),
-        nn.Flatten(), nn.Dropout(0.2), nn.Linear(32 * 4, 4),
+        conv_block(1, 16),
+        conv_block(16, 32),
+        conv_block(32, 32),
+        conv_block(32, 32),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(32 * 4, 4),
     )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4)
@@ -2040,6 +2267,7 @@ def ecg_eval_mode_never_left_good():
 
 def segmentation_flip_image_only_bad():
     torch.manual_seed(0)
+
     class LesionDataset(Dataset):
         def __init__(self, images, masks, train):
             self.images, self.masks, self.train = images, masks, train
@@ -2057,9 +2285,17 @@ def segmentation_flip_image_only_bad():
     class MiniUNet(nn.Module):
         def __init__(self):
             super().__init__()
+
             def double(i, o):
-                return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-                                     nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
+                return nn.Sequential(
+                    nn.Conv2d(i, o, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(o),
+                    nn.ReLU(inplace=True),
+                    nn.Conv2d(o, o, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(o),
+                    nn.ReLU(inplace=True),
+                )
+
             self.down1, self.down2 = double(1, 8), double(8, 16)
             self.pool = nn.MaxPool2d(2)
             self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
@@ -2102,6 +2338,7 @@ def segmentation_flip_image_only_bad():
 
 def segmentation_flip_image_only_good():
     torch.manual_seed(0)
+
     class LesionDataset(Dataset):
         def __init__(self, images, masks, train):
             self.images, self.masks, self.train = images, masks, train
@@ -2120,9 +2357,17 @@ def segmentation_flip_image_only_good():
     class MiniUNet(nn.Module):
         def __init__(self):
             super().__init__()
+
             def double(i, o):
-                return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-                                     nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
+                return nn.Sequential(
+                    nn.Conv2d(i, o, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(o),
+                    nn.ReLU(inplace=True),
+                    nn.Conv2d(o, o, 3, padding=1, bias=False),
+                    nn.BatchNorm2d(o),
+                    nn.ReLU(inplace=True),
+                )
+
             self.down1, self.down2 = double(1, 8), double(8, 16)
             self.pool = nn.MaxPool2d(2)
             self.up = nn.ConvTranspose2d(16, 8, 2, stride=2)
@@ -2255,6 +2500,7 @@ def multilabel_cross_entropy_good():
 
 def siamese_contrastive_label_flipped_bad():
     torch.manual_seed(0)
+
     class SiamesePairs(Dataset):
         def __init__(self, x, y):
             self.x, self.y = x, y
@@ -2286,8 +2532,14 @@ def siamese_contrastive_label_flipped_bad():
         def __init__(self):
             super().__init__()
             self.cnn = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+            )
             self.fc = nn.Sequential(nn.Linear(32 * 16, 64), nn.ReLU(), nn.Linear(64, 16, bias=False))
 
         def forward_once(self, x):
@@ -2332,6 +2584,7 @@ def siamese_contrastive_label_flipped_bad():
 
 def siamese_contrastive_label_flipped_good():
     torch.manual_seed(0)
+
     class SiamesePairs(Dataset):
         def __init__(self, x, y):
             self.x, self.y = x, y
@@ -2363,8 +2616,14 @@ def siamese_contrastive_label_flipped_good():
         def __init__(self):
             super().__init__()
             self.cnn = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+            )
             self.fc = nn.Sequential(nn.Linear(32 * 16, 64), nn.ReLU(), nn.Linear(64, 16, bias=False))
 
         def forward_once(self, x):
@@ -2409,11 +2668,12 @@ def siamese_contrastive_label_flipped_good():
 
 def autoencoder_sigmoid_on_centred_input_bad():
     torch.manual_seed(0)
+
     def faces(n, seed, size=16):
         gen = torch.Generator().manual_seed(seed)
         yy, xx = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
         r = lambda a, b: a + (b - a) * torch.rand(n, 1, 1, generator=gen)
-        blob = lambda cx, cy, sx, sy: torch.exp(-((xx - cx) / sx) ** 2 - ((yy - cy) / sy) ** 2)
+        blob = lambda cx, cy, sx, sy: torch.exp(-(((xx - cx) / sx) ** 2) - ((yy - cy) / sy) ** 2)
         dx, dy, gap = r(-0.2, 0.2), r(-0.2, 0.2), r(0.22, 0.4)
         img = r(0.0, 0.25) + r(0.5, 0.75) * blob(dx, dy, r(0.6, 0.9), r(0.7, 1.0))
         img = img - r(0.2, 0.5) * (blob(dx - gap, dy - 0.25, 0.15, 0.12) + blob(dx + gap, dy - 0.25, 0.15, 0.12))
@@ -2428,13 +2688,19 @@ def autoencoder_sigmoid_on_centred_input_bad():
         def __init__(self):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Flatten(), nn.Linear(32 * 16, 16),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(32 * 16, 16),
             )
             self.decoder = nn.Sequential(
-                nn.Linear(16, 32 * 16), nn.ReLU(), nn.Unflatten(1, (32, 4, 4)),
-                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), nn.ReLU(),
+                nn.Linear(16, 32 * 16),
+                nn.ReLU(),
+                nn.Unflatten(1, (32, 4, 4)),
+                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1),
+                nn.ReLU(),
                 nn.ConvTranspose2d(16, 1, 4, stride=2, padding=1),
                 nn.Sigmoid(),
             )
@@ -2465,11 +2731,12 @@ def autoencoder_sigmoid_on_centred_input_bad():
 
 def autoencoder_sigmoid_on_centred_input_good():
     torch.manual_seed(0)
+
     def faces(n, seed, size=16):
         gen = torch.Generator().manual_seed(seed)
         yy, xx = torch.meshgrid(torch.linspace(-1, 1, size), torch.linspace(-1, 1, size), indexing="ij")
         r = lambda a, b: a + (b - a) * torch.rand(n, 1, 1, generator=gen)
-        blob = lambda cx, cy, sx, sy: torch.exp(-((xx - cx) / sx) ** 2 - ((yy - cy) / sy) ** 2)
+        blob = lambda cx, cy, sx, sy: torch.exp(-(((xx - cx) / sx) ** 2) - ((yy - cy) / sy) ** 2)
         dx, dy, gap = r(-0.2, 0.2), r(-0.2, 0.2), r(0.22, 0.4)
         img = r(0.0, 0.25) + r(0.5, 0.75) * blob(dx, dy, r(0.6, 0.9), r(0.7, 1.0))
         img = img - r(0.2, 0.5) * (blob(dx - gap, dy - 0.25, 0.15, 0.12) + blob(dx + gap, dy - 0.25, 0.15, 0.12))
@@ -2484,13 +2751,19 @@ def autoencoder_sigmoid_on_centred_input_good():
         def __init__(self):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Flatten(), nn.Linear(32 * 16, 16),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(32 * 16, 16),
             )
             self.decoder = nn.Sequential(
-                nn.Linear(16, 32 * 16), nn.ReLU(), nn.Unflatten(1, (32, 4, 4)),
-                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), nn.ReLU(),
+                nn.Linear(16, 32 * 16),
+                nn.ReLU(),
+                nn.Unflatten(1, (32, 4, 4)),
+                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1),
+                nn.ReLU(),
                 nn.ConvTranspose2d(16, 1, 4, stride=2, padding=1),
                 nn.Tanh(),
             )
@@ -2521,6 +2794,7 @@ def autoencoder_sigmoid_on_centred_input_good():
 
 def matrix_factorisation_default_embedding_init_bad():
     torch.manual_seed(0)
+
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, n_factors, global_mean):
             super().__init__()
@@ -2571,6 +2845,7 @@ def matrix_factorisation_default_embedding_init_bad():
 
 def matrix_factorisation_default_embedding_init_good():
     torch.manual_seed(0)
+
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, n_factors, global_mean):
             super().__init__()
@@ -2643,7 +2918,7 @@ def transformer_padding_mask_inverted_bad():
         lengths = torch.tensor([len(s) for s, _ in batch])
         x = torch.zeros(len(batch), MAX_LEN, 2)
         for k, (s, _) in enumerate(batch):
-            x[k, :len(s)] = s
+            x[k, : len(s)] = s
         return x, lengths, torch.tensor([y for _, y in batch])
 
     class GestureTransformer(nn.Module):
@@ -2708,7 +2983,7 @@ def transformer_padding_mask_inverted_good():
         lengths = torch.tensor([len(s) for s, _ in batch])
         x = torch.zeros(len(batch), MAX_LEN, 2)
         for k, (s, _) in enumerate(batch):
-            x[k, :len(s)] = s
+            x[k, : len(s)] = s
         return x, lengths, torch.tensor([y for _, y in batch])
 
     class GestureTransformer(nn.Module):

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 # shared helpers: synthetic data, endless loader, state-preserving evaluation
 # --------------------------------------------------------------------------
 
+
 def _cycle(loader):
     while True:
         for batch in loader:
@@ -87,7 +88,8 @@ def _shape_scenes(n, size, seed, max_objects=2, noise=0.3):
                 m = (yy - cy) ** 2 + (xx - cx) ** 2 <= r * r
             else:
                 m = (((yy - cy).abs() <= 1) & ((xx - cx).abs() <= r)) | (
-                    ((xx - cx).abs() <= 1) & ((yy - cy).abs() <= r))
+                    ((xx - cx).abs() <= 1) & ((yy - cy).abs() <= r)
+                )
             tint = col[c] + 0.4 * torch.randn(3, generator=g)
             img[k] = torch.where(m, tint[:, None, None] + 0.3 * torch.randn(3, size, size, generator=g), img[k])
             seg[k][m] = c + 1
@@ -167,7 +169,9 @@ def _ratings(seed=3, n_users=600, n_items=80, rank=3):
     g = torch.Generator().manual_seed(seed)
     u = torch.randn(n_users, rank, generator=g)
     v = torch.randn(n_items, rank, generator=g)
-    r = torch.tanh(0.6 * u @ v.T + 0.5 * torch.randn(n_items, generator=g) + 0.15 * torch.randn(n_users, n_items, generator=g))
+    r = torch.tanh(
+        0.6 * u @ v.T + 0.5 * torch.randn(n_items, generator=g) + 0.15 * torch.randn(n_users, n_items, generator=g)
+    )
     pick = torch.rand(n_users, n_items, generator=g)
     return r, pick < 0.25, (pick >= 0.25) & (pick < 0.35)
 
@@ -225,8 +229,8 @@ def _citation_graph(seed=5, n=400, k=4, d=50):
 def _spectra(n, seed, shift=False):
     """(n,32) sensor spectra from 6 latent factors; label from the latents (4 classes)."""
     gm = torch.Generator().manual_seed(11)
-    mix = torch.randn(6, 32, generator=gm) / 6 ** 0.5
-    twist = torch.randn(32, 3, generator=gm) / 32 ** 0.5 @ torch.randn(3, 32, generator=gm)
+    mix = torch.randn(6, 32, generator=gm) / 6**0.5
+    twist = torch.randn(32, 3, generator=gm) / 32**0.5 @ torch.randn(3, 32, generator=gm)
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(n, 6, generator=g)
     x = z @ mix + 0.1 * torch.randn(n, 32, generator=g)
@@ -286,28 +290,116 @@ def _point_sets(n, seed, max_len=20):
 
 
 CASES = [
-    {"name": "seg_logits_viewed_without_permute", "what": "The (N,C,H,W) logits are flattened with view(-1, C) without first moving the class axis to the end, so each row of scores handed to cross entropy mixes neighbouring pixels of one class map and is paired with another pixel's label.", "steps": 300},
-    {"name": "det_cxcywh_boxes_into_xyxy_giou", "what": 'The detector predicts boxes as (cx, cy, w, h), but the GIoU loss, which expects corner boxes (x1, y1, x2, y2), is given them unconverted; it pulls against the L1 term and the boxes come out wrong.', "steps": 500},
-    {"name": "keypoint_flip_leaves_coordinates", "what": 'The random horizontal flip of the augmentation mirrors the picture but leaves the x coordinates of the landmarks as they were, so half of the training targets point to the wrong side.', "steps": 500},
-    {"name": "forecast_target_window_starts_in_input", "what": 'The target window starts one step too early (at i + L - 1 instead of i + L), so the first value to be forecast is the last value of the input window: leakage in training and every horizon off by one in use.', "steps": 400},
-    {"name": "autorec_loss_counts_unrated_items", "what": 'The reconstruction loss runs over the whole rating row; the entries that were never rated (stored as 0) are not masked out and so are learnt as real ratings of 0.', "steps": 500},
-    {"name": "wgan_gp_without_create_graph", "what": "The gradient penalty is computed with autograd.grad without create_graph=True, so it is a constant in the critic's loss and penalises nothing: the critic is not held near Lipschitz one.", "steps": 600},
-    {"name": "vae_recon_mean_kl_sum", "what": 'The reconstruction term is averaged over pixels and batch while the KL is summed over the latent dimensions, so the KL weighs some 256 times too much and the posterior collapses to the prior.', "steps": 600},
-    {"name": "ddpm_noise_drawn_uniform", "what": 'The forward process draws its noise with rand_like (uniform on [0,1], mean 0.5) instead of randn_like, so the network learns to remove another noise than the Gaussian one that sampling starts from.', "steps": 600},
-    {"name": "dqn_bootstraps_through_terminal", "what": "The TD target is r + gamma * max Q(s') for every transition; it lacks the factor (1 - done), so values are bootstrapped beyond the end of the episode.", "steps": 1200},
-    {"name": "sac_actor_sample_not_rsample", "what": "The policy draws the action of the actor loss with dist.sample() instead of rsample(), which cuts the reparameterised path: the critic's gradient never reaches the actor.", "steps": 500},
-    {"name": "simsiam_without_stop_gradient", "what": 'The target projections are not detached in the negative cosine loss (no stop-gradient), so both branches are pulled together and the representation collapses to a constant.', "steps": 400},
-    {"name": "distill_kldiv_given_probabilities", "what": 'nn.KLDivLoss expects log-probabilities of the student as input but is given softmax probabilities, so the distillation loss is no KL divergence and has a wrong gradient.', "steps": 500},
-    {"name": "gcn_functional_dropout_always_on", "what": 'F.dropout is called without training=self.training; its default is training=True, so dropout stays on at evaluation and the predictions are made from randomly thinned features.', "steps": 200},
-    {"name": "pinn_unknown_coefficient_not_optimised", "what": "In the inverse problem the unknown diffusivity is a Parameter of the model, but the optimizer was built from the network's parameters only, so the coefficient never moves from its first guess.", "steps": 1200},
-    {"name": "triplet_sqrt_of_zero_distance", "what": 'The pairwise distances are the plain square root of squared distances; on the diagonal that is sqrt(0), whose gradient is infinite, and after the masking (0 * inf) every gradient and then every weight is NaN.', "steps": 400},
-    {"name": "moe_experts_in_plain_list", "what": 'The experts of the mixture are kept in a plain Python list, so they are not registered: model.parameters() does not contain them and the optimizer trains the gate alone.', "steps": 600},
-    {"name": "lora_frozen_after_injection", "what": 'The backbone is frozen by a loop over all its parameters after the LoRA layers were put in, so the low-rank matrices are frozen too and only the new head is trained.', "steps": 500},
-    {"name": "amp_clip_without_unscale", "what": 'Under the GradScaler the gradients are clipped without scaler.unscale_(optimizer) first: the norm is that of the scaled gradients, so clipping to 1.0 shrinks the true gradients by the scale factor and the network hardly moves.', "steps": 400},
-    {"name": "ema_without_batchnorm_buffers", "what": 'The EMA copy, which is the model that is evaluated and shipped, averages parameters() only; the BatchNorm running mean and variance are buffers and stay at their initial 0 and 1.', "steps": 400},
-    {"name": "warmup_lambda_returns_lr_not_factor", "what": 'The function given to LambdaLR returns the learning rate itself; LambdaLR multiplies it with the base rate, so the effective rate is base_lr squared and the network hardly learns.', "steps": 300},
-    {"name": "set_attention_padding_mask_inverted", "what": 'src_key_padding_mask must be True where a position is padding, but it is given the mask of the valid hits: attention looks at the padding only and ignores the data.', "steps": 400},
-    {"name": "cross_network_unscaled_randn_weights", "what": 'The weights of the hand-written cross layers are drawn with torch.randn (std 1 whatever the fan-in), so the products blow up through the layers and the first click logits are in the tens where they should be near zero.', "steps": 500},
+    {
+        "name": "seg_logits_viewed_without_permute",
+        "what": "The (N,C,H,W) logits are flattened with view(-1, C) without first moving the class axis to the end, so each row of scores handed to cross entropy mixes neighbouring pixels of one class map and is paired with another pixel's label.",
+        "steps": 300,
+    },
+    {
+        "name": "det_cxcywh_boxes_into_xyxy_giou",
+        "what": "The detector predicts boxes as (cx, cy, w, h), but the GIoU loss, which expects corner boxes (x1, y1, x2, y2), is given them unconverted; it pulls against the L1 term and the boxes come out wrong.",
+        "steps": 500,
+    },
+    {
+        "name": "keypoint_flip_leaves_coordinates",
+        "what": "The random horizontal flip of the augmentation mirrors the picture but leaves the x coordinates of the landmarks as they were, so half of the training targets point to the wrong side.",
+        "steps": 500,
+    },
+    {
+        "name": "forecast_target_window_starts_in_input",
+        "what": "The target window starts one step too early (at i + L - 1 instead of i + L), so the first value to be forecast is the last value of the input window: leakage in training and every horizon off by one in use.",
+        "steps": 400,
+    },
+    {
+        "name": "autorec_loss_counts_unrated_items",
+        "what": "The reconstruction loss runs over the whole rating row; the entries that were never rated (stored as 0) are not masked out and so are learnt as real ratings of 0.",
+        "steps": 500,
+    },
+    {
+        "name": "wgan_gp_without_create_graph",
+        "what": "The gradient penalty is computed with autograd.grad without create_graph=True, so it is a constant in the critic's loss and penalises nothing: the critic is not held near Lipschitz one.",
+        "steps": 600,
+    },
+    {
+        "name": "vae_recon_mean_kl_sum",
+        "what": "The reconstruction term is averaged over pixels and batch while the KL is summed over the latent dimensions, so the KL weighs some 256 times too much and the posterior collapses to the prior.",
+        "steps": 600,
+    },
+    {
+        "name": "ddpm_noise_drawn_uniform",
+        "what": "The forward process draws its noise with rand_like (uniform on [0,1], mean 0.5) instead of randn_like, so the network learns to remove another noise than the Gaussian one that sampling starts from.",
+        "steps": 600,
+    },
+    {
+        "name": "dqn_bootstraps_through_terminal",
+        "what": "The TD target is r + gamma * max Q(s') for every transition; it lacks the factor (1 - done), so values are bootstrapped beyond the end of the episode.",
+        "steps": 1200,
+    },
+    {
+        "name": "sac_actor_sample_not_rsample",
+        "what": "The policy draws the action of the actor loss with dist.sample() instead of rsample(), which cuts the reparameterised path: the critic's gradient never reaches the actor.",
+        "steps": 500,
+    },
+    {
+        "name": "simsiam_without_stop_gradient",
+        "what": "The target projections are not detached in the negative cosine loss (no stop-gradient), so both branches are pulled together and the representation collapses to a constant.",
+        "steps": 400,
+    },
+    {
+        "name": "distill_kldiv_given_probabilities",
+        "what": "nn.KLDivLoss expects log-probabilities of the student as input but is given softmax probabilities, so the distillation loss is no KL divergence and has a wrong gradient.",
+        "steps": 500,
+    },
+    {
+        "name": "gcn_functional_dropout_always_on",
+        "what": "F.dropout is called without training=self.training; its default is training=True, so dropout stays on at evaluation and the predictions are made from randomly thinned features.",
+        "steps": 200,
+    },
+    {
+        "name": "pinn_unknown_coefficient_not_optimised",
+        "what": "In the inverse problem the unknown diffusivity is a Parameter of the model, but the optimizer was built from the network's parameters only, so the coefficient never moves from its first guess.",
+        "steps": 1200,
+    },
+    {
+        "name": "triplet_sqrt_of_zero_distance",
+        "what": "The pairwise distances are the plain square root of squared distances; on the diagonal that is sqrt(0), whose gradient is infinite, and after the masking (0 * inf) every gradient and then every weight is NaN.",
+        "steps": 400,
+    },
+    {
+        "name": "moe_experts_in_plain_list",
+        "what": "The experts of the mixture are kept in a plain Python list, so they are not registered: model.parameters() does not contain them and the optimizer trains the gate alone.",
+        "steps": 600,
+    },
+    {
+        "name": "lora_frozen_after_injection",
+        "what": "The backbone is frozen by a loop over all its parameters after the LoRA layers were put in, so the low-rank matrices are frozen too and only the new head is trained.",
+        "steps": 500,
+    },
+    {
+        "name": "amp_clip_without_unscale",
+        "what": "Under the GradScaler the gradients are clipped without scaler.unscale_(optimizer) first: the norm is that of the scaled gradients, so clipping to 1.0 shrinks the true gradients by the scale factor and the network hardly moves.",
+        "steps": 400,
+    },
+    {
+        "name": "ema_without_batchnorm_buffers",
+        "what": "The EMA copy, which is the model that is evaluated and shipped, averages parameters() only; the BatchNorm running mean and variance are buffers and stay at their initial 0 and 1.",
+        "steps": 400,
+    },
+    {
+        "name": "warmup_lambda_returns_lr_not_factor",
+        "what": "The function given to LambdaLR returns the learning rate itself; LambdaLR multiplies it with the base rate, so the effective rate is base_lr squared and the network hardly learns.",
+        "steps": 300,
+    },
+    {
+        "name": "set_attention_padding_mask_inverted",
+        "what": "src_key_padding_mask must be True where a position is padding, but it is given the mask of the valid hits: attention looks at the padding only and ignores the data.",
+        "steps": 400,
+    },
+    {
+        "name": "cross_network_unscaled_randn_weights",
+        "what": "The weights of the hand-written cross layers are drawn with torch.randn (std 1 whatever the fan-in), so the products blow up through the layers and the first click logits are in the tens where they should be near zero.",
+        "steps": 500,
+    },
 ]
 
 
@@ -322,8 +414,13 @@ def seg_logits_viewed_without_permute_bad():
     class DoubleConv(nn.Sequential):
         def __init__(self, cin, cout):
             super().__init__(
-                nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
-                nn.Conv2d(cout, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True))
+                nn.Conv2d(cin, cout, 3, padding=1, bias=False),
+                nn.BatchNorm2d(cout),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(cout, cout, 3, padding=1, bias=False),
+                nn.BatchNorm2d(cout),
+                nn.ReLU(inplace=True),
+            )
 
     class UNet(nn.Module):
         def __init__(self, n_channels, n_classes):
@@ -377,8 +474,13 @@ def seg_logits_viewed_without_permute_good():
     class DoubleConv(nn.Sequential):
         def __init__(self, cin, cout):
             super().__init__(
-                nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
-                nn.Conv2d(cout, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True))
+                nn.Conv2d(cin, cout, 3, padding=1, bias=False),
+                nn.BatchNorm2d(cout),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(cout, cout, 3, padding=1, bias=False),
+                nn.BatchNorm2d(cout),
+                nn.ReLU(inplace=True),
+            )
 
     class UNet(nn.Module):
         def __init__(self, n_channels, n_classes):
@@ -451,9 +553,16 @@ def det_cxcywh_boxes_into_xyxy_giou_bad():
         def __init__(self, num_classes=2):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
-                nn.Flatten(), nn.Linear(24 * 6 * 6, 64), nn.ReLU())
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(24 * 6 * 6, 64),
+                nn.ReLU(),
+            )
             self.class_embed = nn.Linear(64, num_classes)
             self.bbox_embed = nn.Linear(64, 4)
 
@@ -517,9 +626,16 @@ def det_cxcywh_boxes_into_xyxy_giou_good():
         def __init__(self, num_classes=2):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
-                nn.Flatten(), nn.Linear(24 * 6 * 6, 64), nn.ReLU())
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(24 * 6 * 6, 64),
+                nn.ReLU(),
+            )
             self.class_embed = nn.Linear(64, num_classes)
             self.bbox_embed = nn.Linear(64, 4)
 
@@ -555,6 +671,7 @@ def det_cxcywh_boxes_into_xyxy_giou_good():
 
 def keypoint_flip_leaves_coordinates_bad():
     torch.manual_seed(0)
+
     class InstrumentDataset(Dataset):
         """tip and base of a surgical instrument; landmarks as (x, y) in [0, 1]"""
 
@@ -580,8 +697,13 @@ def keypoint_flip_leaves_coordinates_bad():
         def __init__(self, n_points=2):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 12, 5, stride=2, padding=2, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-                nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+                nn.Conv2d(1, 12, 5, stride=2, padding=2, bias=False),
+                nn.BatchNorm2d(12),
+                nn.ReLU(),
+                nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+            )
             self.head = nn.Sequential(nn.Flatten(), nn.Linear(24 * 6 * 6, 64), nn.ReLU(), nn.Linear(64, 2 * n_points))
 
         def forward(self, x):
@@ -610,6 +732,7 @@ def keypoint_flip_leaves_coordinates_bad():
 
 def keypoint_flip_leaves_coordinates_good():
     torch.manual_seed(0)
+
     class InstrumentDataset(Dataset):
         """tip and base of a surgical instrument; landmarks as (x, y) in [0, 1]"""
 
@@ -636,8 +759,13 @@ def keypoint_flip_leaves_coordinates_good():
         def __init__(self, n_points=2):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 12, 5, stride=2, padding=2, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-                nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+                nn.Conv2d(1, 12, 5, stride=2, padding=2, bias=False),
+                nn.BatchNorm2d(12),
+                nn.ReLU(),
+                nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+            )
             self.head = nn.Sequential(nn.Flatten(), nn.Linear(24 * 6 * 6, 64), nn.ReLU(), nn.Linear(64, 2 * n_points))
 
         def forward(self, x):
@@ -683,12 +811,12 @@ def forecast_target_window_starts_in_input_bad():
             s_end = index + self.seq_len
             r_begin = s_end - 1
             seq_x = self.data[index:s_end]
-            seq_y = self.data[r_begin:r_begin + self.pred_len]
+            seq_y = self.data[r_begin : r_begin + self.pred_len]
             return seq_x.unsqueeze(-1), seq_y
 
     loader = _cycle(DataLoader(WindowDataset(train, L, H), batch_size=32, shuffle=True, drop_last=True))
-    test_x = torch.stack([test[k:k + L] for k in range(len(test) - L - H + 1)]).unsqueeze(-1)
-    test_y = torch.stack([test[k + L:k + L + H] for k in range(len(test) - L - H + 1)])
+    test_x = torch.stack([test[k : k + L] for k in range(len(test) - L - H + 1)]).unsqueeze(-1)
+    test_y = torch.stack([test[k + L : k + L + H] for k in range(len(test) - L - H + 1)])
 
     class GRUForecaster(nn.Module):
         def __init__(self, hidden=32, horizon=H):
@@ -739,12 +867,12 @@ def forecast_target_window_starts_in_input_good():
             s_end = index + self.seq_len
             r_begin = s_end
             seq_x = self.data[index:s_end]
-            seq_y = self.data[r_begin:r_begin + self.pred_len]
+            seq_y = self.data[r_begin : r_begin + self.pred_len]
             return seq_x.unsqueeze(-1), seq_y
 
     loader = _cycle(DataLoader(WindowDataset(train, L, H), batch_size=32, shuffle=True, drop_last=True))
-    test_x = torch.stack([test[k:k + L] for k in range(len(test) - L - H + 1)]).unsqueeze(-1)
-    test_y = torch.stack([test[k + L:k + L + H] for k in range(len(test) - L - H + 1)])
+    test_x = torch.stack([test[k : k + L] for k in range(len(test) - L - H + 1)]).unsqueeze(-1)
+    test_y = torch.stack([test[k + L : k + L + H] for k in range(len(test) - L - H + 1)])
 
     class GRUForecaster(nn.Module):
         def __init__(self, hidden=32, horizon=H):
@@ -866,7 +994,9 @@ def wgan_gp_without_create_graph_bad():
         alpha = torch.rand(real.size(0), 1)
         inter = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
         score = critic(inter)
-        grads = torch.autograd.grad(outputs=score, inputs=inter, grad_outputs=torch.ones_like(score), retain_graph=True)[0]
+        grads = torch.autograd.grad(
+            outputs=score, inputs=inter, grad_outputs=torch.ones_like(score), retain_graph=True
+        )[0]
         return ((grads.norm(2, dim=1) - 1) ** 2).mean()
 
     def step(i):
@@ -887,8 +1017,13 @@ def wgan_gp_without_create_graph_bad():
         with _Quiet(generator, critic):
             return _energy_distance(generator(torch.randn(500, z_dim)), test_data)
 
-    return {"model": {"generator": generator, "critic": critic}, "optimizer": (opt_g, opt_c), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"generator": generator, "critic": critic},
+        "optimizer": (opt_g, opt_c),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def wgan_gp_without_create_graph_good():
@@ -907,7 +1042,9 @@ def wgan_gp_without_create_graph_good():
         alpha = torch.rand(real.size(0), 1)
         inter = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
         score = critic(inter)
-        grads = torch.autograd.grad(outputs=score, inputs=inter, grad_outputs=torch.ones_like(score), create_graph=True)[0]
+        grads = torch.autograd.grad(
+            outputs=score, inputs=inter, grad_outputs=torch.ones_like(score), create_graph=True
+        )[0]
         return ((grads.norm(2, dim=1) - 1) ** 2).mean()
 
     def step(i):
@@ -928,8 +1065,13 @@ def wgan_gp_without_create_graph_good():
         with _Quiet(generator, critic):
             return _energy_distance(generator(torch.randn(500, z_dim)), test_data)
 
-    return {"model": {"generator": generator, "critic": critic}, "optimizer": (opt_g, opt_c), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"generator": generator, "critic": critic},
+        "optimizer": (opt_g, opt_c),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def vae_recon_mean_kl_sum_bad():
@@ -1362,7 +1504,7 @@ def sac_actor_sample_not_rsample_bad():
     target_entropy = -float(act_dim)
 
     def reset(n, gen=None):
-        return torch.rand(n, 4, generator=gen) * 2 - 1   # position and goal in the plane
+        return torch.rand(n, 4, generator=gen) * 2 - 1  # position and goal in the plane
 
     def env_step(obs, act):
         pos = (obs[:, :2] + 0.25 * act).clamp(-1, 1)
@@ -1424,7 +1566,9 @@ def sac_actor_sample_not_rsample_bad():
         collect(random_action=False)
         rows = torch.randint(0, len(buf["o"]), (batch_size,))
         cols = torch.randint(0, n_env, (batch_size,))
-        o, a, r, o2 = (torch.stack([buf[k][p][q] for p, q in zip(rows.tolist(), cols.tolist())]) for k in ("o", "a", "r", "o2"))
+        o, a, r, o2 = (
+            torch.stack([buf[k][p][q] for p, q in zip(rows.tolist(), cols.tolist())]) for k in ("o", "a", "r", "o2")
+        )
         alpha = log_alpha.exp().item()
         with torch.no_grad():
             a2, logp2, _ = actor.get_action(o2)
@@ -1459,8 +1603,13 @@ def sac_actor_sample_not_rsample_bad():
                 total -= rew.mean().item()
             return total
 
-    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_opt, critic_opt, alpha_opt), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic},
+        "optimizer": (actor_opt, critic_opt, alpha_opt),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def sac_actor_sample_not_rsample_good():
@@ -1469,7 +1618,7 @@ def sac_actor_sample_not_rsample_good():
     target_entropy = -float(act_dim)
 
     def reset(n, gen=None):
-        return torch.rand(n, 4, generator=gen) * 2 - 1   # position and goal in the plane
+        return torch.rand(n, 4, generator=gen) * 2 - 1  # position and goal in the plane
 
     def env_step(obs, act):
         pos = (obs[:, :2] + 0.25 * act).clamp(-1, 1)
@@ -1531,7 +1680,9 @@ def sac_actor_sample_not_rsample_good():
         collect(random_action=False)
         rows = torch.randint(0, len(buf["o"]), (batch_size,))
         cols = torch.randint(0, n_env, (batch_size,))
-        o, a, r, o2 = (torch.stack([buf[k][p][q] for p, q in zip(rows.tolist(), cols.tolist())]) for k in ("o", "a", "r", "o2"))
+        o, a, r, o2 = (
+            torch.stack([buf[k][p][q] for p, q in zip(rows.tolist(), cols.tolist())]) for k in ("o", "a", "r", "o2")
+        )
         alpha = log_alpha.exp().item()
         with torch.no_grad():
             a2, logp2, _ = actor.get_action(o2)
@@ -1566,8 +1717,13 @@ def sac_actor_sample_not_rsample_good():
                 total -= rew.mean().item()
             return total
 
-    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_opt, critic_opt, alpha_opt), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic},
+        "optimizer": (actor_opt, critic_opt, alpha_opt),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def simsiam_without_stop_gradient_bad():
@@ -1587,12 +1743,22 @@ def simsiam_without_stop_gradient_bad():
         def __init__(self, dim=32, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-                nn.Flatten(), nn.Linear(512, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(),
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim, affine=False))
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(512, 64, bias=False),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.Linear(64, dim, bias=False),
+                nn.BatchNorm1d(dim, affine=False),
+            )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim))
+                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim)
+            )
 
         def forward(self, x1, x2):
             z1, z2 = self.encoder(x1), self.encoder(x2)
@@ -1641,12 +1807,22 @@ def simsiam_without_stop_gradient_good():
         def __init__(self, dim=32, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-                nn.Flatten(), nn.Linear(512, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(),
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim, affine=False))
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.Flatten(),
+                nn.Linear(512, 64, bias=False),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.Linear(64, dim, bias=False),
+                nn.BatchNorm1d(dim, affine=False),
+            )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim))
+                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim)
+            )
 
         def forward(self, x1, x2):
             z1, z2 = self.encoder(x1), self.encoder(x2)
@@ -1688,9 +1864,15 @@ def distill_kldiv_given_probabilities_bad():
     labelled = _cycle(DataLoader(TensorDataset(pool_x, pool_y), batch_size=64, shuffle=True, drop_last=True))
 
     teacher = nn.Sequential(
-        nn.Conv2d(1, 12, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-        nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
-        nn.Flatten(), nn.Linear(24 * 16, n_cls))
+        nn.Conv2d(1, 12, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24 * 16, n_cls),
+    )
     t_opt = torch.optim.Adam(teacher.parameters(), lr=2e-3, weight_decay=1e-4)
     for _ in range(150):
         x, y = next(labelled)
@@ -1711,7 +1893,7 @@ def distill_kldiv_given_probabilities_bad():
         with torch.no_grad():
             t_logits = teacher(x)
         s_logits = student(x)
-        loss = kl(F.softmax(s_logits / temperature, dim=1), F.softmax(t_logits / temperature, dim=1)) * temperature ** 2
+        loss = kl(F.softmax(s_logits / temperature, dim=1), F.softmax(t_logits / temperature, dim=1)) * temperature**2
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -1734,9 +1916,15 @@ def distill_kldiv_given_probabilities_good():
     labelled = _cycle(DataLoader(TensorDataset(pool_x, pool_y), batch_size=64, shuffle=True, drop_last=True))
 
     teacher = nn.Sequential(
-        nn.Conv2d(1, 12, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(12), nn.ReLU(),
-        nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(),
-        nn.Flatten(), nn.Linear(24 * 16, n_cls))
+        nn.Conv2d(1, 12, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(12),
+        nn.ReLU(),
+        nn.Conv2d(12, 24, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(24 * 16, n_cls),
+    )
     t_opt = torch.optim.Adam(teacher.parameters(), lr=2e-3, weight_decay=1e-4)
     for _ in range(150):
         x, y = next(labelled)
@@ -1757,7 +1945,9 @@ def distill_kldiv_given_probabilities_good():
         with torch.no_grad():
             t_logits = teacher(x)
         s_logits = student(x)
-        loss = kl(F.log_softmax(s_logits / temperature, dim=1), F.softmax(t_logits / temperature, dim=1)) * temperature ** 2
+        loss = (
+            kl(F.log_softmax(s_logits / temperature, dim=1), F.softmax(t_logits / temperature, dim=1)) * temperature**2
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -1872,7 +2062,7 @@ def pinn_unknown_coefficient_not_optimised_bad():
     g = torch.Generator().manual_seed(2)
 
     def solution(x, t):
-        return torch.exp(-true_nu * math.pi ** 2 * t) * torch.sin(math.pi * x)
+        return torch.exp(-true_nu * math.pi**2 * t) * torch.sin(math.pi * x)
 
     x_obs, t_obs = torch.rand(300, 1, generator=g) * 2 - 1, torch.rand(300, 1, generator=g)
     u_obs = solution(x_obs, t_obs) + 0.01 * torch.randn(300, 1, generator=g)
@@ -1880,8 +2070,15 @@ def pinn_unknown_coefficient_not_optimised_bad():
     class PINN(nn.Module):
         def __init__(self, width=32):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                     nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+            self.net = nn.Sequential(
+                nn.Linear(2, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, 1),
+            )
             for m in self.net:
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_normal_(m.weight)
@@ -1924,7 +2121,7 @@ def pinn_unknown_coefficient_not_optimised_good():
     g = torch.Generator().manual_seed(2)
 
     def solution(x, t):
-        return torch.exp(-true_nu * math.pi ** 2 * t) * torch.sin(math.pi * x)
+        return torch.exp(-true_nu * math.pi**2 * t) * torch.sin(math.pi * x)
 
     x_obs, t_obs = torch.rand(300, 1, generator=g) * 2 - 1, torch.rand(300, 1, generator=g)
     u_obs = solution(x_obs, t_obs) + 0.01 * torch.randn(300, 1, generator=g)
@@ -1932,8 +2129,15 @@ def pinn_unknown_coefficient_not_optimised_good():
     class PINN(nn.Module):
         def __init__(self, width=32):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                     nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+            self.net = nn.Sequential(
+                nn.Linear(2, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, width),
+                nn.Tanh(),
+                nn.Linear(width, 1),
+            )
             for m in self.net:
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_normal_(m.weight)
@@ -2001,8 +2205,13 @@ def triplet_sqrt_of_zero_distance_bad():
         def __init__(self, dim=16):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+            )
             self.fc = nn.Linear(512, dim)
 
         def forward(self, x):
@@ -2072,8 +2281,13 @@ def triplet_sqrt_of_zero_distance_good():
         def __init__(self, dim=16):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+            )
             self.fc = nn.Linear(512, dim)
 
         def forward(self, x):
@@ -2208,6 +2422,7 @@ def moe_experts_in_plain_list_good():
 
 def lora_frozen_after_injection_bad():
     torch.manual_seed(0)
+
     class LoRALinear(nn.Module):
         def __init__(self, base, r=4, alpha=8):
             super().__init__()
@@ -2275,6 +2490,7 @@ def lora_frozen_after_injection_bad():
 
 def lora_frozen_after_injection_good():
     torch.manual_seed(0)
+
     class LoRALinear(nn.Module):
         def __init__(self, base, r=4, alpha=8):
             super().__init__()
@@ -2348,7 +2564,7 @@ def amp_clip_without_unscale_bad():
 
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 12)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
 
     def step(i):
         model.train()
@@ -2378,7 +2594,7 @@ def amp_clip_without_unscale_good():
 
     model = nn.Sequential(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** 12)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
 
     def step(i):
         model.train()
@@ -2410,10 +2626,19 @@ def ema_without_batchnorm_buffers_bad():
     loader = _cycle(DataLoader(TensorDataset(train_x, train_y), batch_size=32, shuffle=True, drop_last=True))
 
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 3))
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
     class ModelEMA:
@@ -2456,10 +2681,19 @@ def ema_without_batchnorm_buffers_good():
     loader = _cycle(DataLoader(TensorDataset(train_x, train_y), batch_size=32, shuffle=True, drop_last=True))
 
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 3))
+        nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
     class ModelEMA:
@@ -2508,7 +2742,9 @@ def warmup_lambda_returns_lr_not_factor_bad():
             self.patch_embed = nn.Conv2d(1, dim, patch, stride=patch)
             self.pos_embed = nn.Parameter(torch.zeros(1, 16, dim))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            layer = nn.TransformerEncoderLayer(dim, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+            layer = nn.TransformerEncoderLayer(
+                dim, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
             self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
             self.norm = nn.LayerNorm(dim)
             self.head = nn.Linear(dim, n_cls)
@@ -2559,7 +2795,9 @@ def warmup_lambda_returns_lr_not_factor_good():
             self.patch_embed = nn.Conv2d(1, dim, patch, stride=patch)
             self.pos_embed = nn.Parameter(torch.zeros(1, 16, dim))
             nn.init.trunc_normal_(self.pos_embed, std=0.02)
-            layer = nn.TransformerEncoderLayer(dim, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True)
+            layer = nn.TransformerEncoderLayer(
+                dim, 4, 64, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
             self.blocks = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
             self.norm = nn.LayerNorm(dim)
             self.head = nn.Linear(dim, n_cls)
@@ -2687,7 +2925,9 @@ def cross_network_unscaled_randn_weights_bad():
     torch.manual_seed(0)
     train_num, train_cat, train_y = _clicks(15000, seed=1)
     test_num, test_cat, test_y = _clicks(1500, seed=2)
-    loader = _cycle(DataLoader(TensorDataset(train_num, train_cat, train_y), batch_size=128, shuffle=True, drop_last=True))
+    loader = _cycle(
+        DataLoader(TensorDataset(train_num, train_cat, train_y), batch_size=128, shuffle=True, drop_last=True)
+    )
 
     class CrossLayer(nn.Module):
         def __init__(self, dim):
@@ -2738,7 +2978,9 @@ def cross_network_unscaled_randn_weights_good():
     torch.manual_seed(0)
     train_num, train_cat, train_y = _clicks(15000, seed=1)
     test_num, test_cat, test_y = _clicks(1500, seed=2)
-    loader = _cycle(DataLoader(TensorDataset(train_num, train_cat, train_y), batch_size=128, shuffle=True, drop_last=True))
+    loader = _cycle(
+        DataLoader(TensorDataset(train_num, train_cat, train_y), batch_size=128, shuffle=True, drop_last=True)
+    )
 
     class CrossLayer(nn.Module):
         def __init__(self, dim):

@@ -16,78 +16,123 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 
 CASES = [
-    {"name": "cls_blocks_in_python_list",
-     "what": "The conv blocks are kept in a plain Python list, not an nn.ModuleList, so their parameters are not registered: model.parameters() lacks them, the optimizer never updates them (and train/eval does not reach them).",
-     "steps": 300},
-    {"name": "finetune_unfreeze_not_in_optimizer",
-     "what": "The optimizer is built from the head only while the backbone is frozen; when the backbone is unfrozen later (requires_grad set to True) its parameters are never added to the optimizer, so it gets gradients but is never fine-tuned.",
-     "steps": 300},
-    {"name": "det_head_view_without_permute",
-     "what": "The detection head's output (B, 5, H, W) is reshaped with view(B, H*W, 5) without moving the channel axis last, so objectness and box numbers of different cells are scrambled together.",
-     "steps": 300},
-    {"name": "seg_flip_image_not_mask",
-     "what": "The random horizontal flip of the training augmentation is applied to the picture only and not to its mask, so half of the training pairs are misaligned.",
-     "steps": 300},
-    {"name": "depth_invalid_not_masked",
-     "what": "Pixels without a depth reading are stored as 0; the L1 loss is taken over all pixels without the valid mask (depth > 0), so the net is trained to predict 0 m there and its depths are pulled down.",
-     "steps": 300},
-    {"name": "sr_conv_init_std_one",
-     "what": "The weight initialisation calls nn.init.normal_(weight) with its default std of 1 and no fan-in scaling, so activations and outputs of the super-resolution net start orders of magnitude too large.",
-     "steps": 600},
-    {"name": "simsiam_no_stop_gradient",
-     "what": "The SimSiam loss compares the predictor's output with the other view's projection without detach() (no stop-gradient on the target branch), so the representation collapses.",
-     "steps": 300},
-    {"name": "triplet_similarity_as_distance",
-     "what": "The triplet loss is given cosine similarities where it needs distances (no 1 - similarity), so its sign is turned: anchors are pushed from their positives and pulled to the negatives.",
-     "steps": 300},
-    {"name": "gan_generator_step_on_detached_fake",
-     "what": "The generator's pictures are detached once for both updates, so the generator's loss has no path back to the generator: its gradients are None and only the discriminator ever learns.",
-     "steps": 500},
-    {"name": "vae_recon_mean_kl_sum",
-     "what": "The VAE's reconstruction term is averaged over pixels while the KL term is summed over latent dimensions, so the KL weighs 256 times too much and the posterior collapses: reconstructions ignore the input.",
-     "steps": 400},
-    {"name": "ddpm_uniform_noise",
-     "what": "The diffusion training noise is drawn with torch.rand_like (uniform on [0, 1], mean 0.5) in place of torch.randn_like, so the net never sees the Gaussian noise that sampling uses.",
-     "steps": 400},
-    {"name": "accum_zero_grad_every_micro_batch",
-     "what": "Gradient accumulation over 4 micro-batches, but zero_grad() is called before every micro-batch's backward, so only the last micro-batch's (already divided) gradient reaches optimizer.step().",
-     "steps": 400},
-    {"name": "two_optimizers_one_zero_grad",
-     "what": "Encoder and decoder have an optimizer each, but only the decoder's zero_grad() is called; the encoder's gradients pile up over all past batches.",
-     "steps": 300},
-    {"name": "amp_clip_without_unscale",
-     "what": "With a GradScaler the gradients are clipped while still multiplied by the loss scale (scaler.unscale_(optimizer) is missing before clip_grad_norm_), so after the division by the scale the steps are tens of thousands of times too small.",
-     "steps": 300},
-    {"name": "bf16_weights_instead_of_autocast",
-     "what": "The whole model is cast to bfloat16 and the optimizer updates bfloat16 weights directly; updates smaller than half a bfloat16 step are rounded away, where fp32 weights with autocast were meant.",
-     "steps": 1500},
-    {"name": "ema_without_bn_buffers",
-     "what": "The EMA copy averages the parameters only and never copies the BatchNorm buffers, so the EMA net that is evaluated keeps the running mean and variance of the start.",
-     "steps": 300},
-    {"name": "steplr_stepped_every_batch",
-     "what": "StepLR(step_size=10) is meant in epochs, but scheduler.step() is called after every batch, so the learning rate has fallen to almost nothing within a few epochs.",
-     "steps": 300},
-    {"name": "param_groups_miss_factors",
-     "what": "The weight-decay and no-decay groups are picked by name suffix ('weight', 'bias'), and the factorisation matrix, an nn.Parameter named 'factors', falls into neither, so the optimizer never updates it.",
-     "steps": 400},
-    {"name": "eval_mode_never_switched_back",
-     "what": "The validation pass calls model.eval() and nothing calls model.train() again, so all training after the first (sanity) validation runs in eval mode: BatchNorm uses its initial running statistics and dropout is off.",
-     "steps": 300},
-    {"name": "sampler_given_class_weights",
-     "what": "WeightedRandomSampler gets one weight per class instead of one per sample, so it only ever draws the first few indices (as many as there are classes) of the training set.",
-     "steps": 300},
-    {"name": "multitask_age_broadcast",
-     "what": "In the two-headed net the age head returns (B, 1) and the age target is (B,), so the hand-written L1 term broadcasts to (B, B) and the age head learns only the average age.",
-     "steps": 300},
-    {"name": "lstm_reads_padded_last_step",
-     "what": "Sequences of different length are zero-padded on the right by the collate function, and the classifier reads output[:, -1], the state after all the padding, instead of the state at each sequence's own last step.",
-     "steps": 300},
+    {
+        "name": "cls_blocks_in_python_list",
+        "what": "The conv blocks are kept in a plain Python list, not an nn.ModuleList, so their parameters are not registered: model.parameters() lacks them, the optimizer never updates them (and train/eval does not reach them).",
+        "steps": 300,
+    },
+    {
+        "name": "finetune_unfreeze_not_in_optimizer",
+        "what": "The optimizer is built from the head only while the backbone is frozen; when the backbone is unfrozen later (requires_grad set to True) its parameters are never added to the optimizer, so it gets gradients but is never fine-tuned.",
+        "steps": 300,
+    },
+    {
+        "name": "det_head_view_without_permute",
+        "what": "The detection head's output (B, 5, H, W) is reshaped with view(B, H*W, 5) without moving the channel axis last, so objectness and box numbers of different cells are scrambled together.",
+        "steps": 300,
+    },
+    {
+        "name": "seg_flip_image_not_mask",
+        "what": "The random horizontal flip of the training augmentation is applied to the picture only and not to its mask, so half of the training pairs are misaligned.",
+        "steps": 300,
+    },
+    {
+        "name": "depth_invalid_not_masked",
+        "what": "Pixels without a depth reading are stored as 0; the L1 loss is taken over all pixels without the valid mask (depth > 0), so the net is trained to predict 0 m there and its depths are pulled down.",
+        "steps": 300,
+    },
+    {
+        "name": "sr_conv_init_std_one",
+        "what": "The weight initialisation calls nn.init.normal_(weight) with its default std of 1 and no fan-in scaling, so activations and outputs of the super-resolution net start orders of magnitude too large.",
+        "steps": 600,
+    },
+    {
+        "name": "simsiam_no_stop_gradient",
+        "what": "The SimSiam loss compares the predictor's output with the other view's projection without detach() (no stop-gradient on the target branch), so the representation collapses.",
+        "steps": 300,
+    },
+    {
+        "name": "triplet_similarity_as_distance",
+        "what": "The triplet loss is given cosine similarities where it needs distances (no 1 - similarity), so its sign is turned: anchors are pushed from their positives and pulled to the negatives.",
+        "steps": 300,
+    },
+    {
+        "name": "gan_generator_step_on_detached_fake",
+        "what": "The generator's pictures are detached once for both updates, so the generator's loss has no path back to the generator: its gradients are None and only the discriminator ever learns.",
+        "steps": 500,
+    },
+    {
+        "name": "vae_recon_mean_kl_sum",
+        "what": "The VAE's reconstruction term is averaged over pixels while the KL term is summed over latent dimensions, so the KL weighs 256 times too much and the posterior collapses: reconstructions ignore the input.",
+        "steps": 400,
+    },
+    {
+        "name": "ddpm_uniform_noise",
+        "what": "The diffusion training noise is drawn with torch.rand_like (uniform on [0, 1], mean 0.5) in place of torch.randn_like, so the net never sees the Gaussian noise that sampling uses.",
+        "steps": 400,
+    },
+    {
+        "name": "accum_zero_grad_every_micro_batch",
+        "what": "Gradient accumulation over 4 micro-batches, but zero_grad() is called before every micro-batch's backward, so only the last micro-batch's (already divided) gradient reaches optimizer.step().",
+        "steps": 400,
+    },
+    {
+        "name": "two_optimizers_one_zero_grad",
+        "what": "Encoder and decoder have an optimizer each, but only the decoder's zero_grad() is called; the encoder's gradients pile up over all past batches.",
+        "steps": 300,
+    },
+    {
+        "name": "amp_clip_without_unscale",
+        "what": "With a GradScaler the gradients are clipped while still multiplied by the loss scale (scaler.unscale_(optimizer) is missing before clip_grad_norm_), so after the division by the scale the steps are tens of thousands of times too small.",
+        "steps": 300,
+    },
+    {
+        "name": "bf16_weights_instead_of_autocast",
+        "what": "The whole model is cast to bfloat16 and the optimizer updates bfloat16 weights directly; updates smaller than half a bfloat16 step are rounded away, where fp32 weights with autocast were meant.",
+        "steps": 1500,
+    },
+    {
+        "name": "ema_without_bn_buffers",
+        "what": "The EMA copy averages the parameters only and never copies the BatchNorm buffers, so the EMA net that is evaluated keeps the running mean and variance of the start.",
+        "steps": 300,
+    },
+    {
+        "name": "steplr_stepped_every_batch",
+        "what": "StepLR(step_size=10) is meant in epochs, but scheduler.step() is called after every batch, so the learning rate has fallen to almost nothing within a few epochs.",
+        "steps": 300,
+    },
+    {
+        "name": "param_groups_miss_factors",
+        "what": "The weight-decay and no-decay groups are picked by name suffix ('weight', 'bias'), and the factorisation matrix, an nn.Parameter named 'factors', falls into neither, so the optimizer never updates it.",
+        "steps": 400,
+    },
+    {
+        "name": "eval_mode_never_switched_back",
+        "what": "The validation pass calls model.eval() and nothing calls model.train() again, so all training after the first (sanity) validation runs in eval mode: BatchNorm uses its initial running statistics and dropout is off.",
+        "steps": 300,
+    },
+    {
+        "name": "sampler_given_class_weights",
+        "what": "WeightedRandomSampler gets one weight per class instead of one per sample, so it only ever draws the first few indices (as many as there are classes) of the training set.",
+        "steps": 300,
+    },
+    {
+        "name": "multitask_age_broadcast",
+        "what": "In the two-headed net the age head returns (B, 1) and the age target is (B,), so the hand-written L1 term broadcasts to (B, B) and the age head learns only the average age.",
+        "steps": 300,
+    },
+    {
+        "name": "lstm_reads_padded_last_step",
+        "what": "Sequences of different length are zero-padded on the right by the collate function, and the classifier reads output[:, -1], the state after all the padding, instead of the state at each sequence's own last step.",
+        "steps": 300,
+    },
 ]
 
 
 # ----------------------------------------------------------------------------
 # synthetic data
 # ----------------------------------------------------------------------------
+
 
 def forever(loader):
     while True:
@@ -108,18 +153,20 @@ def shape_pictures(n, seed, size=16, classes=6, noise=0.1, channels=1, contrast=
     rr = r.view(n, 1, 1)
     adx, ady = dx.abs().expand(n, size, size), dy.abs().expand(n, size, size)
     box = torch.maximum(adx, ady) <= rr
-    rad = (dx ** 2 + dy ** 2).sqrt()
+    rad = (dx**2 + dy**2).sqrt()
     thin = (rr / 3).clamp(min=0.8)
-    figures = torch.stack([
-        rad <= rr,
-        box & (torch.maximum(adx, ady) >= rr - 1.2),
-        box & (torch.minimum(adx, ady) <= thin),
-        box & ((dx - dy).abs().minimum((dx + dy).abs()) <= 1.1),
-        box & (ady <= thin),
-        box & (adx <= thin),
-        box & (dy >= dx),
-        (rad <= rr) & (rad >= rr - 1.3),
-    ])
+    figures = torch.stack(
+        [
+            rad <= rr,
+            box & (torch.maximum(adx, ady) >= rr - 1.2),
+            box & (torch.minimum(adx, ady) <= thin),
+            box & ((dx - dy).abs().minimum((dx + dy).abs()) <= 1.1),
+            box & (ady <= thin),
+            box & (adx <= thin),
+            box & (dy >= dx),
+            (rad <= rr) & (rad >= rr - 1.3),
+        ]
+    )
     mask = figures[y, torch.arange(n)].float()
     bg = 0.1 + 0.2 * torch.rand(n, channels, 1, 1, generator=g)
     lo, hi = contrast
@@ -174,6 +221,7 @@ def table(n, seed, features=20, classes=5, hidden=16, world=7):
 # ----------------------------------------------------------------------------
 # the cases
 # ----------------------------------------------------------------------------
+
 
 def cls_blocks_in_python_list_bad():
     torch.manual_seed(0)
@@ -302,10 +350,20 @@ def finetune_unfreeze_not_in_optimizer_bad():
 
     def make_backbone():
         return nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
 
     # source task: two coarse classes
     backbone = make_backbone()
@@ -372,10 +430,20 @@ def finetune_unfreeze_not_in_optimizer_good():
 
     def make_backbone():
         return nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 32, 3, padding=1), nn.GroupNorm(4, 32), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.GroupNorm(4, 16),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.GroupNorm(4, 32),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
 
     # source task: two coarse classes
     backbone = make_backbone()
@@ -446,9 +514,18 @@ def det_head_view_without_permute_bad():
         def __init__(self):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+            )
             self.head = nn.Conv2d(32, 5, 1)
 
         def forward(self, x):
@@ -522,9 +599,18 @@ def det_head_view_without_permute_good():
         def __init__(self):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+            )
             self.head = nn.Conv2d(32, 5, 1)
 
         def forward(self, x):
@@ -610,8 +696,13 @@ def seg_flip_image_not_mask_bad():
 
     def double_conv(cin, cout):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
-            nn.Conv2d(cout, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True))
+            nn.Conv2d(cin, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(cout, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
+        )
 
     class TinyUNet(nn.Module):
         def __init__(self):
@@ -683,8 +774,13 @@ def seg_flip_image_not_mask_good():
 
     def double_conv(cin, cout):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
-            nn.Conv2d(cout, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True))
+            nn.Conv2d(cin, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(cout, cout, 3, padding=1, bias=False),
+            nn.BatchNorm2d(cout),
+            nn.ReLU(inplace=True),
+        )
 
     class TinyUNet(nn.Module):
         def __init__(self):
@@ -743,7 +839,9 @@ def depth_invalid_not_masked_bad():
             super().__init__()
             self.max_depth = max_depth
             self.enc1 = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-            self.enc2 = nn.Sequential(nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+            self.enc2 = nn.Sequential(
+                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU()
+            )
             self.enc3 = nn.Sequential(nn.Conv2d(24, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
             self.dec = nn.Sequential(nn.Conv2d(40, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
             self.head = nn.Conv2d(16, 1, 1)
@@ -795,7 +893,9 @@ def depth_invalid_not_masked_good():
             super().__init__()
             self.max_depth = max_depth
             self.enc1 = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-            self.enc2 = nn.Sequential(nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
+            self.enc2 = nn.Sequential(
+                nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU()
+            )
             self.enc3 = nn.Sequential(nn.Conv2d(24, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU())
             self.dec = nn.Sequential(nn.Conv2d(40, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
             self.head = nn.Conv2d(16, 1, 1)
@@ -965,16 +1065,26 @@ def simsiam_no_stop_gradient_bad():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
-                nn.AdaptiveAvgPool2d(1), nn.Flatten())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 64, 3, padding=1, bias=False),
+                nn.BatchNorm2d(64),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+            )
             self.projector = nn.Sequential(
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(),
-                nn.Linear(dim, dim, bias=False))
+                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, dim, bias=False)
+            )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(),
-                nn.Linear(pred_dim, dim))
+                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim)
+            )
 
         def forward(self, x1, x2):
             z1 = self.projector(self.encoder(x1))
@@ -1037,16 +1147,26 @@ def simsiam_no_stop_gradient_good():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(32, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
-                nn.AdaptiveAvgPool2d(1), nn.Flatten())
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(32, 64, 3, padding=1, bias=False),
+                nn.BatchNorm2d(64),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool2d(1),
+                nn.Flatten(),
+            )
             self.projector = nn.Sequential(
-                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(),
-                nn.Linear(dim, dim, bias=False))
+                nn.Linear(64, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(), nn.Linear(dim, dim, bias=False)
+            )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(),
-                nn.Linear(pred_dim, dim))
+                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(), nn.Linear(pred_dim, dim)
+            )
 
         def forward(self, x1, x2):
             z1 = self.projector(self.encoder(x1))
@@ -1132,8 +1252,13 @@ def triplet_similarity_as_distance_bad():
         def __init__(self, dim=32):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
             self.fc = nn.Sequential(nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, dim))
 
         def forward(self, x):
@@ -1213,8 +1338,13 @@ def triplet_similarity_as_distance_good():
         def __init__(self, dim=32):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
             self.fc = nn.Sequential(nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, dim))
 
         def forward(self, x):
@@ -1269,13 +1399,24 @@ def gan_generator_step_on_detached_fake_bad():
     nz = 16
 
     netG = nn.Sequential(
-        nn.Linear(nz, 32 * 4 * 4), nn.Unflatten(1, (32, 4, 4)), nn.BatchNorm2d(32), nn.ReLU(True),
-        nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
-        nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh())
+        nn.Linear(nz, 32 * 4 * 4),
+        nn.Unflatten(1, (32, 4, 4)),
+        nn.BatchNorm2d(32),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(16, 1, 4, 2, 1),
+        nn.Tanh(),
+    )
     netD = nn.Sequential(
-        nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2, True),
-        nn.Conv2d(16, 32, 4, 2, 1), nn.LeakyReLU(0.2, True),
-        nn.Flatten(), nn.Linear(32 * 4 * 4, 1))
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.LeakyReLU(0.2, True),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 1),
+    )
 
     real_tr = shape_pictures(2000, 81, classes=1, noise=0.03)[0] * 2 - 1
     real_te = shape_pictures(500, 82, classes=1, noise=0.03)[0] * 2 - 1
@@ -1323,7 +1464,13 @@ def gan_generator_step_on_detached_fake_bad():
         netG.train(was)
         return swd
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def gan_generator_step_on_detached_fake_good():
@@ -1331,13 +1478,24 @@ def gan_generator_step_on_detached_fake_good():
     nz = 16
 
     netG = nn.Sequential(
-        nn.Linear(nz, 32 * 4 * 4), nn.Unflatten(1, (32, 4, 4)), nn.BatchNorm2d(32), nn.ReLU(True),
-        nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
-        nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh())
+        nn.Linear(nz, 32 * 4 * 4),
+        nn.Unflatten(1, (32, 4, 4)),
+        nn.BatchNorm2d(32),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(True),
+        nn.ConvTranspose2d(16, 1, 4, 2, 1),
+        nn.Tanh(),
+    )
     netD = nn.Sequential(
-        nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2, True),
-        nn.Conv2d(16, 32, 4, 2, 1), nn.LeakyReLU(0.2, True),
-        nn.Flatten(), nn.Linear(32 * 4 * 4, 1))
+        nn.Conv2d(1, 16, 4, 2, 1),
+        nn.LeakyReLU(0.2, True),
+        nn.Conv2d(16, 32, 4, 2, 1),
+        nn.LeakyReLU(0.2, True),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 1),
+    )
 
     real_tr = shape_pictures(2000, 81, classes=1, noise=0.03)[0] * 2 - 1
     real_te = shape_pictures(500, 82, classes=1, noise=0.03)[0] * 2 - 1
@@ -1385,7 +1543,13 @@ def gan_generator_step_on_detached_fake_good():
         netG.train(was)
         return swd
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def vae_recon_mean_kl_sum_bad():
@@ -1799,7 +1963,13 @@ def two_optimizers_one_zero_grad_bad():
         decoder.train(was[1])
         return mse
 
-    return {"model": (encoder, decoder), "optimizer": (encoder_optimizer, decoder_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": (encoder, decoder),
+        "optimizer": (encoder_optimizer, decoder_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def two_optimizers_one_zero_grad_good():
@@ -1872,7 +2042,13 @@ def two_optimizers_one_zero_grad_good():
         decoder.train(was[1])
         return mse
 
-    return {"model": (encoder, decoder), "optimizer": (encoder_optimizer, decoder_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": (encoder, decoder),
+        "optimizer": (encoder_optimizer, decoder_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def amp_clip_without_unscale_bad():
@@ -1883,8 +2059,7 @@ def amp_clip_without_unscale_bad():
     loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True)
     batches = forever(loader)
 
-    model = nn.Sequential(
-        nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
+    model = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     criterion = nn.CrossEntropyLoss()
@@ -1922,8 +2097,7 @@ def amp_clip_without_unscale_good():
     loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True)
     batches = forever(loader)
 
-    model = nn.Sequential(
-        nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
+    model = nn.Sequential(nn.Linear(20, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     criterion = nn.CrossEntropyLoss()
@@ -2063,10 +2237,21 @@ def ema_without_bn_buffers_bad():
     batches = forever(loader)
 
     model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 8))
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 8),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     ema = ModelEMA(model)
     model.train()
@@ -2084,7 +2269,13 @@ def ema_without_bn_buffers_bad():
         with torch.no_grad():
             return (ema.module(xte).argmax(1) != yte).float().mean().item()
 
-    return {"model": {"model": model, "ema": ema.module}, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"model": model, "ema": ema.module},
+        "optimizer": optimizer,
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def ema_without_bn_buffers_good():
@@ -2112,10 +2303,21 @@ def ema_without_bn_buffers_good():
     batches = forever(loader)
 
     model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 8))
+        nn.Conv2d(1, 16, 3, padding=1, bias=False),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 8),
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
     ema = ModelEMA(model)
     model.train()
@@ -2133,7 +2335,13 @@ def ema_without_bn_buffers_good():
         with torch.no_grad():
             return (ema.module(xte).argmax(1) != yte).float().mean().item()
 
-    return {"model": {"model": model, "ema": ema.module}, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"model": model, "ema": ema.module},
+        "optimizer": optimizer,
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def steplr_stepped_every_batch_bad():
@@ -2144,8 +2352,7 @@ def steplr_stepped_every_batch_bad():
     train_loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True)
     batches = forever(train_loader)
 
-    model = nn.Sequential(
-        nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
+    model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.1)  # drop every 10 epochs
@@ -2179,8 +2386,7 @@ def steplr_stepped_every_batch_good():
     train_loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True)
     batches = forever(train_loader)
 
-    model = nn.Sequential(
-        nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
+    model = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 5))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=10, gamma=0.1)  # drop every 10 epochs
@@ -2243,8 +2449,9 @@ def param_groups_miss_factors_bad():
                 decay.append(p)
             elif name.endswith("bias"):
                 no_decay.append(p)
-        return torch.optim.AdamW([{"params": decay, "weight_decay": weight_decay},
-                                  {"params": no_decay, "weight_decay": 0.0}], lr=lr)
+        return torch.optim.AdamW(
+            [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}], lr=lr
+        )
 
     xtr, rtr = ratings(6000, 171)
     xte, rte = ratings(1500, 172)
@@ -2310,8 +2517,9 @@ def param_groups_miss_factors_good():
                 no_decay.append(p)
             else:
                 decay.append(p)
-        return torch.optim.AdamW([{"params": decay, "weight_decay": weight_decay},
-                                  {"params": no_decay, "weight_decay": 0.0}], lr=lr)
+        return torch.optim.AdamW(
+            [{"params": decay, "weight_decay": weight_decay}, {"params": no_decay, "weight_decay": 0.0}], lr=lr
+        )
 
     xtr, rtr = ratings(6000, 171)
     xte, rte = ratings(1500, 172)
@@ -2346,14 +2554,21 @@ def eval_mode_never_switched_back_bad():
 
     def conv_bn(cin, cout, stride=1):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU())
+            nn.Conv2d(cin, cout, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU()
+        )
 
     class PlainNet(nn.Module):
         def __init__(self, num_classes=8):
             super().__init__()
             self.features = nn.Sequential(
-                conv_bn(1, 16), conv_bn(16, 16), conv_bn(16, 32, 2), conv_bn(32, 32), conv_bn(32, 32, 2),
-                conv_bn(32, 32), conv_bn(32, 32))
+                conv_bn(1, 16),
+                conv_bn(16, 16),
+                conv_bn(16, 32, 2),
+                conv_bn(32, 32),
+                conv_bn(32, 32, 2),
+                conv_bn(32, 32),
+                conv_bn(32, 32),
+            )
             self.dropout = nn.Dropout(0.2)
             self.fc = nn.Linear(32, num_classes)
 
@@ -2409,14 +2624,21 @@ def eval_mode_never_switched_back_good():
 
     def conv_bn(cin, cout, stride=1):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU())
+            nn.Conv2d(cin, cout, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU()
+        )
 
     class PlainNet(nn.Module):
         def __init__(self, num_classes=8):
             super().__init__()
             self.features = nn.Sequential(
-                conv_bn(1, 16), conv_bn(16, 16), conv_bn(16, 32, 2), conv_bn(32, 32), conv_bn(32, 32, 2),
-                conv_bn(32, 32), conv_bn(32, 32))
+                conv_bn(1, 16),
+                conv_bn(16, 16),
+                conv_bn(16, 32, 2),
+                conv_bn(32, 32),
+                conv_bn(32, 32, 2),
+                conv_bn(32, 32),
+                conv_bn(32, 32),
+            )
             self.dropout = nn.Dropout(0.2)
             self.fc = nn.Linear(32, num_classes)
 
@@ -2568,7 +2790,7 @@ def multitask_age_broadcast_bad():
         g = torch.Generator().manual_seed(seed)
         x = torch.randn(n, 24, generator=g)
         s = x @ wa
-        age = s + 0.4 * s ** 2 * torch.sign(x[:, 0]) + 0.1 * torch.randn(n, generator=g)
+        age = s + 0.4 * s**2 * torch.sign(x[:, 0]) + 0.1 * torch.randn(n, generator=g)
         return x, (x @ wg + 0.2 * torch.randn(n, generator=g) > 0).long(), age
 
     xtr, gtr, atr = faces(3000, 201)
@@ -2627,7 +2849,7 @@ def multitask_age_broadcast_good():
         g = torch.Generator().manual_seed(seed)
         x = torch.randn(n, 24, generator=g)
         s = x @ wa
-        age = s + 0.4 * s ** 2 * torch.sign(x[:, 0]) + 0.1 * torch.randn(n, generator=g)
+        age = s + 0.4 * s**2 * torch.sign(x[:, 0]) + 0.1 * torch.randn(n, generator=g)
         return x, (x @ wg + 0.2 * torch.randn(n, generator=g) > 0).long(), age
 
     xtr, gtr, atr = faces(3000, 201)

@@ -48,8 +48,8 @@ def cartpole_step(s, a):
     x, xd, th, thd = s.unbind(1)
     force = torch.where(a == 1, 10.0, -10.0)
     cos, sin = th.cos(), th.sin()
-    tmp = (force + 0.05 * thd ** 2 * sin) / 1.1
-    thacc = (9.8 * sin - cos * tmp) / (0.5 * (4.0 / 3.0 - 0.1 * cos ** 2 / 1.1))
+    tmp = (force + 0.05 * thd**2 * sin) / 1.1
+    thacc = (9.8 * sin - cos * tmp) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
     xacc = tmp - 0.05 * thacc * cos / 1.1
     s2 = torch.stack([x + 0.02 * xd, xd + 0.02 * xacc, th + 0.02 * thd, thd + 0.02 * thacc], 1)
     fallen = (s2[:, 0].abs() > 2.4) | (s2[:, 2].abs() > 0.2095)
@@ -74,8 +74,11 @@ def load_curve(n=3000):
     """Hourly multivariate series: load, temperature, price, wind."""
     g = torch.Generator().manual_seed(1)
     t = torch.arange(n).float()
-    base = torch.sin(2 * math.pi * t / 24) + 0.7 * torch.sin(2 * math.pi * t / 10.3 + 1) \
+    base = (
+        torch.sin(2 * math.pi * t / 24)
+        + 0.7 * torch.sin(2 * math.pi * t / 10.3 + 1)
         + 0.6 * torch.sin(2 * math.pi * t / 6.1 + 2)
+    )
     temp = torch.sin(2 * math.pi * (t - 3) / 24) + 0.4 * torch.randn(n, generator=g)
     price = 0.5 * base + 0.5 * torch.randn(n, generator=g)
     wind = torch.randn(n, generator=g)
@@ -160,7 +163,7 @@ def keyword_spectrograms(n, seed, k=6, mels=20, frames=32):
     start, end = torch.rand(k, 2, generator=gc) * mels, torch.rand(k, 2, generator=gc) * mels
     t = torch.linspace(0, 1, frames)
     shift = torch.randn(n, 1, 1, generator=g) * 1.2
-    path = start[y][:, :, None] * (1 - t) + end[y][:, :, None] * t + shift        # n,2,frames
+    path = start[y][:, :, None] * (1 - t) + end[y][:, :, None] * t + shift  # n,2,frames
     m = torch.arange(mels).float()[None, None, :, None]
     x = torch.exp(-0.5 * ((m - path[:, :, None, :]) / 1.3) ** 2).sum(1) * 2.0
     x = x + 4.2 * torch.randn(n, mels, frames, generator=g)
@@ -198,7 +201,7 @@ def utterances(n, seed, frames=28, feats=12):
             track += [ids[-1]] * int(torch.randint(2, 4, (1,), generator=g))
             track += [len(PHONES)] * int(torch.randint(1, 3, (1,), generator=g))
         track = track[:frames]
-        x[i, :len(track)] = proto[track] + 0.45 * torch.randn(len(track), feats, generator=g)
+        x[i, : len(track)] = proto[track] + 0.45 * torch.randn(len(track), feats, generator=g)
         said.append([PHONES[j] for j in ids])
         n_frames.append(len(track))
     return x, said, torch.tensor(n_frames)
@@ -239,7 +242,7 @@ def spectra(n, seed, bins=64):
 def device_traffic(n, seed, feats=24, k=10):
     g = torch.Generator().manual_seed(seed)
     gc = torch.Generator().manual_seed(31)
-    w1, w2 = torch.randn(feats, 24, generator=gc) / feats ** 0.5, torch.randn(24, k, generator=gc)
+    w1, w2 = torch.randn(feats, 24, generator=gc) / feats**0.5, torch.randn(24, k, generator=gc)
     x = torch.randn(n, feats, generator=g)
     logits = 1.5 * torch.tanh(2 * x @ w1) @ w2
     y = torch.distributions.utils.probs_to_logits(torch.softmax(logits, 1))
@@ -259,7 +262,7 @@ def clips_and_captions(n, seed, d_audio=40, vocab=60, latent=8):
     """Paired audio embeddings and bag-of-tags captions of the same scene."""
     g = torch.Generator().manual_seed(seed)
     gc = torch.Generator().manual_seed(17)
-    wa, wt = torch.randn(latent, d_audio, generator=gc) / latent ** 0.5, torch.randn(latent, vocab, generator=gc)
+    wa, wt = torch.randn(latent, d_audio, generator=gc) / latent**0.5, torch.randn(latent, vocab, generator=gc)
     z = torch.randn(n, latent, generator=g)
     audio = torch.tanh(1.5 * z @ wa) + 0.3 * torch.randn(n, d_audio, generator=g)
     tags = (torch.rand(n, vocab, generator=g) < torch.sigmoid(1.5 * z @ wt - 0.5)).float()
@@ -282,28 +285,116 @@ def machine_table(n, seed):
 # the cases
 # ----------------------------------------------------------------------------------------------
 CASES = [
-    {"name": "dqn_no_terminal_mask", "steps": 2000, "what": "The TD target bootstraps through terminal states: the (1 - done) factor is missing, so falling over costs nothing and all values tend to r/(1-gamma)."},
-    {"name": "ppo_advantage_broadcast", "steps": 200, "what": "Log-probs (and so the ratio) have shape (B,) while the advantages have shape (B,1); the surrogate silently broadcasts to (B,B) and every action is weighted by every advantage."},
-    {"name": "sac_sample_not_rsample", "steps": 1200, "what": "The SAC actor draws its action with sample() instead of rsample(), so no gradient of Q flows through the action into the policy."},
-    {"name": "td3bc_critic_never_zeroed", "steps": 1500, "what": "critic_optimizer.zero_grad() is missing: the critic's gradients add up over all steps (those of the actor loss included)."},
-    {"name": "lstm_batch_axis", "steps": 500, "what": "nn.LSTM is built without batch_first=True but fed (batch, time, features): it recurs over the samples of the batch instead of over time."},
-    {"name": "transformer_no_causal_mask", "steps": 500, "what": "The forecasting transformer is trained on next-step targets at every position without a causal mask, so each position can read its own target from the input."},
-    {"name": "cox_sorted_ascending", "steps": 300, "what": "The Cox partial likelihood sorts durations in ascending order before the running log-sum-exp (descending=True is missing), so the risk sets hold those who left earlier, not those still at risk."},
-    {"name": "churn_minus_one_labels", "steps": 300, "what": "Labels are encoded -1/+1 but the loss is BCEWithLogitsLoss, which needs 0/1; the loss is unbounded below."},
-    {"name": "ratings_cast_to_long", "steps": 600, "what": "The dataset casts ratings scaled to (0,1] to torch.long, which truncates nearly all of them to 0."},
-    {"name": "gat_mask_not_minus_inf", "steps": 200, "what": "Non-edges are filled with 1e-9 instead of -1e9 before the attention softmax, so every node attends to all nodes of the graph."},
-    {"name": "gcn_randn_init", "steps": 100, "what": "The hand-written graph convolution initialises its weights with bare torch.randn (standard deviation 1 whatever the fan-in) instead of a fan-scaled initialisation such as Xavier."},
-    {"name": "har_inplace_normalise", "steps": 300, "what": "__getitem__ normalises a view of the stored windows in place, so each epoch normalises the already normalised data again and the data set is destroyed."},
-    {"name": "keyword_eval_mode_stuck", "steps": 200, "what": "validate() switches the model to eval and train() is called only once before the loop, so training goes on with dropout off and batch-norm statistics frozen."},
-    {"name": "sleep_view_not_permute", "steps": 300, "what": "Logits (B,T,C) are brought to (B,C,T) for the cross-entropy with view instead of permute, which scrambles time and class."},
-    {"name": "ctc_blank_collides", "steps": 500, "what": "Phone ids start at 0, which is the blank index of CTCLoss: the first phone and the blank share an output."},
-    {"name": "pinn_retain_not_create_graph", "steps": 1500, "what": "Derivatives for the PDE residual are taken with retain_graph=True instead of create_graph=True, so the residual term gives no gradient to the network."},
-    {"name": "deeponet_scheduler_per_batch", "steps": 800, "what": "A per-epoch ExponentialLR is stepped after every batch, so the rate decays to nothing within a few epochs."},
-    {"name": "vae_kl_sum_recon_mean", "steps": 600, "what": "The reconstruction term is averaged over the bins while the KL term is summed over the latent dimensions; the KL outweighs it and the posterior collapses."},
-    {"name": "distill_kl_wants_log", "steps": 400, "what": "KLDivLoss is fed the student's probabilities (softmax) instead of log-probabilities (log_softmax)."},
-    {"name": "fomaml_grads_stay_on_clone", "steps": 500, "what": "The query loss is back-propagated into the deep-copied learner and the gradients are never copied to the meta-model, so the meta-optimizer has nothing to apply."},
-    {"name": "clap_temperature_multiplied", "steps": 400, "what": "Cosine similarities are multiplied by the temperature instead of divided by it, so the logits are almost constant."},
-    {"name": "moe_experts_plain_list", "steps": 500, "what": "The experts sit in a plain Python list instead of an nn.ModuleList: they are not registered and never reach the optimizer."},
+    {
+        "name": "dqn_no_terminal_mask",
+        "steps": 2000,
+        "what": "The TD target bootstraps through terminal states: the (1 - done) factor is missing, so falling over costs nothing and all values tend to r/(1-gamma).",
+    },
+    {
+        "name": "ppo_advantage_broadcast",
+        "steps": 200,
+        "what": "Log-probs (and so the ratio) have shape (B,) while the advantages have shape (B,1); the surrogate silently broadcasts to (B,B) and every action is weighted by every advantage.",
+    },
+    {
+        "name": "sac_sample_not_rsample",
+        "steps": 1200,
+        "what": "The SAC actor draws its action with sample() instead of rsample(), so no gradient of Q flows through the action into the policy.",
+    },
+    {
+        "name": "td3bc_critic_never_zeroed",
+        "steps": 1500,
+        "what": "critic_optimizer.zero_grad() is missing: the critic's gradients add up over all steps (those of the actor loss included).",
+    },
+    {
+        "name": "lstm_batch_axis",
+        "steps": 500,
+        "what": "nn.LSTM is built without batch_first=True but fed (batch, time, features): it recurs over the samples of the batch instead of over time.",
+    },
+    {
+        "name": "transformer_no_causal_mask",
+        "steps": 500,
+        "what": "The forecasting transformer is trained on next-step targets at every position without a causal mask, so each position can read its own target from the input.",
+    },
+    {
+        "name": "cox_sorted_ascending",
+        "steps": 300,
+        "what": "The Cox partial likelihood sorts durations in ascending order before the running log-sum-exp (descending=True is missing), so the risk sets hold those who left earlier, not those still at risk.",
+    },
+    {
+        "name": "churn_minus_one_labels",
+        "steps": 300,
+        "what": "Labels are encoded -1/+1 but the loss is BCEWithLogitsLoss, which needs 0/1; the loss is unbounded below.",
+    },
+    {
+        "name": "ratings_cast_to_long",
+        "steps": 600,
+        "what": "The dataset casts ratings scaled to (0,1] to torch.long, which truncates nearly all of them to 0.",
+    },
+    {
+        "name": "gat_mask_not_minus_inf",
+        "steps": 200,
+        "what": "Non-edges are filled with 1e-9 instead of -1e9 before the attention softmax, so every node attends to all nodes of the graph.",
+    },
+    {
+        "name": "gcn_randn_init",
+        "steps": 100,
+        "what": "The hand-written graph convolution initialises its weights with bare torch.randn (standard deviation 1 whatever the fan-in) instead of a fan-scaled initialisation such as Xavier.",
+    },
+    {
+        "name": "har_inplace_normalise",
+        "steps": 300,
+        "what": "__getitem__ normalises a view of the stored windows in place, so each epoch normalises the already normalised data again and the data set is destroyed.",
+    },
+    {
+        "name": "keyword_eval_mode_stuck",
+        "steps": 200,
+        "what": "validate() switches the model to eval and train() is called only once before the loop, so training goes on with dropout off and batch-norm statistics frozen.",
+    },
+    {
+        "name": "sleep_view_not_permute",
+        "steps": 300,
+        "what": "Logits (B,T,C) are brought to (B,C,T) for the cross-entropy with view instead of permute, which scrambles time and class.",
+    },
+    {
+        "name": "ctc_blank_collides",
+        "steps": 500,
+        "what": "Phone ids start at 0, which is the blank index of CTCLoss: the first phone and the blank share an output.",
+    },
+    {
+        "name": "pinn_retain_not_create_graph",
+        "steps": 1500,
+        "what": "Derivatives for the PDE residual are taken with retain_graph=True instead of create_graph=True, so the residual term gives no gradient to the network.",
+    },
+    {
+        "name": "deeponet_scheduler_per_batch",
+        "steps": 800,
+        "what": "A per-epoch ExponentialLR is stepped after every batch, so the rate decays to nothing within a few epochs.",
+    },
+    {
+        "name": "vae_kl_sum_recon_mean",
+        "steps": 600,
+        "what": "The reconstruction term is averaged over the bins while the KL term is summed over the latent dimensions; the KL outweighs it and the posterior collapses.",
+    },
+    {
+        "name": "distill_kl_wants_log",
+        "steps": 400,
+        "what": "KLDivLoss is fed the student's probabilities (softmax) instead of log-probabilities (log_softmax).",
+    },
+    {
+        "name": "fomaml_grads_stay_on_clone",
+        "steps": 500,
+        "what": "The query loss is back-propagated into the deep-copied learner and the gradients are never copied to the meta-model, so the meta-optimizer has nothing to apply.",
+    },
+    {
+        "name": "clap_temperature_multiplied",
+        "steps": 400,
+        "what": "Cosine similarities are multiplied by the temperature instead of divided by it, so the logits are almost constant.",
+    },
+    {
+        "name": "moe_experts_plain_list",
+        "steps": 500,
+        "what": "The experts sit in a plain Python list instead of an nn.ModuleList: they are not registered and never reach the optimizer.",
+    },
 ]
 
 
@@ -497,13 +588,19 @@ def ppo_advantage_broadcast_bad():
         def __init__(self):
             super().__init__()
             self.critic = nn.Sequential(
-                layer_init(nn.Linear(4, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 1), std=1.0))
+                layer_init(nn.Linear(4, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 1), std=1.0),
+            )
             self.actor_mean = nn.Sequential(
-                layer_init(nn.Linear(4, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 2), std=0.01))
+                layer_init(nn.Linear(4, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 2), std=0.01),
+            )
             self.actor_logstd = nn.Parameter(torch.full((1, 2), -0.5))
 
         def get_value(self, x):
@@ -537,8 +634,7 @@ def ppo_advantage_broadcast_bad():
             last = delta + gamma * lam * last
             adv[t] = last
         adv, values = torch.stack(adv), torch.stack(values)
-        return (torch.cat(obs), torch.cat(actions), torch.cat(logps),
-                adv.reshape(-1, 1), (adv + values).reshape(-1, 1))
+        return (torch.cat(obs), torch.cat(actions), torch.cat(logps), adv.reshape(-1, 1), (adv + values).reshape(-1, 1))
 
     def step(i):
         b_obs, b_act, b_logp, b_adv, b_ret = rollout()
@@ -586,13 +682,19 @@ def ppo_advantage_broadcast_good():
         def __init__(self):
             super().__init__()
             self.critic = nn.Sequential(
-                layer_init(nn.Linear(4, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 1), std=1.0))
+                layer_init(nn.Linear(4, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 1), std=1.0),
+            )
             self.actor_mean = nn.Sequential(
-                layer_init(nn.Linear(4, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 64)), nn.Tanh(),
-                layer_init(nn.Linear(64, 2), std=0.01))
+                layer_init(nn.Linear(4, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 64)),
+                nn.Tanh(),
+                layer_init(nn.Linear(64, 2), std=0.01),
+            )
             self.actor_logstd = nn.Parameter(torch.full((1, 2), -0.5))
 
         def get_value(self, x):
@@ -626,8 +728,7 @@ def ppo_advantage_broadcast_good():
             last = delta + gamma * lam * last
             adv[t] = last
         adv, values = torch.stack(adv), torch.stack(values)
-        return (torch.cat(obs), torch.cat(actions), torch.cat(logps),
-                adv.reshape(-1, 1), (adv + values).reshape(-1, 1))
+        return (torch.cat(obs), torch.cat(actions), torch.cat(logps), adv.reshape(-1, 1), (adv + values).reshape(-1, 1))
 
     def step(i):
         b_obs, b_act, b_logp, b_adv, b_ret = rollout()
@@ -726,7 +827,7 @@ def sac_sample_not_rsample_bad():
             return self.o[idx], self.a[idx], self.r[idx], self.o2[idx]
 
     replay = ReplayBuffer()
-    s0, a0 = pointmass_reset(1000), torch.rand(1000, 2) * 2 - 1   # random actions to start from
+    s0, a0 = pointmass_reset(1000), torch.rand(1000, 2) * 2 - 1  # random actions to start from
     s1, r0 = pointmass_step(s0, a0)
     replay.store(s0, a0, r0, s1)
     env = {"s": pointmass_reset(n_envs), "t": 0}
@@ -844,7 +945,7 @@ def sac_sample_not_rsample_good():
             return self.o[idx], self.a[idx], self.r[idx], self.o2[idx]
 
     replay = ReplayBuffer()
-    s0, a0 = pointmass_reset(1000), torch.rand(1000, 2) * 2 - 1   # random actions to start from
+    s0, a0 = pointmass_reset(1000), torch.rand(1000, 2) * 2 - 1  # random actions to start from
     s1, r0 = pointmass_step(s0, a0)
     replay.store(s0, a0, r0, s1)
     env = {"s": pointmass_reset(n_envs), "t": 0}
@@ -977,8 +1078,13 @@ def td3bc_critic_never_zeroed_bad():
                 dist -= r.mean().item()
             return dist / 20
 
-    return {"model": (actor, critic), "optimizer": (actor_optimizer, critic_optimizer), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": (actor, critic),
+        "optimizer": (actor_optimizer, critic_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def td3bc_critic_never_zeroed_good():
@@ -1062,8 +1168,13 @@ def td3bc_critic_never_zeroed_good():
                 dist -= r.mean().item()
             return dist / 20
 
-    return {"model": (actor, critic), "optimizer": (actor_optimizer, critic_optimizer), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": (actor, critic),
+        "optimizer": (actor_optimizer, critic_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def lstm_batch_axis_bad():
@@ -1083,7 +1194,7 @@ def lstm_batch_axis_bad():
             return len(self.data) - LOOKBACK
 
         def __getitem__(self, i):
-            return self.data[i:i + LOOKBACK], self.data[i + LOOKBACK, 0]
+            return self.data[i : i + LOOKBACK], self.data[i + LOOKBACK, 0]
 
     class LoadForecaster(nn.Module):
         def __init__(self, n_features, hidden_size=48, num_layers=1):
@@ -1091,12 +1202,17 @@ def lstm_batch_axis_bad():
             self.lstm = nn.LSTM(n_features, hidden_size, num_layers)
             self.fc = nn.Linear(hidden_size, 1)
 
-        def forward(self, x):                  # x: (batch, lookback, features)
+        def forward(self, x):  # x: (batch, lookback, features)
             out, _ = self.lstm(x)
             return self.fc(out[:, -1, :]).squeeze(-1)
 
-    loader = DataLoader(WindowDataset(series[:n_train]), batch_size=BATCH, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        WindowDataset(series[:n_train]),
+        batch_size=BATCH,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     model = LoadForecaster(series.shape[1])
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -1146,7 +1262,7 @@ def lstm_batch_axis_good():
             return len(self.data) - LOOKBACK
 
         def __getitem__(self, i):
-            return self.data[i:i + LOOKBACK], self.data[i + LOOKBACK, 0]
+            return self.data[i : i + LOOKBACK], self.data[i + LOOKBACK, 0]
 
     class LoadForecaster(nn.Module):
         def __init__(self, n_features, hidden_size=48, num_layers=1):
@@ -1154,12 +1270,17 @@ def lstm_batch_axis_good():
             self.lstm = nn.LSTM(n_features, hidden_size, num_layers, batch_first=True)
             self.fc = nn.Linear(hidden_size, 1)
 
-        def forward(self, x):                  # x: (batch, lookback, features)
+        def forward(self, x):  # x: (batch, lookback, features)
             out, _ = self.lstm(x)
             return self.fc(out[:, -1, :]).squeeze(-1)
 
-    loader = DataLoader(WindowDataset(series[:n_train]), batch_size=BATCH, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        WindowDataset(series[:n_train]),
+        batch_size=BATCH,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     model = LoadForecaster(series.shape[1])
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -1205,10 +1326,14 @@ def transformer_no_causal_mask_bad():
             pe = torch.zeros(1, T, d_model)
             pe[0, :, 0::2], pe[0, :, 1::2] = torch.sin(pos * div), torch.cos(pos * div)
             self.register_buffer("pe", pe)
-            self.layers = nn.ModuleList([
-                nn.TransformerEncoderLayer(d_model, nhead=4, dim_feedforward=64, dropout=0.1,
-                                           batch_first=True, norm_first=True)
-                for _ in range(2)])
+            self.layers = nn.ModuleList(
+                [
+                    nn.TransformerEncoderLayer(
+                        d_model, nhead=4, dim_feedforward=64, dropout=0.1, batch_first=True, norm_first=True
+                    )
+                    for _ in range(2)
+                ]
+            )
             self.norm = nn.LayerNorm(d_model)
             self.head = nn.Linear(d_model, 1)
 
@@ -1224,8 +1349,9 @@ def transformer_no_causal_mask_bad():
     model = TimeSeriesTransformer()
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
     sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: min(1.0, (s + 1) / 10))  # warm-up
-    loader = DataLoader(TensorDataset(train), batch_size=32, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(train), batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     state = {"it": iter(loader)}
 
     def step(i):
@@ -1264,10 +1390,14 @@ def transformer_no_causal_mask_good():
             pe = torch.zeros(1, T, d_model)
             pe[0, :, 0::2], pe[0, :, 1::2] = torch.sin(pos * div), torch.cos(pos * div)
             self.register_buffer("pe", pe)
-            self.layers = nn.ModuleList([
-                nn.TransformerEncoderLayer(d_model, nhead=4, dim_feedforward=64, dropout=0.1,
-                                           batch_first=True, norm_first=True)
-                for _ in range(2)])
+            self.layers = nn.ModuleList(
+                [
+                    nn.TransformerEncoderLayer(
+                        d_model, nhead=4, dim_feedforward=64, dropout=0.1, batch_first=True, norm_first=True
+                    )
+                    for _ in range(2)
+                ]
+            )
             self.norm = nn.LayerNorm(d_model)
             self.head = nn.Linear(d_model, 1)
 
@@ -1284,8 +1414,9 @@ def transformer_no_causal_mask_good():
     model = TimeSeriesTransformer()
     opt = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=1e-2)
     sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: min(1.0, (s + 1) / 10))  # warm-up
-    loader = DataLoader(TensorDataset(train), batch_size=32, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(train), batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     state = {"it": iter(loader)}
 
     def step(i):
@@ -1321,9 +1452,16 @@ def cox_sorted_ascending_bad():
         def __init__(self, in_dim):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(in_dim, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(32, 1))
+                nn.Linear(in_dim, 32),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 32),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1),
+            )
 
         def forward(self, x):
             return self.net(x).squeeze(-1)
@@ -1337,8 +1475,13 @@ def cox_sorted_ascending_bad():
 
     model = DeepSurv(x_train.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-4)
-    loader = DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x_train, t_train, e_train),
+        batch_size=128,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def epochs():
         while True:
@@ -1377,9 +1520,16 @@ def cox_sorted_ascending_good():
         def __init__(self, in_dim):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(in_dim, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.1),
-                nn.Linear(32, 1))
+                nn.Linear(in_dim, 32),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 32),
+                nn.BatchNorm1d(32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1),
+            )
 
         def forward(self, x):
             return self.net(x).squeeze(-1)
@@ -1393,8 +1543,13 @@ def cox_sorted_ascending_good():
 
     model = DeepSurv(x_train.shape[1])
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=1e-4)
-    loader = DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x_train, t_train, e_train),
+        batch_size=128,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def epochs():
         while True:
@@ -1436,9 +1591,16 @@ def churn_minus_one_labels_bad():
             self.embeds = nn.ModuleList([nn.Embedding(c, min(8, (c + 1) // 2)) for c in cardinalities])
             width = sum(e.embedding_dim for e in self.embeds) + n_numeric
             self.layers = nn.Sequential(
-                nn.Linear(width, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Dropout(0.1),
-                nn.Linear(64, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Dropout(0.1),
-                nn.Linear(32, 1))
+                nn.Linear(width, 64),
+                nn.ReLU(),
+                nn.BatchNorm1d(64),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.BatchNorm1d(32),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1),
+            )
 
         def forward(self, x_num, x_cat):
             emb = [e(x_cat[:, j]) for j, e in enumerate(self.embeds)]
@@ -1488,9 +1650,16 @@ def churn_minus_one_labels_good():
             self.embeds = nn.ModuleList([nn.Embedding(c, min(8, (c + 1) // 2)) for c in cardinalities])
             width = sum(e.embedding_dim for e in self.embeds) + n_numeric
             self.layers = nn.Sequential(
-                nn.Linear(width, 64), nn.ReLU(), nn.BatchNorm1d(64), nn.Dropout(0.1),
-                nn.Linear(64, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Dropout(0.1),
-                nn.Linear(32, 1))
+                nn.Linear(width, 64),
+                nn.ReLU(),
+                nn.BatchNorm1d(64),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.BatchNorm1d(32),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1),
+            )
 
         def forward(self, x_num, x_cat):
             emb = [e(x_cat[:, j]) for j, e in enumerate(self.embeds)]
@@ -1541,9 +1710,11 @@ def ratings_cast_to_long_bad():
             return len(self.users)
 
         def __getitem__(self, idx):
-            return (torch.tensor(self.users[idx], dtype=torch.long),
-                    torch.tensor(self.items[idx], dtype=torch.long),
-                    torch.tensor(self.ratings[idx], dtype=torch.long))
+            return (
+                torch.tensor(self.users[idx], dtype=torch.long),
+                torch.tensor(self.items[idx], dtype=torch.long),
+                torch.tensor(self.ratings[idx], dtype=torch.long),
+            )
 
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, n_factors=8):
@@ -1563,8 +1734,13 @@ def ratings_cast_to_long_bad():
             return self.global_bias + self.user_bias(u).squeeze(1) + self.item_bias(i).squeeze(1) + dot
 
     n_train = 8000
-    loader = DataLoader(RatingsDataset(users[:n_train], items[:n_train], ratings[:n_train]), batch_size=256,
-                        shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        RatingsDataset(users[:n_train], items[:n_train], ratings[:n_train]),
+        batch_size=256,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     model = MatrixFactorization(150, 100)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-5)
     loss_fn = nn.MSELoss()
@@ -1606,9 +1782,11 @@ def ratings_cast_to_long_good():
             return len(self.users)
 
         def __getitem__(self, idx):
-            return (torch.tensor(self.users[idx], dtype=torch.long),
-                    torch.tensor(self.items[idx], dtype=torch.long),
-                    torch.tensor(self.ratings[idx], dtype=torch.float))
+            return (
+                torch.tensor(self.users[idx], dtype=torch.long),
+                torch.tensor(self.items[idx], dtype=torch.long),
+                torch.tensor(self.ratings[idx], dtype=torch.float),
+            )
 
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, n_factors=8):
@@ -1628,8 +1806,13 @@ def ratings_cast_to_long_good():
             return self.global_bias + self.user_bias(u).squeeze(1) + self.item_bias(i).squeeze(1) + dot
 
     n_train = 8000
-    loader = DataLoader(RatingsDataset(users[:n_train], items[:n_train], ratings[:n_train]), batch_size=256,
-                        shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        RatingsDataset(users[:n_train], items[:n_train], ratings[:n_train]),
+        batch_size=256,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     model = MatrixFactorization(150, 100)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-5)
     loss_fn = nn.MSELoss()
@@ -1674,7 +1857,7 @@ def gat_mask_not_minus_inf_bad():
 
         def forward(self, h, adj):
             Wh = h @ self.W
-            e = self.leakyrelu(Wh @ self.a[:self.out_f] + (Wh @ self.a[self.out_f:]).T)
+            e = self.leakyrelu(Wh @ self.a[: self.out_f] + (Wh @ self.a[self.out_f :]).T)
             attention = e.masked_fill(adj == 0, 1e-9)
             attention = F.softmax(attention, dim=1)
             attention = F.dropout(attention, self.dropout, training=self.training)
@@ -1730,7 +1913,7 @@ def gat_mask_not_minus_inf_good():
 
         def forward(self, h, adj):
             Wh = h @ self.W
-            e = self.leakyrelu(Wh @ self.a[:self.out_f] + (Wh @ self.a[self.out_f:]).T)
+            e = self.leakyrelu(Wh @ self.a[: self.out_f] + (Wh @ self.a[self.out_f :]).T)
             attention = e.masked_fill(adj == 0, -1e9)
             attention = F.softmax(attention, dim=1)
             attention = F.dropout(attention, self.dropout, training=self.training)
@@ -2011,13 +2194,25 @@ def keyword_eval_mode_stuck_bad():
     class KWSNet(nn.Module):
         def __init__(self, n_mels=20, n_classes=6):
             super().__init__()
-            self.bn0 = nn.BatchNorm1d(n_mels)      # normalises the log-mel bins (dB)
+            self.bn0 = nn.BatchNorm1d(n_mels)  # normalises the log-mel bins (dB)
             self.features = nn.Sequential(
-                nn.Conv1d(n_mels, 48, 5, padding=2), nn.BatchNorm1d(48), nn.ReLU(), nn.MaxPool1d(2),
-                nn.Conv1d(48, 64, 3, padding=1), nn.BatchNorm1d(64), nn.ReLU(), nn.MaxPool1d(2))
+                nn.Conv1d(n_mels, 48, 5, padding=2),
+                nn.BatchNorm1d(48),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+                nn.Conv1d(48, 64, 3, padding=1),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+            )
             self.classifier = nn.Sequential(
-                nn.Flatten(), nn.Dropout(0.5), nn.Linear(64 * 8, 64), nn.ReLU(), nn.Dropout(0.5),
-                nn.Linear(64, n_classes))
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(64 * 8, 64),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(64, n_classes),
+            )
 
         def forward(self, x):
             return self.classifier(self.features(self.bn0(x)))
@@ -2025,8 +2220,9 @@ def keyword_eval_mode_stuck_bad():
     model = KWSNet()
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size=32, shuffle=True,
-                              generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(
+        TensorDataset(x_train, y_train), batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(0)
+    )
     history = []
 
     def validate():
@@ -2068,13 +2264,25 @@ def keyword_eval_mode_stuck_good():
     class KWSNet(nn.Module):
         def __init__(self, n_mels=20, n_classes=6):
             super().__init__()
-            self.bn0 = nn.BatchNorm1d(n_mels)      # normalises the log-mel bins (dB)
+            self.bn0 = nn.BatchNorm1d(n_mels)  # normalises the log-mel bins (dB)
             self.features = nn.Sequential(
-                nn.Conv1d(n_mels, 48, 5, padding=2), nn.BatchNorm1d(48), nn.ReLU(), nn.MaxPool1d(2),
-                nn.Conv1d(48, 64, 3, padding=1), nn.BatchNorm1d(64), nn.ReLU(), nn.MaxPool1d(2))
+                nn.Conv1d(n_mels, 48, 5, padding=2),
+                nn.BatchNorm1d(48),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+                nn.Conv1d(48, 64, 3, padding=1),
+                nn.BatchNorm1d(64),
+                nn.ReLU(),
+                nn.MaxPool1d(2),
+            )
             self.classifier = nn.Sequential(
-                nn.Flatten(), nn.Dropout(0.5), nn.Linear(64 * 8, 64), nn.ReLU(), nn.Dropout(0.5),
-                nn.Linear(64, n_classes))
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(64 * 8, 64),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(64, n_classes),
+            )
 
         def forward(self, x):
             return self.classifier(self.features(self.bn0(x)))
@@ -2082,8 +2290,9 @@ def keyword_eval_mode_stuck_good():
     model = KWSNet()
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    train_loader = DataLoader(TensorDataset(x_train, y_train), batch_size=32, shuffle=True,
-                              generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(
+        TensorDataset(x_train, y_train), batch_size=32, shuffle=True, generator=torch.Generator().manual_seed(0)
+    )
     history = []
 
     def validate():
@@ -2127,7 +2336,7 @@ def sleep_view_not_permute_bad():
             self.gru = nn.GRU(32, hidden, batch_first=True, bidirectional=True)
             self.head = nn.Linear(2 * hidden, n_classes)
 
-        def forward(self, x):                     # (B, T, in_dim) -> (B, T, n_classes)
+        def forward(self, x):  # (B, T, in_dim) -> (B, T, n_classes)
             h, _ = self.gru(self.encoder(x))
             return self.head(h)
 
@@ -2139,8 +2348,9 @@ def sleep_view_not_permute_bad():
     model = SleepStager()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.05)
-    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x, y), batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     state = {"it": iter(loader)}
 
     def step(i):
@@ -2177,7 +2387,7 @@ def sleep_view_not_permute_good():
             self.gru = nn.GRU(32, hidden, batch_first=True, bidirectional=True)
             self.head = nn.Linear(2 * hidden, n_classes)
 
-        def forward(self, x):                     # (B, T, in_dim) -> (B, T, n_classes)
+        def forward(self, x):  # (B, T, in_dim) -> (B, T, n_classes)
             h, _ = self.gru(self.encoder(x))
             return self.head(h)
 
@@ -2189,8 +2399,9 @@ def sleep_view_not_permute_good():
     model = SleepStager()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.05)
-    loader = DataLoader(TensorDataset(x, y), batch_size=32, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x, y), batch_size=32, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     state = {"it": iter(loader)}
 
     def step(i):
@@ -2231,12 +2442,16 @@ def ctc_blank_collides_bad():
             return len(said)
 
         def __getitem__(self, i):
-            return x[i, :n_frames[i]], torch.tensor([phone2id[p] for p in said[i]])
+            return x[i, : n_frames[i]], torch.tensor([phone2id[p] for p in said[i]])
 
     def collate(batch):
         feats, labels = zip(*batch)
-        return (nn.utils.rnn.pad_sequence(feats, batch_first=True), torch.cat(labels),
-                torch.tensor([len(f) for f in feats]), torch.tensor([len(l) for l in labels]))
+        return (
+            nn.utils.rnn.pad_sequence(feats, batch_first=True),
+            torch.cat(labels),
+            torch.tensor([len(f) for f in feats]),
+            torch.tensor([len(l) for l in labels]),
+        )
 
     class AcousticModel(nn.Module):
         def __init__(self, feats=12, hidden=32):
@@ -2254,8 +2469,14 @@ def ctc_blank_collides_bad():
     model = AcousticModel()
     ctc_loss = nn.CTCLoss(zero_infinity=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    loader = DataLoader(Utterances(), batch_size=16, shuffle=True, drop_last=True, collate_fn=collate,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        Utterances(),
+        batch_size=16,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def cycle():
         while True:
@@ -2266,7 +2487,7 @@ def ctc_blank_collides_bad():
     def step(i):
         model.train()
         feats, labels, feat_lens, label_lens = next(stream)
-        log_probs = model(feats, feat_lens).transpose(0, 1)           # (T, N, C)
+        log_probs = model(feats, feat_lens).transpose(0, 1)  # (T, N, C)
         loss = ctc_loss(log_probs, labels, feat_lens, label_lens)
         optimizer.zero_grad()
         loss.backward()
@@ -2302,12 +2523,16 @@ def ctc_blank_collides_good():
             return len(said)
 
         def __getitem__(self, i):
-            return x[i, :n_frames[i]], torch.tensor([phone2id[p] for p in said[i]])
+            return x[i, : n_frames[i]], torch.tensor([phone2id[p] for p in said[i]])
 
     def collate(batch):
         feats, labels = zip(*batch)
-        return (nn.utils.rnn.pad_sequence(feats, batch_first=True), torch.cat(labels),
-                torch.tensor([len(f) for f in feats]), torch.tensor([len(l) for l in labels]))
+        return (
+            nn.utils.rnn.pad_sequence(feats, batch_first=True),
+            torch.cat(labels),
+            torch.tensor([len(f) for f in feats]),
+            torch.tensor([len(l) for l in labels]),
+        )
 
     class AcousticModel(nn.Module):
         def __init__(self, feats=12, hidden=32):
@@ -2325,8 +2550,14 @@ def ctc_blank_collides_good():
     model = AcousticModel()
     ctc_loss = nn.CTCLoss(zero_infinity=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    loader = DataLoader(Utterances(), batch_size=16, shuffle=True, drop_last=True, collate_fn=collate,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        Utterances(),
+        batch_size=16,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=collate,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def cycle():
         while True:
@@ -2337,7 +2568,7 @@ def ctc_blank_collides_good():
     def step(i):
         model.train()
         feats, labels, feat_lens, label_lens = next(stream)
-        log_probs = model(feats, feat_lens).transpose(0, 1)           # (T, N, C)
+        log_probs = model(feats, feat_lens).transpose(0, 1)  # (T, N, C)
         loss = ctc_loss(log_probs, labels, feat_lens, label_lens)
         optimizer.zero_grad()
         loss.backward()
@@ -2473,20 +2704,26 @@ def deeponet_scheduler_per_batch_bad():
     class DeepONet(nn.Module):
         def __init__(self, sensors=40, p=32, width=64):
             super().__init__()
-            self.branch = nn.Sequential(nn.Linear(sensors, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                        nn.Linear(width, p))
-            self.trunk = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                       nn.Linear(width, p))
+            self.branch = nn.Sequential(
+                nn.Linear(sensors, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, p)
+            )
+            self.trunk = nn.Sequential(
+                nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, p)
+            )
             self.bias = nn.Parameter(torch.zeros(1))
 
-        def forward(self, u, y):                  # u (B, sensors), y (B, points, 1)
+        def forward(self, u, y):  # u (B, sensors), y (B, points, 1)
             return torch.einsum("bp,bnp->bn", self.branch(u), self.trunk(y)) + self.bias
 
     model = DeepONet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.95)
-    train_loader = DataLoader(TensorDataset(u_train, y_train, s_train), batch_size=32, shuffle=True,
-                              generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(
+        TensorDataset(u_train, y_train, s_train),
+        batch_size=32,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     mse = nn.MSELoss()
 
     def train_loop(num_epochs):
@@ -2521,20 +2758,26 @@ def deeponet_scheduler_per_batch_good():
     class DeepONet(nn.Module):
         def __init__(self, sensors=40, p=32, width=64):
             super().__init__()
-            self.branch = nn.Sequential(nn.Linear(sensors, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                        nn.Linear(width, p))
-            self.trunk = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                       nn.Linear(width, p))
+            self.branch = nn.Sequential(
+                nn.Linear(sensors, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, p)
+            )
+            self.trunk = nn.Sequential(
+                nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, p)
+            )
             self.bias = nn.Parameter(torch.zeros(1))
 
-        def forward(self, u, y):                  # u (B, sensors), y (B, points, 1)
+        def forward(self, u, y):  # u (B, sensors), y (B, points, 1)
             return torch.einsum("bp,bnp->bn", self.branch(u), self.trunk(y)) + self.bias
 
     model = DeepONet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.95)
-    train_loader = DataLoader(TensorDataset(u_train, y_train, s_train), batch_size=32, shuffle=True,
-                              generator=torch.Generator().manual_seed(0))
+    train_loader = DataLoader(
+        TensorDataset(u_train, y_train, s_train),
+        batch_size=32,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     mse = nn.MSELoss()
 
     def train_loop(num_epochs):
@@ -2593,8 +2836,9 @@ def vae_kl_sum_recon_mean_bad():
         return MSE + KLD
 
     train, test = spectra(2000, 1), spectra(400, 2)
-    loader = DataLoader(TensorDataset(train), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(train), batch_size=64, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     model = SpectraVAE()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2656,8 +2900,9 @@ def vae_kl_sum_recon_mean_good():
         return MSE + KLD
 
     train, test = spectra(2000, 1), spectra(400, 2)
-    loader = DataLoader(TensorDataset(train), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(train), batch_size=64, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
     model = SpectraVAE()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2691,8 +2936,7 @@ def distill_kl_wants_log_bad():
     T, alpha = 3.0, 0.9
 
     def make_net(width):
-        return nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                             nn.Linear(width, 10))
+        return nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
     # the big teacher, trained on plenty of data
     x_big, y_big = device_traffic(6000, 1)
@@ -2711,8 +2955,13 @@ def distill_kl_wants_log_bad():
     student = make_net(32)
     optimizer = torch.optim.Adam(student.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
-    loader = DataLoader(TensorDataset(x_train, y_train), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x_train, y_train),
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     kl = nn.KLDivLoss(reduction="batchmean")
 
     def cycle():
@@ -2748,8 +2997,7 @@ def distill_kl_wants_log_good():
     T, alpha = 3.0, 0.9
 
     def make_net(width):
-        return nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                             nn.Linear(width, 10))
+        return nn.Sequential(nn.Linear(24, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
     # the big teacher, trained on plenty of data
     x_big, y_big = device_traffic(6000, 1)
@@ -2768,8 +3016,13 @@ def distill_kl_wants_log_good():
     student = make_net(32)
     optimizer = torch.optim.Adam(student.parameters(), lr=2e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
-    loader = DataLoader(TensorDataset(x_train, y_train), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x_train, y_train),
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
     kl = nn.KLDivLoss(reduction="batchmean")
 
     def cycle():
@@ -2916,8 +3169,13 @@ def clap_temperature_multiplied_bad():
     audio_t, tags_t = clips_and_captions(200, 2)
     model = AudioTextCLIP()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    loader = DataLoader(TensorDataset(audio, tags), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(audio, tags),
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def infinite():
         while True:
@@ -2971,8 +3229,13 @@ def clap_temperature_multiplied_good():
     audio_t, tags_t = clips_and_captions(200, 2)
     model = AudioTextCLIP()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    loader = DataLoader(TensorDataset(audio, tags), batch_size=64, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(audio, tags),
+        batch_size=64,
+        shuffle=True,
+        drop_last=True,
+        generator=torch.Generator().manual_seed(0),
+    )
 
     def infinite():
         while True:
@@ -3016,16 +3279,17 @@ def moe_experts_plain_list_bad():
             self.gate = nn.Sequential(nn.Linear(d_in, 16), nn.SiLU(), nn.Linear(16, n_experts))
 
         def forward(self, x):
-            w = F.softmax(self.gate(x), dim=-1)                               # (B, E)
-            out = torch.stack([e(x) for e in self.experts], dim=1)            # (B, E, 1)
+            w = F.softmax(self.gate(x), dim=-1)  # (B, E)
+            out = torch.stack([e(x) for e in self.experts], dim=1)  # (B, E, 1)
             return (w.unsqueeze(-1) * out).sum(1), w
 
     x, y = machine_table(3000, 1)
     x_test, y_test = machine_table(600, 2)
     model = MoERegressor()
     opt = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=1e-3)
-    loader = DataLoader(TensorDataset(x, y), batch_size=128, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x, y), batch_size=128, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
 
     def stream():
         while True:
@@ -3038,7 +3302,7 @@ def moe_experts_plain_list_bad():
         xb, yb = next(it)
         pred, w = model(xb)
         importance = w.mean(0)
-        balance = len(importance) * (importance ** 2).sum() - 1.0     # 0 when the load is even
+        balance = len(importance) * (importance**2).sum() - 1.0  # 0 when the load is even
         loss = F.mse_loss(pred, yb) + 0.01 * balance
         opt.zero_grad()
         loss.backward()
@@ -3070,16 +3334,17 @@ def moe_experts_plain_list_good():
             self.gate = nn.Sequential(nn.Linear(d_in, 16), nn.SiLU(), nn.Linear(16, n_experts))
 
         def forward(self, x):
-            w = F.softmax(self.gate(x), dim=-1)                               # (B, E)
-            out = torch.stack([e(x) for e in self.experts], dim=1)            # (B, E, 1)
+            w = F.softmax(self.gate(x), dim=-1)  # (B, E)
+            out = torch.stack([e(x) for e in self.experts], dim=1)  # (B, E, 1)
             return (w.unsqueeze(-1) * out).sum(1), w
 
     x, y = machine_table(3000, 1)
     x_test, y_test = machine_table(600, 2)
     model = MoERegressor()
     opt = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=1e-3)
-    loader = DataLoader(TensorDataset(x, y), batch_size=128, shuffle=True, drop_last=True,
-                        generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(
+        TensorDataset(x, y), batch_size=128, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(0)
+    )
 
     def stream():
         while True:
@@ -3092,7 +3357,7 @@ def moe_experts_plain_list_good():
         xb, yb = next(it)
         pred, w = model(xb)
         importance = w.mean(0)
-        balance = len(importance) * (importance ** 2).sum() - 1.0     # 0 when the load is even
+        balance = len(importance) * (importance**2).sum() - 1.0  # 0 when the load is even
         loss = F.mse_loss(pred, yb) + 0.01 * balance
         opt.zero_grad()
         loss.backward()

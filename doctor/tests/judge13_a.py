@@ -34,18 +34,21 @@ def draw_shapes(n, seed, size=16, noise=0.3, labels=None):
     dx = ax.view(1, 1, size) - c[:, 1].view(n, 1, 1)
     dy, dx = dy.expand(n, size, size), dx.expand(n, size, size)
     r = r.view(n, 1, 1)
-    rad = (dx ** 2 + dy ** 2).sqrt()
+    rad = (dx**2 + dy**2).sqrt()
     box = torch.maximum(dx.abs(), dy.abs())
-    kinds = torch.stack([
-        rad < r,
-        box < r,
-        (rad < r + 0.5) & (rad > r - 1.3),
-        (box < r + 0.5) & (box > r - 1.0),
-        (box < r) & ((dx.abs() < 1.0) | (dy.abs() < 1.0)),
-        (box < r) & (((dx - dy).abs() < 1.4) | ((dx + dy).abs() < 1.4)),
-        (dx.abs() < r) & (dy.abs() < 1.5),
-        (dy.abs() < r) & (dx.abs() < 1.5),
-    ], 1).float()
+    kinds = torch.stack(
+        [
+            rad < r,
+            box < r,
+            (rad < r + 0.5) & (rad > r - 1.3),
+            (box < r + 0.5) & (box > r - 1.0),
+            (box < r) & ((dx.abs() < 1.0) | (dy.abs() < 1.0)),
+            (box < r) & (((dx - dy).abs() < 1.4) | ((dx + dy).abs() < 1.4)),
+            (dx.abs() < r) & (dy.abs() < 1.5),
+            (dy.abs() < r) & (dx.abs() < 1.5),
+        ],
+        1,
+    ).float()
     img = kinds[torch.arange(n), y]
     img = (img - 0.18) / 0.38 + noise / 0.38 * torch.randn(n, size, size, generator=g)
     img = img / (1 + (noise / 0.38) ** 2) ** 0.5
@@ -80,7 +83,7 @@ def tones(n, seed, length=256, noise=0.3):
     """waveforms (n,1,length) of one tone; target = standardised log frequency."""
     g = torch.Generator().manual_seed(seed)
     f = torch.rand(n, generator=g)
-    cycles = 4 * (8 ** f)
+    cycles = 4 * (8**f)
     t = torch.arange(length).float() / length
     ph = torch.rand(n, 1, generator=g) * 2 * math.pi
     w = torch.sin(2 * math.pi * cycles.view(n, 1) * t + ph)
@@ -92,8 +95,8 @@ def spectrograms(n, seed, noise=1.0, classes=6):
     """log-mel-like patches (n,1,20,24): a chirp with a class-specific start and slope."""
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, classes, (n,), generator=g)
-    start = torch.tensor([4., 10., 15., 4., 10., 15.])[y] + torch.randn(n, generator=g)
-    slope = torch.tensor([.4, .3, -.4, 0., -.3, 0.])[y] + 0.08 * torch.randn(n, generator=g)
+    start = torch.tensor([4.0, 10.0, 15.0, 4.0, 10.0, 15.0])[y] + torch.randn(n, generator=g)
+    slope = torch.tensor([0.4, 0.3, -0.4, 0.0, -0.3, 0.0])[y] + 0.08 * torch.randn(n, generator=g)
     t = torch.arange(24).float().view(1, 1, 24)
     m = torch.arange(20).float().view(1, 20, 1)
     centre = start.view(n, 1, 1) + slope.view(n, 1, 1) * t
@@ -107,7 +110,7 @@ def point_clouds(n, seed, pts=64):
     y = torch.randint(0, 5, (n,), generator=g)
     u = torch.rand(n, pts, generator=g) * 2 * math.pi
     v = torch.rand(n, pts, generator=g) * 2 - 1
-    s = (1 - v ** 2).clamp(min=0).sqrt()
+    s = (1 - v**2).clamp(min=0).sqrt()
     sphere = torch.stack([s * u.cos(), s * u.sin(), v], -1)
     q = torch.randn(n, pts, 3, generator=g)
     cube = q / q.abs().amax(-1, keepdim=True) * 0.8
@@ -131,7 +134,7 @@ def moving_clips(n, seed, frames=8, size=16):
     """(n, frames, 1, size, size): a blob that drifts left/right/up/down/stays."""
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(0, 5, (n,), generator=g)
-    d = torch.tensor([[0., 1.], [0., -1.], [1., 0.], [-1., 0.], [0., 0.]])[y]
+    d = torch.tensor([[0.0, 1.0], [0.0, -1.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]])[y]
     d = d * (0.6 + 0.4 * torch.rand(n, 1, generator=g))
     c = torch.rand(n, 2, generator=g) * 6 + 5 - d * frames / 2 * torch.rand(n, 1, generator=g) * 2
     t = torch.arange(frames).float()
@@ -139,7 +142,7 @@ def moving_clips(n, seed, frames=8, size=16):
     ax = torch.arange(size).float()
     dy = ax.view(1, 1, size, 1) - pos[..., 0].view(n, frames, 1, 1)
     dx = ax.view(1, 1, 1, size) - pos[..., 1].view(n, frames, 1, 1)
-    x = 3.5 * torch.exp(-(dx ** 2 + dy ** 2) / 5) + 0.6 * torch.randn(n, frames, size, size, generator=g)
+    x = 3.5 * torch.exp(-(dx**2 + dy**2) / 5) + 0.6 * torch.randn(n, frames, size, size, generator=g)
     return ((x - x.mean()) / x.std()).unsqueeze(2), y
 
 
@@ -182,7 +185,7 @@ def det_scenes(n, seed):
                 img[b, y0:y1, x0:x1] = 1.0
             elif k == 1:
                 img[b, y0:y1, x0:x1] = 1.0
-                img[b, y0 + 1:y1 - 1, x0 + 1:x1 - 1] = 0.1
+                img[b, y0 + 1 : y1 - 1, x0 + 1 : x1 - 1] = 0.1
             else:
                 img[b, y0:y1:2, x0:x1] = 1.0
             tgt[b, :, gy, gx] = torch.tensor([1.0, cx / 8 - gx, cy / 8 - gy, w / 16, h / 16, float(k)])
@@ -199,7 +202,7 @@ def face_like(n, seed, size=24):
     yy, xx = ax.view(1, 1, size, 1), ax.view(1, 1, 1, size)
     dx = xx - k[..., 0].view(n, 3, 1, 1)
     dy = yy - k[..., 1].view(n, 3, 1, 1)
-    m0 = torch.exp(-(dx ** 2 + dy ** 2)[:, 0] / 0.02)
+    m0 = torch.exp(-(dx**2 + dy**2)[:, 0] / 0.02)
     m1 = ((dx.abs() < 0.2) & (dy.abs() < 0.08))[:, 1].float()
     m2 = ((dx.abs() < 0.06) & (dy.abs() < 0.25))[:, 2].float()
     x = m0 + m1 + m2 + 0.15 * torch.randn(n, size, size, generator=g)
@@ -216,7 +219,7 @@ def frame_pairs(n, seed, size=16):
     S = size + 16
     ax = torch.arange(size).float() + 8
     yy, xx = torch.meshgrid(ax, ax, indexing="ij")
-    a = big[:, :, 8:8 + size, 8:8 + size].contiguous()
+    a = big[:, :, 8 : 8 + size, 8 : 8 + size].contiguous()
     gx = (xx.unsqueeze(0) - uv[:, 0].view(n, 1, 1)) * 2 / (S - 1) - 1
     gy = (yy.unsqueeze(0) - uv[:, 1].view(n, 1, 1)) * 2 / (S - 1) - 1
     b = F.grid_sample(big, torch.stack([gx, gy], -1), align_corners=True)
@@ -241,28 +244,116 @@ def knn_error(bank, bank_y, query, query_y, k=5):
 
 
 CASES = [
-    {"name": 'softmax_layer_before_cross_entropy', "what": 'The network ends in nn.Softmax and its probabilities are fed to nn.CrossEntropyLoss, which expects raw logits and applies log-softmax itself.', "steps": 300},
-    {"name": 'head_replaced_after_optimizer', "what": 'The optimizer is built from model.fc.parameters() before model.fc is replaced by the new head, so it updates the discarded layer and the new classifier never trains.', "steps": 200},
-    {"name": 'gan_generator_step_on_detached_fake', "what": 'In the generator step the discriminator is given fake.detach(), so the generator loss has no path to the generator and it never trains.', "steps": 500},
-    {"name": 'vae_pixel_mean_reconstruction', "what": 'The reconstruction term is averaged over batch and pixels while the KL is summed over latent dimensions, so the KL is weighted 256 times too heavily and the posterior collapses.', "steps": 600},
-    {"name": 'ddpm_target_noise_not_the_one_added', "what": 'q_sample is called without the drawn noise and draws its own, so the network is trained to predict noise that is independent of its input.', "steps": 500},
-    {"name": 'simsiam_missing_stop_gradient', "what": 'The target projection z is not detached in the negative cosine loss, so both branches are pulled together and the representation collapses.', "steps": 600},
-    {"name": 'siamese_pair_label_convention', "what": 'The contrastive loss takes label 1 for a different pair but the pair sampler sets 1 for the same class, so equal pictures are pushed apart and different ones together.', "steps": 300},
-    {"name": 'distill_kldiv_without_log', "what": "F.kl_div expects log-probabilities as its first argument but the student's softmax probabilities are passed, so the distillation term is not a KL divergence.", "steps": 300},
-    {"name": 'realnvp_log_det_sign', "what": 'The log-determinant of the data-to-latent map is subtracted instead of added in the change-of-variables formula, so the flow is rewarded for shrinking volume.', "steps": 400},
-    {"name": 'yolo_box_loss_over_background_cells', "what": 'The box regression loss is averaged over all grid cells, background cells with zero targets included, instead of only the cells that hold an object.', "steps": 400},
-    {"name": 'seg_logits_view_without_permute', "what": 'NCHW logits are flattened with .view(-1, C) without first moving the class axis last, so each row mixes values of different pixels and the rows do not match the flattened mask.', "steps": 250},
-    {"name": 'keypoints_not_flipped_with_image', "what": 'The random horizontal flip is applied to the picture but not to the x coordinates of its key points, so half of the targets are wrong.', "steps": 400},
-    {"name": 'flow_warp_grid_rows_first', "what": 'The sampling grid for grid_sample is stacked as (y, x) although grid_sample expects (x, y) in the last axis, so the warp transposes the frame.', "steps": 500},
-    {"name": 'denoiser_target_overwritten_in_place', "what": 'noisy = clean only makes an alias and the noise is added in place, so the clean target is corrupted too and the network learns the identity.', "steps": 300},
-    {"name": 'style_features_of_output_under_no_grad', "what": 'The frozen loss network is run on the stylised output inside torch.no_grad(), so content and style losses carry no gradient and only the total-variation term trains the transformer.', "steps": 250},
-    {"name": 'pointnet_layers_in_plain_list', "what": 'The shared point-wise layers are kept in a Python list instead of nn.ModuleList, so they are not registered, never reach the optimizer and stay at their random initial values.', "steps": 480},
-    {"name": 'video_lstm_without_batch_first', "what": 'The LSTM is built without batch_first=True but is given (batch, time, features), so it recurs over the clips of the batch instead of over the frames.', "steps": 300},
-    {"name": 'steplr_stepped_every_batch', "what": 'scheduler.step() of an epoch-wise StepLR is called after every batch, so the learning rate falls tenfold every 7 batches and training freezes within the first epochs.', "steps": 320},
-    {"name": 'amp_clip_before_unscale', "what": "Gradients are clipped while still multiplied by the GradScaler's scale (no scaler.unscale_ first), so after unscaling the updates are tens of thousands of times too small.", "steps": 300},
-    {"name": 'audio_regression_broadcast_loss', "what": 'The network gives (N, 1) and the targets are (N,), so MSELoss broadcasts to N x N pairs and the best answer becomes the batch mean.', "steps": 300},
-    {"name": 'sorted_folders_without_shuffle', "what": 'The training set is stored class by class, as ImageFolder lists it, and the DataLoader has shuffle=False, so each batch holds a single class and the network forgets the others.', "steps": 300},
-    {"name": 'validation_leaves_model_in_eval', "what": 'validate() puts the network in eval mode and model.train() is called only once before the epochs, so from the second epoch on dropout is off and the batch-norm statistics are frozen during training.', "steps": 500},
+    {
+        "name": "softmax_layer_before_cross_entropy",
+        "what": "The network ends in nn.Softmax and its probabilities are fed to nn.CrossEntropyLoss, which expects raw logits and applies log-softmax itself.",
+        "steps": 300,
+    },
+    {
+        "name": "head_replaced_after_optimizer",
+        "what": "The optimizer is built from model.fc.parameters() before model.fc is replaced by the new head, so it updates the discarded layer and the new classifier never trains.",
+        "steps": 200,
+    },
+    {
+        "name": "gan_generator_step_on_detached_fake",
+        "what": "In the generator step the discriminator is given fake.detach(), so the generator loss has no path to the generator and it never trains.",
+        "steps": 500,
+    },
+    {
+        "name": "vae_pixel_mean_reconstruction",
+        "what": "The reconstruction term is averaged over batch and pixels while the KL is summed over latent dimensions, so the KL is weighted 256 times too heavily and the posterior collapses.",
+        "steps": 600,
+    },
+    {
+        "name": "ddpm_target_noise_not_the_one_added",
+        "what": "q_sample is called without the drawn noise and draws its own, so the network is trained to predict noise that is independent of its input.",
+        "steps": 500,
+    },
+    {
+        "name": "simsiam_missing_stop_gradient",
+        "what": "The target projection z is not detached in the negative cosine loss, so both branches are pulled together and the representation collapses.",
+        "steps": 600,
+    },
+    {
+        "name": "siamese_pair_label_convention",
+        "what": "The contrastive loss takes label 1 for a different pair but the pair sampler sets 1 for the same class, so equal pictures are pushed apart and different ones together.",
+        "steps": 300,
+    },
+    {
+        "name": "distill_kldiv_without_log",
+        "what": "F.kl_div expects log-probabilities as its first argument but the student's softmax probabilities are passed, so the distillation term is not a KL divergence.",
+        "steps": 300,
+    },
+    {
+        "name": "realnvp_log_det_sign",
+        "what": "The log-determinant of the data-to-latent map is subtracted instead of added in the change-of-variables formula, so the flow is rewarded for shrinking volume.",
+        "steps": 400,
+    },
+    {
+        "name": "yolo_box_loss_over_background_cells",
+        "what": "The box regression loss is averaged over all grid cells, background cells with zero targets included, instead of only the cells that hold an object.",
+        "steps": 400,
+    },
+    {
+        "name": "seg_logits_view_without_permute",
+        "what": "NCHW logits are flattened with .view(-1, C) without first moving the class axis last, so each row mixes values of different pixels and the rows do not match the flattened mask.",
+        "steps": 250,
+    },
+    {
+        "name": "keypoints_not_flipped_with_image",
+        "what": "The random horizontal flip is applied to the picture but not to the x coordinates of its key points, so half of the targets are wrong.",
+        "steps": 400,
+    },
+    {
+        "name": "flow_warp_grid_rows_first",
+        "what": "The sampling grid for grid_sample is stacked as (y, x) although grid_sample expects (x, y) in the last axis, so the warp transposes the frame.",
+        "steps": 500,
+    },
+    {
+        "name": "denoiser_target_overwritten_in_place",
+        "what": "noisy = clean only makes an alias and the noise is added in place, so the clean target is corrupted too and the network learns the identity.",
+        "steps": 300,
+    },
+    {
+        "name": "style_features_of_output_under_no_grad",
+        "what": "The frozen loss network is run on the stylised output inside torch.no_grad(), so content and style losses carry no gradient and only the total-variation term trains the transformer.",
+        "steps": 250,
+    },
+    {
+        "name": "pointnet_layers_in_plain_list",
+        "what": "The shared point-wise layers are kept in a Python list instead of nn.ModuleList, so they are not registered, never reach the optimizer and stay at their random initial values.",
+        "steps": 480,
+    },
+    {
+        "name": "video_lstm_without_batch_first",
+        "what": "The LSTM is built without batch_first=True but is given (batch, time, features), so it recurs over the clips of the batch instead of over the frames.",
+        "steps": 300,
+    },
+    {
+        "name": "steplr_stepped_every_batch",
+        "what": "scheduler.step() of an epoch-wise StepLR is called after every batch, so the learning rate falls tenfold every 7 batches and training freezes within the first epochs.",
+        "steps": 320,
+    },
+    {
+        "name": "amp_clip_before_unscale",
+        "what": "Gradients are clipped while still multiplied by the GradScaler's scale (no scaler.unscale_ first), so after unscaling the updates are tens of thousands of times too small.",
+        "steps": 300,
+    },
+    {
+        "name": "audio_regression_broadcast_loss",
+        "what": "The network gives (N, 1) and the targets are (N,), so MSELoss broadcasts to N x N pairs and the best answer becomes the batch mean.",
+        "steps": 300,
+    },
+    {
+        "name": "sorted_folders_without_shuffle",
+        "what": "The training set is stored class by class, as ImageFolder lists it, and the DataLoader has shuffle=False, so each batch holds a single class and the network forgets the others.",
+        "steps": 300,
+    },
+    {
+        "name": "validation_leaves_model_in_eval",
+        "what": "validate() puts the network in eval mode and model.train() is called only once before the epochs, so from the second epoch on dropout is off and the batch-norm statistics are frozen during training.",
+        "steps": 500,
+    },
 ]
 
 
@@ -357,12 +448,19 @@ def softmax_layer_before_cross_entropy_good():
 
 def head_replaced_after_optimizer_bad():
     torch.manual_seed(0)
+
     class SmallResNet(nn.Module):
         def __init__(self, num_classes):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Linear(32 * 4 * 4, num_classes)
 
@@ -422,12 +520,19 @@ def head_replaced_after_optimizer_bad():
 
 def head_replaced_after_optimizer_good():
     torch.manual_seed(0)
+
     class SmallResNet(nn.Module):
         def __init__(self, num_classes):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
             )
             self.fc = nn.Linear(32 * 4 * 4, num_classes)
 
@@ -496,9 +601,14 @@ def gan_generator_step_on_detached_fake_bad():
         def __init__(self):
             super().__init__()
             self.main = nn.Sequential(
-                nn.ConvTranspose2d(nz, 32, 4, 1, 0, bias=False), nn.BatchNorm2d(32), nn.ReLU(True),
-                nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
-                nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh(),
+                nn.ConvTranspose2d(nz, 32, 4, 1, 0, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(True),
+                nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(True),
+                nn.ConvTranspose2d(16, 1, 4, 2, 1),
+                nn.Tanh(),
             )
 
         def forward(self, z):
@@ -508,8 +618,11 @@ def gan_generator_step_on_detached_fake_bad():
         def __init__(self):
             super().__init__()
             self.main = nn.Sequential(
-                nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2, inplace=True),
-                nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.LeakyReLU(0.2, inplace=True),
+                nn.Conv2d(1, 16, 4, 2, 1),
+                nn.LeakyReLU(0.2, inplace=True),
+                nn.Conv2d(16, 32, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.LeakyReLU(0.2, inplace=True),
                 nn.Conv2d(32, 1, 4, 1, 0),
             )
 
@@ -563,7 +676,13 @@ def gan_generator_step_on_detached_fake_bad():
         b = (held_out.flatten(1) @ proj).sort(0).values
         return (a - b).abs().mean().item()
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def gan_generator_step_on_detached_fake_good():
@@ -577,9 +696,14 @@ def gan_generator_step_on_detached_fake_good():
         def __init__(self):
             super().__init__()
             self.main = nn.Sequential(
-                nn.ConvTranspose2d(nz, 32, 4, 1, 0, bias=False), nn.BatchNorm2d(32), nn.ReLU(True),
-                nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU(True),
-                nn.ConvTranspose2d(16, 1, 4, 2, 1), nn.Tanh(),
+                nn.ConvTranspose2d(nz, 32, 4, 1, 0, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(True),
+                nn.ConvTranspose2d(32, 16, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(True),
+                nn.ConvTranspose2d(16, 1, 4, 2, 1),
+                nn.Tanh(),
             )
 
         def forward(self, z):
@@ -589,8 +713,11 @@ def gan_generator_step_on_detached_fake_good():
         def __init__(self):
             super().__init__()
             self.main = nn.Sequential(
-                nn.Conv2d(1, 16, 4, 2, 1), nn.LeakyReLU(0.2, inplace=True),
-                nn.Conv2d(16, 32, 4, 2, 1, bias=False), nn.BatchNorm2d(32), nn.LeakyReLU(0.2, inplace=True),
+                nn.Conv2d(1, 16, 4, 2, 1),
+                nn.LeakyReLU(0.2, inplace=True),
+                nn.Conv2d(16, 32, 4, 2, 1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.LeakyReLU(0.2, inplace=True),
                 nn.Conv2d(32, 1, 4, 1, 0),
             )
 
@@ -644,7 +771,13 @@ def gan_generator_step_on_detached_fake_good():
         b = (held_out.flatten(1) @ proj).sort(0).values
         return (a - b).abs().mean().item()
 
-    return {"model": {"G": netG, "D": netD}, "optimizer": (optimizerD, optimizerG), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"G": netG, "D": netD},
+        "optimizer": (optimizerD, optimizerG),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def vae_pixel_mean_reconstruction_bad():
@@ -703,7 +836,9 @@ def vae_pixel_mean_reconstruction_bad():
     def probe():
         with torch.no_grad():
             mu, _ = model.encode(test_x.view(-1, 256))
-            return F.binary_cross_entropy_with_logits(model.decode(mu), test_x.view(-1, 256), reduction="sum").item() / 256
+            return (
+                F.binary_cross_entropy_with_logits(model.decode(mu), test_x.view(-1, 256), reduction="sum").item() / 256
+            )
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -764,7 +899,9 @@ def vae_pixel_mean_reconstruction_good():
     def probe():
         with torch.no_grad():
             mu, _ = model.encode(test_x.view(-1, 256))
-            return F.binary_cross_entropy_with_logits(model.decode(mu), test_x.view(-1, 256), reduction="sum").item() / 256
+            return (
+                F.binary_cross_entropy_with_logits(model.decode(mu), test_x.view(-1, 256), reduction="sum").item() / 256
+            )
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -959,7 +1096,9 @@ def simsiam_missing_stop_gradient_bad():
         n = x.size(0)
         scale = 0.8 + 0.4 * torch.rand(n, 1, 1)
         theta = torch.cat([torch.eye(2).expand(n, 2, 2) * scale, 0.5 * torch.rand(n, 2, 1) - 0.25], 2)
-        x = F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), padding_mode="reflection", align_corners=False)
+        x = F.grid_sample(
+            x, F.affine_grid(theta, x.shape, align_corners=False), padding_mode="reflection", align_corners=False
+        )
         gain = 0.7 + 0.6 * torch.rand(n, 1, 1, 1)
         return x * gain + 0.3 * torch.randn_like(x)
 
@@ -967,14 +1106,23 @@ def simsiam_missing_stop_gradient_bad():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(inplace=True),
                 nn.Flatten(),
-                nn.Linear(512, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim, affine=False),
+                nn.Linear(512, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim, affine=False),
             )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(inplace=True),
+                nn.Linear(dim, pred_dim, bias=False),
+                nn.BatchNorm1d(pred_dim),
+                nn.ReLU(inplace=True),
                 nn.Linear(pred_dim, dim),
             )
 
@@ -1019,7 +1167,9 @@ def simsiam_missing_stop_gradient_good():
         n = x.size(0)
         scale = 0.8 + 0.4 * torch.rand(n, 1, 1)
         theta = torch.cat([torch.eye(2).expand(n, 2, 2) * scale, 0.5 * torch.rand(n, 2, 1) - 0.25], 2)
-        x = F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), padding_mode="reflection", align_corners=False)
+        x = F.grid_sample(
+            x, F.affine_grid(theta, x.shape, align_corners=False), padding_mode="reflection", align_corners=False
+        )
         gain = 0.7 + 0.6 * torch.rand(n, 1, 1, 1)
         return x * gain + 0.3 * torch.randn_like(x)
 
@@ -1027,14 +1177,23 @@ def simsiam_missing_stop_gradient_good():
         def __init__(self, dim=64, pred_dim=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(inplace=True),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(32),
+                nn.ReLU(inplace=True),
                 nn.Flatten(),
-                nn.Linear(512, dim, bias=False), nn.BatchNorm1d(dim), nn.ReLU(inplace=True),
-                nn.Linear(dim, dim, bias=False), nn.BatchNorm1d(dim, affine=False),
+                nn.Linear(512, dim, bias=False),
+                nn.BatchNorm1d(dim),
+                nn.ReLU(inplace=True),
+                nn.Linear(dim, dim, bias=False),
+                nn.BatchNorm1d(dim, affine=False),
             )
             self.predictor = nn.Sequential(
-                nn.Linear(dim, pred_dim, bias=False), nn.BatchNorm1d(pred_dim), nn.ReLU(inplace=True),
+                nn.Linear(dim, pred_dim, bias=False),
+                nn.BatchNorm1d(pred_dim),
+                nn.ReLU(inplace=True),
                 nn.Linear(pred_dim, dim),
             )
 
@@ -1095,8 +1254,12 @@ def siamese_pair_label_convention_bad():
         def __init__(self):
             super().__init__()
             self.cnn1 = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
             )
             self.fc1 = nn.Sequential(nn.Linear(512, 64), nn.ReLU(inplace=True), nn.Linear(64, 16))
 
@@ -1108,6 +1271,7 @@ def siamese_pair_label_convention_bad():
 
     class ContrastiveLoss(nn.Module):
         """label = 0 for a pair of the same class, 1 for a pair of different classes"""
+
         def __init__(self, margin=2.0):
             super().__init__()
             self.margin = margin
@@ -1165,8 +1329,12 @@ def siamese_pair_label_convention_good():
         def __init__(self):
             super().__init__()
             self.cnn1 = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2),
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
             )
             self.fc1 = nn.Sequential(nn.Linear(512, 64), nn.ReLU(inplace=True), nn.Linear(64, 16))
 
@@ -1178,6 +1346,7 @@ def siamese_pair_label_convention_good():
 
     class ContrastiveLoss(nn.Module):
         """label = 0 for a pair of the same class, 1 for a pair of different classes"""
+
         def __init__(self, margin=2.0):
             super().__init__()
             self.margin = margin
@@ -1215,9 +1384,16 @@ def distill_kldiv_without_log_bad():
 
     def conv_net(width):
         return nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(2 * width * 16, 8),
+            nn.Conv2d(1, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * width * 16, 8),
         )
 
     train_x, train_y = draw_shapes(2048, 16, noise=0.5)
@@ -1239,8 +1415,9 @@ def distill_kldiv_without_log_bad():
     train_loader = DataLoader(TensorDataset(train_x, train_y), batch_size=64, shuffle=True)
 
     def loss_fn_kd(outputs, labels, teacher_outputs):
-        kd = F.kl_div(F.softmax(outputs / T, dim=1),
-                      F.softmax(teacher_outputs / T, dim=1), reduction="batchmean") * (T * T)
+        kd = F.kl_div(F.softmax(outputs / T, dim=1), F.softmax(teacher_outputs / T, dim=1), reduction="batchmean") * (
+            T * T
+        )
         return alpha * kd + (1.0 - alpha) * F.cross_entropy(outputs, labels)
 
     batches = endless(train_loader)
@@ -1274,9 +1451,16 @@ def distill_kldiv_without_log_good():
 
     def conv_net(width):
         return nn.Sequential(
-            nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Flatten(), nn.Linear(2 * width * 16, 8),
+            nn.Conv2d(1, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(2 * width * 16, 8),
         )
 
     train_x, train_y = draw_shapes(2048, 16, noise=0.5)
@@ -1298,8 +1482,9 @@ def distill_kldiv_without_log_good():
     train_loader = DataLoader(TensorDataset(train_x, train_y), batch_size=64, shuffle=True)
 
     def loss_fn_kd(outputs, labels, teacher_outputs):
-        kd = F.kl_div(F.log_softmax(outputs / T, dim=1),
-                      F.softmax(teacher_outputs / T, dim=1), reduction="batchmean") * (T * T)
+        kd = F.kl_div(
+            F.log_softmax(outputs / T, dim=1), F.softmax(teacher_outputs / T, dim=1), reduction="batchmean"
+        ) * (T * T)
         return alpha * kd + (1.0 - alpha) * F.cross_entropy(outputs, labels)
 
     batches = endless(train_loader)
@@ -1336,8 +1521,12 @@ def realnvp_log_det_sign_bad():
         def __init__(self, mask, hidden=48):
             super().__init__()
             self.register_buffer("mask", mask)
-            self.s = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2), nn.Tanh())
-            self.t = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            self.s = nn.Sequential(
+                nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2), nn.Tanh()
+            )
+            self.t = nn.Sequential(
+                nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+            )
 
         def forward(self, x):
             xm = x * self.mask
@@ -1348,7 +1537,9 @@ def realnvp_log_det_sign_bad():
     class RealNVP(nn.Module):
         def __init__(self, n=6):
             super().__init__()
-            self.layers = nn.ModuleList([Coupling(torch.tensor([1., 0.]) if k % 2 else torch.tensor([0., 1.])) for k in range(n)])
+            self.layers = nn.ModuleList(
+                [Coupling(torch.tensor([1.0, 0.0]) if k % 2 else torch.tensor([0.0, 1.0])) for k in range(n)]
+            )
 
         def forward(self, x):
             log_det = x.new_zeros(x.size(0))
@@ -1387,8 +1578,12 @@ def realnvp_log_det_sign_good():
         def __init__(self, mask, hidden=48):
             super().__init__()
             self.register_buffer("mask", mask)
-            self.s = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2), nn.Tanh())
-            self.t = nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+            self.s = nn.Sequential(
+                nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2), nn.Tanh()
+            )
+            self.t = nn.Sequential(
+                nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
+            )
 
         def forward(self, x):
             xm = x * self.mask
@@ -1399,7 +1594,9 @@ def realnvp_log_det_sign_good():
     class RealNVP(nn.Module):
         def __init__(self, n=6):
             super().__init__()
-            self.layers = nn.ModuleList([Coupling(torch.tensor([1., 0.]) if k % 2 else torch.tensor([0., 1.])) for k in range(n)])
+            self.layers = nn.ModuleList(
+                [Coupling(torch.tensor([1.0, 0.0]) if k % 2 else torch.tensor([0.0, 1.0])) for k in range(n)]
+            )
 
         def forward(self, x):
             log_det = x.new_zeros(x.size(0))
@@ -1438,9 +1635,13 @@ def yolo_box_loss_over_background_cells_bad():
     class TinyYolo(nn.Module):
         def __init__(self, num_classes=3):
             super().__init__()
+
             def cbl(i, o):
                 return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.1))
-            self.body = nn.Sequential(cbl(1, 12), nn.MaxPool2d(2), cbl(12, 24), nn.MaxPool2d(2), cbl(24, 48), nn.MaxPool2d(2), cbl(48, 48))
+
+            self.body = nn.Sequential(
+                cbl(1, 12), nn.MaxPool2d(2), cbl(12, 24), nn.MaxPool2d(2), cbl(24, 48), nn.MaxPool2d(2), cbl(48, 48)
+            )
             self.head = nn.Conv2d(48, 5 + num_classes, 1)
 
         def forward(self, x):
@@ -1496,9 +1697,13 @@ def yolo_box_loss_over_background_cells_good():
     class TinyYolo(nn.Module):
         def __init__(self, num_classes=3):
             super().__init__()
+
             def cbl(i, o):
                 return nn.Sequential(nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.LeakyReLU(0.1))
-            self.body = nn.Sequential(cbl(1, 12), nn.MaxPool2d(2), cbl(12, 24), nn.MaxPool2d(2), cbl(24, 48), nn.MaxPool2d(2), cbl(48, 48))
+
+            self.body = nn.Sequential(
+                cbl(1, 12), nn.MaxPool2d(2), cbl(12, 24), nn.MaxPool2d(2), cbl(24, 48), nn.MaxPool2d(2), cbl(48, 48)
+            )
             self.head = nn.Conv2d(48, 5 + num_classes, 1)
 
         def forward(self, x):
@@ -1556,8 +1761,13 @@ def seg_logits_view_without_permute_bad():
         def __init__(self, i, o):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-                nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
+                nn.Conv2d(i, o, 3, padding=1, bias=False),
+                nn.BatchNorm2d(o),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(o, o, 3, padding=1, bias=False),
+                nn.BatchNorm2d(o),
+                nn.ReLU(inplace=True),
+            )
 
         def forward(self, x):
             return self.net(x)
@@ -1612,8 +1822,13 @@ def seg_logits_view_without_permute_good():
         def __init__(self, i, o):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(i, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True),
-                nn.Conv2d(o, o, 3, padding=1, bias=False), nn.BatchNorm2d(o), nn.ReLU(inplace=True))
+                nn.Conv2d(i, o, 3, padding=1, bias=False),
+                nn.BatchNorm2d(o),
+                nn.ReLU(inplace=True),
+                nn.Conv2d(o, o, 3, padding=1, bias=False),
+                nn.BatchNorm2d(o),
+                nn.ReLU(inplace=True),
+            )
 
         def forward(self, x):
             return self.net(x)
@@ -1680,8 +1895,13 @@ def keypoints_not_flipped_with_image_bad():
         def __init__(self, n_points=3):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
             self.fc1 = nn.Linear(32 * 6 * 6, 96)
             self.fc2 = nn.Linear(96, 2 * n_points)
 
@@ -1737,8 +1957,13 @@ def keypoints_not_flipped_with_image_good():
         def __init__(self, n_points=3):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+                nn.Conv2d(1, 16, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+            )
             self.fc1 = nn.Linear(32 * 6 * 6, 96)
             self.fc2 = nn.Linear(96, 2 * n_points)
 
@@ -1789,10 +2014,15 @@ def flow_warp_grid_rows_first_bad():
         def __init__(self):
             super().__init__()
             self.enc = nn.Sequential(
-                nn.Conv2d(2, 24, 5, padding=2), nn.LeakyReLU(0.1),
-                nn.Conv2d(24, 32, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-                nn.Conv2d(32, 48, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-                nn.Conv2d(48, 48, 3, padding=1), nn.LeakyReLU(0.1))
+                nn.Conv2d(2, 24, 5, padding=2),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(24, 32, 3, stride=2, padding=1),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(32, 48, 3, stride=2, padding=1),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(48, 48, 3, padding=1),
+                nn.LeakyReLU(0.1),
+            )
             self.pred = nn.Conv2d(48, 2, 3, padding=1)
 
         def forward(self, a, b):
@@ -1845,10 +2075,15 @@ def flow_warp_grid_rows_first_good():
         def __init__(self):
             super().__init__()
             self.enc = nn.Sequential(
-                nn.Conv2d(2, 24, 5, padding=2), nn.LeakyReLU(0.1),
-                nn.Conv2d(24, 32, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-                nn.Conv2d(32, 48, 3, stride=2, padding=1), nn.LeakyReLU(0.1),
-                nn.Conv2d(48, 48, 3, padding=1), nn.LeakyReLU(0.1))
+                nn.Conv2d(2, 24, 5, padding=2),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(24, 32, 3, stride=2, padding=1),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(32, 48, 3, stride=2, padding=1),
+                nn.LeakyReLU(0.1),
+                nn.Conv2d(48, 48, 3, padding=1),
+                nn.LeakyReLU(0.1),
+            )
             self.pred = nn.Conv2d(48, 2, 3, padding=1)
 
         def forward(self, a, b):
@@ -1977,12 +2212,18 @@ def style_features_of_output_under_no_grad_bad():
     val_x = rgb_textures(64, 32)
     g = torch.Generator().manual_seed(33)
     ax = torch.arange(24).float()
-    style_img = torch.stack([torch.sin(ax.view(1, 24) * 1.6).expand(24, 24), torch.sin(ax.view(24, 1) * 0.8 + ax.view(1, 24) * 0.8),
-                             torch.randn(24, 24, generator=g)]).unsqueeze(0)
+    style_img = torch.stack(
+        [
+            torch.sin(ax.view(1, 24) * 1.6).expand(24, 24),
+            torch.sin(ax.view(24, 1) * 0.8 + ax.view(1, 24) * 0.8),
+            torch.randn(24, 24, generator=g),
+        ]
+    ).unsqueeze(0)
     loader = DataLoader(TensorDataset(train_x), batch_size=8, shuffle=True)
 
     class LossNet(nn.Module):
         """stands in for the first blocks of VGG16; frozen"""
+
         def __init__(self):
             super().__init__()
             self.block1 = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
@@ -2057,12 +2298,18 @@ def style_features_of_output_under_no_grad_good():
     val_x = rgb_textures(64, 32)
     g = torch.Generator().manual_seed(33)
     ax = torch.arange(24).float()
-    style_img = torch.stack([torch.sin(ax.view(1, 24) * 1.6).expand(24, 24), torch.sin(ax.view(24, 1) * 0.8 + ax.view(1, 24) * 0.8),
-                             torch.randn(24, 24, generator=g)]).unsqueeze(0)
+    style_img = torch.stack(
+        [
+            torch.sin(ax.view(1, 24) * 1.6).expand(24, 24),
+            torch.sin(ax.view(24, 1) * 0.8 + ax.view(1, 24) * 0.8),
+            torch.randn(24, 24, generator=g),
+        ]
+    ).unsqueeze(0)
     loader = DataLoader(TensorDataset(train_x), batch_size=8, shuffle=True)
 
     class LossNet(nn.Module):
         """stands in for the first blocks of VGG16; frozen"""
+
         def __init__(self):
             super().__init__()
             self.block1 = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU())
@@ -2237,8 +2484,8 @@ def video_lstm_without_batch_first_bad():
         def __init__(self, dim=32):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU())
+                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()
+            )
             self.fc = nn.Linear(256, dim)
 
         def forward(self, x):
@@ -2290,8 +2537,8 @@ def video_lstm_without_batch_first_good():
         def __init__(self, dim=32):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
-                nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU())
+                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU()
+            )
             self.fc = nn.Linear(256, dim)
 
         def forward(self, x):
@@ -2430,6 +2677,7 @@ def steplr_stepped_every_batch_good():
 
 def amp_clip_before_unscale_bad():
     torch.manual_seed(0)
+
     def pairs(n, seed):
         g = torch.Generator().manual_seed(seed)
         hr = torch.randn(n, 1, 8, 8, generator=g)
@@ -2486,6 +2734,7 @@ def amp_clip_before_unscale_bad():
 
 def amp_clip_before_unscale_good():
     torch.manual_seed(0)
+
     def pairs(n, seed):
         g = torch.Generator().manual_seed(seed)
         hr = torch.randn(n, 1, 8, 8, generator=g)
@@ -2551,9 +2800,12 @@ def audio_regression_broadcast_loss_bad():
         def __init__(self):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv1d(1, 16, 15, stride=2, padding=7), nn.ReLU(),
-                nn.Conv1d(16, 32, 7, stride=2, padding=3), nn.ReLU(),
-                nn.AdaptiveAvgPool1d(1))
+                nn.Conv1d(1, 16, 15, stride=2, padding=7),
+                nn.ReLU(),
+                nn.Conv1d(16, 32, 7, stride=2, padding=3),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool1d(1),
+            )
             self.fc = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
 
         def forward(self, x):
@@ -2590,9 +2842,12 @@ def audio_regression_broadcast_loss_good():
         def __init__(self):
             super().__init__()
             self.conv = nn.Sequential(
-                nn.Conv1d(1, 16, 15, stride=2, padding=7), nn.ReLU(),
-                nn.Conv1d(16, 32, 7, stride=2, padding=3), nn.ReLU(),
-                nn.AdaptiveAvgPool1d(1))
+                nn.Conv1d(1, 16, 15, stride=2, padding=7),
+                nn.ReLU(),
+                nn.Conv1d(16, 32, 7, stride=2, padding=3),
+                nn.ReLU(),
+                nn.AdaptiveAvgPool1d(1),
+            )
             self.fc = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
 
         def forward(self, x):
@@ -2621,8 +2876,10 @@ def audio_regression_broadcast_loss_good():
 
 def sorted_folders_without_shuffle_bad():
     torch.manual_seed(0)
+
     class FolderDataset(Dataset):
         """lists class_0/*, class_1/*, ... in order, as ImageFolder does"""
+
         def __init__(self, per_class, seed, transform=None):
             targets = torch.arange(8).repeat_interleave(per_class)
             self.images, self.targets = draw_shapes(len(targets), seed, labels=targets)
@@ -2678,8 +2935,10 @@ def sorted_folders_without_shuffle_bad():
 
 def sorted_folders_without_shuffle_good():
     torch.manual_seed(0)
+
     class FolderDataset(Dataset):
         """lists class_0/*, class_1/*, ... in order, as ImageFolder does"""
+
         def __init__(self, per_class, seed, transform=None):
             targets = torch.arange(8).repeat_interleave(per_class)
             self.images, self.targets = draw_shapes(len(targets), seed, labels=targets)
@@ -2744,9 +3003,22 @@ def validation_leaves_model_in_eval_bad():
         def __init__(self, n=6):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
-                nn.Conv2d(16, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Dropout(0.5), nn.Linear(24 * 30, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, n))
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(0.2),
+                nn.Conv2d(16, 24, 3, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(24 * 30, 64),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(64, n),
+            )
 
         def forward(self, x):
             return self.net(x)
@@ -2797,9 +3069,22 @@ def validation_leaves_model_in_eval_good():
         def __init__(self, n=6):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2),
-                nn.Conv2d(16, 24, 3, padding=1, bias=False), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-                nn.Flatten(), nn.Dropout(0.5), nn.Linear(24 * 30, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, n))
+                nn.Conv2d(1, 16, 3, padding=1, bias=False),
+                nn.BatchNorm2d(16),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Dropout(0.2),
+                nn.Conv2d(16, 24, 3, padding=1, bias=False),
+                nn.BatchNorm2d(24),
+                nn.ReLU(),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+                nn.Dropout(0.5),
+                nn.Linear(24 * 30, 64),
+                nn.ReLU(),
+                nn.Dropout(0.5),
+                nn.Linear(64, n),
+            )
 
         def forward(self, x):
             return self.net(x)

@@ -37,8 +37,8 @@ class CartPoles:
         x, xd, th, thd = s.unbind(1)
         force = torch.where(a == 1, 10.0, -10.0)
         c, sn = th.cos(), th.sin()
-        temp = (force + 0.05 * thd ** 2 * sn) / 1.1
-        tha = (9.8 * sn - c * temp) / (0.5 * (4.0 / 3.0 - 0.1 * c ** 2 / 1.1))
+        temp = (force + 0.05 * thd**2 * sn) / 1.1
+        tha = (9.8 * sn - c * temp) / (0.5 * (4.0 / 3.0 - 0.1 * c**2 / 1.1))
         xa = temp - 0.05 * tha * c / 1.1
         dt = 0.04
         s = torch.stack([x + dt * xd, xd + dt * xa, th + dt * thd, thd + dt * tha], 1)
@@ -79,7 +79,7 @@ class PointMass:
     @staticmethod
     def physics(s, a):
         x, v = s[:, 0], s[:, 1]
-        r = -0.25 * (x ** 2 + 0.1 * v ** 2)
+        r = -0.25 * (x**2 + 0.1 * v**2)
         v = 0.95 * v + 0.3 * a.squeeze(1).clamp(-1, 1)
         return torch.stack([(x + 0.2 * v).clamp(-3, 3), v], 1), r
 
@@ -130,7 +130,7 @@ def endless(loader):
 def make_table(n, d, seed, noise=0.1, wseed=5):
     """A smooth non-linear table, features about unit scale."""
     gw, g = _gen(wseed), _gen(seed)
-    w1 = torch.randn(d, 6, generator=gw) / d ** 0.5
+    w1 = torch.randn(d, 6, generator=gw) / d**0.5
     w2 = torch.randn(6, generator=gw)
     x = torch.randn(n, d, generator=g)
     y = torch.sin(2 * (x @ w1)) @ w2 + noise * torch.randn(n, generator=g)
@@ -155,53 +155,141 @@ def auc_error(score_neg, score_pos):
 
 
 CASES = [
-    {"name": "dqn_no_done_mask", "what": 'The one-step Q target bootstraps from the next state even when the episode ended there: the (1 - done) factor is missing, so falling over costs nothing.', "steps": 4000},
-    {"name": "bandit_gather_broadcast", "what": "gather() leaves the chosen arm's prediction as (N, 1) while the rewards are (N,), so the squared error is taken over an N x N matrix and every arm learns the average reward.", "steps": 400},
-    {"name": "sac_sample_not_rsample", "what": 'The policy draws its action with sample() instead of rsample(), so no gradient of Q with respect to the action reaches the actor.', "steps": 700},
-    {"name": "ddpg_soft_update_rebinds", "what": 'The soft update assigns to the loop variable (tp = ...) instead of writing into the target parameter, so both target networks keep their random start for ever.', "steps": 900},
-    {"name": "lstm_batch_first_missing", "what": 'The windows are (batch, time, feature) but the LSTM was built without batch_first=True, so it recurs over the batch and each forecast sees only the last reading.', "steps": 400},
-    {"name": "transformer_pad_mask_inverted", "what": 'src_key_padding_mask is given True for the real measurements (it must be True for padding), so attention sees the padding and ignores the data.', "steps": 400},
-    {"name": "sensor_sorted_no_shuffle", "what": 'The training windows are stored class after class and the DataLoader does not shuffle, so every batch holds one class only.', "steps": 330},
-    {"name": "fraud_pos_weight_inverted", "what": 'pos_weight is computed as positives / negatives instead of negatives / positives, so the rare class is weighted down rather than up.', "steps": 400},
-    {"name": "cox_risk_set_order", "what": 'The Cox partial likelihood sorts by ascending time before the cumulative log-sum-exp, so each risk set holds those who failed earlier instead of those still at risk.', "steps": 300},
-    {"name": "ncf_double_sigmoid", "what": 'The network already ends in a sigmoid and its output is then given to BCEWithLogitsLoss, which applies a second sigmoid.', "steps": 600},
-    {"name": "two_tower_one_tower_in_optimizer", "what": "Only the query tower's parameters are given to the optimizer; the item tower stays at its random start.", "steps": 400},
-    {"name": "gcn_randn_init", "what": 'The hand-written graph convolution makes its weight with torch.randn and never scales it by the fan-in, so activations and logits start tens of times too large.', "steps": 120},
-    {"name": "ctc_softmax_no_log", "what": 'CTCLoss is fed softmax probabilities; it expects log-probabilities (log_softmax).', "steps": 400},
-    {"name": "pinn_second_derivative_cut", "what": 'The second derivative is taken with autograd.grad without create_graph=True, so the PDE residual carries no gradient and only the boundary term trains the network.', "steps": 500},
-    {"name": "bbb_kl_unscaled", "what": 'The likelihood term is averaged over the batch but the whole KL is added to it without dividing by the number of training points, so the prior outweighs the data about a thousandfold.', "steps": 1000},
-    {"name": "maml_query_on_unadapted", "what": 'The outer (query) loss is computed with the initial weights instead of the adapted ones, so the meta-learner never optimises what happens after the inner step.', "steps": 800},
-    {"name": "multitask_loss_rewrapped", "what": 'The task losses are put into a new tensor with requires_grad=True before summing, so backward() ends in that new leaf and the network gets no gradient.', "steps": 300},
-    {"name": "fedavg_state_dict_alias", "what": "Each client's state_dict() is kept without a copy, so all the kept dictionaries point at the one working network and the average is simply the last client's weights.", "steps": 80},
-    {"name": "steplr_stepped_per_batch", "what": 'StepLR was set up in epochs (halve every 5) but scheduler.step() runs after every batch, so the rate is gone within a few dozen batches.', "steps": 320},
-    {"name": "amp_clip_without_unscale", "what": "Gradients are clipped while still multiplied by the GradScaler's scale (no scaler.unscale_ first), so the true gradients end up tens of thousands of times too small.", "steps": 300},
-    {"name": "eval_never_back_to_train", "what": 'validate() puts the model in eval mode every epoch and nothing puts it back, so from the second epoch on dropout is off and batch norm is frozen.', "steps": 320},
-    {"name": "dae_target_is_noisy_input", "what": 'The denoising autoencoder is trained to reproduce the corrupted input instead of the clean one, so it learns the identity and reconstructs anomalies as well.', "steps": 600},
+    {
+        "name": "dqn_no_done_mask",
+        "what": "The one-step Q target bootstraps from the next state even when the episode ended there: the (1 - done) factor is missing, so falling over costs nothing.",
+        "steps": 4000,
+    },
+    {
+        "name": "bandit_gather_broadcast",
+        "what": "gather() leaves the chosen arm's prediction as (N, 1) while the rewards are (N,), so the squared error is taken over an N x N matrix and every arm learns the average reward.",
+        "steps": 400,
+    },
+    {
+        "name": "sac_sample_not_rsample",
+        "what": "The policy draws its action with sample() instead of rsample(), so no gradient of Q with respect to the action reaches the actor.",
+        "steps": 700,
+    },
+    {
+        "name": "ddpg_soft_update_rebinds",
+        "what": "The soft update assigns to the loop variable (tp = ...) instead of writing into the target parameter, so both target networks keep their random start for ever.",
+        "steps": 900,
+    },
+    {
+        "name": "lstm_batch_first_missing",
+        "what": "The windows are (batch, time, feature) but the LSTM was built without batch_first=True, so it recurs over the batch and each forecast sees only the last reading.",
+        "steps": 400,
+    },
+    {
+        "name": "transformer_pad_mask_inverted",
+        "what": "src_key_padding_mask is given True for the real measurements (it must be True for padding), so attention sees the padding and ignores the data.",
+        "steps": 400,
+    },
+    {
+        "name": "sensor_sorted_no_shuffle",
+        "what": "The training windows are stored class after class and the DataLoader does not shuffle, so every batch holds one class only.",
+        "steps": 330,
+    },
+    {
+        "name": "fraud_pos_weight_inverted",
+        "what": "pos_weight is computed as positives / negatives instead of negatives / positives, so the rare class is weighted down rather than up.",
+        "steps": 400,
+    },
+    {
+        "name": "cox_risk_set_order",
+        "what": "The Cox partial likelihood sorts by ascending time before the cumulative log-sum-exp, so each risk set holds those who failed earlier instead of those still at risk.",
+        "steps": 300,
+    },
+    {
+        "name": "ncf_double_sigmoid",
+        "what": "The network already ends in a sigmoid and its output is then given to BCEWithLogitsLoss, which applies a second sigmoid.",
+        "steps": 600,
+    },
+    {
+        "name": "two_tower_one_tower_in_optimizer",
+        "what": "Only the query tower's parameters are given to the optimizer; the item tower stays at its random start.",
+        "steps": 400,
+    },
+    {
+        "name": "gcn_randn_init",
+        "what": "The hand-written graph convolution makes its weight with torch.randn and never scales it by the fan-in, so activations and logits start tens of times too large.",
+        "steps": 120,
+    },
+    {
+        "name": "ctc_softmax_no_log",
+        "what": "CTCLoss is fed softmax probabilities; it expects log-probabilities (log_softmax).",
+        "steps": 400,
+    },
+    {
+        "name": "pinn_second_derivative_cut",
+        "what": "The second derivative is taken with autograd.grad without create_graph=True, so the PDE residual carries no gradient and only the boundary term trains the network.",
+        "steps": 500,
+    },
+    {
+        "name": "bbb_kl_unscaled",
+        "what": "The likelihood term is averaged over the batch but the whole KL is added to it without dividing by the number of training points, so the prior outweighs the data about a thousandfold.",
+        "steps": 1000,
+    },
+    {
+        "name": "maml_query_on_unadapted",
+        "what": "The outer (query) loss is computed with the initial weights instead of the adapted ones, so the meta-learner never optimises what happens after the inner step.",
+        "steps": 800,
+    },
+    {
+        "name": "multitask_loss_rewrapped",
+        "what": "The task losses are put into a new tensor with requires_grad=True before summing, so backward() ends in that new leaf and the network gets no gradient.",
+        "steps": 300,
+    },
+    {
+        "name": "fedavg_state_dict_alias",
+        "what": "Each client's state_dict() is kept without a copy, so all the kept dictionaries point at the one working network and the average is simply the last client's weights.",
+        "steps": 80,
+    },
+    {
+        "name": "steplr_stepped_per_batch",
+        "what": "StepLR was set up in epochs (halve every 5) but scheduler.step() runs after every batch, so the rate is gone within a few dozen batches.",
+        "steps": 320,
+    },
+    {
+        "name": "amp_clip_without_unscale",
+        "what": "Gradients are clipped while still multiplied by the GradScaler's scale (no scaler.unscale_ first), so the true gradients end up tens of thousands of times too small.",
+        "steps": 300,
+    },
+    {
+        "name": "eval_never_back_to_train",
+        "what": "validate() puts the model in eval mode every epoch and nothing puts it back, so from the second epoch on dropout is off and batch norm is frozen.",
+        "steps": 320,
+    },
+    {
+        "name": "dae_target_is_noisy_input",
+        "what": "The denoising autoencoder is trained to reproduce the corrupted input instead of the clean one, so it learns the identity and reconstructs anomalies as well.",
+        "steps": 600,
+    },
 ]
 
 PROBES = {
-    'dqn_no_done_mask': 'greedy CartPole: steps of 150 not survived (24 fixed starts)',
-    'bandit_gather_broadcast': 'mean regret of the greedy arm on held-out contexts',
-    'sac_sample_not_rsample': 'mean control cost of the deterministic policy over 40 steps from 32 fixed starts',
-    'ddpg_soft_update_rebinds': 'mean control cost of the deterministic policy over 40 steps from 32 fixed starts',
-    'lstm_batch_first_missing': 'held-out RMSE of the one-step forecast (standardised units)',
-    'transformer_pad_mask_inverted': 'held-out error rate',
-    'sensor_sorted_no_shuffle': 'held-out error rate over five classes',
-    'fraud_pos_weight_inverted': 'balanced error rate at threshold 0.5 on held-out data',
-    'cox_risk_set_order': '1 - concordance index on held-out patients',
-    'ncf_double_sigmoid': 'held-out log loss of the predicted click probability',
-    'two_tower_one_tower_in_optimizer': 'held-out 1 - recall@1 among 100 candidates',
-    'gcn_randn_init': 'log loss on the unlabelled nodes',
-    'ctc_softmax_no_log': 'held-out phone error rate by greedy decoding',
-    'pinn_second_derivative_cut': 'relative L2 error against the exact solution',
-    'bbb_kl_unscaled': 'held-out RMSE of the posterior mean prediction',
-    'maml_query_on_unadapted': 'query MSE on 40 held-out tasks after one inner step',
-    'multitask_loss_rewrapped': 'mean of held-out RMSE (task 1) and error rate (task 2)',
-    'fedavg_state_dict_alias': 'error rate of the global model on held-out data of all clients',
-    'steplr_stepped_per_batch': 'held-out RMSE (standardised units)',
-    'amp_clip_without_unscale': 'held-out error rate over five classes',
-    'eval_never_back_to_train': 'held-out cross-entropy',
-    'dae_target_is_noisy_input': '1 - AUC of reconstruction error, anomalies against normal readings',
+    "dqn_no_done_mask": "greedy CartPole: steps of 150 not survived (24 fixed starts)",
+    "bandit_gather_broadcast": "mean regret of the greedy arm on held-out contexts",
+    "sac_sample_not_rsample": "mean control cost of the deterministic policy over 40 steps from 32 fixed starts",
+    "ddpg_soft_update_rebinds": "mean control cost of the deterministic policy over 40 steps from 32 fixed starts",
+    "lstm_batch_first_missing": "held-out RMSE of the one-step forecast (standardised units)",
+    "transformer_pad_mask_inverted": "held-out error rate",
+    "sensor_sorted_no_shuffle": "held-out error rate over five classes",
+    "fraud_pos_weight_inverted": "balanced error rate at threshold 0.5 on held-out data",
+    "cox_risk_set_order": "1 - concordance index on held-out patients",
+    "ncf_double_sigmoid": "held-out log loss of the predicted click probability",
+    "two_tower_one_tower_in_optimizer": "held-out 1 - recall@1 among 100 candidates",
+    "gcn_randn_init": "log loss on the unlabelled nodes",
+    "ctc_softmax_no_log": "held-out phone error rate by greedy decoding",
+    "pinn_second_derivative_cut": "relative L2 error against the exact solution",
+    "bbb_kl_unscaled": "held-out RMSE of the posterior mean prediction",
+    "maml_query_on_unadapted": "query MSE on 40 held-out tasks after one inner step",
+    "multitask_loss_rewrapped": "mean of held-out RMSE (task 1) and error rate (task 2)",
+    "fedavg_state_dict_alias": "error rate of the global model on held-out data of all clients",
+    "steplr_stepped_per_batch": "held-out RMSE (standardised units)",
+    "amp_clip_without_unscale": "held-out error rate over five classes",
+    "eval_never_back_to_train": "held-out cross-entropy",
+    "dae_target_is_noisy_input": "1 - AUC of reconstruction error, anomalies against normal readings",
 }
 
 
@@ -307,8 +395,8 @@ def bandit_gather_broadcast_bad():
     torch.manual_seed(0)
     n_arms, d = 5, 10
     gw = _gen(51)
-    W1 = torch.randn(d, 12, generator=gw) / d ** 0.5
-    W2 = torch.randn(12, n_arms, generator=gw) / 12 ** 0.5
+    W1 = torch.randn(d, 12, generator=gw) / d**0.5
+    W2 = torch.randn(12, n_arms, generator=gw) / 12**0.5
 
     def expected_reward(ctx):
         return torch.sigmoid(3 * torch.tanh(1.5 * ctx @ W1) @ W2)
@@ -362,8 +450,8 @@ def bandit_gather_broadcast_good():
     torch.manual_seed(0)
     n_arms, d = 5, 10
     gw = _gen(51)
-    W1 = torch.randn(d, 12, generator=gw) / d ** 0.5
-    W2 = torch.randn(12, n_arms, generator=gw) / 12 ** 0.5
+    W1 = torch.randn(d, 12, generator=gw) / d**0.5
+    W2 = torch.randn(12, n_arms, generator=gw) / 12**0.5
 
     def expected_reward(ctx):
         return torch.sigmoid(3 * torch.tanh(1.5 * ctx @ W1) @ W2)
@@ -493,8 +581,13 @@ def sac_sample_not_rsample_bad():
     def probe():
         return pointmass_cost(lambda s: torch.tanh(actor(s)[0]))
 
-    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_opt, critic_opt), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic},
+        "optimizer": (actor_opt, critic_opt),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def sac_sample_not_rsample_good():
@@ -577,8 +670,13 @@ def sac_sample_not_rsample_good():
     def probe():
         return pointmass_cost(lambda s: torch.tanh(actor(s)[0]))
 
-    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_opt, critic_opt), "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic},
+        "optimizer": (actor_opt, critic_opt),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def ddpg_soft_update_rebinds_bad():
@@ -649,8 +747,13 @@ def ddpg_soft_update_rebinds_bad():
     def probe():
         return pointmass_cost(actor)
 
-    return {"model": {"actor": actor, "critic": critic, "actor_target": actor_target, "critic_target": critic_target},
-            "optimizer": (actor_optimizer, critic_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic, "actor_target": actor_target, "critic_target": critic_target},
+        "optimizer": (actor_optimizer, critic_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def ddpg_soft_update_rebinds_good():
@@ -721,8 +824,13 @@ def ddpg_soft_update_rebinds_good():
     def probe():
         return pointmass_cost(actor)
 
-    return {"model": {"actor": actor, "critic": critic, "actor_target": actor_target, "critic_target": critic_target},
-            "optimizer": (actor_optimizer, critic_optimizer), "steps": 20, "step": step, "probe": probe}
+    return {
+        "model": {"actor": actor, "critic": critic, "actor_target": actor_target, "critic_target": critic_target},
+        "optimizer": (actor_optimizer, critic_optimizer),
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def lstm_batch_first_missing_bad():
@@ -743,7 +851,7 @@ def lstm_batch_first_missing_bad():
 
     def windows(raw, size=16):
         z = (raw - mean) / std
-        x = torch.stack([z[k:k + size] for k in range(len(z) - size)])
+        x = torch.stack([z[k : k + size] for k in range(len(z) - size)])
         return x, z[size:, :1]
 
     loader = DataLoader(TensorDataset(*windows(train)), batch_size=64, shuffle=True, drop_last=True)
@@ -802,7 +910,7 @@ def lstm_batch_first_missing_good():
 
     def windows(raw, size=16):
         z = (raw - mean) / std
-        x = torch.stack([z[k:k + size] for k in range(len(z) - size)])
+        x = torch.stack([z[k : k + size] for k in range(len(z) - size)])
         return x, z[size:, :1]
 
     loader = DataLoader(TensorDataset(*windows(train)), batch_size=64, shuffle=True, drop_last=True)
@@ -972,9 +1080,15 @@ def sensor_sorted_no_shuffle_bad():
     train_loader = DataLoader(train_set, batch_size=32)
 
     model = nn.Sequential(
-        nn.Conv1d(2, 16, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
-        nn.Conv1d(16, 32, 5, padding=2), nn.ReLU(), nn.AdaptiveAvgPool1d(4),
-        nn.Flatten(), nn.Linear(128, 5))
+        nn.Conv1d(2, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(4),
+        nn.Flatten(),
+        nn.Linear(128, 5),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     it = endless(train_loader)
@@ -1004,9 +1118,15 @@ def sensor_sorted_no_shuffle_good():
     train_loader = DataLoader(train_set, batch_size=32, shuffle=True)
 
     model = nn.Sequential(
-        nn.Conv1d(2, 16, 5, padding=2), nn.ReLU(), nn.MaxPool1d(2),
-        nn.Conv1d(16, 32, 5, padding=2), nn.ReLU(), nn.AdaptiveAvgPool1d(4),
-        nn.Flatten(), nn.Linear(128, 5))
+        nn.Conv1d(2, 16, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(16, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(4),
+        nn.Flatten(),
+        nn.Linear(128, 5),
+    )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     it = endless(train_loader)
@@ -1126,8 +1246,15 @@ def cox_risk_set_order_bad():
     class DeepSurv(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32), nn.ReLU(),
-                                     nn.Dropout(0.1), nn.Linear(32, 1, bias=False))
+            self.net = nn.Sequential(
+                nn.Linear(8, 64),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1, bias=False),
+            )
 
         def forward(self, x):
             return self.net(x).squeeze(-1)
@@ -1181,8 +1308,15 @@ def cox_risk_set_order_good():
     class DeepSurv(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32), nn.ReLU(),
-                                     nn.Dropout(0.1), nn.Linear(32, 1, bias=False))
+            self.net = nn.Sequential(
+                nn.Linear(8, 64),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(64, 32),
+                nn.ReLU(),
+                nn.Dropout(0.1),
+                nn.Linear(32, 1, bias=False),
+            )
 
         def forward(self, x):
             return self.net(x).squeeze(-1)
@@ -1552,7 +1686,7 @@ def ctc_softmax_no_log_bad():
             for j in range(L):
                 p = int(torch.randint(1, n_phones + 1, (1,), generator=g))
                 dur = int(torch.randint(3, 5, (1,), generator=g))
-                feats[b, pos:pos + dur] += proto[p] - proto[0]
+                feats[b, pos : pos + dur] += proto[p] - proto[0]
                 targets[b, j] = p
                 pos += dur + 1
             lens[b], frames[b] = L, pos
@@ -1604,8 +1738,8 @@ def ctc_softmax_no_log_bad():
             best = model(feats).argmax(-1)
         wrong = total = 0
         for b in range(len(best)):
-            path = torch.unique_consecutive(best[b, :frames[b]]).tolist()
-            ref = targets[b, :lens[b]].tolist()
+            path = torch.unique_consecutive(best[b, : frames[b]]).tolist()
+            ref = targets[b, : lens[b]].tolist()
             wrong += edits([p for p in path if p], ref)
             total += len(ref)
         return wrong / total
@@ -1629,7 +1763,7 @@ def ctc_softmax_no_log_good():
             for j in range(L):
                 p = int(torch.randint(1, n_phones + 1, (1,), generator=g))
                 dur = int(torch.randint(3, 5, (1,), generator=g))
-                feats[b, pos:pos + dur] += proto[p] - proto[0]
+                feats[b, pos : pos + dur] += proto[p] - proto[0]
                 targets[b, j] = p
                 pos += dur + 1
             lens[b], frames[b] = L, pos
@@ -1681,8 +1815,8 @@ def ctc_softmax_no_log_good():
             best = model(feats).argmax(-1)
         wrong = total = 0
         for b in range(len(best)):
-            path = torch.unique_consecutive(best[b, :frames[b]]).tolist()
-            ref = targets[b, :lens[b]].tolist()
+            path = torch.unique_consecutive(best[b, : frames[b]]).tolist()
+            ref = targets[b, : lens[b]].tolist()
             wrong += edits([p for p in path if p], ref)
             total += len(ref)
         return wrong / total
@@ -1696,8 +1830,9 @@ def pinn_second_derivative_cut_bad():
     class PINN(nn.Module):
         def __init__(self, width=32):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                     nn.Linear(width, 1))
+            self.net = nn.Sequential(
+                nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+            )
             for m in self.net:
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_normal_(m.weight)
@@ -1717,7 +1852,7 @@ def pinn_second_derivative_cut_bad():
         u = model(x)
         u_x = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)[0]
         u_xx = torch.autograd.grad(u_x, x, torch.ones_like(u_x))[0]
-        return u_xx / math.pi ** 2 + torch.sin(math.pi * x)
+        return u_xx / math.pi**2 + torch.sin(math.pi * x)
 
     def step(it):
         x_f = (torch.rand(128, 1) * 2 - 1).requires_grad_(True)
@@ -1742,8 +1877,9 @@ def pinn_second_derivative_cut_good():
     class PINN(nn.Module):
         def __init__(self, width=32):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                     nn.Linear(width, 1))
+            self.net = nn.Sequential(
+                nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)
+            )
             for m in self.net:
                 if isinstance(m, nn.Linear):
                     nn.init.xavier_normal_(m.weight)
@@ -1763,7 +1899,7 @@ def pinn_second_derivative_cut_good():
         u = model(x)
         u_x = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)[0]
         u_xx = torch.autograd.grad(u_x, x, torch.ones_like(u_x), create_graph=True)[0]
-        return u_xx / math.pi ** 2 + torch.sin(math.pi * x)
+        return u_xx / math.pi**2 + torch.sin(math.pi * x)
 
     def step(it):
         x_f = (torch.rand(128, 1) * 2 - 1).requires_grad_(True)
@@ -1794,7 +1930,7 @@ def bbb_kl_unscaled_bad():
     class BayesLinear(nn.Module):
         def __init__(self, n_in, n_out, prior_sigma=1.0):
             super().__init__()
-            self.w_mu = nn.Parameter(torch.randn(n_out, n_in) / n_in ** 0.5)
+            self.w_mu = nn.Parameter(torch.randn(n_out, n_in) / n_in**0.5)
             self.w_rho = nn.Parameter(torch.full((n_out, n_in), -4.0))
             self.b_mu = nn.Parameter(torch.zeros(n_out))
             self.b_rho = nn.Parameter(torch.full((n_out,), -4.0))
@@ -1864,7 +2000,7 @@ def bbb_kl_unscaled_good():
     class BayesLinear(nn.Module):
         def __init__(self, n_in, n_out, prior_sigma=1.0):
             super().__init__()
-            self.w_mu = nn.Parameter(torch.randn(n_out, n_in) / n_in ** 0.5)
+            self.w_mu = nn.Parameter(torch.randn(n_out, n_in) / n_in**0.5)
             self.w_rho = nn.Parameter(torch.full((n_out, n_in), -4.0))
             self.b_mu = nn.Parameter(torch.zeros(n_out))
             self.b_rho = nn.Parameter(torch.full((n_out,), -4.0))
@@ -2152,8 +2288,13 @@ def fedavg_state_dict_alias_bad():
         with torch.no_grad():
             return (global_net(x_test).argmax(1) != y_test).float().mean().item()
 
-    return {"model": {"global_net": global_net, "local_net": local_net}, "optimizer": optimizer, "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"global_net": global_net, "local_net": local_net},
+        "optimizer": optimizer,
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def fedavg_state_dict_alias_good():
@@ -2202,8 +2343,13 @@ def fedavg_state_dict_alias_good():
         with torch.no_grad():
             return (global_net(x_test).argmax(1) != y_test).float().mean().item()
 
-    return {"model": {"global_net": global_net, "local_net": local_net}, "optimizer": optimizer, "steps": 20,
-            "step": step, "probe": probe}
+    return {
+        "model": {"global_net": global_net, "local_net": local_net},
+        "optimizer": optimizer,
+        "steps": 20,
+        "step": step,
+        "probe": probe,
+    }
 
 
 def steplr_stepped_per_batch_bad():
@@ -2385,9 +2531,16 @@ def eval_never_back_to_train_bad():
     loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
 
     model = nn.Sequential(
-        nn.Linear(20, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(128, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 2))
+        nn.Linear(20, 128),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 2),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     criterion = nn.CrossEntropyLoss()
     n_batches = len(loader)
@@ -2437,9 +2590,16 @@ def eval_never_back_to_train_good():
     loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)
 
     model = nn.Sequential(
-        nn.Linear(20, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(128, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
-        nn.Linear(64, 2))
+        nn.Linear(20, 128),
+        nn.BatchNorm1d(128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(128, 64),
+        nn.BatchNorm1d(64),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Linear(64, 2),
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     criterion = nn.CrossEntropyLoss()
     n_batches = len(loader)

@@ -100,7 +100,7 @@ def judged(blind: Blind, named: dict, unseen: dict, true: dict | None = None) ->
         report = blind.examine(name, mended=True)
         assert said(report) <= (true or {}).get(name, set()), f"\n{report}"
 
-    return first, nothing, twin
+    return first, nothing if unseen else None, twin
 
 
 def main(name: str, path: str) -> None:

@@ -48,12 +48,12 @@ NAMED = {
     "ema_without_batchnorm_buffers": "N29",
     "set_attention_padding_mask_inverted": "F34",
     "cross_network_unscaled_randn_weights": "F4",
+    "siamese_contrastive_label_flipped": "F74",
+    "keypoint_flip_leaves_coordinates": "D19",
 }
 UNSEEN = {
     "gcn_loss_on_unlabelled_nodes": "which nodes have a label was settled before the loop, and a filler is a class",
-    "siamese_contrastive_label_flipped": "which label means the same stands nowhere",
     "det_cxcywh_boxes_into_xyxy_giou": "four numbers do not say whether they are corners or a centre and a size",
-    "keypoint_flip_leaves_coordinates": "a number may stay as it is when its picture is flipped: a count does",
     "warmup_lambda_returns_lr_not_factor": "a warm-up of thousands of steps begins so too",
 }
 

@@ -51,9 +51,9 @@ NAMED = {
     "fomaml_grads_stay_on_clone": "B8",
     "clap_temperature_multiplied": "F37",
     "moe_experts_plain_list": "S19",
+    "triplet_similarity_as_distance": "F74",
 }
 UNSEEN = {
-    "triplet_similarity_as_distance": "which of two cosines is that of the like stands nowhere",
     "bf16_weights_instead_of_autocast": "the first updates arrive at its rate; the smaller ones of later would not",
 }
 

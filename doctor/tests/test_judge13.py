@@ -48,11 +48,11 @@ NAMED = {
     "amp_clip_without_unscale": "N7",
     "eval_never_back_to_train": "N16",
     "dae_target_is_noisy_input": "F73",
+    "siamese_pair_label_convention": "F74",
+    "keypoints_not_flipped_with_image": "D19",
 }
 UNSEEN = {
-    "siamese_pair_label_convention": "which label means the same stands nowhere",
     "realnvp_log_det_sign": "which way a flow runs is not known",
-    "keypoints_not_flipped_with_image": "a number may stay as it is when its picture is flipped: a count does",
     "flow_warp_grid_rows_first": "rows and columns are numbers alike",
     "bbb_kl_unscaled": "a divergence of weights beside a mean may have that weight on purpose",
     "fedavg_state_dict_alias": "the first average comes after twenty steps; the watch has ended",

@@ -13,6 +13,7 @@ from train_doctor import ERROR, NOTE
 from .judge5 import FAULTS, RECORD, examine
 
 NAMED = {
+    "siamese_label_convention": "F74",
     "tabular_constant_init": "S20",
     "detection_boxes_in_pixels": "F20",
     "gan_generator_fed_detached": "B1",
@@ -36,7 +37,6 @@ NAMED = {
 }
 UNSEEN = {
     "seg_flip_image_only": "pictures and masks that do not belong together are numbers of the right kind",
-    "siamese_label_convention": "which of two labels means the same stands nowhere",
 }
 OTHERWISE = {  # a warning that is true, and not the author's cause
     "recommender_penalty_summed": ("N5", "two terms of a loss may have any weights; that the steps are large is seen"),

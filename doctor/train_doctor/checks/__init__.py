@@ -35,6 +35,7 @@ from train_doctor.checks import (
     teachers,
     tensors,
     terms,
+    turned,
     waits,
 )
 from train_doctor.evidence import Evidence
@@ -42,7 +43,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods)
+MODULES += (opposites, formulas, methods, turned)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -36,6 +36,7 @@ from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.mirrored import Mirrored
 from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
@@ -44,6 +45,7 @@ from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
@@ -113,4 +115,6 @@ ALL = (
     Adapted,
     RiskSets,
     Triplets,
+    Pulls,
+    Mirrored,
 )

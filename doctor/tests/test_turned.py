@@ -1,0 +1,238 @@
+"""What the data say is turned round: pairs of one kind that are pushed apart, and places that stay where they were."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import train_doctor as doctor
+
+from .bench import quiet
+from .test_arithmetic import said
+
+STEPS, ROWS = 8, 48
+
+
+def watched(model, loss_of):
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with doctor.watch(model, optimizer=optimizer, steps=STEPS, say=False) as report:
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            optimizer.step()
+    return report
+
+
+def told(check, model, loss_of) -> bool:
+    report = quiet(lambda: watched(model, loss_of))
+    assert not report.faults, report.faults
+    assert not report.findings or report.root.check == check, f"\n{report}"
+    return check in said(report)
+
+
+# ------------------------------------------------------------------------------------------------ F74
+def embedder():
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def kinds(of: torch.Tensor) -> torch.Tensor:
+    """A row of each kind: one of three places, and some noise."""
+    return 2 * F.one_hot(of, 6).float() + 0.7 * torch.randn(len(of), 6)
+
+
+def pairs():
+    """Rows, others, and 1.0 where both are of one kind."""
+    one, same = torch.randint(3, (ROWS,)), torch.rand(ROWS) < 0.5
+    other = torch.where(same, one, (one + torch.randint(1, 3, (ROWS,))) % 3)
+    return kinds(one), kinds(other), same.float()
+
+
+def threes():
+    one = torch.randint(3, (ROWS,))
+    return kinds(one), kinds(one), kinds((one + 1) % 3)
+
+
+def contrastive(model, turned):
+    a, b, same = pairs()
+    return F.cosine_embedding_loss(model(a), model(b), 2 * (1 - same if turned else same) - 1)
+
+
+def by_hand(model, turned):
+    a, b, same = pairs()
+    d, same = (model(a) - model(b)).pow(2).sum(1).sqrt(), 1 - same if turned else same
+    return (same * d.pow(2) + (1 - same) * (2 - d).clamp(min=0).pow(2)).mean()
+
+
+def picked(model, turned):
+    """Rows of each label are picked out of the distances."""
+    a, b, same = pairs()
+    d, like = F.pairwise_distance(model(a), model(b)), same == (0 if turned else 1)
+    return d[like].pow(2).mean() + F.relu(2 - d[~like]).pow(2).mean()
+
+
+def triplets(model, turned):
+    a, p, n = (model(x) for x in threes())
+    return F.triplet_margin_loss(a, *((n, p) if turned else (p, n)))
+
+
+def cosines(model, turned):
+    a, p, n = (model(x) for x in threes())
+    near, far = F.cosine_similarity(a, p), F.cosine_similarity(a, n)
+    return F.relu((near - far if turned else far - near) + 0.5).mean()
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("loss", [contrastive, by_hand, picked, triplets, cosines], ids=lambda f: f.__name__)
+def test_pairs_of_one_kind_are_drawn_together(loss, turned):
+    torch.manual_seed(0)
+    assert told("F74", embedder(), lambda m: loss(m, turned)) is turned
+
+
+def test_a_loss_that_is_to_grow_is_not_judged():
+    torch.manual_seed(0)
+    model = embedder()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2, maximize=True)
+
+    def run():
+        with doctor.watch(model, optimizer=optimizer, steps=STEPS, say=False) as report:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                (-by_hand(model, False)).backward()
+                optimizer.step()
+        return report
+
+    assert "F74" not in said(quiet(run))
+
+
+def test_series_are_compared_wherever_something_stands_in_them():
+    """A slow and a fast wave, each shifted at random."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(1, 8, 5), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 4))
+
+    def waves(of):
+        t = torch.arange(32.0) + 32 * torch.rand(len(of), 1)
+        return (t * torch.where(of[:, None] > 0, 1.5, 0.5)).sin()[:, None] + 0.1 * torch.randn(len(of), 1, 32)
+
+    def loss(model, turned):
+        of = torch.randint(2, (ROWS,))
+        a, p, n = (model(waves(k)) for k in (of, of, 1 - of))
+        return F.triplet_margin_loss(a, *((n, p) if turned else (p, n)))
+
+    assert told("F74", model, lambda m: loss(m, True))
+    assert not told("F74", model, lambda m: loss(m, False))
+
+
+def score_regression(model):
+    """Similarities are told as numbers that the inputs do not decide: what is near is pushed, what is far drawn."""
+    a, b, _ = pairs()
+    return (F.cosine_similarity(model(a), model(b)) - torch.rand(ROWS)).pow(2).mean()
+
+
+def two_towers(model):
+    a, b, same = pairs()
+    d = F.pairwise_distance(model[0](a), model[1](b))
+    return ((1 - same) * d + same * F.relu(2 - d)).mean()
+
+
+def kinds_that_nothing_tells(model):
+    a, b, same = pairs()
+    d = F.pairwise_distance(model(torch.randn_like(a)), model(torch.randn_like(b)))
+    return ((1 - same) * d + same * F.relu(2 - d)).mean()
+
+
+def all_together(model):
+    a, b, _ = pairs()
+    return (model(a) - model(b)).pow(2).mean() + (model(a).std(0) - 1).pow(2).mean()
+
+
+@pytest.mark.parametrize("loss", [score_regression, kinds_that_nothing_tells, all_together], ids=lambda f: f.__name__)
+def test_what_no_label_decides_is_left_alone(loss):
+    torch.manual_seed(0)
+    assert not told("F74", embedder(), loss)
+
+
+def test_two_networks_have_no_common_distance():
+    torch.manual_seed(0)
+    assert not told("F74", nn.ModuleList([embedder(), embedder()]), two_towers)
+
+
+# ------------------------------------------------------------------------------------------------ D19
+def pictures():
+    """A bright spot on a dark, noisy ground, where it is, from 0 to 1, and how bright it is."""
+    place = torch.randint(0, 16, (ROWS, 2))
+    x = 0.05 * torch.randn(ROWS, 1, 16, 16)
+    bright = 1 + torch.rand(ROWS)
+    x[torch.arange(ROWS), 0, place[:, 1], place[:, 0]] += bright
+    return F.avg_pool2d(x, 3, 1, 1), place / 15, bright
+
+
+def finder(out):
+    return nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(128, out))
+
+
+def each_row(axis, follow, shaped=(2,)):
+    def loss(model):
+        x, place, _ = pictures()
+        rows, targets = [], []
+        for image, xy in zip(x, place):
+            if torch.rand(()) < 0.5:
+                image = image.flip(axis)
+                if follow:
+                    xy = xy.clone()
+                    xy[0 if axis == -1 else 1] = 1 - xy[0 if axis == -1 else 1]
+            rows.append(image)
+            targets.append(xy)
+        return F.mse_loss(model(torch.stack(rows)).view(-1, *shaped), torch.stack(targets).view(-1, *shaped))
+
+    return loss
+
+
+def whole_batch(follow):
+    turns = iter([False, True] * STEPS)
+
+    def loss(model):
+        x, place, _ = pictures()
+        if next(turns):
+            x = torch.flip(x, [3])
+            place = torch.stack([1 - place[:, 0], place[:, 1]], 1) if follow else place
+        return (model(x) - place).abs().mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda follow: each_row(-1, follow),
+        lambda follow: each_row(-2, follow, (1, 2)),
+        whole_batch,
+    ],
+    ids=["across", "down", "batch"],
+)
+def test_places_are_flipped_with_their_pictures(make, follow):
+    torch.manual_seed(0)
+    assert told("D19", finder(2), make(follow)) is not follow
+
+
+def test_a_number_that_is_no_place_is_left_alone():
+    torch.manual_seed(0)
+
+    def loss(model):
+        x, _, bright = pictures()
+        x = torch.stack([image.flip(-1) if torch.rand(()) < 0.5 else image for image in x])
+        return F.mse_loss(model(x).squeeze(1), bright)
+
+    assert not told("D19", finder(1), loss)
+
+
+def test_flips_that_do_not_matter_are_left_alone():
+    """Only the height is asked for, and pictures are flipped left to right."""
+    torch.manual_seed(0)
+
+    def loss(model):
+        x, place, _ = pictures()
+        x = torch.stack([image.flip(-1) if torch.rand(()) < 0.5 else image for image in x])
+        return F.mse_loss(model(x), place[:, 1:])
+
+    assert not told("D19", finder(1), loss)

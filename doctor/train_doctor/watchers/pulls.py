@@ -1,0 +1,144 @@
+"""Pairs of inputs that the loss draws together, and pairs that it pushes apart: which are more alike to begin with?
+
+    d = pairwise_distance(net(a), net(b))
+    loss = (1 - same) * d**2 + same * relu(margin - d)**2          drawn together where they are not the same
+
+What a gradient does to a pair is known: g(b) . (a - b) is below 0 where a step of b along -g comes nearer to a. So is
+how far apart the two inputs are. Pairs of one kind lie nearer to each other than pairs of two, also before anything is
+learned; where those that are drawn together lie clearly further apart, labels or sides are turned round.
+
+Footgun: a loss that pushes what is near and draws what is far (a regression of similarities) does so by the distances
+themselves. So pairs of one call are told apart only by a label of two values that decides the sign in every row.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, TIMES
+
+FIRST = {"linear", "conv1d", "conv2d", "conv3d"}
+MEET = {"pairwise_distance", "cosine_similarity", "cosine_embedding_loss"} | MINUS | TIMES
+THREE = {"triplet_margin_loss", "triplet_margin_with_distance_loss"}
+LEAST, LOOKED = 8, 2**21  # rows, numbers of a batch
+
+
+@dataclass(eq=False)
+class Pair:
+    """Two batches of embeddings of one network, row by row."""
+
+    one: Tensor
+    two: Tensor
+    apart: Tensor  # (B,) squared distances of the inputs
+    labels: list[Tensor] = field(default_factory=list)  # of two values, that met what was made of the pair
+
+
+class Pulls(Watcher):
+    begins = FIRST
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)  # what an embedding was made of, with which weights; or the pairs a tensor is made of
+        self.pairs: list[Pair] = []
+
+    def saw(self, op: Op) -> None:
+        if (
+            not op.given
+            or len(op.results) != 1
+            or not op.results[0].requires_grad
+            or not op.results[0].is_floating_point()
+        ):
+            return
+        fact = self._of(op)
+        if fact:
+            self.known.put(op.results[0], fact)
+
+    def _of(self, op: Op) -> Any:
+        facts = [self.known.get(t) for t in op.given]
+        if not any(facts):
+            x = op.given[0]
+            fits = op.name in FIRST and len(op.given) > 1 and not x.requires_grad and x.dim() > 1 and len(x) >= LEAST
+            return (x, id(op.given[1])) if fits and x.numel() <= LOOKED else None
+        made = [(t, f) for t, f in zip(op.given, facts) if isinstance(f, tuple)]
+        pairs = [p for f in facts if isinstance(f, list) for p in f]
+        if not pairs and len({id(f[0]) for _, f in made}) == 1:
+            x, weights = made[0][1]
+            return (x, weights) if op.results[0].dim() and len(op.results[0]) == len(x) else None
+        if op.name in THREE and len(made) == 3:
+            pairs = [self._pair(made[0], other) for other in made[1:]]
+        elif op.name in MEET and len(made) == 2:
+            pairs = [self._pair(*made)]
+        pairs = [p for p in pairs if p is not None]
+        for p in pairs:
+            p.labels += [t for t in op.given if not t.requires_grad and t.numel() == len(p.apart)]
+        return pairs or None
+
+    def _pair(self, one: tuple, two: tuple) -> Pair | None:
+        (a, (x, weights)), (b, (y, same)) = one, two
+        fits = a.dim() == 2 and a.shape == b.shape and a.shape[1] > 1 and x.shape == y.shape and weights == same
+        if not fits or a.grad_fn is None or b.grad_fn is None or len(self.pairs) > 8:
+            return None
+        self.pairs.append(pair := Pair(a, b, (_seen(x) - _seen(y)).flatten(1).pow(2).mean(1)))
+        return pair
+
+    def backward(self, loss: Tensor) -> None:
+        pairs, self.pairs = self.pairs, []
+        met = Counter(id(t) for p in pairs for t in (p.one, p.two))  # an anchor is drawn to one and pushed by another
+        for pair in pairs:
+            moved, still = (pair.two, pair.one) if met[id(pair.two)] == 1 else (pair.one, pair.two)
+            if not self.eye.rising:  # such a loss would be read the other way round
+                self._listen(pair, moved, still.detach())
+            pair.one = pair.two = None
+        self.known.by_id.clear()
+
+    def _listen(self, pair: Pair, moved: Tensor, still: Tensor) -> None:
+        node, number, moved = moved.grad_fn, moved.output_nr, moved.detach()
+        turn, told = self.eye.turn, self.e.habits["F74"]
+
+        def see(grads: tuple) -> None:
+            g = grads[number] if number < len(grads) else None
+            if isinstance(g, Tensor) and g.shape == moved.shape:
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    if groups := _groups(pair, (g * (still - moved)).sum(1)):
+                        told.setdefault(turn, []).extend(groups)
+
+        node.register_prehook(see)
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.pairs = []
+
+
+def _seen(x: Tensor) -> Tensor:
+    """The inputs; of pictures and series what does not depend on where something stands in them: how strong each
+    frequency is."""
+    x = x.detach().float()
+    return x if x.dim() < 3 else torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().log1p()
+
+
+def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
+    """Whether a group of rows is drawn together, how many they are, and the mean and variance of how far they lie
+    apart. Rows without a gradient are of the group of their label."""
+    drawn, pushed = nearer < 0, nearer > 0
+    if not bool(torch.isfinite(nearer).all()) or not bool(drawn.any() | pushed.any()):
+        return []
+    if not bool(drawn.any() & pushed.any()):
+        return [_group(bool(drawn.any()), pair.apart)]
+    for label in pair.labels:
+        high = label.detach().flatten()
+        low, most = high.aminmax()
+        high = high == most
+        if low == most or not bool((high | (label.detach().flatten() == low)).all()):
+            continue
+        for one in (high, ~high):
+            if bool((one[drawn]).all()) and not bool(one[pushed].any()):
+                return [_group(True, pair.apart[one]), _group(False, pair.apart[~one])]
+    return []
+
+
+def _group(drawn: bool, apart: Tensor) -> tuple[bool, int, float, float]:
+    return drawn, len(apart), float(apart.mean()), float(apart.var()) if len(apart) > 1 else 0.0
