@@ -236,3 +236,209 @@ def test_flips_that_do_not_matter_are_left_alone():
         return F.mse_loss(model(x), place[:, 1:])
 
     assert not told("D19", finder(1), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F75 to F80
+WEIGHTS = torch.randn(6, generator=torch.Generator().manual_seed(1))
+
+
+def net(inputs, out):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Linear(16, out))
+
+
+def numbers():
+    x = torch.randn(ROWS, 6)
+    return x, (x @ WEIGHTS + 0.3 * torch.randn(ROWS))[:, None]
+
+
+def negated(model, bad):
+    x, y = numbers()
+    loss = F.mse_loss(model(x), y)
+    return -loss if bad else loss
+
+
+def peak(model, bad):
+    x, y = numbers()
+    psnr = -10 * (model(x) - y).pow(2).mean().log10()
+    return psnr if bad else -psnr
+
+
+def pinball(model, bad):
+    x, y = numbers()
+    e = y - model(x)
+    return (torch.min if bad else torch.max)(-0.1 * e, 0.9 * e).mean()
+
+
+def correlation(model, bad):
+    x, y = numbers()
+    a, y = model(x).squeeze(1), y.squeeze(1)
+    a, y = a - a.mean(), y - y.mean()
+    r = (a * y).sum() / (a.norm() * y.norm())
+    return r if bad else 1 - r
+
+
+def likeness(model, bad):
+    y = F.avg_pool2d(torch.rand(8, 1, 14, 14), 3, 1)
+    a = model(y + 0.1 * torch.randn_like(y)).sigmoid()
+    ma, my = F.avg_pool2d(a, 3, 1), F.avg_pool2d(y, 3, 1)
+    va, vy = F.avg_pool2d(a * a, 3, 1) - ma**2, F.avg_pool2d(y * y, 3, 1) - my**2
+    both = F.avg_pool2d(a * y, 3, 1) - ma * my
+    ssim = (2 * ma * my + 1e-4) * (2 * both + 9e-4) / ((ma**2 + my**2 + 1e-4) * (va + vy + 9e-4))
+    return ssim.mean() if bad else 1 - ssim.mean()
+
+
+def focal(model, bad):
+    x, y = numbers()
+    p = model(x).softmax(1).gather(1, (y > 0).long()).squeeze(1)
+    return ((p if bad else 1 - p) ** 2 * -p.log()).mean()
+
+
+def surrogate(model, bad):
+    policy, actions = torch.distributions.Categorical(logits=model(torch.randn(ROWS, 6))), torch.randint(3, (ROWS,))
+    old, gain = (policy.log_prob(actions) + 0.3 * torch.randn(ROWS)).detach(), torch.randn(ROWS)
+    ratio = (policy.log_prob(actions) - old).exp()
+    one, cut = ratio * gain, ratio.clamp(0.8, 1.2) * gain
+    return -(torch.max if bad else torch.min)(one, cut).mean()
+
+
+def surrogate_negated_first(model, bad):
+    policy, actions = torch.distributions.Categorical(logits=model(torch.randn(ROWS, 6))), torch.randint(3, (ROWS,))
+    old, gain = (policy.log_prob(actions) + 0.3 * torch.randn(ROWS)).detach(), torch.randn(ROWS)
+    ratio = (policy.log_prob(actions) - old).exp()
+    one, cut = -gain * ratio, -gain * torch.clamp(ratio, 1 - 0.2, 1 + 0.2)
+    return (torch.minimum if bad else torch.maximum)(one, cut).mean()
+
+
+def two_critics(model, bad):
+    state, after, reward = torch.randn(ROWS, 6), torch.randn(ROWS, 6), torch.randn(ROWS, 1)
+    done = (torch.rand(ROWS, 1) < 0.1).float()
+    with torch.no_grad():
+        value = (torch.max if bad else torch.min)(model[0](after), model[1](after))
+        target = reward + 0.99 * (1 - done) * value
+    return sum(F.mse_loss(critic(state), target) for critic in model)
+
+
+def squashed(model, bad):
+    mean, spread = model[0](torch.randn(ROWS, 6)).chunk(2, 1)
+    policy = torch.distributions.Normal(mean, spread.clamp(-5, 2).exp())
+    u = policy.rsample()
+    action, score = u.tanh(), policy.log_prob(u)
+    if not bad:
+        score = score - (1 - action.pow(2) + 1e-6).log()
+    return (0.2 * score.sum(1, keepdim=True) - model[1](torch.cat([torch.randn(ROWS, 6), action], 1))).mean()
+
+
+USERS = torch.randint(50, (200,), generator=torch.Generator().manual_seed(2))
+CHOSEN = (USERS + 3) % 60
+
+
+def ranked(model, bad):
+    rows = torch.randint(200, (ROWS,))
+    user, chosen, other = model[0](USERS[rows]), model[1](CHOSEN[rows]), model[1](torch.randint(60, (ROWS,)))
+    gap = (user * chosen).sum(1) - (user * other).sum(1)
+    return -F.logsigmoid(-gap if bad else gap).mean()
+
+
+def penalty(lengths):
+    def loss(model, bad):
+        real, fake, share = torch.randn(ROWS, 2, 3) + 2, torch.randn(ROWS, 2, 3), torch.rand(ROWS, 1, 1)
+        x = (share * real + (1 - share) * fake).requires_grad_()
+        (slope,) = torch.autograd.grad(model(x.flatten(1)).sum(), x, create_graph=True)
+        length = lengths(slope) if bad else slope.flatten(1).norm(2, dim=1)
+        return model(fake.flatten(1)).mean() - model(real.flatten(1)).mean() + 0.1 * ((length - 1) ** 2).mean()
+
+    return loss
+
+
+def tables():
+    made = nn.ModuleList([nn.Embedding(50, 8), nn.Embedding(60, 8)])
+    for table in made:
+        nn.init.normal_(table.weight, std=0.1)
+    return made
+
+
+TURNED = {
+    "negated": ("F75", lambda: net(6, 1), negated),
+    "peak signal to noise": ("F75", lambda: net(6, 1), peak),
+    "pinball": ("F75", lambda: net(6, 1), pinball),
+    "correlation": ("F75", lambda: net(6, 1), correlation),
+    "ssim": ("F75", lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 1)), likeness),
+    "focal": ("F80", lambda: net(6, 2), focal),
+    "ppo": ("F76", lambda: net(6, 3), surrogate),
+    "ppo, negated first": ("F76", lambda: net(6, 3), surrogate_negated_first),
+    "two critics": ("F76", lambda: nn.ModuleList([net(6, 1), net(6, 1)]), two_critics),
+    "squashed": ("F77", lambda: nn.ModuleList([net(6, 4), net(8, 1)]), squashed),
+    "bpr": ("F78", tables, ranked),
+    "penalty of the batch": ("F79", lambda: net(6, 1), penalty(lambda slope: slope.norm(2))),
+    "penalty of each place": ("F79", lambda: net(6, 1), penalty(lambda slope: slope.norm(2, dim=1))),
+    "penalty by hand": ("F79", lambda: net(6, 1), penalty(lambda slope: (slope.pow(2).sum() + 1e-12).sqrt())),
+}
+
+
+@pytest.mark.parametrize("bad", [True, False])
+@pytest.mark.parametrize("name", TURNED)
+def test_a_formula_that_is_turned_round(name, bad):
+    torch.manual_seed(0)
+    check, make, loss = TURNED[name]
+    assert told(check, make(), lambda m: loss(m, bad)) is bad
+
+
+def test_both_ends_of_two_values_may_be_mixed():
+    torch.manual_seed(0)
+
+    def loss(model):
+        state, after = torch.randn(ROWS, 6), torch.randn(ROWS, 6)
+        with torch.no_grad():
+            one, two = (critic(after) for critic in model)
+            target = torch.randn(ROWS, 1) + 0.99 * (0.75 * torch.min(one, two) + 0.25 * torch.max(one, two))
+        return sum(F.mse_loss(critic(state), target) for critic in model)
+
+    assert not told("F76", nn.ModuleList([net(6, 1), net(6, 1)]), loss)
+
+
+def test_pushed_from_one_thing_and_drawn_to_another():
+    torch.manual_seed(0)
+
+    def loss(model):
+        x, y = numbers()
+        answer = model(x)
+        return F.mse_loss(answer, y) + 0.1 * F.relu(1 - (answer - torch.randn(ROWS, 1)).abs()).mean()
+
+    assert not told("F75", net(6, 1), loss)
+
+
+def test_pushed_from_a_reference_that_weights_made():
+    torch.manual_seed(0)
+    reference = net(6, 1)
+
+    def loss(model):
+        x, _ = numbers()
+        with torch.no_grad():
+            other = reference(x)
+        return -(model(x) - other).pow(2).mean() + 0.01 * sum(p.pow(2).sum() for p in model.parameters())
+
+    assert not told("F75", net(6, 1), loss)
+
+
+def test_the_entropy_is_no_focal_loss():
+    torch.manual_seed(0)
+
+    def loss(model):
+        x, y = numbers()
+        p = model(x).softmax(1)
+        return F.nll_loss(p.log(), (y > 0).long().squeeze(1)) + 0.1 * (p**1 * p.log()).sum(1).mean()
+
+    assert not told("F80", net(6, 2), loss)
+
+
+def test_a_ratio_needs_no_correction():
+    torch.manual_seed(0)
+
+    def loss(model):
+        mean = model(torch.randn(ROWS, 6))
+        policy = torch.distributions.Normal(mean, 1.0)
+        u = policy.sample()
+        ratio = (policy.log_prob(u) - policy.log_prob(u).detach() + 0.1 * torch.randn(ROWS, 1)).exp()
+        return -(ratio * torch.tanh(u)).mean()
+
+    assert not told("F77", net(6, 1), loss)

@@ -1,4 +1,4 @@
-"""What is turned round by the testimony of the data: F74 and D19.
+"""What is turned round: told by the data (F74, D19), by the gradient of an answer (F75), or by a formula (F76 to F80).
 
 Which label means "the same", and whether a number is a place in a picture, is written down nowhere. But pairs of one
 kind are more alike than pairs of two kinds, and a place moves with what it is the place of. Both are asked of the rows
@@ -14,8 +14,10 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, not_applicable
+from train_doctor.watchers.aims import AWAY, NEARER
 
 PAIRS, GAP, ERRORS = 32, 0.1, 4.5  # of each kind, at least; of their means, as a share and in standard errors
+STEPS = 3
 ROWS, CLEAR = 16, 0.25  # of a correlation; how large it is at least
 
 
@@ -97,3 +99,110 @@ def _correlation(sums: list[float]) -> tuple[float, float]:
     n, x, y, xx, yy, xy = sums
     spread = (xx - x * x / n) * (yy - y * y / n)
     return n, max(-0.9999, min(0.9999, (xy - x * y / n) / math.sqrt(spread))) if spread > 1e-12 else 0.0
+
+
+@check("F75")
+def away_from_targets(e: Evidence) -> Fired | Verdict:
+    """The loss falls below zero and on, or to the least that it can be, and the answers get worse with training.
+
+    Fires when in three steps the gradients of all answers that met a target of their shape (in a difference, a
+    regression loss, or the products of a correlation or an SSIM) say that the loss grows on the way to the target. A
+    step in which any answer is drawn nearer to what it meets is left alone, and so is a loss that is to grow.
+
+    WARN away-from-targets: The loss grows as the answer comes nearer to its target, so training drives them apart: a
+    minus too many before an error, or one missing before a likeness. Fix: loss = error, or loss = 1 - likeness.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F75"])) is not None:
+        return verdict
+    heard = [ways for asked, ways in seen.values() if ways]
+    if len(heard) < STEPS:
+        return OK
+    if any(min(ways) < NEARER or max(ways) < AWAY for ways in heard):
+        return OK
+    least = min(max(ways) for ways in heard)
+    return fires(f"in {len(heard)} steps {least:.0%} or more of the gradient led away from the target", "towards it")
+
+
+@check("F76")
+def caution_turned_round(e: Evidence) -> Fired | Verdict:
+    """A policy changes too far in one update and collapses, or values are overrated and grow.
+
+    Fires when the better of PPO's two objectives (of which one was cut to a range around 1) is what the loss holds, or
+    when the larger of the answers of two critics, without a graph, is part of a target. Where the smaller of two values
+    is used in the same step, nothing is said.
+
+    WARN caution-turned-round/objective: The loss holds the better of the two objectives of a policy, and the cut is to
+    keep the worse: nothing holds the policy near the old one. Fix: loss = -torch.min(ratio * advantage, cut *
+    advantage).mean(), or torch.max of the two negated ones.
+    WARN caution-turned-round/value: The target holds the larger of two critics' values, so what one of them overrates
+    is handed on. Fix: torch.min(q1, q2).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F76"])) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the loss held the better {what} of two",
+        "the worse one",
+        fault=f"caution-turned-round/{what}",
+    )
+
+
+@check("F77")
+def squash_not_counted(e: Evidence) -> Fired | Verdict:
+    """A policy with squashed actions (SAC) goes to their ends, and its temperature falls or its entropy grows for ever.
+
+    Fires when a draw with a gradient (rsample) went through a tanh and its log-probability reached the loss, without
+    anything added to it that was made of the draw by a logarithm or softplus. Ratios of log-probabilities are left
+    alone.
+
+    WARN squash-not-counted: The log-probability in the loss is that of the draw before the tanh, and the action is what
+    comes after it. Fix: log_prob - torch.log(1 - action.pow(2) + 1e-6), summed over the numbers of an action.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F77"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the log-probability was that of the draw", "the logarithm of the tanh's slope")
+
+
+@check("F78")
+def random_rows_preferred(e: Evidence) -> Fired | Verdict:
+    """A recommender or an embedding ranks what a person chose below what was drawn at random.
+
+    Fires when rows were looked up by what randint, randperm or multinomial drew in the step, in a table in which other
+    rows were looked up too, and the loss falls as their scores rise.
+
+    WARN random-rows-preferred: The loss falls as the scores of randomly drawn rows rise: the two scores are swapped, or
+    a minus is wrong. Fix: loss = -F.logsigmoid(score_positive - score_negative).mean().
+    """
+    if (verdict := no_habit(e, seen := e.habits["F78"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss fell with the scores of rows drawn at random", "a loss that grows")
+
+
+@check("F79")
+def penalty_of_other_lengths(e: Evidence) -> Fired | Verdict:
+    """A critic with a gradient penalty (WGAN-GP) stays flat or becomes far too steep.
+
+    Fires when a derivative of several rows, with its graph, is made into lengths from which a number is taken, and
+    there are not as many lengths as rows.
+
+    WARN penalty-of-other-lengths: The penalty asks a length of {what} and not of each row, which holds critics of
+    another slope at 1. Fix: slope.flatten(1).norm(2, dim=1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F79"])) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps the length was that of {what}", "one length for each row", what=what)
+
+
+@check("F80")
+def focus_turned_round(e: Evidence) -> Fired | Verdict:
+    """A focal loss does worse than plain cross-entropy, above all on rare classes.
+
+    Fires when a power above 1 of a probability is the weight of its own negative logarithm.
+
+    WARN focus-turned-round: The weight p**gamma is large where the answer is right already, and nearly nothing where it
+    is wrong. Fix: (1 - p) ** gamma * -log(p).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F80"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the weight of -log(p) was a power of p", "a power of 1 - p")

@@ -9,6 +9,7 @@ Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbe
 
 from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
+from train_doctor.watchers.aims import Aims
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
@@ -30,6 +31,7 @@ from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.flags import Flags
+from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.likelihoods import Likelihoods
@@ -40,11 +42,13 @@ from train_doctor.watchers.mirrored import Mirrored
 from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
+from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.repeats import Repeats
@@ -55,7 +59,9 @@ from train_doctor.watchers.scored import Scored
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
+from train_doctor.watchers.squashed import Squashed
 from train_doctor.watchers.stored import Stored
+from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.views import Views
@@ -117,4 +123,10 @@ ALL = (
     Triplets,
     Pulls,
     Mirrored,
+    Aims,
+    Surrogates,
+    Squashed,
+    Negatives,
+    Penalties,
+    Focused,
 )
