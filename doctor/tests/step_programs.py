@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge13.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge15.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -31,6 +31,8 @@ SETS = {
     "judge11": ("judge11_a", "judge11_b"),
     "judge12": ("judge12_a", "judge12_b"),
     "judge13": ("judge13_a", "judge13_b"),
+    "judge14": ("judge14_a", "judge14_b"),
+    "judge15": ("judge15_a", "judge15_b"),
 }
 HERE = Path(__file__).parent
 

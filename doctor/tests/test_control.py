@@ -77,7 +77,7 @@ def test_the_same_in_pyproject(tmp_path, monkeypatch, capsys):
     assert [reason for _, reason in frozen_part().ignored] == ["a probe"]
     assert frozen_part(ignore={"S3": "said here"}).ignored[0][1] == "said here", "the code wins"
     for text, said in [
-        ("[tool.train_doctor]\nignore = { S33 = 'x' }", "did you mean 'S3'"),
+        ("[tool.train_doctor]\nignore = { S330 = 'x' }", "did you mean 'S3"),
         ("[tool.train_doctor]\nsteps = 3", "'steps' is no option; allowed are ignore and severity"),
         ("[tool]\ntrain_doctor = 3", "must be a table"),
         ("[tool.train_doctor\n", "cannot be read"),

@@ -10,6 +10,7 @@ from .step_programs import Blind, judged
 BLIND = Blind("judge13")
 
 NAMED = {
+    "realnvp_log_det_sign": "F82",
     "softmax_layer_before_cross_entropy": "F3",
     "head_replaced_after_optimizer": "S3",
     "gan_generator_step_on_detached_fake": "B1",
@@ -52,7 +53,6 @@ NAMED = {
     "keypoints_not_flipped_with_image": "D19",
 }
 UNSEEN = {
-    "realnvp_log_det_sign": "which way a flow runs is not known",
     "flow_warp_grid_rows_first": "rows and columns are numbers alike",
     "bbb_kl_unscaled": "a divergence of weights beside a mean may have that weight on purpose",
     "fedavg_state_dict_alias": "the first average comes after twenty steps; the watch has ended",

@@ -13,6 +13,7 @@ from train_doctor import NOTE
 from .judge6 import FAULTS, RECORD, examine
 
 NAMED = {
+    "point_diffusion": "F84",
     "triplet_retrieval": "F74",
     "survival_cox": "F69",
     "glyph_cnn": "F3",
@@ -42,7 +43,6 @@ NAMED = {
 }
 UNSEEN = {
     "lesion_segmentation": "two draws for two turns are right where two views are made",
-    "point_diffusion": "which of two tables holds the shares of noise is known to the program alone",
     "actor_critic_tracker": "a loss by hand may have a gradient in all of its parts",
     "dqn_docking": "that an episode ended is a number like others",
     "expert_mixture": "a router may learn from a balance term alone",

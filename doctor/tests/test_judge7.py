@@ -13,6 +13,7 @@ from train_doctor import NOTE
 from .judge7 import FAULTS, PROOFS, RECORD, examine
 
 NAMED = {
+    "flow_logdet_sign": "F82",
     "wgan_gp": "F25",
     "vae_kl_batch_sum": "F40",
     "vqvae_straight_through": "F38",
@@ -52,7 +53,6 @@ UNSEEN = {
     "dqn_terminal_bootstrap": "that an episode ended is a number like others",
     "ranking_margin_sign": "which of two rows is the better one stands nowhere",
     "mixture_density_logsum": "a sum of weighted logarithms is right for an expectation",
-    "flow_logdet_sign": "a sign that is wrong for one direction of a flow is right for the other",
     "lm_packed_documents": "packed without a mask between documents is how many language models are trained",
     "lm_resume_prefix": "weights that were loaded before the watch began leave no trace of what was missing",
 }

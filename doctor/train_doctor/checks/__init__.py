@@ -23,6 +23,7 @@ from train_doctor.checks import (
     loss,
     losses,
     methods,
+    mixed_up,
     modes,
     opposites,
     parallel,
@@ -43,7 +44,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned)
+MODULES += (opposites, formulas, methods, turned, mixed_up)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

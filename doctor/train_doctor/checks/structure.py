@@ -34,6 +34,9 @@ def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
     other tensors (a deep copy, an adapted copy, weights that were replaced), and their gradients stay there. Fix:
     Compute the loss with the tensors that the optimizer holds, or carry the gradients over (p.grad = copy.grad) before
     the step.
+    WARN no-gradient-at-the-steps/held-twice: {kind} holds the very tensors of another optimizer and steps after a loss
+    that does not reach them; what that loss does reach is in no optimizer (copy and paste). Fix: Give each optimizer
+    the parameters of its own network, here critic.parameters().
     """
     steps, backwards = e.of(Step), [b for b in e.of(Backward) if b.requires_grad and not b.raised]
     if len(steps) < STEPS or len({b.round for b in backwards}) < STEPS:
@@ -42,11 +45,14 @@ def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
         mine = [s for s in steps if s.optimizer == number]
         if len(mine) < 2 or not optimizer.ids or optimizer.live or any(s.own is not None for s in mine):
             continue
+        twice = any(optimizer.ids <= other.ids for n, other in enumerate(e.optimizers) if n != number)
         return fires(
             f"none of the {len(optimizer.ids)} tensors of {optimizer.kind.__name__} had a gradient in its {len(mine)} "
             f"steps, and {len(backwards)} losses were differentiated",
             "gradients on the tensors that an optimizer holds",
             ERROR if len(mine) == len(steps) else WARN,
+            "no-gradient-at-the-steps/held-twice" if twice else "",
+            kind=optimizer.kind.__name__,
         )
     return OK
 

@@ -18,6 +18,7 @@ from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
 from train_doctor.watchers.both_sides import BothSides
+from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.cosines import Cosines
@@ -30,11 +31,14 @@ from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
+from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.likelihoods import Likelihoods
+from train_doctor.watchers.log_scales import LogScales
+from train_doctor.watchers.logits_given import LogitsGiven
 from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masks import Masks
@@ -44,26 +48,34 @@ from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
 from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
+from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
+from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pulls import Pulls
+from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
+from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.surrogates import Surrogates
+from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.triplets import Triplets
+from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.wraps import Wraps
@@ -129,4 +141,16 @@ ALL = (
     Negatives,
     Penalties,
     Focused,
+    OverBatch,
+    OwnTargets,
+    Twins,
+    Redrawn,
+    Shown,
+    LogScales,
+    LogitsGiven,
+    SwappedAverage,
+    FirstGraphs,
+    NoiseLevels,
+    Boxes,
+    Quantiles,
 )

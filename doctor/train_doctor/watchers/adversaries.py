@@ -44,7 +44,10 @@ class Adversaries(Watcher):
             return
         if len(self.e.optimizers) != self.count:
             self.count = len(self.e.optimizers)
-            self.owner = {key: n for n, optimizer in enumerate(self.e.optimizers) for key in optimizer.ids}
+            largest = sorted(enumerate(self.e.optimizers), key=lambda pair: -len(pair[1].ids))
+            self.owner = {
+                key: n for n, optimizer in largest for key in optimizer.ids
+            }  # of two, the one that holds less
         owners = {self.owner[id(t)] for t in op.given if id(t) in self.owner}
         facts = [self.known.get(t) or Fact() for t in op.given]
         made = frozenset(owners).union(*(who for fact in facts for who, _ in fact))
@@ -96,6 +99,13 @@ class Adversaries(Watcher):
             if len(signs) == 1 and 0 not in signs and others and all(more == signs for more in others):
                 for turn in self.turns[made, who]:
                     self.note("F65", next(iter(signs)), turn)
+            more = self.e.optimizers[who]
+            for of, other in self.wants:
+                less = self.e.optimizers[other]
+                if of == made and len(signs) == 1 and self.wants[of, other] == {-s for s in signs} != signs:
+                    if less.ids < more.ids:
+                        for turn in self.turns[made, who]:
+                            self.note("S36", (more.kind.__name__, len(less.ids)), turn)
         self.known.by_id.clear()
 
 

@@ -8,6 +8,8 @@ step is left alone. Only where the result becomes a float again, and is what a r
 was it not meant.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ MADE = {"tensor", "as_tensor"}
 KEEPS = {"stack", "cat", "float", "double", "to", "view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__"}
 DRAWN = {"rand", "rand_like", "randn", "uniform", "normal", "bernoulli"}
 COMPUTED = TIMES | OVER | PLUS | MINUS | TURNS | DRAWN | {"where", "clamp", "floor", "round"}
-LOOKED = 2**16
+LOOKED, LISTED = 2**16, 4096
 
 
 class FractionsCut(Watcher):
@@ -47,7 +49,8 @@ class FractionsCut(Watcher):
 
     def _cut(self, op: Op) -> bool:
         if op.name in MADE and not op.given:
-            return bool(op.args) and isinstance(op.args[0], float) and op.args[0] != int(op.args[0])
+            numbers = op.args[0] if op.args and isinstance(op.args[0], (list, tuple)) else op.args[:1]
+            return any(isinstance(n, float) and math.isfinite(n) and n != int(n) for n in numbers[:LISTED])
         x = op.given[0] if op.given else None
         if op.name not in CASTS or x is None or not x.is_floating_point() or not 0 < x.numel() <= LOOKED:
             return False

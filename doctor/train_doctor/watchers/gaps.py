@@ -8,7 +8,9 @@ is followed to its mean, and it is asked whether a mask came between.
 
 Footgun: counts and dark pixels are zeros that are meant. Numbers around zero have none by themselves: where more than
 half are exactly 0, and the others lie on both sides of it or far above it, zeros stand for nothing. Of targets that are
-not the input (a depth in each place of a picture), the others must lie above 0 by more than they are spread there.
+not the input (a depth in each place of a picture), the others must lie above 0 by more than they are spread there. And
+in tables and series nothing is said unless the batch holds flags of what is known, too: an appliance that is off takes
+exactly 0.
 """
 
 import torch
@@ -22,20 +24,26 @@ MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
 SAME = {"view", "reshape", "flatten"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 SOME, SORTED, SOME_NUMBERS = 0.02, 4096, 32  # share of zeros, numbers that are sorted, different ones among them
+FLAGS = (torch.bool, torch.float32, torch.uint8)
 EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
 
 
 class Gaps(Watcher):
-    names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean"}
-    begins = FIRST | MINUS | LOSSES
+    names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean", "stack"}
+    begins = FIRST | MINUS | LOSSES | {"stack"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # a difference of an answer and a target with gaps -> their share, whether its input
         self.inputs: list[Tensor] = []
+        self.masks: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
         if not op.given:
+            return
+        if op.name == "stack":
+            if isinstance(op.result, Tensor) and len(self.masks) < 8 and _two_values(op.result):
+                self.masks.append(op.result)
             return
         if op.name in FIRST:
             x = op.given[0]
@@ -55,6 +63,11 @@ class Gaps(Watcher):
         elif fact and isinstance(op.result, Tensor):
             self.known.put(op.result, fact)
 
+    def _marked(self, target: Tensor) -> bool:
+        """The batch also says where the targets are known."""
+        known = target != target.min()
+        return any(m.shape == target.shape and bool((m.bool() == known).all()) for m in self.masks)
+
     def _note(self, fact: tuple[float, bool], name: str) -> None:
         share, own = fact
         if own:
@@ -70,23 +83,34 @@ class Gaps(Watcher):
             for x in self.inputs:
                 if x.shape == target.shape and LEAST <= x.numel() <= LOOKED and (x is target or torch.equal(x, target)):
                     return (share, True) if (share := _gaps(x)) else None
-            if target.dim() == 4 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
-                return (share, False) if (share := _isolated(target.detach())) else None
+            if target.dim() > 1 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
+                share = _isolated(target.detach()) if target.dim() == 4 or self._marked(target) else 0.0
+                return (share, False) if share else None
         return None
 
     def backward(self, loss: Tensor) -> None:
-        self.inputs = []
+        self.inputs, self.masks = [], []
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.inputs = []
+        self.inputs, self.masks = [], []
+
+
+def _two_values(x: Tensor) -> bool:
+    """Zeros and ones, both."""
+    if x.requires_grad or x.dim() < 2 or not LEAST <= x.numel() <= LOOKED or x.dtype not in FLAGS:
+        return False
+    ones, zeros = x == 1, x == 0
+    return bool((ones | zeros).all()) and bool(ones.any()) and bool(zeros.any())
 
 
 def _isolated(x: Tensor) -> float:
-    """The share of zeros, where all other numbers lie well above 0, are spread out and no whole numbers."""
+    """The share of the least number (0, or what it became by scaling), where all others lie well above it, are spread
+    out and no whole numbers."""
+    x = x - x.min()
     held = x[x != 0]
     share = 1 - held.numel() / x.numel()
-    if not SOME < share < 1 - SOME or bool((held < 0).any()) or bool((held == held.round()).all()):
+    if not SOME < share < 1 - SOME or bool((held == held.round()).all()):
         return 0.0
     held = held.flatten()[:: max(1, held.numel() // SORTED)].sort().values
     low, above = float(held[0]), float(held[len(held) // 20])

@@ -51,7 +51,7 @@ class Negatives(Watcher):
         if facts and facts[0] == DRAWN:  # what is picked by a draw is not itself one
             return DRAWN if op.name in VIEWS or op.name in ("add", "remainder") else None
         rows = [f for f in facts if isinstance(f, tuple)]
-        if len(rows) == 1 and op.result.requires_grad:
+        if len(rows) == 1 and not any(isinstance(f, frozenset) for f in facts) and op.result.requires_grad:
             if op.name in PRODUCTS and len(op.given) == 2:
                 product = op.name in TIMES
                 return ("product", rows[0][1]) if product else frozenset({1})

@@ -54,6 +54,7 @@ class Noise(Watcher):
         self.uniform: set[int] = set()
         self.like: set[int] = set()  # those that were drawn like another tensor, as noise for it is
         self.noisy = Known(self)  # what such noise was added to, as it is: [the draw, whether a layer was given it]
+        self.gaps = Known(self)  # differences of an answer and its own input
 
     def close(self) -> None:
         self.known.by_id.clear()
@@ -99,8 +100,8 @@ class Noise(Watcher):
         right = None
         if op.name in ("sub", "subtract", "add") and len(op.given) == 2 and result is not None and result.requires_grad:
             right = self._right(*op.given)
-            self._its_own(*op.given)
-            self._its_own(*op.given[::-1])
+            if self._its_own(*op.given) or self._its_own(*op.given[::-1]):
+                self.gaps.put(result, True)
         for r in op.results or ([result] if result is not None else []):
             self.known.put(r, Draws(of, pure if not r.requires_grad else -1, mixed, right))
 
@@ -126,14 +127,15 @@ class Noise(Watcher):
                 return False
         return None
 
-    def _its_own(self, answer: Tensor, target: Tensor) -> None:
-        """A target that is what went in, with the noise that was to be taken out of it."""
+    def _its_own(self, answer: Tensor, target: Tensor) -> bool:
+        """A target that is what went in, with the noise that was to be taken out of it. A model may also take its
+        answer from its input; so a difference must be squared to be an error."""
         draw, fed = self.noisy.get(target) or (None, False)
-        if fed and answer.requires_grad and draw in self._of(answer) and answer.numel() == target.numel():
-            self.note("F73", tuple(target.shape))
+        return fed and answer.requires_grad and draw in self._of(answer) and answer.numel() == target.numel()
 
     def _judge(self, answer: Tensor, target: Tensor) -> None:
-        self._its_own(answer, target)
+        if self._its_own(answer, target):
+            self.note("F73", tuple(target.shape))
         self._note(self._right(answer, target))
         for t in (answer, target):  # one side may be a difference, the other zeros
             fact = self.known.get(t)
@@ -145,6 +147,8 @@ class Noise(Watcher):
         )
         if squared and facts[0] is not None:
             self._note(facts[0].right)
+            if self.gaps.get(op.given[0]):
+                self.note("F73", tuple(op.given[0].shape))
 
     def _note(self, right: bool | None) -> None:
         if right is not None:

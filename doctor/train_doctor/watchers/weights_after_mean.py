@@ -46,7 +46,7 @@ class WeightsAfterMean(Watcher):
             return
         for loss, weights in (op.given, op.given[::-1]) if len(op.given) == 2 else ():
             fact = self.known.get(loss)
-            if fact is not None and not weights.requires_grad and weights.numel() == fact[1] > 1:
+            if fact is not None and not weights.requires_grad and weights.dim() and len(weights) == fact[1] > 1:
                 self.e.late_weights.setdefault(self.eye.turn, (fact[0], tuple(weights.shape)))
 
     def close(self) -> None:

@@ -1,0 +1,127 @@
+"""One thing taken for another, where it was meant. The faults and their mended twins are in judge14 and judge15."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import train_doctor as doctor
+
+from .bench import quiet
+from .test_arithmetic import said
+from .test_turned import ROWS, net, numbers, watched
+
+
+def left_alone(loss_of, *parts) -> bool:
+    """Nothing is said of a loss of these parts."""
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(nn.ModuleList(parts), loss_of))
+    assert not report.faults, report.faults
+    return not said(report)
+
+
+def shares_of_a_bag(model):
+    """The rows of one bag share out its attention, and there is one answer."""
+    bag = torch.randn(ROWS, 6)
+    weights = model[0](bag).softmax(dim=0)
+    return F.binary_cross_entropy_with_logits((weights * model[1](bag)).sum(0), torch.ones(1))
+
+
+def both_ways(model):
+    """All pairs of rows, as in CLIP."""
+    logits = model[0](torch.randn(ROWS, 6)) @ model[1](torch.randn(ROWS, 6)).T
+    at = torch.arange(ROWS)
+    return -(logits.log_softmax(0)[at, at] + logits.log_softmax(1)[at, at]).mean()
+
+
+def two_views(model):
+    """Rows stand twice along dim 0."""
+    x, y = numbers()
+    return F.mse_loss(model[0](torch.cat([x, x])), torch.cat([y, y])) + F.mse_loss(model[1](x), y)
+
+
+def value_of_a_reward_model(model):
+    """The reward is learned too, by another network."""
+    x, y = numbers()
+    with torch.no_grad():
+        target = y + 0.9 * model[0](x)
+    return F.mse_loss(model[0](x), target) + F.mse_loss(model[1](x), y)
+
+
+def latent_cycle(model):
+    """Encoder, decoder and encoder again: the encoder also learns from the first error."""
+    x, y = numbers()
+    code = model[0](x)
+    return F.mse_loss(model[1](code), y.expand(-1, 6)) + 0.1 * F.mse_loss(model[0](model[1](code)), code)
+
+
+def spread_with_its_price(model):
+    x, y = numbers()
+    s = model[1](x)
+    return ((model[0](x) - y) ** 2 * torch.exp(-s) + s).mean()
+
+
+def flow(model):
+    x = torch.randn(ROWS, 6)
+    s, t = model[0](x[:, :3]).tanh(), model[1](x[:, :3])
+    z = torch.cat([x[:, :3], x[:, 3:] * s.exp() + t], 1)
+    return (0.5 * z.pow(2).sum(1) - s.sum(1)).mean()
+
+
+def flow_that_divides(model):
+    x = torch.randn(ROWS, 6)
+    s, t = model[0](x[:, :3]).tanh(), model[1](x[:, :3])
+    z = torch.cat([x[:, :3], (x[:, 3:] - t) * torch.exp(-s)], 1)
+    return (0.5 * z.pow(2).sum(1) + s.sum(1)).mean()
+
+
+@pytest.mark.parametrize("loss, outputs", [
+    (shares_of_a_bag, (1, 1)), (both_ways, (8, 8)), (two_views, (1, 1)), (value_of_a_reward_model, (1, 1)),
+    (latent_cycle, (6, 6)), (spread_with_its_price, (1, 1)),
+], ids=lambda f: getattr(f, "__name__", ""))  # fmt: skip
+def test_it_was_meant(loss, outputs):
+    assert left_alone(loss, *(net(6, out) for out in outputs))
+
+
+@pytest.mark.parametrize("loss", [flow, flow_that_divides])
+def test_a_flow_has_its_scale_and_the_logarithm_the_other_way(loss):
+    assert left_alone(loss, net(3, 3), net(3, 3))
+
+
+def test_an_anchor_is_a_copy_and_the_same_draw_is_an_evaluation():
+    torch.manual_seed(0)
+    model = net(6, 1)
+    anchor = copy.deepcopy(model)
+
+    def loss(m):
+        with torch.no_grad():
+            torch.manual_seed(1)
+            m(torch.randn(ROWS, 6) + torch.randn(ROWS, 6))
+        torch.seed()
+        x, y = numbers()
+        far = sum((p - q.detach()).pow(2).sum() for p, q in zip(m.parameters(), anchor.parameters()))
+        return F.mse_loss(m(x), y) + 0.01 * far
+
+    assert not said(quiet(lambda: watched(model, loss)))
+
+
+def test_two_optimizers_may_share_what_they_do_not_fight_about():
+    """An encoder is in the optimizer of the critic and in its own (SAC-AE)."""
+    torch.manual_seed(0)
+    encoder, head, decoder = net(6, 4), net(4, 1), net(4, 6)
+    both = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 1e-3)
+    alone = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], 1e-3)
+
+    def run():
+        with doctor.watch(say=False, steps=8) as report:
+            for _ in range(8):
+                x, y = numbers()
+                for optimizer, part, target in ((both, head, y), (alone, decoder, x)):
+                    optimizer.zero_grad()
+                    F.mse_loss(part(encoder(x)), target).backward()
+                    optimizer.step()
+        return report
+
+    assert "S36" not in said(quiet(run))

@@ -1,0 +1,252 @@
+"""One thing taken for another: S33 to S36, F81 to F86, D20 to D22 and N36.
+
+Rows for places, a network for its own target, a tensor for its neighbour, a generator for a seed, the weights of one
+optimizer for another's. All were noted step by step by watchers; here it is asked whether they are a habit.
+
+Footgun: each of these lines is right somewhere (watchers/ says where), so these checks warn.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict, not_applicable
+
+ROWS, STRONG = 48, 0.7  # shares of noise that are known, and of which one is above
+
+
+@check("S33")
+def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
+    """A model with attention or shares is worse than it should be, and answers a row alone differently than in a batch.
+
+    Fires when a softmax of something that learns was taken over dim 0, and what came of it met a target with one row
+    for each of these rows in a loss. Matrices of all pairs are left alone.
+
+    WARN softmax-over-the-batch: A softmax is taken over dim 0, the {rows} rows of the batch, so the answer to a row
+    hangs on the others. Fix: Name the dim in which the places of one row lie: softmax(scores, dim=1) or dim=-1.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S33"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {rows} rows shared out a softmax among them", "one within each row", rows=rows)
+
+
+@check("F81")
+def targets_that_learn(e: Evidence) -> Fired | Verdict:
+    """Values come out wrong though the error falls well, or features of a comparison lose what they could tell.
+
+    Fires when a difference has on one side what a network answered, and on the other a plain number (a reward) more
+    than a multiple of what the same network answered, both with a gradient; or when both sides of a regression loss (or
+    of a square by hand) came from the same last layer, which the loss reaches by this error alone, and one side is made
+    of other weights too.
+
+    WARN targets-that-learn/value: The target is made by the network that is trained and keeps its graph, so the loss
+    also pulls the next value towards this one. Fix: with torch.no_grad(): target = reward + gamma * value(next).
+    WARN targets-that-learn/features: The features in which two things are compared are trained by that comparison
+    itself, and are soonest alike where they tell nothing. Fix: Freeze them: features.requires_grad_(False), and leave
+    them out of the optimizer; or detach the side of the target.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F81"])) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps both sides of a difference had a gradient into the same weights",
+        "a target without one",
+        fault=f"targets-that-learn/{what}",
+    )
+
+
+@check("S34")
+def beside_itself(e: Evidence) -> Fired | Verdict:
+    """A decoder with skip connections loses what is fine, and works no better than one without.
+
+    Fires when a tensor that learns is put together with itself, along another dim than the first.
+
+    WARN beside-itself: torch.cat is given the same tensor {shape} twice, so one half tells nothing that the other does
+    not: another tensor was meant. Fix: torch.cat([upsampled, skip], dim=1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["S34"])) is not None:
+        return verdict
+    shape = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps a tensor {shape} stood beside itself", "two tensors", shape=shape)
+
+
+@check("S35")
+def anchor_not_cloned(e: Evidence) -> Fired | Verdict:
+    """A penalty that should hold weights near where they began is 0 for ever, and what was known is forgotten.
+
+    Fires when a weight and a tensor with the same memory are subtracted from each other.
+
+    WARN anchor-not-cloned: The old weights are the live ones: detach() and .data share their memory, so the difference
+    is always 0. Fix: p.detach().clone().
+    """
+    if (verdict := no_habit(e, seen := e.habits["S35"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps a weight {next(iter(seen.values()))} was taken from itself", "a copy of it")
+
+
+@check("S36")
+def holds_its_adversary(e: Evidence) -> Fired | Verdict:
+    """A GAN's discriminator knows less with every step, and its samples do not come to look like the data.
+
+    Fires when two optimizers want opposite answers of a network to what another one made, and one of them holds all
+    weights that the other does, and more.
+
+    WARN holds-its-adversary: The {more} that trains one network holds the weights of the other one too, so each of its
+    steps undoes what the other's did. Fix: torch.optim.Adam(generator.parameters()), without the discriminator's.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["S36"])) is not None:
+        return verdict
+    more, shared = next(iter(seen.values()))
+    return fires(f"{shared} tensors are in both optimizers, which want the opposite of them", "one for each", more=more)
+
+
+@check("D20")
+def same_draw_each_step(e: Evidence) -> Fired | Verdict:
+    """A model that is trained with noise, masks or samples knows these by heart and fails with any other.
+
+    Fires when the same random numbers were drawn in three steps, with gradients on, and were added to or multiplied
+    with something of their size that was another each time.
+
+    WARN same-draw-each-step: {name} gives the same numbers in every step: its generator, or the program's, is seeded
+    anew each time. Fix: Make the generator once, before the loop.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D20"])) is not None:
+        return verdict
+    name, shape = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {name} drew the same {shape} numbers", "others in each step", name=name)
+
+
+@check("D21")
+def hidden_cells_shown(e: Evidence) -> Fired | Verdict:
+    """A model that fills in what is missing is perfect in training and useless where something is missing.
+
+    Fires when a loss asks for cells that a mask of random numbers picks, the whole target was among the inputs, and the
+    mask was put on no data.
+
+    WARN hidden-cells-shown: The cells that the loss asks for stand in the input, so the model copies them. Fix:
+    model(x * observed), and the loss on the others.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D21"])) is not None:
+        return verdict
+    return fires(
+        f"in {len(seen)} steps the input was the target, whole", "an input without the cells that are asked for"
+    )
+
+
+@check("F82")
+def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
+    """A flow or a predicted spread collapses or grows without end while the loss falls below every bound.
+
+    Fires when a tensor is a sum in the loss and stands in an exp that multiplies something, with the same sign in both,
+    and with no other sign anywhere in that loss.
+
+    WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
+    exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +
+    log_det).mean() for z = x * exp(s), log_det = s.sum(1); of a spread, error**2 * exp(-s) + s.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F82"])) is not None:
+        return verdict
+    sign = "+" if next(iter(seen.values())) > 0 else "-"
+    return fires(f"in {len(seen)} steps the loss held {sign}s, and exp({sign}s) was a factor", "opposite signs")
+
+
+@check("F83")
+def probabilities_as_logits(e: Evidence) -> Fired | Verdict:
+    """A policy stays nearly random however much it is rewarded.
+
+    Fires when a Categorical or a Bernoulli is given as logits, or gumbel_softmax is given, what comes straight from a
+    softmax or a sigmoid.
+
+    WARN probabilities-as-logits: {name} is given probabilities where it takes logits, so its choices are nearly the
+    same whatever they are. Fix: Categorical(probs=...), or leave the softmax out.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F83"])) is not None:
+        return verdict
+    name = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {name} was given the result of a softmax or sigmoid", "logits", name=name)
+
+
+@check("F84")
+def noise_never_strong(e: Evidence) -> Fired | Verdict:
+    """A diffusion model's loss falls well, and what it samples from noise is noise.
+
+    Fires when data and noise are mixed with a share of each for each row, whose squares add up to 1, and in three steps
+    and 48 rows or more no share of noise was above 0.7.
+
+    WARN noise-never-strong: The largest share of noise is {most:.2f}, so the model never sees what a sampler begins
+    with: alphas[t] stands where their product up to t was meant. Fix: torch.cumprod(1 - betas, 0)[t].
+    """
+    if (verdict := no_habit(e, seen := e.habits["F84"])) is not None:
+        return verdict
+    rows, most = sum(n for n, _ in seen.values()), max(share for _, share in seen.values())
+    if rows < ROWS or most > STRONG:
+        return OK
+    return fires(f"of {rows} shares of noise the largest was {most:.2f}", "one near 1", most=most)
+
+
+@check("F85")
+def quantiles_mirrored(e: Evidence) -> Fired | Verdict:
+    """A forecast of several quantiles gives the high ones where the low ones should be.
+
+    Fires when answers minus targets are weighed by two numbers, one below 0, and the larger is taken (a pinball loss),
+    for several columns one after the other whose quantiles fall.
+
+    WARN quantiles-mirrored: The pinball loss weighs answer - target, so the columns learn the quantiles {learned}, each
+    the complement of what its formula names. Fix: e = target - answer; torch.max((q - 1) * e, q * e).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F85"])) is not None:
+        return verdict
+    learned = ", ".join(f"{q:.3g}" for q in next(iter(seen.values())))
+    return fires(f"in {len(seen)} steps the columns learned {learned}", "rising quantiles", learned=learned)
+
+
+@check("F86")
+def boxes_inside_out(e: Evidence) -> Fired | Verdict:
+    """A detector with a loss of overlaps (IoU, GIoU) learns boxes of the wrong size, or none.
+
+    Fires when the third column of targets with four minus the first, and the fourth minus the second, are multiplied
+    with each other, and a twentieth of one of them is below 0.
+
+    WARN boxes-inside-out: {share:.0%} of the target boxes end before they begin: they are (x, y, width, height), or a
+    centre and a size, and the formula takes them for corners. Fix: torchvision.ops.box_convert(boxes, "xywh", "xyxy").
+    """
+    if (verdict := no_habit(e, seen := e.habits["F86"])) is not None:
+        return verdict
+    share = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {share:.0%} of the sides of boxes were below 0", "none", share=share)
+
+
+@check("N36")
+def average_goes_back(e: Evidence) -> Fired | Verdict:
+    """A target network stays what it was at the start, and the network that learns is drawn back to it.
+
+    Fires when weights that an optimizer holds are written to with what was made of the weights of a network that is
+    asked for targets, in three steps, and those are never written to.
+
+    WARN average-goes-back: The average is written into the network that is trained, and the target network never moves:
+    the two are swapped. Fix: target.lerp_(online, tau) for each pair of weights.
+    """
+    if (verdict := no_habit(e, seen := e.habits["N36"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps {next(iter(seen.values()))} trained weights were drawn to a target's", "none")
+
+
+@check("D22")
+def edges_not_moved(e: Evidence) -> Fired | Verdict:
+    """A network of graphs learns hardly more than from nodes alone, when a batch has several graphs.
+
+    Fires when nodes are summed into eight graphs or more, something is summed along edges into the same nodes, and
+    edges end in a quarter of the graphs at most.
+
+    WARN edges-not-moved: The edges of {touched} of {graphs} graphs are all that there is: the edges of each graph
+    count its nodes from 0 and were put together without the offset of their graph. Fix: edge_index + offset, with
+    offset += len(x) in the collate function.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D22"])) is not None:
+        return verdict
+    touched, graphs = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps edges ended in {touched} of {graphs} graphs", "in all", touched=touched, graphs=graphs
+    )

@@ -1,0 +1,46 @@
+"""Boxes of another form than the formula takes them for: a width where a corner was meant.
+
+    area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])        of corners (x1, y1, x2, y2)
+
+Annotations often come as (x, y, width, height). Then these differences are below 0 for many boxes, which no box with
+corners has. So columns of a target are followed into their difference, and that into an area.
+
+Footgun: a target of four numbers is no box by that alone; only a product of both differences makes it one.
+"""
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, TIMES
+
+SHARE, LEAST = 0.05, 8  # of boxes that are turned inside out; boxes
+
+
+class Boxes(Watcher):
+    """What is known of a tensor: a column of which target, or the share of differences below 0."""
+
+    begins = {"__getitem__", "select", "unbind"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        x = op.given[0] if op.given else None
+        if x is None or x.requires_grad:
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in self.begins and x.dim() == 2 and x.shape[1] == 4 and len(x) >= LEAST and x.is_floating_point():
+            for r in op.results:
+                if r.shape == x.shape[:1]:
+                    self.known.put(r, ("column", id(x), r.data_ptr() - x.data_ptr()))
+        elif op.name in MINUS and len(op.given) == 2 and all(f and f[0] == "column" for f in facts):
+            (_, of, high), (_, same, low) = facts
+            if (
+                of == same and high - low == 2 * x.element_size()
+            ):  # the third and the first, or the fourth and the second
+                self.known.put(op.result, ("side", float((op.result < 0).float().mean())))
+        elif op.name in TIMES and len(op.given) == 2 and all(f and f[0] == "side" for f in facts):
+            if (share := max(f[1] for f in facts)) > SHARE:
+                self.note("F86", share)
+
+    def close(self) -> None:
+        self.known.by_id.clear()

@@ -1,0 +1,95 @@
+"""The logarithm of a scale, and the sign with which it enters the loss: flows, and densities with a spread.
+
+    z = x * s.exp() + t             what was stretched has a lower density: log p(x) = log p(z) + s
+    loss = -(prior.log_prob(z) + s.sum(1)).mean()                           s has the sign -1
+
+    loss = (error**2 * (-s).exp() + s).mean()                               here the scale is exp(-s), and s has +1
+
+In a negative log-likelihood a scale and its logarithm pull in opposite directions. With the same sign both pull one
+way, and the scale goes to 0 or without end. So the graph of a loss is read from its end: each logarithm that it holds
+as a sum, with its sign, and each exp of the same tensor that multiplies something.
+
+Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
+"""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from train_doctor import graphs
+from train_doctor.eye import Op, Watcher
+from train_doctor.fed import kind
+from train_doctor.watchers.operators import OVER, TIMES
+
+SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "Cat", "Add", "Clone", "Expand", "Select"}
+NODES, KEY = 3000, "train_doctor_factor"
+
+
+class LogScales(Watcher):
+    names = begins = TIMES | OVER
+
+    def saw(self, op: Op) -> None:
+        """What a result was multiplied with is kept at its node; the node's own copy may be packed by the program."""
+        if isinstance(op.result, Tensor) and op.result.grad_fn is not None and len(op.args) == 2:
+            number = next((a for a in op.args if not (isinstance(a, Tensor) and a.requires_grad)), None)
+            one = number.numel() == 1 and number.device.type == "cpu" if isinstance(number, Tensor) else True
+            if one and isinstance(number, (int, float, Tensor)) and float(number):
+                op.result.grad_fn.metadata[KEY] = 1 if float(number) > 0 else -1
+
+    def backward(self, loss: Tensor) -> None:
+        if loss.grad_fn is None or loss.dim() or self.eye.rising:
+            return
+        nodes = list(graphs.walk(loss, NODES))
+        scales = {}
+        for node in nodes:
+            for edge, sign in _scales(node):
+                scales.setdefault(edge, set()).add(sign)
+        if scales:
+            held = _held(loss.grad_fn)
+            for edge, sign in scales.items():
+                if len(sign) == 1 and held.get(edge) == sign:
+                    self.note("F82", next(iter(sign)))
+
+
+def _scales(node) -> Iterator[tuple]:
+    """The logarithms of what a product multiplies with, and the sign in the exponent."""
+    what = kind(node)
+    if what not in ("Mul", "Div"):
+        return
+    for n, edge in enumerate(node.next_functions):
+        sign = -1 if what == "Div" and n else 1
+        while edge[0] is not None and kind(edge[0]) in ("View", "Unsqueeze", "Expand"):
+            edge = edge[0].next_functions[0]
+        if edge[0] is None or kind(edge[0]) != "Exp":
+            continue
+        edge = edge[0].next_functions[0]
+        while edge[0] is not None and (way := _factor(edge[0])):
+            sign, edge = sign * way, edge[0].next_functions[0]
+        if edge[0] is not None:
+            yield edge, sign
+
+
+def _factor(node) -> int:
+    """1 or -1 for a negative or a product with one plain number, 0 for anything else."""
+    return -1 if kind(node) == "Neg" else node.metadata.get(KEY, 0) if kind(node) in ("Mul", "Div") else 0
+
+
+def _held(root) -> dict[tuple, set[int]]:
+    """With which signs the loss holds each result as a sum."""
+    held: dict[tuple, set[int]] = {}
+    seen, left = set(), [((root, 0), 1)]
+    while left and len(seen) < NODES:
+        edge, sign = left.pop()
+        if edge[0] is None or (edge, sign) in seen:
+            continue
+        seen.add((edge, sign))
+        held.setdefault(edge, set()).add(sign)
+        node, what = edge[0], kind(edge[0])
+        if what in SAME:
+            left += [(e, sign) for e in node.next_functions]
+        elif what in ("Sub", "Rsub"):
+            turned = 0 if what == "Rsub" else 1
+            left += [(e, -sign if n == turned else sign) for n, e in enumerate(node.next_functions)]
+        elif way := _factor(node):
+            left += [(e, sign * way) for e in node.next_functions if e[0] is not None]
+    return held

@@ -1,0 +1,59 @@
+"""A softmax over the rows of a batch: `softmax(scores, dim=0)` where rows lie along dim 0.
+
+    weights = torch.softmax(scores, dim=0)          (B, N), and each of the N places is shared out among B rows
+    weights = torch.softmax(scores, dim=1)          among the N places of a row
+
+What is learned then hangs on the other rows of the batch, and a row alone is answered differently. F.softmax without a
+dim takes dim 0 for one and for three dimensions.
+
+What came out of such a softmax is followed to a loss. It is wrong where that still has one answer for each of its rows.
+
+Footgun: the rows of one graph or one bag are no batch: there what is pooled with these weights is a single answer. And
+a matrix of all pairs has rows on both sides.
+"""
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import LOSSES
+from train_doctor.watchers.operators import MINUS
+
+SOFT = {"softmax", "log_softmax", "softmin", "sparsemax"}
+SUMS = {"matmul", "mm", "bmm", "__matmul__", "einsum"}
+LEAST = 4  # rows
+
+
+class OverBatch(Watcher):
+    """What is known of a tensor: over how many rows a softmax in it was taken."""
+
+    begins = SOFT
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        facts = [self.known.get(t) for t in op.given]
+        rows = next((f for f in facts if f), None)
+        if op.name in SOFT and rows is None and op.given:
+            rows = self._begins(op)
+        elif rows is None:
+            return
+        elif op.name in LOSSES or op.name in MINUS and len(op.given) == 2:
+            answer, target = op.given[0], op.given[-1]
+            if len(op.given) > 1 and not target.requires_grad and target.dim() and len(target) == rows == len(answer):
+                self.note("S33", rows)
+        elif op.name in SUMS and any(len(t) == t.shape[-1] == rows for t in op.given if t.dim() == 2):
+            return  # over all pairs
+        if rows:
+            for r in op.results:
+                if r.requires_grad and r.dim() and len(r) == rows:
+                    self.known.put(r, rows)
+
+    def _begins(self, op: Op) -> int | None:
+        x = op.given[0]
+        dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+        dim = 0 if dim is None and x.dim() in (1, 3) else dim
+        across = dim in (0, -x.dim()) and x.dim() > 1 and len(x) >= LEAST
+        return len(x) if across and x.requires_grad and len(x) not in x.shape[1:] else None
+
+    def close(self) -> None:
+        self.known.by_id.clear()

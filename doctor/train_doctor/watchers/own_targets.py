@@ -1,0 +1,111 @@
+"""Targets that carry a gradient into the network that made them.
+
+    target = reward + gamma * value(next_states)            both sides of the error learn, and meet half way
+    loss = (target - value(states)).pow(2).mean()
+
+    loss = F.mse_loss(features(answer), features(picture))  and the optimizer trains the features as well, which are
+                                                            soonest alike where they tell nothing
+
+In the first, one side of a difference is what the network answered and the other is a plain number more than what the
+same network answered. In the second, both sides went through the same weights, of which the loss reaches some by this
+difference alone, and only one side is made of others too.
+
+Footgun: two answers of one network are also compared as they are (Siamese networks), and are then left alone.
+"""
+
+from torch import Tensor, nn
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import PLAIN
+from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES
+
+VIEWS = {"view", "squeeze", "unsqueeze", "flatten", "reshape", "__getitem__", "gather", "max", "amax", "min", "minimum"}
+LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
+ANSWER, SCALED, SUMMED, BENT, ERROR = "answer", "scaled", "summed", "bent", "error"
+NODES = 3000  # of a graph
+
+
+class OwnTargets(Watcher):
+    """What is known of a tensor: the last weight of what answered, and what was done to it since."""
+
+    begins = LAYERS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.pairs: list[tuple] = []  # nodes of the sides of a regression, and of its error
+
+    def saw(self, op: Op) -> None:
+        if not op.results or not op.given or not op.results[0].requires_grad:
+            return
+        if op.name in LAYERS and len(op.given) > 1 and op.given[1].requires_grad:
+            self.known.put(op.results[0], (ANSWER, id(op.given[1])))
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if None not in facts and len(facts) == 2 and (op.name in MINUS or op.name in PLAIN):
+            self._compare(op, *facts)
+        elif facts[0] and facts[0][0] == ERROR:
+            if op.name in POWERS:
+                self.pairs.append(facts[0][1])
+        elif sum(map(bool, facts)) == 1:
+            fact = next(filter(None, facts))
+            self.known.put(op.results[0], (self._next(op, fact[0]), fact[1]))
+
+    def _next(self, op: Op, way: str) -> str:
+        """A weight of a normalisation is a plain number here."""
+        learn = [t.requires_grad and not isinstance(t, nn.Parameter) for t in op.given]
+        if op.name in VIEWS:
+            return way
+        if sum(learn) > 1:
+            return BENT
+        if op.name in TIMES and way in (ANSWER, SCALED):
+            return SCALED
+        if op.name in PLUS and len(op.given) == 2 and way in (ANSWER, SCALED):
+            other = op.given[learn.index(False)]
+            return SUMMED if other.is_floating_point() and other.numel() == op.results[0].numel() else BENT
+        return BENT
+
+    def _compare(self, op: Op, one: tuple, two: tuple) -> None:
+        if one[1] != two[1] or ERROR in (one[0], two[0]):
+            return
+        if {one[0], two[0]} == {ANSWER, SUMMED}:
+            self.note("F81", "value")
+        elif op.given[0].shape == op.given[1].shape and op.given[0].dim() > 1 and len(self.pairs) < 8:
+            pair = tuple(t.grad_fn for t in (*op.given, op.results[0]))
+            if op.name in PLAIN:
+                self.pairs.append(pair)
+            else:
+                self.known.put(op.results[0], (ERROR, pair))
+
+    def backward(self, loss: Tensor) -> None:
+        pairs, self.pairs = self.pairs, []
+        if (
+            loss.grad_fn is None
+            or "features" in self.e.habits["F81"].values()
+            and self.eye.turn in self.e.habits["F81"]
+        ):
+            return
+        for one, two, difference in pairs:
+            a, b = (_weights(node, None) for node in (one, two))
+            if b < a or a < b:
+                shared = a & b
+                if shared and not shared & _weights(loss.grad_fn, difference):
+                    self.note("F81", "features")
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.pairs = []
+
+
+def _weights(root, without) -> set[int]:
+    """The leaves of a graph, on ways that do not lead through one node."""
+    found, seen, left = set(), {without}, [root]
+    while left and len(seen) < NODES:
+        node = left.pop()
+        if node in seen or node is None:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        left += [n for n, _ in node.next_functions]
+    return found

@@ -1,0 +1,54 @@
+"""Quantiles in a mirror: the pinball loss of (answer - target) where (target - answer) was meant.
+
+    for k, q in enumerate((0.1, 0.5, 0.9)):
+        e = answers[:, k] - target
+        loss += torch.max((q - 1) * e, q * e).mean()        the column of 0.1 learns the quantile 0.9
+
+How much an error weighs on either side tells which quantile is learned. Where answer minus target is weighed, and
+several columns one after the other learn falling quantiles, the list is written rising and the sign is wrong.
+
+Footgun: one quantile alone says nothing, for the formula of 1 - q is the same.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, TIMES
+
+LARGER = {"max", "maximum"}
+ERROR, WEIGHED = "error", "weighed"
+
+
+class Quantiles(Watcher):
+    """What is known of a tensor: that it is an answer minus its target, or that, weighed."""
+
+    begins = MINUS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.learned: list[float] = []  # quantiles, in the order in which they are computed
+
+    def saw(self, op: Op) -> None:
+        if not isinstance(op.result, Tensor) or not op.given:
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in MINUS and len(op.given) == 2 and op.given[0].requires_grad and not op.given[1].requires_grad:
+            self.known.put(op.result, (ERROR, len(self.learned), 1.0))
+        elif op.name in TIMES and len(op.given) == 1 and facts[0] and facts[0][0] == ERROR:
+            number = next((a for a in op.args if isinstance(a, int | float)), None)
+            if number is not None:
+                self.known.put(op.result, (WEIGHED, facts[0][1], float(number)))
+        elif op.name in LARGER and len(op.given) == 2 and all(f and f[0] == WEIGHED for f in facts):
+            low, high = sorted(f[2] for f in facts)
+            if low < 0 < high and abs(high - low - 1) < 1e-6 and facts[0][1] == facts[1][1]:
+                self.learned.append(-low)
+
+    def backward(self, loss: Tensor) -> None:
+        falling = all(a > b for a, b in zip(self.learned, self.learned[1:]))
+        if len(self.learned) > 1 and falling:
+            self.note("F85", tuple(self.learned))
+        self.learned = []
+
+    def close(self) -> None:
+        self.known.by_id.clear()

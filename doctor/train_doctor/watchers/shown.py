@@ -1,0 +1,91 @@
+"""Cells that are hidden from the loss's point of view, and shown to the model: an imputation that copies.
+
+    mask = torch.rand_like(x) < 0.25
+    loss = ((model(x) - x)[mask] ** 2).mean()               with model(x * ~mask), or the answer stands in the input
+
+A mask that is drawn in the step and picks the numbers of a loss is followed, and so are the inputs of first layers. It
+is wrong where the target itself was an input, whole, and the mask was put on no data at all.
+
+Footgun: a mask of what is known (ratings, cells with a sensor) comes with the data and hides nothing.
+"""
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, TIMES
+
+DRAWS = {"rand", "rand_like", "bernoulli", "uniform", "randperm", "randint"}
+KEEPS = {
+    "lt",
+    "gt",
+    "le",
+    "ge",
+    "__lt__",
+    "__gt__",
+    "__le__",
+    "__ge__",
+    "__invert__",
+    "float",
+    "to",
+    "rsub",
+    "__rsub__",
+}
+KEEPS |= {"bool", "logical_not", "bitwise_not", "unsqueeze", "expand", "view", "reshape", "type", "expand_as", "repeat"}
+PUTS = TIMES | {"where", "masked_fill", "__setitem__", "__getitem__", "masked_select", "index_fill"}
+FIRST = {"linear", "conv1d", "conv2d", "lstm", "gru"}
+MASK, ERROR = "mask", "error"
+LOOKED = 2**22
+
+
+class Shown(Watcher):
+    """What is known of a tensor: a mask that was drawn, or the error of a target that was an input."""
+
+    begins = DRAWS | FIRST | MINUS | {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cat"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.inputs: list[Tensor] = []
+        self.hidden = self.masked = False  # data were; the error of a shown target was
+
+    def saw(self, op: Op) -> None:
+        if not op.given and op.name not in DRAWS:
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in FIRST or op.name == "cat":
+            self.inputs += [t for t in op.given if not t.requires_grad and t.dim() > 1][: 8 - len(self.inputs)]
+        elif op.name in DRAWS:
+            self._put(op, MASK)
+        elif MASK in facts and op.name in PUTS:
+            errors = ERROR in facts
+            self.masked = self.masked or errors
+            learns = any(t.requires_grad for t in op.given)
+            self.hidden = self.hidden or not learns
+        elif MASK in facts and op.name in KEEPS:
+            self._put(op, MASK)
+        elif ERROR in facts and op.name in ("pow", "square", "abs", "__pow__"):
+            self._put(op, ERROR)
+        elif len(op.given) == 2 and op.given[0].requires_grad != op.given[1].requires_grad:
+            target = op.given[1 if op.given[0].requires_grad else 0]
+            if (op.name in MINUS or "loss" in op.name) and any(_same(x, target) for x in self.inputs):
+                self._put(op, ERROR)
+
+    def _put(self, op: Op, fact: str) -> None:
+        if isinstance(op.result, Tensor) and op.result.dim():
+            self.known.put(op.result, fact)
+
+    def backward(self, loss: Tensor) -> None:
+        if self.masked and not self.hidden:
+            self.note("D21", True)
+        self.inputs, self.hidden, self.masked = [], False, False
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.inputs = []
+
+
+def _same(x: Tensor, target: Tensor) -> bool:
+    if x is target:
+        return True
+    return x.shape == target.shape and x.dtype == target.dtype and x.numel() <= LOOKED and torch.equal(x, target)
