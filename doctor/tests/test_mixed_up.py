@@ -107,6 +107,60 @@ def test_an_anchor_is_a_copy_and_the_same_draw_is_an_evaluation():
     assert not said(quiet(lambda: watched(model, loss)))
 
 
+class Reading(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.read, self.head = how, nn.GRU(6, 8, batch_first=True, bidirectional=True), nn.Linear(16, 1)
+
+    def forward(self, x):
+        output, state = self.read(x)
+        if self.how == "last place":
+            return self.head(output[:, -1])
+        if self.how == "viewed":
+            return self.head(state.view(len(x), -1))
+        if self.how == "forward half":
+            return self.head(torch.cat([output[:, -1, :8], output[:, 0, 8:]], 1))
+        return self.head(torch.cat([state[-2], state[-1]], 1))
+
+
+@pytest.mark.parametrize("how, check", [("last place", "S37"), ("viewed", "F30"), ("forward half", ""), ("states", "")])
+def test_both_ways_of_a_recurrent_network(how, check):
+    torch.manual_seed(0)
+    model = Reading(how)
+    report = quiet(lambda: watched(model, lambda m: (m(x := torch.randn(ROWS, 5, 6)) - x[:, 0, :1]).pow(2).mean()))
+    assert not report.faults and (report.root.check if report.root else "") == check, f"\n{report}"
+
+
+class Placed(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.place, self.body = how, nn.Parameter(0.1 * torch.randn(6)), net(6, 1)
+
+    def forward(self, x):
+        if self.how == "dropped":
+            x + self.place
+        elif self.how == "in place":
+            x = x.clone()
+            x.add_(self.place.detach())
+        elif self.how == "for its hooks":
+            self.body(x)
+        return self.body(x if self.how == "dropped" else x + self.place)
+
+
+@pytest.mark.parametrize("how", ["dropped", "in place", "for its hooks", "kept"])
+def test_a_line_whose_result_is_dropped(how):
+    torch.manual_seed(0)
+    model = Placed(how)
+
+    def loss(m):
+        x, y = numbers()
+        return F.mse_loss(m(x), y)
+
+    report = quiet(lambda: watched(model, loss))
+    assert not report.faults and ("N37" in said(report)) == (how == "dropped"), f"\n{report}"
+    assert report.root is None or report.root.check == "N37"
+
+
 def test_two_optimizers_may_share_what_they_do_not_fight_about():
     """An encoder is in the optimizer of the critic and in its own (SAC-AE)."""
     torch.manual_seed(0)

@@ -503,10 +503,22 @@ def state_after_padding(e: Evidence) -> Fired | Verdict:
     same vector, in runs of several lengths, and the last state or output[:, -1] is used. Packed sequences, and states
     that are taken at the rows' own lengths, are left alone.
 
+    A mean over all places of such rows is looked for as well, where no mask has multiplied them.
+
     WARN state-after-padding: Rows are filled up at their ends, and the state that is used comes after the filling: it
     has gone through as many steps of padding as the row was short. Fix: pack_padded_sequence(x, lengths, ...,
     enforce_sorted=False), or output[torch.arange(len(x)), lengths - 1].
+    WARN state-after-padding/mean: Rows are filled up at their ends, and the mean over places takes the filling along,
+    so a short row is mostly that. Fix: (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).
     """
+    pooled = e.habits["S25"]
+    if len(e.endings) < STEPS <= len(pooled):
+        padded, rows = next(iter(pooled.values()))
+        return fires(
+            f"in {len(pooled)} steps {padded} of {rows} rows ended in padding, and the mean was over all places",
+            "a mean over each row's own places",
+            fault="state-after-padding/mean",
+        )
     if (verdict := no_habit(e, e.endings)) is not None:
         return verdict
     padded, rows = next(iter(e.endings.values()))

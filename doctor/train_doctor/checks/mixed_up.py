@@ -1,10 +1,13 @@
-"""One thing taken for another: S33 to S36, F81 to F86, D20 to D22 and N36.
+"""One thing taken for another: S33 to S37, F81 to F86, D20 to D22, N36 and N37.
 
 Rows for places, a network for its own target, a tensor for its neighbour, a generator for a seed, the weights of one
 optimizer for another's. All were noted step by step by watchers; here it is asked whether they are a habit.
 
 Footgun: each of these lines is right somewhere (watchers/ says where), so these checks warn.
 """
+
+import linecache
+from pathlib import Path
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
@@ -184,6 +187,47 @@ def noise_never_strong(e: Evidence) -> Fired | Verdict:
     if rows < ROWS or most > STRONG:
         return OK
     return fires(f"of {rows} shares of noise the largest was {most:.2f}", "one near 1", most=most)
+
+
+@check("S37")
+def one_way_hardly_read(e: Evidence) -> Fired | Verdict:
+    """A bidirectional network is hardly better than one that reads one way.
+
+    Fires when output[:, -1] (output[-1] where time comes first), whole, is taken of a recurrent network that reads both
+    ways.
+
+    WARN one-way-hardly-read: The last place of the output holds the last state of the forward half, and of the backward
+    half its first one, which has read a single place ({half} numbers). Fix: torch.cat([h_n[-2], h_n[-1]], dim=1), or a
+    mean over all places.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S37"])) is not None:
+        return verdict
+    half = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps the last place of a bidirectional output was taken", "both ends", half=half)
+
+
+@check("N37")
+def result_thrown_away(e: Evidence) -> Fired | Verdict:
+    """A line seems to do something (adds positions, detaches a state, clamps numbers) and does nothing.
+
+    Fires when a function that gives a new tensor and does nothing else stands on a line of its own, in the program's
+    own code, in three steps.
+
+    WARN result-thrown-away: The result of {name} in line {line} is thrown away: the tensor stays as it is. Fix: x =
+    x.{name}(...), or the form that works in place (an underscore at its end).
+    """
+    if (verdict := no_habit(e, seen := e.habits["N37"])) is not None:
+        return verdict
+    name, file, line = next(iter(seen.values()))
+    text = linecache.getline(file, line).strip()[:60]
+    return fires(
+        f"in {len(seen)} steps the result of {Path(file).name}:{line}"
+        + (f" `{text}`" if text else "")
+        + " was dropped",
+        "a result that is used",
+        name=name,
+        line=line,
+    )
 
 
 @check("F85")

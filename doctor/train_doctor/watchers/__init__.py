@@ -56,6 +56,7 @@ from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.penalties import Penalties
+from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
@@ -74,6 +75,7 @@ from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.temperatures import Temperatures
+from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
@@ -153,4 +155,6 @@ ALL = (
     NoiseLevels,
     Boxes,
     Quantiles,
+    ThrownAway,
+    Pooled,
 )

@@ -6,7 +6,8 @@
 Both give the same shape, so nothing is raised. The numbers of a row stay in the row, so a network still learns
 something.
 
-The output of a detector's last convolution is known too, where its channels go last by a view alone.
+The output of a detector's last convolution is known too, where its channels go last by a view alone, and the states of
+a recurrent network, `h_n.view(B, -1)` of an h_n of shape (2, B, H).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one.
 """
@@ -28,9 +29,17 @@ class Axes(Watcher):
         if isinstance(x, nn.Parameter) or x.shape == op.result.shape:
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
-        apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result)
+        apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
         if apart and place() is not None:
             self.e.regrouped.setdefault(self.eye.turn, (op.name, tuple(x.shape), tuple(op.result.shape)))
+
+
+def _states(x: Tensor, result: Tensor) -> bool:
+    """The last states of a recurrent network, (K, B, H), made into (B, K * H) without a change of places."""
+    if x.dim() != 3 or result.dim() != 2 or min(x.shape) < 2 or not x.is_contiguous() or not x.requires_grad:
+        return False
+    recurrent = any(name in type(x.grad_fn).__name__ for name in ("Rnn", "Lstm", "Gru", "Stack"))
+    return recurrent and x.shape[0] != x.shape[1] == len(result) and result.shape[1] == x.shape[0] * x.shape[2]
 
 
 def _cells(x: Tensor, result: Tensor) -> bool:

@@ -7,6 +7,9 @@ Short rows are filled up with one and the same vector. The network reads it as i
 comes out has gone through as many steps of nothing as the row was short. A packed sequence ends where its row ends, and
 output[rows, lengths - 1] takes the state of that place.
 
+Of a network that reads both ways, output[:, -1] holds the last state of one way and the first one of the other, which
+has read a single place.
+
 Footgun: rows of one length end in whatever they hold. So the same vector must end several rows, at least three times
 over, in runs of different lengths.
 """
@@ -37,7 +40,13 @@ class Endings(Watcher):
         if fact is None:
             return
         what, rows, axis = fact
-        if what == "state" or (op.name == "__getitem__" and _last(op.args[1], axis)):
+        last = op.name == "__getitem__" and _last(op.args[1], axis)
+        if rows is None:
+            if last and all(
+                i == slice(None) for i in (op.args[1] if isinstance(op.args[1], tuple) else ())[axis + 1 :]
+            ):
+                self.note("S37", op.given[0].shape[-1] // 2)
+        elif what == "state" or last:
             self.e.endings.setdefault(self.eye.turn, rows)
 
     def _read(self, op: Op) -> None:
@@ -45,8 +54,10 @@ class Endings(Watcher):
         packed = len(op.args) > 1 and isinstance(op.args[1], Tensor) and op.args[1].dtype is torch.int64
         if packed or x.dim() != 3 or not isinstance(result, tuple):
             return
-        first = bool(op.args[-1])  # batch_first
-        runs = _runs(x.detach() if first else x.detach().transpose(0, 1))
+        first, both = bool(op.args[-1]), op.args[-2] is True  # batch_first, bidirectional
+        if both and result[0].dim() == 3 and result[0].requires_grad:
+            self.known.put(result[0], ("output", None, 1 if first else 0))
+        runs = runs_at_end(x.detach() if first else x.detach().transpose(0, 1))
         if runs is None:
             return
         padded = int((runs >= RUN).sum())
@@ -59,7 +70,7 @@ class Endings(Watcher):
         self.known.by_id.clear()
 
 
-def _runs(x: Tensor) -> Tensor | None:
+def runs_at_end(x: Tensor) -> Tensor | None:
     """How often the one vector that ends several rows (B, T, D) stands at the end of each row."""
     if x.shape[0] < 4 or x.shape[1] <= RUN or x.numel() > LOOKED:
         return None

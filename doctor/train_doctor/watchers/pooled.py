@@ -1,0 +1,60 @@
+"""A mean over places that takes the padding along: `h.mean(dim=1)` of rows that were filled up to one length.
+
+    h.mean(1)                                           a short row counts mostly what it was filled with
+    (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+Rows that end in one and the same vector, in runs of several lengths, are followed from a first layer to a mean over
+their places (endings.py tells such rows).
+
+Footgun: where a mask of the places has multiplied them, or filled them in, nothing is said.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.endings import RUN, SHARE, runs_at_end
+from train_doctor.watchers.operators import TIMES
+
+FIRST = {"linear", "embedding"}
+MASKED = TIMES | {"masked_fill", "where"}
+
+
+class Pooled(Watcher):
+    """What is known of a tensor: how many of how many rows are padded, and of how many places."""
+
+    begins = FIRST
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        if not op.given:
+            return
+        fact = next((f for f in map(self.known.get, op.given) if f), None)
+        if fact is None:
+            fact = self._begins(op) if op.name in FIRST else None
+        elif op.name in MASKED and any(not t.requires_grad and t.numel() == fact[1] * fact[2] for t in op.given):
+            return
+        elif op.name == "mean":
+            dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+            x = op.given[0]
+            if isinstance(dim, int) and x.dim() == 3 and x.shape[dim] == fact[2] != fact[1]:
+                self.note("S25", fact[:2])
+            return
+        for r in op.results if fact else ():
+            if r.requires_grad and r.dim() == 3 and set(r.shape[:2]) == set(fact[1:]):
+                self.known.put(r, fact)
+
+    def _begins(self, op: Op) -> tuple[int, int, int] | None:
+        x = op.given[0] if op.name == "linear" else op.result
+        if not isinstance(x, Tensor) or x.dim() != 3 or op.name == "linear" and x.requires_grad:
+            return None
+        runs = runs_at_end(x.detach())
+        if runs is None or len(set(runs.tolist())) < 3:
+            return None
+        padded = int((runs >= RUN).sum())
+        return (padded, len(runs), x.shape[1]) if padded >= SHARE * len(runs) else None
+
+    def close(self) -> None:
+        self.known.by_id.clear()

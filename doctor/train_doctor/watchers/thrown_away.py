@@ -1,0 +1,61 @@
+"""Results that a line throws away: `x.clamp(0, 1)` on a line of its own, where `x = x.clamp(0, 1)` was meant.
+
+    h + self.positions              changes nothing; h = h + self.positions
+    state.detach()                  changes nothing; state = state.detach()
+
+Python itself says so: after the call comes an instruction that drops what it gave. It is asked of functions that make a
+new tensor and do nothing else, where the program calls them itself.
+
+Footgun: what ends in an underscore works in place, and gives the tensor itself. And a call of a module may be made for
+its hooks.
+"""
+
+import dis
+import sys
+from types import CodeType
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.waits import _whose
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
+
+VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "t", "contiguous"}
+CASTS = {"to", "float", "long", "half", "bfloat16", "double", "cuda", "cpu", "int", "bool", "type"}
+MADE = {"clamp", "clip", "relu", "dropout", "softmax", "log_softmax", "sigmoid", "tanh", "normalize", "pad", "detach"}
+MADE |= {"masked_fill", "index_add", "scatter", "scatter_add", "index_copy", "index_fill", "abs", "exp", "log", "neg"}
+FUNCTIONS = MINUS | OVER | PLUS | TIMES | VIEWS | CASTS | MADE
+DEEP, LIBRARIES = 12, "torch/nn/modules/module.py"
+
+
+class ThrownAway(Watcher):
+    names = begins = FUNCTIONS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.drops: dict[CodeType, set[int]] = {}  # instructions whose results are dropped
+
+    def saw(self, op: Op) -> None:
+        if not isinstance(op.result, Tensor) or not op.results:
+            return
+        frame = sys._getframe(1)
+        for _ in range(DEEP):
+            if frame is None or frame.f_code.co_filename.replace("\\", "/").endswith(LIBRARIES):
+                return
+            whose = _whose(frame.f_code.co_filename)
+            if whose == "program":
+                break
+            if whose == "library":
+                return
+            frame = frame.f_back
+        else:
+            return
+        code = frame.f_code
+        if code not in self.drops:
+            steps = list(dis.get_instructions(code))
+            self.drops[code] = {a.offset for a, b in zip(steps, steps[1:]) if b.opname == "POP_TOP"}
+        if frame.f_lasti in self.drops[code]:
+            self.note("N37", (op.name, code.co_filename, frame.f_lineno))
+
+    def close(self) -> None:
+        self.drops.clear()
