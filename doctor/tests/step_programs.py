@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge15.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge16.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -33,6 +33,7 @@ SETS = {
     "judge13": ("judge13_a", "judge13_b"),
     "judge14": ("judge14_a", "judge14_b"),
     "judge15": ("judge15_a", "judge15_b"),
+    "judge16": ("judge16_a",),
 }
 HERE = Path(__file__).parent
 

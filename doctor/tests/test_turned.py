@@ -341,7 +341,8 @@ def ranked(model, bad):
 
 def penalty(lengths):
     def loss(model, bad):
-        real, fake, share = torch.randn(ROWS, 2, 3) + 2, torch.randn(ROWS, 2, 3), torch.rand(ROWS, 1, 1)
+        shape = (ROWS, 2, 3, 1)
+        real, fake, share = torch.randn(shape) + 2, torch.randn(shape), torch.rand(ROWS, 1, 1, 1)
         x = (share * real + (1 - share) * fake).requires_grad_()
         (slope,) = torch.autograd.grad(model(x.flatten(1)).sum(), x, create_graph=True)
         length = lengths(slope) if bad else slope.flatten(1).norm(2, dim=1)

@@ -458,6 +458,7 @@ class Calls(Part):
             read_call(call, module, args, kwargs, output)
             if call.ids is None and role == "model" and grad:
                 call.mark = _mark((*args, *kwargs.values()))
+                call.learns = graphs.on_inputs((*args, *kwargs.values()))
             unread = call.vocabulary is None and call.loss is None
             if role == "other" and (unread or call.vocabulary is not None and self._narrow(call.vocabulary)):
                 return  # the backbone without its head: with tied weights it holds every parameter

@@ -60,6 +60,7 @@ class Call(Event):
     module: Any = nothing  # weak reference to what was called
     sorts = ("role", "grad")
     mark: Tensor | None = None  # a few numbers of what it was given, where that is no ids
+    learns: bool = False  # it was given what hangs on leaves that are no weights, and that get a gradient
 
 
 @dataclass
@@ -132,6 +133,7 @@ class Backward(Event):
     square: tuple[tuple, tuple] | None = None  # a difference by hand that was broadcast: shapes before and after
     dead_values: dict[str, float] = field(default_factory=dict)  # recorded losses without a gradient: their values
     raised: str = ""
+    inputs: bool = False  # a model was given a leaf that learns and is no weight (an attack, a derivative)
     copies: bool = False  # it hangs on tensors with the shapes of the weights, and on no weight
 
 

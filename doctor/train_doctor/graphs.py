@@ -96,7 +96,7 @@ def roots(e: Evidence, loss: Tensor) -> list[tuple[str, Tensor]]:
     for node in walk(loss, WALKED) if not e.packed else ():
         if not type(node).__name__.startswith(("Sqrt", "Pow")):
             continue
-        with contextlib.suppress(AttributeError, RuntimeError, TypeError):
+        with contextlib.suppress(AttributeError, RuntimeError, TypeError, ValueError):  # an exponent for each number
             if kind(node) == "Sqrt":
                 found.append(("a square root", node._saved_result))
             elif 0 < float(node._saved_exponent) < 1:
@@ -121,6 +121,16 @@ def on_copies(e: Evidence, loss: Tensor) -> bool:
     if not ps or any(id(t) in mine for t in leaves):
         return False
     return 2 * len({t.shape for t in leaves} & shapes) > len(shapes)
+
+
+def on_inputs(given: tuple) -> bool:
+    """Whether a tensor that was given gets a gradient, and hands it on to no weight."""
+    learning = [t for t in tensors(given) if t.requires_grad]
+    for t in learning:
+        found = [n.variable for n in walk(t, WALKED) if kind(n) == "AccumulateGrad"] if t.grad_fn is not None else [t]
+        if not found or any(isinstance(leaf, torch.nn.Parameter) for leaf in found):
+            return False
+    return bool(learning)
 
 
 def _refused(node) -> str:

@@ -621,6 +621,7 @@ class Observer(Part):
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
+        event.inputs = any(call.learns for call in event.calls)
         return event
 
     @quietly

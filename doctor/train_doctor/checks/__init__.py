@@ -14,6 +14,7 @@ from train_doctor.checks import (
     adapters,
     arithmetic,
     backward,
+    by_hand,
     compiling,
     formulas,
     forward,
@@ -44,7 +45,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned, mixed_up)
+MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -361,7 +361,8 @@ def accumulation(e: Evidence) -> Fired | Verdict:
     """
     if Backward in e.crowded:
         return unknown("a step has more backwards than are kept")
-    several = [list(bs) for bs in e.by_round(Backward).values() if len(bs) > 1 and e.of(Step, round=bs[0].round)]
+    several = [[b for b in bs if not b.inputs] for bs in e.by_round(Backward).values()]
+    several = [bs for bs in several if len(bs) > 1 and e.of(Step, round=bs[0].round)]
     rounds = [bs for bs in several if _accumulates(bs)]
     if not rounds and len(added := [len(bs) for bs in several if _adds_means(bs)]) >= 2:
         searches = any("LBFGS" in o.kind.__name__ for o in e.optimizers)  # asks for one batch's loss at many weights

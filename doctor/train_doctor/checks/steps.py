@@ -122,6 +122,8 @@ def _cleared_gaps(e: Evidence) -> tuple[int, int]:
     gaps, rounds, here, last, cleared = 0, 0, 0, None, False
     since_last = False  # cleared since the last backward
     for event in e.events:
+        if isinstance(event, Backward) and event.inputs:
+            continue  # an attack on the inputs leaves gradients behind, which are rightly cleared
         if isinstance(event, Backward):
             if last is not None and cleared and _other_batch(last, event):
                 here += 1

@@ -58,6 +58,7 @@ from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pulls import Pulls
+from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
@@ -68,6 +69,7 @@ from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
+from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
@@ -157,4 +159,6 @@ ALL = (
     Quantiles,
     ThrownAway,
     Pooled,
+    PushedLabels,
+    Slips,
 )

@@ -103,7 +103,7 @@ class Adversaries(Watcher):
             for of, other in self.wants:
                 less = self.e.optimizers[other]
                 if of == made and len(signs) == 1 and self.wants[of, other] == {-s for s in signs} != signs:
-                    if less.ids < more.ids:
+                    if less.ids < more.ids and less.ids & more.live:
                         for turn in self.turns[made, who]:
                             self.note("S36", (more.kind.__name__, len(less.ids)), turn)
         self.known.by_id.clear()

@@ -8,8 +8,9 @@ is listened to in the backward.
 
 A product of the two counts as a meeting where both are squared as well, as in a correlation or an SSIM.
 
-Footgun: to push away is right from what should not be (a negative, a reference). So a target must be data, made by no
-weights; and where something is drawn nearer in the same step, nothing is said.
+Footguns: to push away is right from what should not be (a negative, a reference, an action that earned little). So a
+target must be data, made by no weights; where something is drawn nearer in the same step, or a loss of classes is there
+too, nothing is said. And an attack changes its input so that the error grows.
 """
 
 import itertools
@@ -20,32 +21,54 @@ from torch import Tensor, nn
 
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import PLAIN
-from train_doctor.watchers.operators import MINUS, POWERS, TIMES
+from train_doctor.fed import BINARY, CLASSES, PLAIN
+from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES
 
 SQUARES = POWERS | {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm", "std", "var", "square", "dot"}
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding", "matmul", "addmm", "lstm", "gru", "detach", "data"}
+LINEAR = {"mean", "sum", "neg", "negative", "__neg__"} | MINUS | PLUS
+MEETS, CLASSIFIED = MINUS | TIMES | SQUARES | set(PLAIN), {*CLASSES, *BINARY}
 LEAST, MOST = 16, 2**22  # numbers
 NODES = 2000  # of a graph
+SOME = 0.1  # of the rows
 AWAY, NEARER = 0.5, -0.2  # of what is gained along the way to the target, per what would be if all agreed
 
 
 class Aims(Watcher):
-    begins = MINUS | TIMES | SQUARES | LAYERS | set(PLAIN)
+    begins = MEETS | LAYERS | CLASSIFIED | {"__setitem__"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # what weights made, without a graph: a teacher's answer, a reference, an average
         self.met: list[tuple[Tensor, Tensor, bool]] = []  # answer, target, whether in a product
+        self.inside = False  # of a log_prob, whose value may be an action
+        self.classified = False  # a loss of classes draws answers nearer to something else
+        self.of_distributions("log_prob", "score")
         self.squared: list[Tensor] = []
+        self.gaps = Known(self)  # differences -> which of those that met
+        self.linear: set[int] = set()
+
+    def score(self, original: Callable, *args, **kwargs) -> Tensor:
+        before, self.inside = self.inside, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self.inside = before
 
     def saw(self, op: Op) -> None:
+        if op.name == "__setitem__":  # a bank of earlier answers
+            if any(t.requires_grad or self.known.get(t) for t in op.given[1:]):
+                self.known.put(op.given[0], True)
+            return
+        self.classified = self.classified or op.name in CLASSIFIED and bool(op.given) and op.given[0].requires_grad
         weights = op.name in LAYERS and any(t.requires_grad or isinstance(t, nn.Parameter) for t in op.given)
         if weights or any(map(self.known.get, op.given)):
             for r in op.results:
                 if not r.requires_grad:
                     self.known.put(r, True)
-        if op.name not in self.begins or op.name in LAYERS:
+        if op.name in LINEAR:  # a term beside another, and no error
+            self.linear |= {gap for t in op.given if (gap := self.gaps.get(t)) is not None}
+        if op.name not in MEETS or self.inside:
             return
         if op.name in SQUARES or op.name in TIMES and len(op.given) == 2 and op.given[0] is op.given[1]:
             self.squared += op.given[:1]
@@ -62,18 +85,23 @@ class Aims(Watcher):
             return
         if answer.grad_fn is not None and answer.is_floating_point() and target.is_floating_point():
             self.met.append((answer, target, op.name in TIMES))
+            if op.name in MINUS and op.results:
+                self.gaps.put(op.results[0], len(self.met) - 1)
 
     def backward(self, loss: Tensor) -> None:
-        met, squared = self.met, {id(t) for t in self.squared}
-        self.met, self.squared = [], []
-        asked = [(a, t) for a, t, product in met if not product or {id(a), id(t)} <= squared]
-        if not asked or self.eye.rising:
+        met = [one for n, one in enumerate(self.met) if n not in self.linear]
+        squared = {id(t) for t in self.squared}
+        self.met, self.squared, self.linear = [], [], set()
+        classified, self.classified = self.classified, False
+        asked = [one for one in met if not one[2] or {id(one[0]), id(one[1])} <= squared]
+        if not asked or self.eye.rising or classified or _on_inputs(loss):
             return
-        first = _roots([answer for answer, _ in asked])
-        asked = [(a, t) for a, t in asked if a.grad_fn in first]
+        first = _roots([answer for answer, _, _ in asked])
+        asked = [one for one in asked if one[0].grad_fn in first]
         ways: list[float] = []
-        for answer, target in asked:
-            answer.grad_fn.register_prehook(_listener(answer.detach(), answer.output_nr, target.detach(), ways))
+        for answer, target, product in asked:
+            see = _listener(answer.detach(), answer.output_nr, target.detach(), product, ways)
+            answer.grad_fn.register_prehook(see)
         self.e.habits["F75"][self.eye.turn] = (len(asked), ways)
 
     def close(self) -> None:
@@ -90,14 +118,22 @@ def _roots(answers: list[Tensor]) -> list:
     return [node for node in nodes if not below[node] & nodes.keys()]
 
 
-def _listener(answer: Tensor, number: int, target: Tensor, ways: list[float]) -> Callable:
+def _on_inputs(loss: Tensor) -> bool:
+    """Whether the gradient of an input is asked for: an attack, or a derivative."""
+    leaves = [n.variable for n in graphs.walk(loss, NODES) if hasattr(n, "variable")]
+    return any(not isinstance(leaf, nn.Parameter) for leaf in leaves)
+
+
+def _listener(answer: Tensor, number: int, target: Tensor, product: bool, ways: list[float]) -> Callable:
     def see(grads: tuple) -> None:
         g = grads[number] if number < len(grads) else None
         if isinstance(g, Tensor) and g.shape == answer.shape:
             with torch._C.DisableTorchFunction(), torch.no_grad():
-                gains = (g.float() * (target - answer).float()).flatten()
+                gains = g.float() * (target - answer).float()
                 whole = gains.abs().sum()
                 if bool(torch.isfinite(whole)) and bool(whole > 0):
-                    ways.append(float(gains.sum() / whole))
+                    rows = gains.flatten(1).sum(1) if gains.dim() > 1 else gains
+                    mixed = not product and bool((rows < 0).float().mean() > SOME)  # some rows are drawn nearer
+                    ways.append(0.0 if mixed else float(gains.sum() / whole))
 
     return see

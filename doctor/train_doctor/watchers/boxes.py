@@ -5,19 +5,24 @@
 Annotations often come as (x, y, width, height). Then these differences are below 0 for many boxes, which no box with
 corners has. So columns of a target are followed into their difference, and that into an area.
 
+Boxes that weights made (an answer without its graph, for a matcher) may be anything at first, and are left alone.
+
 Footgun: a target of four numbers is no box by that alone; only a product of both differences makes it one.
 """
+
+from torch import nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, TIMES
 
+PICKS, MADE = {"__getitem__", "select", "unbind"}, {"detach", "data", "linear", "conv2d"}
 SHARE, LEAST = 0.05, 8  # of boxes that are turned inside out; boxes
 
 
 class Boxes(Watcher):
     """What is known of a tensor: a column of which target, or the share of differences below 0."""
 
-    begins = {"__getitem__", "select", "unbind"}
+    begins = PICKS | MADE
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -25,10 +30,18 @@ class Boxes(Watcher):
 
     def saw(self, op: Op) -> None:
         x = op.given[0] if op.given else None
-        if x is None or x.requires_grad:
+        if x is None:
             return
         facts = [self.known.get(t) for t in op.given]
-        if op.name in self.begins and x.dim() == 2 and x.shape[1] == 4 and len(x) >= LEAST and x.is_floating_point():
+        weights = op.name in MADE and any(t.requires_grad or isinstance(t, nn.Parameter) for t in op.given)
+        if weights or any(f and f[0] == "answer" for f in facts):
+            for r in op.results:
+                if not r.requires_grad:
+                    self.known.put(r, ("answer", 0, 0))
+            return
+        if x.requires_grad:
+            return
+        if op.name in PICKS and x.dim() == 2 and x.shape[1] == 4 and len(x) >= LEAST and x.is_floating_point():
             for r in op.results:
                 if r.shape == x.shape[:1]:
                     self.known.put(r, ("column", id(x), r.data_ptr() - x.data_ptr()))

@@ -7,7 +7,8 @@ Graphs of a batch become one with N nodes, a list of edges and the number of the
 0 for each graph pile up on its first nodes. What is summed along edges (N rows) and what is summed into graphs are both
 seen; it is asked in how many graphs any edge ends.
 
-Footgun: graphs without edges exist; so nearly all must be without any.
+Footgun: graphs without edges exist, and edges of several kinds are summed apart. So all edges together must end in the
+first few graphs, at numbers below the size of the largest one.
 """
 
 import torch
@@ -39,11 +40,13 @@ class FirstGraphs(Watcher):
         for graphs, graph_of in indices:
             if graphs < GRAPHS or len(graph_of) <= graphs or bool((graph_of[1:] < graph_of[:-1]).any()):
                 continue
-            for nodes, ends in indices:
-                if nodes == len(graph_of) != graphs and int(ends.max()) < nodes:
-                    touched = graph_of[ends.unique()].unique().numel()
-                    if touched <= SHARE * graphs:
-                        self.note("D22", (touched, graphs))
+            ends = [e for nodes, e in indices if nodes == len(graph_of) != graphs and int(e.max()) < nodes]
+            if not ends:
+                continue
+            touched = graph_of[torch.cat(ends).unique()].unique()
+            first = int(touched.max()) < len(touched) <= SHARE * graphs  # the first ones, without a gap
+            if first and int(max(e.max() for e in ends)) < int(graph_of.bincount().max()):
+                self.note("D22", (len(touched), graphs))
 
     def close(self) -> None:
         self.indices = []

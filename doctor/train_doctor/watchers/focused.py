@@ -14,6 +14,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import TIMES
 
 LEAST, LOOKED = 4, 2**20
+APART = 0.02  # p and 1 - p, so that they can be told apart
 
 
 class Focused(Watcher):
@@ -31,7 +32,13 @@ class Focused(Watcher):
         if op.name in self.begins:
             power = 2 if op.name == "square" else op.args[1] if len(op.args) > 1 else op.kwargs.get("exponent")
             p = op.given[0]
-            if isinstance(power, (int, float)) and power > 1 and p.requires_grad and LEAST <= p.numel() <= LOOKED:
+            if (
+                isinstance(power, (int, float))
+                and power > 1
+                and p.requires_grad
+                and op.result.requires_grad
+                and LEAST <= p.numel() <= LOOKED
+            ):
                 low, high = p.detach().aminmax()
                 if 0 <= low and high <= 1 and low < high:
                     self.known.put(op.result, p.detach())
@@ -48,7 +55,8 @@ class Focused(Watcher):
             self.known.put(op.result, facts[at])
         elif len(others) == 1 and others[0].shape == facts[at].shape:
             p, loss = facts[at].float(), others[0].detach().float()
-            if torch.allclose(p, (-loss.abs()).exp(), rtol=1e-3, atol=1e-4):
+            one = (-loss.abs()).exp()
+            if torch.allclose(p, one, rtol=1e-3, atol=1e-4) and bool(((p - (1 - one)).abs() > APART).any()):
                 self.note("F80", len(p) if p.dim() else 1)
 
     def close(self) -> None:

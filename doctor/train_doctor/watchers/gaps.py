@@ -29,14 +29,15 @@ EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
 
 
 class Gaps(Watcher):
-    names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean", "stack"}
-    begins = FIRST | MINUS | LOSSES | {"stack"}
+    names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean", "stack", "conv2d"}
+    begins = FIRST | MINUS | LOSSES | {"stack", "conv2d"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # a difference of an answer and a target with gaps -> their share, whether its input
         self.inputs: list[Tensor] = []
         self.masks: list[Tensor] = []
+        self.pictures: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -44,6 +45,11 @@ class Gaps(Watcher):
         if op.name == "stack":
             if isinstance(op.result, Tensor) and len(self.masks) < 8 and _two_values(op.result):
                 self.masks.append(op.result)
+            return
+        if op.name == "conv2d":
+            x = op.given[0]
+            if not x.requires_grad and x.dim() == 4 and x.numel() <= LOOKED and len(self.pictures) < 2:
+                self.pictures.append(x)
             return
         if op.name in FIRST:
             x = op.given[0]
@@ -62,6 +68,13 @@ class Gaps(Watcher):
             self._note(fact, "a square")
         elif fact and isinstance(op.result, Tensor):
             self.known.put(op.result, fact)
+
+    def _meant(self, answer: Tensor, target: Tensor) -> bool:
+        """The answer was masked before, or the picture that went in has nothing in the same places."""
+        gap = target == target.min()
+        if not bool(answer[gap].any()):
+            return True
+        return any(x.shape == target.shape and torch.equal(x == x.min(), gap) for x in self.pictures)
 
     def _marked(self, target: Tensor) -> bool:
         """The batch also says where the targets are known."""
@@ -85,15 +98,17 @@ class Gaps(Watcher):
                     return (share, True) if (share := _gaps(x)) else None
             if target.dim() > 1 and LEAST <= target.numel() <= LOOKED and target.is_floating_point():
                 share = _isolated(target.detach()) if target.dim() == 4 or self._marked(target) else 0.0
+                if share and self._meant(answer.detach(), target):
+                    return None
                 return (share, False) if share else None
         return None
 
     def backward(self, loss: Tensor) -> None:
-        self.inputs, self.masks = [], []
+        self.inputs, self.masks, self.pictures = [], [], []
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.inputs, self.masks = [], []
+        self.inputs, self.masks, self.pictures = [], [], []
 
 
 def _two_values(x: Tensor) -> bool:

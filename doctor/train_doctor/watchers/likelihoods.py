@@ -109,16 +109,18 @@ class Likelihoods(Watcher):
 
     def _weighed(self, op: Op, facts: list, one: Signed) -> Signed | None:
         numbers = [a for a in op.args if isinstance(a, int | float)]
+        if numbers and not numbers[0]:
+            return None  # a weight that warms up
         if numbers:
             return one._replace(sign=one.sign if numbers[0] > 0 else -one.sign)
         if len(op.given) != 2:
             return None
         at = 1 if isinstance(facts[0], Signed) else 0
         weights, of = op.given[at], facts[at]
-        if weights.requires_grad or of == SCORE or isinstance(of, Signed):
-            return None
+        if weights.requires_grad or of in (SCORE, TURNED) or isinstance(of, Signed):
+            return None  # what was negated may be a gain, or costs that became one
         free = weights.numel() > 1 and not bool(((weights >= 0) & (weights <= 1)).all())
-        return one._replace(sign=-one.sign if of == TURNED else one.sign, weighted=one.weighted or free)
+        return one._replace(weighted=one.weighted or free)
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)

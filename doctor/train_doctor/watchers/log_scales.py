@@ -22,6 +22,7 @@ from train_doctor.fed import kind
 from train_doctor.watchers.operators import OVER, TIMES
 
 SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "Cat", "Add", "Clone", "Expand", "Select"}
+CHOICES = {"Minimum", "Maximum", "Where", "Clamp", "ClampMin", "Relu"}
 NODES, KEY = 3000, "train_doctor_factor"
 
 
@@ -92,4 +93,17 @@ def _held(root) -> dict[tuple, set[int]]:
             left += [(e, -sign if n == turned else sign) for n, e in enumerate(node.next_functions)]
         elif way := _factor(node):
             left += [(e, sign * way) for e in node.next_functions if e[0] is not None]
+        elif what in CHOICES or what == "Mul" and sum(e is not None for e, _ in node.next_functions) == 1:
+            for below in _below(node):  # weighted: by advantages, for example
+                held[below] = {1, -1}
     return held
+
+
+def _below(root) -> set[tuple]:
+    found, left = set(), [root]
+    while left and len(found) < NODES:
+        for edge in left.pop().next_functions:
+            if edge[0] is not None and edge not in found:
+                found.add(edge)
+                left.append(edge[0])
+    return found

@@ -7,6 +7,8 @@ Whether a number tells a place is not written down, but it shows: it goes along 
 dark. In pictures that were flipped as well as in those that were not, a number that was flipped too goes the same way,
 a count goes no way, and a place that was forgotten goes the other way.
 
+A size of something that is always on one side goes along with both; it goes along with how much there is, too.
+
 Footgun: where the flip is drawn for each picture, it is followed into the batch (as in moved_rows.py); loaders with
 workers show nothing.
 """
@@ -15,7 +17,8 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import LOSSES
+from train_doctor.fed import LOSSES, kind
+from train_doctor.watchers.log_scales import KEY as FACTOR
 from train_doctor.watchers.operators import MINUS
 
 FLIPS = {"flip", "fliplr", "flipud", "hflip", "vflip"}
@@ -31,8 +34,9 @@ class Mirrored(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.pictures: list[tuple[tuple, Tensor]] = []  # the axis of each row, and where its weight is, (B, 2)
-        self.flips = False  # there are some
+        self.pictures: list[
+            tuple[tuple, Tensor]
+        ] = []  # the axis of each row, and where and how much its weight is, (B, 3)
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -40,10 +44,7 @@ class Mirrored(Watcher):
         first, result = op.given[0], op.result if isinstance(op.result, Tensor) else None
         facts = [self.known.get(t) for t in op.given]
         if op.name in FLIPS and result is not None and not first.requires_grad:
-            self.flips = True
             self.known.put(result, _axis(op))
-        elif not self.flips:
-            return
         elif op.name == "stack" and result is not None and result.dim() == 4:
             self.known.put(result, tuple(facts))
         elif op.name == "conv2d":
@@ -70,6 +71,8 @@ class Mirrored(Watcher):
             answer, target = target, answer
         if target.requires_grad or not answer.requires_grad or not target.is_floating_point() or target.dim() > 3:
             return
+        if len(self.pictures) > 1 or _turned_back(answer):
+            return  # which pictures it answers is not known, or its answer was flipped in place of the target
         axes, middles = self.pictures[-1]
         if len(target) != len(axes) or answer.numel() != target.numel() or self.known.get(target) is not None:
             return
@@ -82,6 +85,7 @@ class Mirrored(Watcher):
                 rows = torch.tensor([a == axis if flipped else a is None for a in axes], device=numbers.device)
                 if bool(rows.any()):
                     told.append((axis, flipped, _sums(middles[rows, n], numbers[rows])))
+                    told.append(("whole", (axis, flipped), _sums(middles[rows, 2], numbers[rows])))
         self.pictures = []
 
     def backward(self, loss: Tensor) -> None:
@@ -105,12 +109,20 @@ def _axis(op: Op) -> int:
     return axis if axis in AXES else 0
 
 
+def _turned_back(answer: Tensor) -> bool:
+    """A sign or a complement after the last layer, one for each number."""
+    node = answer.grad_fn
+    factor = kind(node) == "Mul" and sum(edge is not None for edge, _ in node.next_functions) == 1
+    return kind(node) in ("Neg", "Rsub", "Sub", "Where", "Stack", "Cat") or factor and FACTOR not in node.metadata
+
+
 def _middle(x: Tensor) -> Tensor:
-    """How far down and how far across each picture's weight lies, from -1 to 1: what differs from its middle grey."""
+    """How far down and how far across each picture's weight lies, from -1 to 1, and how much it is: what differs from
+    its middle grey."""
     weight = (x - x.flatten(1).median(1).values[:, None, None, None]).abs().sum(1)  # (B, H, W)
     down, across = (torch.linspace(-1, 1, size, device=x.device) for size in weight.shape[1:])
     total = weight.sum((1, 2)).clamp_min(1e-12)
-    return torch.stack([(weight.sum(2) * down).sum(1) / total, (weight.sum(1) * across).sum(1) / total], 1)
+    return torch.stack([(weight.sum(2) * down).sum(1) / total, (weight.sum(1) * across).sum(1) / total, total], 1)
 
 
 def _sums(middle: Tensor, numbers: Tensor) -> list[list[float]]:

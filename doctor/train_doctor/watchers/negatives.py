@@ -7,8 +7,8 @@
 What was drawn by randint or multinomial is followed through a table and a sum to a score, and the score's sign through
 what only rises (logsigmoid, softplus, exp) to the loss. The loss must grow with it.
 
-Footgun: only draws inside the step are seen. Random users and random actions have scores as well; so what was drawn
-must be looked up in a table in which what was not drawn is looked up too.
+Footgun: only draws inside the step are seen. Random users and start nodes have scores as well; so what was drawn must
+be looked up in a table in which what was not drawn is looked up too, and nothing that is looked up was picked by it.
 """
 
 from torch import Tensor
@@ -22,40 +22,52 @@ LOOKUPS = {"embedding", "__getitem__", "index_select"}
 RISES = {"logsigmoid", "sigmoid", "softplus", "exp", "relu", "log", "clamp", "clamp_min", "log_sigmoid"}
 PRODUCTS = TIMES | {"bmm", "matmul", "einsum", "__matmul__"}
 VIEWS = {"view", "squeeze", "unsqueeze", "reshape", "flatten", "long", "to", "transpose", "__getitem__", "T", "mT"}
-DRAWN, ROWS = "drawn", "rows"
+DRAWN, PICKED, BOUND, ROWS, PRODUCT = "drawn", "picked", "bound", "rows", "product"
+MANY = 0.5  # of what multinomial may draw: fewer are choices of a person
 
 
 class Negatives(Watcher):
+    """What is known of a tensor: a draw or what it picked (with the draw's number), rows, a product, or signs."""
+
     begins = DRAWS | {"embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.drawn: set[int] = set()  # tables in which draws were looked up, and others
-        self.given: set[int] = set()
+        self.number = 0  # of draws
+        self.drawn: set[int] = set()  # tables of which rows were looked up by a draw
+        self.given: set[int] = set()  # tables in which other rows were
 
     def saw(self, op: Op) -> None:
-        if not isinstance(op.result, Tensor):
-            return
-        facts = [self.known.get(t) for t in op.given]
-        if fact := self._fact(op, facts):
-            self.known.put(op.result, fact)
+        if isinstance(op.result, Tensor):
+            if fact := self._fact(op, [self.known.get(t) for t in op.given]):
+                self.known.put(op.result, fact)
 
     def _fact(self, op: Op, facts: list) -> object:
         if op.name in DRAWS:
-            return DRAWN
+            few = op.name == "multinomial" and op.given and float((op.given[0] > 0).float().mean()) < MANY
+            self.number += 1
+            return None if few else (DRAWN, self.number)
+        first = facts[0] if facts and isinstance(facts[0], tuple) else ("", 0)
         if op.name == "embedding":
-            index, table = facts[0], id(op.given[1])
-            (self.drawn if index == DRAWN else self.given).add(table)
-            return (ROWS, table) if index == DRAWN else None
-        if facts and facts[0] == DRAWN:  # what is picked by a draw is not itself one
-            return DRAWN if op.name in VIEWS or op.name in ("add", "remainder") else None
-        rows = [f for f in facts if isinstance(f, tuple)]
-        if len(rows) == 1 and not any(isinstance(f, frozenset) for f in facts) and op.result.requires_grad:
+            if first[0] != DRAWN:
+                self.given.add(id(op.given[1]))
+                return (BOUND, first[1]) if first[0] == PICKED else None
+            self.drawn.add(id(op.given[1]))
+            return ROWS, first[1]
+        if first[0] in (DRAWN, PICKED):
+            return first if op.name in VIEWS or op.name in ("add", "remainder") else None
+        index = next((f for f in facts[1:] if isinstance(f, tuple) and f[0] in (DRAWN, PICKED)), None)
+        if index and op.name in LOOKUPS and not op.result.is_floating_point():
+            return PICKED, index[1]
+        signed = any(isinstance(f, frozenset) for f in facts)
+        rows = [f for f in facts if isinstance(f, tuple) and f[0] in (ROWS, PRODUCT)]
+        if len(rows) == 1 and not signed and op.result.requires_grad:
             if op.name in PRODUCTS and len(op.given) == 2:
-                product = op.name in TIMES
-                return ("product", rows[0][1]) if product else frozenset({1})
-            if rows[0][0] == "product" and op.name in ("sum", "mean"):
+                if (BOUND, rows[0][1]) in facts:
+                    return None  # a start node that was drawn, and its neighbour
+                return (PRODUCT, 0) if op.name in TIMES else frozenset({1})
+            if rows[0][0] == PRODUCT and op.name in ("sum", "mean"):
                 return frozenset({1})
             return rows[0] if op.name in VIEWS else None
         if op.name in RISES:

@@ -9,8 +9,10 @@ dim takes dim 0 for one and for three dimensions.
 What came out of such a softmax is followed to a loss. It is wrong where that still has one answer for each of its rows.
 
 Footgun: the rows of one graph or one bag are no batch: there what is pooled with these weights is a single answer. And
-a matrix of all pairs has rows on both sides.
+a matrix of all pairs has rows on both sides, a table that learns no rows of a batch, and time may come first.
 """
+
+from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
@@ -18,19 +20,27 @@ from train_doctor.watchers.operators import MINUS
 
 SOFT = {"softmax", "log_softmax", "softmin", "sparsemax"}
 SUMS = {"matmul", "mm", "bmm", "__matmul__", "einsum"}
+NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 LEAST = 4  # rows
 
 
 class OverBatch(Watcher):
     """What is known of a tensor: over how many rows a softmax in it was taken."""
 
-    begins = SOFT
+    begins = SOFT | NETWORKS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.across: set[int] = set()  # what went through a softmax over rows
+        self.otherwise: set[int] = set()  # and over another dim
+        self.pending: list[int] = []
+        self.time_first = False
 
     def saw(self, op: Op) -> None:
+        if op.name in NETWORKS:
+            self.time_first = self.time_first or op.args[-1] is False
+            return
         facts = [self.known.get(t) for t in op.given]
         rows = next((f for f in facts if f), None)
         if op.name in SOFT and rows is None and op.given:
@@ -40,7 +50,7 @@ class OverBatch(Watcher):
         elif op.name in LOSSES or op.name in MINUS and len(op.given) == 2:
             answer, target = op.given[0], op.given[-1]
             if len(op.given) > 1 and not target.requires_grad and target.dim() and len(target) == rows == len(answer):
-                self.note("S33", rows)
+                self.pending.append(rows)
         elif op.name in SUMS and any(len(t) == t.shape[-1] == rows for t in op.given if t.dim() == 2):
             return  # over all pairs
         if rows:
@@ -52,8 +62,20 @@ class OverBatch(Watcher):
         x = op.given[0]
         dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
         dim = 0 if dim is None and x.dim() in (1, 3) else dim
-        across = dim in (0, -x.dim()) and x.dim() > 1 and len(x) >= LEAST
+        first = dim in (0, -x.dim())
+        if not first:
+            self.otherwise.add(id(x))
+        if isinstance(x, nn.Parameter) or self.time_first and x.dim() == 3:
+            return None
+        across = first and x.dim() > 1 and len(x) >= LEAST
+        self.across.add(id(x)) if across else None
         return len(x) if across and x.requires_grad and len(x) not in x.shape[1:] else None
+
+    def backward(self, loss: Tensor) -> None:
+        """A softmax over both dims compares all with all."""
+        if self.pending and not self.across & self.otherwise:
+            self.note("S33", self.pending[0])
+        self.across, self.otherwise, self.pending, self.time_first = set(), set(), [], False
 
     def close(self) -> None:
         self.known.by_id.clear()

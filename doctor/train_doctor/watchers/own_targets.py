@@ -46,7 +46,7 @@ class OwnTargets(Watcher):
             self._compare(op, *facts)
         elif facts[0] and facts[0][0] == ERROR:
             if op.name in POWERS:
-                self.pairs.append(facts[0][1])
+                self._error(facts[0][1])
         elif sum(map(bool, facts)) == 1:
             fact = next(filter(None, facts))
             self.known.put(op.results[0], (self._next(op, fact[0]), fact[1]))
@@ -62,20 +62,29 @@ class OwnTargets(Watcher):
             return SCALED
         if op.name in PLUS and len(op.given) == 2 and way in (ANSWER, SCALED):
             other = op.given[learn.index(False)]
-            return SUMMED if other.is_floating_point() and other.numel() == op.results[0].numel() else BENT
+            fits = way == SCALED and other.is_floating_point() and other.numel() == op.results[0].numel()
+            return SUMMED if fits else BENT
         return BENT
 
     def _compare(self, op: Op, one: tuple, two: tuple) -> None:
         if one[1] != two[1] or ERROR in (one[0], two[0]):
             return
         if {one[0], two[0]} == {ANSWER, SUMMED}:
-            self.note("F81", "value")
+            pair = None
         elif op.given[0].shape == op.given[1].shape and op.given[0].dim() > 1 and len(self.pairs) < 8:
             pair = tuple(t.grad_fn for t in (*op.given, op.results[0]))
-            if op.name in PLAIN:
-                self.pairs.append(pair)
-            else:
-                self.known.put(op.results[0], (ERROR, pair))
+        else:
+            return
+        if op.name in PLAIN:
+            self._error(pair)
+        else:
+            self.known.put(op.results[0], (ERROR, pair))
+
+    def _error(self, pair: tuple | None) -> None:
+        if pair is None:
+            self.note("F81", "value")
+        else:
+            self.pairs.append(pair)
 
     def backward(self, loss: Tensor) -> None:
         pairs, self.pairs = self.pairs, []
@@ -88,8 +97,9 @@ class OwnTargets(Watcher):
         for one, two, difference in pairs:
             a, b = (_weights(node, None) for node in (one, two))
             if b < a or a < b:
-                shared = a & b
-                if shared and not shared & _weights(loss.grad_fn, difference):
+                shared, more = a & b, a ^ b
+                together = any(shared <= o.ids and more & o.ids for o in self.e.optimizers)
+                if shared and together and not shared & _weights(loss.grad_fn, difference):
                     self.note("F81", "features")
 
     def close(self) -> None:

@@ -8,10 +8,11 @@
 A critic with slope 1 has a length of 1 in each row, and of the root of B over all rows. So a slope that is followed to
 a length, from which a number is taken, must leave as many lengths as there are rows.
 
-Footgun: a sum of squares without a target (R1) may be taken over everything.
+Footguns: a sum of squares without a target (R1) may be taken over everything. And where a network judges each point by
+itself (a distance field), each point has its length; so of places only those of pictures are meant.
 """
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, PLUS
@@ -33,18 +34,21 @@ class Penalties(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name == "grad":
-            for r in op.results:
-                if r.requires_grad and r.dim() > 1 and len(r) >= LEAST:
-                    self.known.put(r, (SLOPE, len(r)))
+            asked = op.args[1] if len(op.args) > 1 else op.kwargs.get("inputs", ())
+            asked = asked if isinstance(asked, (list, tuple)) else (asked,)
+            for t, r in zip(asked, op.results):
+                if r.requires_grad and r.dim() > 1 and len(r) >= LEAST and not isinstance(t, nn.Parameter):
+                    self.known.put(r, (SLOPE, len(r), r.dim() == 4))
             return
         fact = self.known.get(op.given[0]) if op.given else None
         if fact is None or not isinstance(op.result, Tensor):
             return
-        way, rows = fact
+        way, rows, pictures = fact
         if op.name in MINUS and way == LENGTH and len(op.given) == 1 and op.given[0].numel() != rows:
-            self.note("F79", "the whole batch" if op.given[0].numel() == 1 else "each place")
+            if op.given[0].numel() == 1 or pictures:  # points of rays and tokens are judged one by one
+                self.note("F79", "the whole batch" if op.given[0].numel() == 1 else "each place")
         elif (way := self._next(op.name, way)) is not None:
-            self.known.put(op.result, (way, rows))
+            self.known.put(op.result, (way, rows, pictures))
 
     def _next(self, name: str, way: int) -> int | None:
         if name in VIEWS or name in PLUS and way == SUMMED:

@@ -7,6 +7,9 @@ What a gradient does to a pair is known: g(b) . (a - b) is below 0 where a step 
 how far apart the two inputs are. Pairs of one kind lie nearer to each other than pairs of two, also before anything is
 learned; where those that are drawn together lie clearly further apart, labels or sides are turned round.
 
+Pairs of one kind lie nearer than they would at random, and pairs of two kinds do not. Negatives that were picked for
+being near do, so where both lie nearer nothing is said.
+
 Footgun: a loss that pushes what is near and draws what is far (a regression of similarities) does so by the distances
 themselves. So pairs of one call are told apart only by a label of two values that decides the sign in every row.
 """
@@ -33,7 +36,7 @@ class Pair:
 
     one: Tensor
     two: Tensor
-    apart: Tensor  # (B,) squared distances of the inputs
+    seen: tuple[Tensor, Tensor]  # (B, D) what is compared of the inputs
     labels: list[Tensor] = field(default_factory=list)  # of two values, that met what was made of the pair
 
 
@@ -74,7 +77,7 @@ class Pulls(Watcher):
             pairs = [self._pair(*made)]
         pairs = [p for p in pairs if p is not None]
         for p in pairs:
-            p.labels += [t for t in op.given if not t.requires_grad and t.numel() == len(p.apart)]
+            p.labels += [t for t in op.given if not t.requires_grad and t.numel() == len(p.seen[0])]
         return pairs or None
 
     def _pair(self, one: tuple, two: tuple) -> Pair | None:
@@ -82,7 +85,7 @@ class Pulls(Watcher):
         fits = a.dim() == 2 and a.shape == b.shape and a.shape[1] > 1 and x.shape == y.shape and weights == same
         if not fits or a.grad_fn is None or b.grad_fn is None or len(self.pairs) > 8:
             return None
-        self.pairs.append(pair := Pair(a, b, (_seen(x) - _seen(y)).flatten(1).pow(2).mean(1)))
+        self.pairs.append(pair := Pair(a, b, (_seen(x), _seen(y))))
         return pair
 
     def backward(self, loss: Tensor) -> None:
@@ -117,7 +120,7 @@ def _seen(x: Tensor) -> Tensor:
     """The inputs; of pictures and series what does not depend on where something stands in them: how strong each
     frequency is."""
     x = x.detach().float()
-    return x if x.dim() < 3 else torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().log1p()
+    return x if x.dim() < 3 else torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().log1p().flatten(1)
 
 
 def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
@@ -127,7 +130,7 @@ def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
     if not bool(torch.isfinite(nearer).all()) or not bool(drawn.any() | pushed.any()):
         return []
     if not bool(drawn.any() & pushed.any()):
-        return [_group(bool(drawn.any()), pair.apart)]
+        return [_group(bool(drawn.any()), pair, torch.ones_like(drawn))]
     for label in pair.labels:
         high = label.detach().flatten()
         low, most = high.aminmax()
@@ -136,9 +139,12 @@ def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
             continue
         for one in (high, ~high):
             if bool((one[drawn]).all()) and not bool(one[pushed].any()):
-                return [_group(True, pair.apart[one]), _group(False, pair.apart[~one])]
+                return [_group(True, pair, one), _group(False, pair, ~one)]
     return []
 
 
-def _group(drawn: bool, apart: Tensor) -> tuple[bool, int, float, float]:
-    return drawn, len(apart), float(apart.mean()), float(apart.var()) if len(apart) > 1 else 0.0
+def _group(drawn: bool, pair: Pair, rows: Tensor) -> tuple[bool, int, float, float, float]:
+    """The last number is how far apart they would be if they were paired at random."""
+    one, two = (seen[rows] for seen in pair.seen)
+    apart, random = ((one - other).pow(2).mean(1) for other in (two, two.roll(1, 0)))
+    return drawn, len(one), float(apart.mean()), float(apart.var()) if len(apart) > 1 else 0.0, float(random.mean())

@@ -41,7 +41,8 @@ class Quantiles(Watcher):
                 self.known.put(op.result, (WEIGHED, facts[0][1], float(number)))
         elif op.name in LARGER and len(op.given) == 2 and all(f and f[0] == WEIGHED for f in facts):
             low, high = sorted(f[2] for f in facts)
-            if low < 0 < high and abs(high - low - 1) < 1e-6 and facts[0][1] == facts[1][1]:
+            copied = facts[0][2] < 0  # (q - 1) * e comes first in the formula of target - answer
+            if copied and low < 0 < high and abs(high - low - 1) < 1e-6 and facts[0][1] == facts[1][1]:
                 self.learned.append(-low)
 
     def backward(self, loss: Tensor) -> None:

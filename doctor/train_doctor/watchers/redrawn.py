@@ -7,8 +7,9 @@
 Draws are told apart by a few of their numbers, and so is what they are added to or multiplied with. In three steps with
 the same draw and other data, nothing was random.
 
-Footgun: what is drawn while gradients are off is an evaluation, which should be the same each time. And fixed random
-features may be made again in each step, but they are not of the size of a batch.
+Footgun: what is drawn while gradients are off is an evaluation, which should be the same each time. Masks may be drawn
+once and kept for some steps. And fixed random features may be made again in each step, but they meet no data of their
+size.
 """
 
 from torch import Tensor
@@ -42,7 +43,7 @@ class Redrawn(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # a name and a few numbers of what was drawn
-        self.seen: dict[tuple, dict[tuple, int]] = {}  # what was drawn -> what it met, and when
+        self.seen: dict[tuple, dict[tuple, int]] = {}  # what was drawn -> what it met, and when it was drawn
 
     def saw(self, op: Op) -> None:
         r = op.result if isinstance(op.result, Tensor) else None
@@ -52,16 +53,17 @@ class Redrawn(Watcher):
             if not r.requires_grad and r.numel() >= LEAST:
                 some = _some(r)
                 if len(set(some)) > 2:
-                    self.known.put(r, (op.name, tuple(r.shape), some))
+                    self.known.put(r, (op.name, tuple(r.shape), some, self.eye.turn))
             return
         facts = [self.known.get(t) for t in op.given]
         fact = next((f for f in facts if f), None)
         if fact is None:
             return
         shape = next(t.shape for t, f in zip(op.given, facts) if f)
-        others = [t for t, f in zip(op.given, facts) if f is None and t.is_floating_point() and t.shape == shape]
+        others = [t for t, f in zip(op.given, facts) if f is None and _data(t) and t.shape == shape]
         if op.name in MEETS and others and len(self.seen) < LONGEST:
-            self.seen.setdefault(fact, {}).setdefault(_some(others[0]), self.eye.turn)
+            *draw, turn = fact
+            self.seen.setdefault(tuple(draw), {}).setdefault(_some(others[0]), turn)
         elif op.name in KEEPS or op.name in MEETS:
             self.known.put(r, fact)
 
@@ -72,6 +74,10 @@ class Redrawn(Watcher):
                     self.note("D20", (name, shape), turn)
         self.seen.clear()
         self.known.by_id.clear()
+
+
+def _data(t: Tensor) -> bool:
+    return t.is_floating_point() and not t.requires_grad
 
 
 def _some(t: Tensor) -> tuple:

@@ -4,7 +4,7 @@
     loss = ((model(x) - x)[mask] ** 2).mean()               with model(x * ~mask), or the answer stands in the input
 
 A mask that is drawn in the step and picks the numbers of a loss is followed, and so are the inputs of first layers. It
-is wrong where the target itself was an input, whole, and the mask was put on no data at all.
+is wrong where the target itself was an input, whole, and the mask was put on nothing else.
 
 Footgun: a mask of what is known (ratings, cells with a sensor) comes with the data and hides nothing.
 """
@@ -58,10 +58,8 @@ class Shown(Watcher):
         elif op.name in DRAWS:
             self._put(op, MASK)
         elif MASK in facts and op.name in PUTS:
-            errors = ERROR in facts
-            self.masked = self.masked or errors
-            learns = any(t.requires_grad for t in op.given)
-            self.hidden = self.hidden or not learns
+            self.masked = self.masked or ERROR in facts
+            self.hidden = self.hidden or ERROR not in facts  # on data, or on what was made of them
         elif MASK in facts and op.name in KEEPS:
             self._put(op, MASK)
         elif ERROR in facts and op.name in ("pow", "square", "abs", "__pow__"):

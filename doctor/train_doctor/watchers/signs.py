@@ -39,4 +39,4 @@ def followed(op: Op, known: Known) -> frozenset | None:
     if len(factor) != 1 or isinstance(factor[0], Tensor) and (factor[0].numel() > 1 or factor[0].requires_grad):
         return None
     of = next(f for f in facts if f)
-    return of if float(factor[0]) > 0 else turned(of)
+    return None if not float(factor[0]) else of if float(factor[0]) > 0 else turned(of)  # 0: a weight that warms up

@@ -8,10 +8,10 @@
 Without it the entropy is that of u, which grows without end while all actions go to -1 and 1.
 
 A draw with a gradient is followed into a tanh and into a log_prob. It is wrong where that log-probability reaches a
-loss and was never added to anything that was made of the draw.
+loss and was never added to anything that was made of the draw itself.
 
-Footgun: a ratio of two log-probabilities of one draw (PPO) has the correction on both sides, so it may be left out; and
-of a draw without a gradient it is a constant.
+Footgun: a difference of two log-probabilities of one draw (PPO, a prior) has the correction on both sides, so it may be
+left out; and of a draw without a gradient it is a constant.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,9 @@ from torch import Tensor, distributions
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, PLUS, TIMES, TURNS
 
-LOGGED = {"log", "log1p", "softplus", "logsigmoid"}
-ROW_BY_ROW = TIMES | TURNS | PLUS | MINUS | {"pow", "square", "__pow__", "clamp", "clamp_min", "relu"}
+LAYERS = {"linear", "conv1d", "conv2d", "addmm", "matmul", "bilinear", "embedding", "cat", "concat", "stack"}
 KEEPS = {"sum", "mean", "view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__"} | TIMES | TURNS
-DRAWN, SQUASHED, CORRECTION, SCORE = "drawn", "squashed", "correction", "score"
+DRAWN, MADE, SCORE = "drawn", "made of it", "score"
 
 
 class Squashed(Watcher):
@@ -59,20 +58,21 @@ class Squashed(Watcher):
             self.inside -= 1
 
     def saw(self, op: Op) -> None:
-        if self.inside or not isinstance(op.result, Tensor):
+        if self.inside:
             return
         facts = [self.known.get(t) for t in op.given]
         if op.name == "tanh" and DRAWN in facts:
             self.squashed = True
         if any(facts) and (fact := self._fact(op.name, facts)):
-            self.known.put(op.result, fact)
+            for r in op.results:
+                self.known.put(r, fact)
 
     def _fact(self, name: str, facts: list) -> str | None:
+        """What a layer makes of a draw, or what it is joined with, is another thing."""
         if SCORE in facts:
-            return SCORE if CORRECTION not in facts and name in KEEPS | PLUS | MINUS else None
-        if name in LOGGED or CORRECTION in facts:
-            return CORRECTION
-        return SQUASHED if name == "tanh" or name in ROW_BY_ROW else None  # what a critic makes of it is neither
+            alone = [f for f in facts if f] == [SCORE]
+            return SCORE if alone and name in KEEPS | PLUS | MINUS else None
+        return None if name in LAYERS else MADE
 
     def backward(self, loss: Tensor) -> None:
         if self.squashed and self.known.get(loss) == SCORE:

@@ -7,7 +7,8 @@ Both minima are there for caution: a policy gains nothing by going further than 
 overrates is not handed on. The maximum takes the caution away.
 
 Of PPO, what was cut to a range around 1 is followed through a product to a maximum or minimum with what was not cut,
-and that to the loss, for max(-a, -b) is right. Two critics are two layers without a graph, of one input.
+and that to the loss, for max(-a, -b) is right. Two critics are two layers without a graph, and two answers that are
+asked for what came of the larger one.
 
 Footgun: some methods use both (the mean of least and largest, in offline learning); a step in which the other one was
 taken of the same kind of thing is left alone.
@@ -16,11 +17,12 @@ taken of the same kind of thing is left alone.
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import PLAIN
 from train_doctor.watchers import signs
-from train_doctor.watchers.operators import PLUS, TIMES, TURNS
+from train_doctor.watchers.operators import MINUS, PLUS, TIMES, TURNS
 
 LARGER, SMALLER = {"max", "maximum"}, {"min", "minimum"}
-CUT, VALUE, LARGEST = "cut", "value", "largest"
+CUT, VALUE, LARGEST, TARGET = "cut", "value", "largest", "target"
 VIEWS = {"squeeze", "view", "flatten", "reshape", "unsqueeze"}
 
 
@@ -33,7 +35,8 @@ class Surrogates(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.larger = self.smaller = False  # of two values, in this step
+        self.asked: set[int] = set()  # answers that met a target with the larger of two values in it
+        self.smaller = False  # of two values was taken
 
     def saw(self, op: Op) -> None:
         if isinstance(op.result, Tensor) and op.given and op.result is not op.given[0]:
@@ -54,8 +57,12 @@ class Surrogates(Watcher):
             return self._of_two(op, facts)
         if CUT in facts:
             return CUT if op.name in TIMES | TURNS else None
-        if LARGEST in facts and op.name in TIMES | PLUS:
-            self.larger = True
+        if LARGEST in facts or TARGET in facts:
+            if op.name in PLAIN or op.name in MINUS:
+                answers = [t for t, f in zip(op.given, facts) if f not in (LARGEST, TARGET) and t.requires_grad]
+                self.asked |= {id(t) for t in answers}
+                return None
+            return TARGET if op.name in TIMES | PLUS else facts[0] if op.name in VIEWS else None
         if op.name in VIEWS and not isinstance(facts[0], frozenset):
             return facts[0]
         return signs.followed(op, self.known)
@@ -73,9 +80,9 @@ class Surrogates(Watcher):
         """In a loss, the worse of two objectives has the sign 1: max(-a, -b), or -min(a, b)."""
         if self.known.get(loss) == frozenset({-1}) and not self.eye.rising:
             self.note("F76", "objective")
-        if self.larger and not self.smaller:
+        if len(self.asked) > 1 and not self.smaller:
             self.note("F76", "value")
-        self.larger = self.smaller = False
+        self.asked, self.smaller = set(), False
 
     def close(self) -> None:
         self.known.by_id.clear()

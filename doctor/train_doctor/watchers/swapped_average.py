@@ -14,7 +14,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import PLUS, TIMES
 
-INTO = {"add", "lerp", "copy"}
+INTO = {"add", "lerp", "copy", "_foreach_lerp", "_foreach_copy", "_foreach_add", "_foreach_mul"}
 MIXES = TIMES | PLUS | {"lerp", "data", "detach", "sub", "clone"}
 
 

@@ -5,6 +5,10 @@
 
 A difference of two distances that learn is followed to the loss; relu, clamp and the like are its floor.
 
+    loss = torch.relu(d(a, p) - d(a, n) - margin).mean()
+
+asks nothing of a triplet that is wrong by less than the margin; it must be added.
+
 Footgun: distances of what lies on a sphere have an end by themselves, so nothing is said of cosines.
 """
 
@@ -13,8 +17,9 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES
 
-DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT = range(1, 7)
+DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT, SHORT = range(1, 8)
 BOUNDED = {"normalize", "tanh", "sigmoid", "softmax"}
+CUT = {"relu", "clamp", "clamp_min", "maximum", "max"}
 KEEPS = {"view", "squeeze", "flatten", "sqrt"} | PLUS | TIMES | OVER
 
 
@@ -38,6 +43,13 @@ class Triplets(Watcher):
             return UNIT
         if name == "pairwise_distance":
             return DISTANCE if UNIT not in facts and pair and all(t.requires_grad for t in op.given) else None
+        if name in MINUS and not pair and one == GAP:
+            margin = next((a for a in op.args if isinstance(a, int | float)), 0)
+            return SHORT if margin > 0 else GAP
+        if one == SHORT:
+            if name in CUT:
+                self.note("F90", True)
+            return None
         if name in MINUS and pair:
             if one == facts[1] == DISTANCE:
                 return GAP

@@ -4,37 +4,52 @@
     anchor = {n: p.detach() for n, p in ...}                no clone(): the anchor moves along with the weights,
     penalty = sum((p - anchor[n]).pow(2).sum() ...)         and the penalty is 0 for ever
 
-Footgun: rows are doubled for two views (cat along dim 0), and tables of angles hold each number twice; these have
-no gradient.
+Footgun: tensors are doubled on purpose (rows for two views, angles, the halves of a complex number), and a weight minus
+itself carries a gradient past a rounding. So the first must go into a layer, and the second into a square.
 """
 
 from torch import Tensor, nn
 
-from train_doctor.eye import Op, Watcher
-from train_doctor.watchers.operators import MINUS
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, POWERS
 
 LISTED = {"cat", "concat", "concatenate"}
+LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+BENDS = {"relu", "gelu", "silu", "leaky_relu", "batch_norm", "group_norm", "layer_norm", "dropout", "flatten"}
 
 
 class Twins(Watcher):
-    names = begins = LISTED | MINUS | {"mse_loss", "dist"}
+    """What is known of a tensor: what to note once it goes into a layer, or into a square."""
+
+    begins = LISTED | MINUS | {"mse_loss"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
 
     def saw(self, op: Op) -> None:
-        if op.name in LISTED:
-            self._beside(op)
-        elif len(op.given) == 2:
-            self._minus(*op.given)
+        r = op.results[0] if op.results else None
+        check, shape = (self.known.get(op.given[0]) if op.given else None) or ("", ())
+        if check and (op.name in LAYERS if check == "S34" else op.name in POWERS or "norm" in op.name):
+            self.note(check, shape)
+        elif check == "S34" and op.name in BENDS and r is not None:
+            self.known.put(r, (check, shape))
+        elif op.name in LISTED and self._beside(op) and r is not None:
+            self.known.put(r, ("S34", tuple(op.given[0].shape)))
+        elif op.name in MINUS | {"mse_loss"} and len(op.given) == 2 and self._minus(*op.given) and r is not None:
+            self.known.put(r, ("S35", tuple(r.shape)))
 
-    def _beside(self, op: Op) -> None:
+    def _beside(self, op: Op) -> bool:
         if len(op.given) != 2 or op.given[0] is not op.given[1] or not op.given[0].requires_grad:
-            return
+            return False
         x, dim = op.given[0], op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
-        if dim % max(x.dim(), 1) and not isinstance(x, nn.Parameter):
-            self.note("S34", tuple(x.shape))
+        return bool(dim % max(x.dim(), 1)) and not isinstance(x, nn.Parameter)
 
-    def _minus(self, one: Tensor, two: Tensor) -> None:
+    def _minus(self, one: Tensor, two: Tensor) -> bool:
         weight, other = (one, two) if isinstance(one, nn.Parameter) else (two, one)
         if not isinstance(weight, nn.Parameter) or other is weight or other.requires_grad or not weight.requires_grad:
-            return
-        if other.shape == weight.shape and other.data_ptr() == weight.data_ptr() and weight.numel():
-            self.note("S35", tuple(weight.shape))
+            return False
+        return other.shape == weight.shape and other.data_ptr() == weight.data_ptr() and weight.numel() > 0
+
+    def close(self) -> None:
+        self.known.by_id.clear()

@@ -13,11 +13,13 @@ Footgun: one number for the whole batch is a weight of the term. So there must b
 
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
 from train_doctor.watchers.operators import TIMES
 
 NEGATIVE = {"neg", "negative", "__neg__"}
+NODES = 2000  # of a graph
 
 
 class WeightsAfterMean(Watcher):
@@ -29,6 +31,7 @@ class WeightsAfterMean(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.exps: list[tuple] = []  # nodes of exponentials of minus a mean, and the losses that gave it
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.result.requires_grad:
@@ -42,12 +45,18 @@ class WeightsAfterMean(Watcher):
             if name and op.name in NEGATIVE:
                 self.known.put(op.result, (name, rows, not minus))
             elif name and minus:
-                self.e.focal.setdefault(self.eye.turn, name)
+                self.exps.append((op.result.grad_fn, name))
             return
         for loss, weights in (op.given, op.given[::-1]) if len(op.given) == 2 else ():
             fact = self.known.get(loss)
             if fact is not None and not weights.requires_grad and weights.dim() and len(weights) == fact[1] > 1:
                 self.e.late_weights.setdefault(self.eye.turn, (fact[0], tuple(weights.shape)))
+
+    def backward(self, loss: Tensor) -> None:
+        """One that is only printed is no weight, and those of several losses are weights of tasks."""
+        exps, self.exps = self.exps, []
+        if len(exps) == 1 and exps[0][0] in set(graphs.walk(loss, NODES)):
+            self.e.focal.setdefault(self.eye.turn, exps[0][1])
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -1,0 +1,122 @@
+"""Losses that are written by hand and are not quite their formula: F85 to F90.
+
+What a formula does shows in the gradients of the answers, or in the steps that lead from a difference to the loss.
+
+Footgun: each of these is the formula of something else. So they warn, and each page says what is left alone.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import Verdict
+
+
+@check("F85")
+def quantiles_mirrored(e: Evidence) -> Fired | Verdict:
+    """A forecast of several quantiles gives the high ones where the low ones should be.
+
+    Fires when answers minus targets are weighed by two numbers, one below 0, and the larger is taken (a pinball loss),
+    for several columns one after the other whose quantiles fall.
+
+    WARN quantiles-mirrored: The pinball loss weighs answer - target, so the columns learn the quantiles {learned}, each
+    the complement of what its formula names. Fix: e = target - answer; torch.max((q - 1) * e, q * e).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F85"])) is not None:
+        return verdict
+    learned = ", ".join(f"{q:.3g}" for q in next(iter(seen.values())))
+    return fires(f"in {len(seen)} steps the columns learned {learned}", "rising quantiles", learned=learned)
+
+
+@check("F86")
+def boxes_inside_out(e: Evidence) -> Fired | Verdict:
+    """A detector with a loss of overlaps (IoU, GIoU) learns boxes of the wrong size, or none.
+
+    Fires when the third column of targets with four minus the first, and the fourth minus the second, are multiplied
+    with each other, and a twentieth of one of them is below 0.
+
+    WARN boxes-inside-out: {share:.0%} of the target boxes end before they begin: they are (x, y, width, height), or a
+    centre and a size, and the formula takes them for corners. Fix: torchvision.ops.box_convert(boxes, "xywh", "xyxy").
+    """
+    if (verdict := no_habit(e, seen := e.habits["F86"])) is not None:
+        return verdict
+    share = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {share:.0%} of the sides of boxes were below 0", "none", share=share)
+
+
+@check("F87")
+def labels_pushed_wrongly(e: Evidence) -> Fired | Verdict:
+    """A classifier of two classes says the opposite, or the same class for everything.
+
+    Fires when flags of 0 and 1 (or -1 and 1) multiply what was made of a last layer's answers, and the gradients of
+    these answers raise them where the flag is low and lower them where it is high; or, with a single product with the
+    logarithm of a sigmoid, ask nothing where the flag is 0.
+
+    WARN labels-pushed-wrongly/opposite: The loss that is written by hand lowers the answers of class 1 and raises those
+    of the other: a sign is wrong, or y and 1 - y changed places. Fix: -(y * log(p) + (1 - y) * log(1 - p)).mean(), or
+    relu(1 - t * s).
+    WARN labels-pushed-wrongly/half: The loss that is written by hand has the term of class 1 alone, so p = 1 for all is
+    its best answer. Fix: -(y * log(p) + (1 - y) * log(1 - p)).mean(), that is F.binary_cross_entropy_with_logits.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F87"])) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the gradient "
+        + ("asked nothing of class 0" if what == "half" else "asked for the opposite"),
+        "class 1 raised, class 0 lowered",
+        fault=f"labels-pushed-wrongly/{what}",
+    )
+
+
+@check("F88")
+def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
+    """A loss that is written by hand falls below zero or to nothing, and the model knows little.
+
+    Fires when a loss is the mean of answers minus targets, or the square of that mean, and the differences go into
+    nothing that bends; when it is minus the mean of probabilities that were picked by class; or when every
+    cross-entropy of a step is asked for the largest of its own numbers.
+
+    WARN slip-in-a-loss/no-error: The loss is the mean of (answer - target) as it is, which falls for ever. Fix: (answer
+    - target).pow(2).mean(), or abs().
+    WARN slip-in-a-loss/squared-mean: The mean was taken before the square, so errors cancel and only the mean of all
+    answers is learned. Fix: ((answer - target) ** 2).mean().
+    WARN slip-in-a-loss/no-logarithm: The loss is minus the probability of the right class, without its logarithm, and
+    hardly asks for anything where that is small. Fix: F.cross_entropy(logits, y).
+    WARN slip-in-a-loss/own-choice: The targets of the cross-entropy are the largest of the very numbers that it is
+    given, so the model is asked for what it says already. Fix: The labels of the data.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F88"])) is not None:
+        return verdict
+    what = next(iter(seen.values()))
+    said = {"no-error": "a mean of differences", "squared-mean": "a squared mean of differences"}
+    said |= {"no-logarithm": "minus a mean of probabilities", "own-choice": "asked for its own choice"}
+    return fires(f"in {len(seen)} steps the loss was {said[what]}", "an error", fault=f"slip-in-a-loss/{what}")
+
+
+@check("F89")
+def divergence_per_class(e: Evidence) -> Fired | Verdict:
+    """Distillation hardly differs from training without a teacher.
+
+    Fires when kl_div of rows of several classes has the reduction "mean".
+
+    WARN divergence-per-class: kl_div's "mean" divides by the {classes} classes as well as by the rows, so the
+    divergence counts {classes} times less than it says. Fix: reduction="batchmean".
+    """
+    if (verdict := no_habit(e, seen := e.habits["F89"])) is not None:
+        return verdict
+    classes = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps kl_div took the mean over {classes} classes", "batchmean", classes=classes)
+
+
+@check("F90")
+def margin_taken_away(e: Evidence) -> Fired | Verdict:
+    """A triplet loss is 0 after a few steps, and positives lie hardly nearer than negatives.
+
+    Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0.
+
+    WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
+    right. Fix: torch.relu(d_positive - d_negative + margin).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F90"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps a margin was taken from the difference of distances", "added to it")

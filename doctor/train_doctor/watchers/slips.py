@@ -1,0 +1,116 @@
+"""Slips in losses that are written by hand, where a step of the formula is missing or in the wrong place.
+
+    (answer - target).mean()                        without a square or abs: falls for ever
+    (answer - target).mean() ** 2                   squared after the mean: only the mean is learned
+    -softmax(z).gather(1, y).mean()                 without the log
+    F.cross_entropy(z, z.argmax(1))                 asked for what it says already
+    F.kl_div(log_p, q, reduction="mean")            divides by the number of classes as well; "batchmean" was meant
+    relu(d_positive - d_negative - margin)          with + margin
+
+Each begins at what it is made of and is followed to the loss.
+
+Footgun: a mean of differences is also a part of some formulas (scale-invariant depth), beside the mean of squares. So
+nothing is said where the difference itself goes into anything that bends.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers import signs
+from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES, TURNS
+
+MEANS, PICKS = {"mean", "sum"}, {"gather", "__getitem__", "index_select"}
+VIEWS = {"squeeze", "view", "flatten", "reshape", "unsqueeze"}
+CHOICES = {"argmax", "max", "topk"}
+LEAST = 8  # numbers
+GAP, FLAT, SHARE, PICKED, CHOICE = "gap", "flat", "share", "picked", "choice"
+
+
+class Slips(Watcher):
+    """What is known of a tensor: a step of a formula and the number of the gap, or the tensor that was chosen from."""
+
+    begins = MINUS | CHOICES | {"softmax", "kl_div", "cross_entropy"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.bent: set[int] = set()  # gaps that go into something else
+        self.number = 0
+        self.others = False  # a cross-entropy of labels
+        self.own = False  # one of its own choice
+
+    def saw(self, op: Op) -> None:
+        if not op.given:
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if op.name == "kl_div":
+            self._divergence(op)
+        elif op.name == "cross_entropy" and len(op.given) > 1:
+            own = facts[1] and facts[1][0] == CHOICE and facts[1][1] == id(op.given[0])
+            self.own, self.others = self.own or bool(own), self.others or not own
+        elif fact := self._begins(op):
+            for r in op.results:
+                if fact[0] != CHOICE or not r.is_floating_point():
+                    self.known.put(r, fact)
+        elif facts[0] and op.results and (fact := self._next(op, *facts[0])):
+            self.known.put(op.results[0], fact)
+
+    def _begins(self, op: Op) -> tuple | None:
+        x, r = op.given[0], op.results[0] if op.results else None
+        if op.name in CHOICES and x.requires_grad and x.dim() > 1:
+            return CHOICE, id(x)
+        if r is None or not r.requires_grad:
+            return None
+        if op.name == "softmax" and x.dim() == 2:
+            return SHARE, 0
+        if op.name in MINUS and len(op.given) == 2 and r.numel() >= LEAST:
+            one, two = op.given
+            if one.shape == two.shape and one.requires_grad != two.requires_grad:
+                self.number += 1
+                return GAP, self.number
+        return None
+
+    def _next(self, op: Op, step: Any, number: int) -> tuple | None:
+        if step == GAP:
+            if op.name in MEANS and not op.results[0].dim():
+                return FLAT, number
+            if op.name in VIEWS or op.name in TURNS and len(op.given) == 1:
+                return GAP, number
+            self.bent.add(number)
+        elif step == FLAT:
+            if op.name in POWERS:
+                return "squared", number
+            return (FLAT, number) if op.name in PLUS | MINUS | TIMES else None
+        elif step == "squared":
+            return (step, number) if op.name in PLUS | MINUS | TIMES else None
+        elif step == SHARE and op.name in PICKS and len(op.given) > 1 and not op.given[1].is_floating_point():
+            return PICKED, 0
+        elif step == PICKED:
+            if op.name in VIEWS:
+                return PICKED, 0
+            if op.name in MEANS | {"neg", "negative", "__neg__"}:
+                return frozenset({1 if op.name in MEANS else -1}), 0
+        elif isinstance(step, frozenset) and op.name in MEANS | TURNS | {"neg"} and len(op.given) == 1:
+            return (step if op.name in MEANS else signs.turned(step)), 0
+        return None
+
+    def _divergence(self, op: Op) -> None:
+        x = op.given[0]
+        kind = op.kwargs.get("reduction", op.args[4] if len(op.args) > 4 else "mean")
+        if kind == "mean" and x.dim() == 2 and x.shape[1] > 1 and x.requires_grad:
+            self.note("F89", x.shape[1])
+
+    def backward(self, loss: Tensor) -> None:
+        step, number = self.known.get(loss) or ("", 0)
+        if step in (FLAT, "squared") and number not in self.bent:
+            self.note("F88", "no-error" if step == FLAT else "squared-mean")
+        elif step == frozenset({-1}):
+            self.note("F88", "no-logarithm")
+        if self.own and not self.others:
+            self.note("F88", "own-choice")
+        self.bent, self.number, self.own, self.others = set(), 0, False, False
+
+    def close(self) -> None:
+        self.known.by_id.clear()
