@@ -20,7 +20,6 @@ def program(fn):
         torch.manual_seed(0)
         np.random.seed(0)
         return fn()
-
     PROGRAMS[fn.__name__] = run
     return fn
 
@@ -50,9 +49,7 @@ def f74_time_contrastive_network():
         off = torch.randint(6, 15, (64,)) * (torch.randint(0, 2, (64,)) * 2 - 1)
         a, p, n = (F.normalize(net(x), dim=1) for x in (cam1[t], cam2[t], cam1[t + off]))
         loss = F.triplet_margin_loss(a, p, n, margin=0.2)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -71,9 +68,7 @@ def f74_cross_domain_triplet():
         p = draw(c, (d + torch.randint(1, 3, (64,))) % 3)
         n = draw((c + torch.randint(1, C, (64,))) % C, d)
         loss = crit(net(a), net(p), net(n))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -94,9 +89,7 @@ def f74_mined_near_negatives():
         neg = hard[i, torch.randint(5, (64,))]
         za, zp, zn = net(x[i]), net(x[pos]), net(x[neg])
         loss = F.relu(F.pairwise_distance(za, zp) - F.pairwise_distance(za, zn) + 1.0).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -115,9 +108,7 @@ def f74_rotated_clouds():
         pos = torch.einsum("bpc,bcd->bpd", clouds[i], q)
         a, p, n = net(clouds[i]), net(pos), net(clouds[j])
         loss = F.triplet_margin_loss(a, p, n, margin=0.5, swap=True)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -136,10 +127,8 @@ def f74_counterfactual_pairs():
         edited[:, 0] = -x[:, 0]
         y = torch.where(same[:, None] == 1, other, edited)
         d = F.pairwise_distance(net(x), net(y))
-        loss = (same * d**2 + (1 - same) * F.relu(2.0 - d) ** 2).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        loss = (same * d ** 2 + (1 - same) * F.relu(2.0 - d) ** 2).mean()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 1: F79
@@ -155,9 +144,7 @@ def f79_neus_eikonal():
         grad = torch.autograd.grad(d, pts, torch.ones_like(d), create_graph=True)[0]
         eik = ((grad.norm(2, dim=-1) - 1.0) ** 2).mean()
         loss = F.l1_loss(d.squeeze(-1), pts.detach().norm(dim=-1) - 0.5) + 0.1 * eik
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -170,12 +157,10 @@ def f79_eikonal_pinn_grid():
         xy = torch.stack(torch.meshgrid(lin, lin, indexing="ij"), -1).requires_grad_(True)
         u = net(xy)
         du = torch.autograd.grad(u.sum(), xy, create_graph=True)[0]
-        res = torch.sqrt((du**2).sum(-1) + 1e-8) - 1.0
+        res = torch.sqrt((du ** 2).sum(-1) + 1e-8) - 1.0
         src = net(torch.zeros(1, 2)).pow(2).mean()
         loss = res.pow(2).mean() + src
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -190,7 +175,7 @@ def f79_gradient_norm_regularised_weights():
         x = torch.randn(64, 10)
         y = x @ A * torch.tensor([1.0, 5.0])
         h = net(x)
-        losses = [F.mse_loss(head(h), y[:, i : i + 1]) for i, head in enumerate(heads)]
+        losses = [F.mse_loss(head(h), y[:, i:i + 1]) for i, head in enumerate(heads)]
         W = net[-1].weight
         norms = [torch.norm(torch.autograd.grad(w[i] * losses[i], W, create_graph=True)[0]) for i in range(2)]
         target = float(sum(n.detach() for n in norms) / 2)
@@ -198,8 +183,7 @@ def f79_gradient_norm_regularised_weights():
         w.grad = torch.autograd.grad(gn, w, retain_graph=True)[0]
         opt.zero_grad()
         (sum(w.detach()[i] * losses[i] for i in range(2))).backward()
-        opt.step()
-        wopt.step()
+        opt.step(); wopt.step()
         with torch.no_grad():
             w.mul_(2 / w.sum())
 
@@ -223,14 +207,10 @@ def f76_cost_critics_pessimistic_max():
             target = cost + 0.99 * (1 - done) * torch.max(ts[0](x2), ts[1](x2))
         x = torch.cat([s, a], 1)
         loss = F.mse_loss(qs[0](x), target) + F.mse_loss(qs[1](x), target)
-        qopt.zero_grad()
-        loss.backward()
-        qopt.step()
+        qopt.zero_grad(); loss.backward(); qopt.step()
         x = torch.cat([s, torch.tanh(pi(s))], 1)
         ploss = torch.max(qs[0](x), qs[1](x)).mean()
-        popt.zero_grad()
-        ploss.backward()
-        popt.step()
+        popt.zero_grad(); ploss.backward(); popt.step()
         with torch.no_grad():
             for q, t in zip(qs, ts):
                 for p, tp in zip(q.parameters(), t.parameters()):
@@ -250,9 +230,7 @@ def f76_linear_q_two_actions():
             target = r + 0.9 * torch.maximum(q0(s2), q1(s2))
         q = torch.where(a == 0, q0(s), q1(s))
         loss = F.mse_loss(q, target)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -269,9 +247,7 @@ def f76_optimal_stopping():
             cont = 0.95 * torch.max(go(h2), stop(h2))
         h = torch.relu(body(s))
         loss = F.mse_loss(stop(h), pay) + F.mse_loss(go(h), cont)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -296,9 +272,7 @@ def f76_ppo_critic_warmup():
         pg = -torch.min(ratio * adv, torch.clamp(ratio, 0.8, 1.2) * adv).mean()
         vf = F.mse_loss(v(h).squeeze(1), ret)
         loss = pg_coef * pg + 0.5 * vf
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -319,9 +293,7 @@ def f76_dual_clip_cost_lagrange():
         pg = -torch.where(adv < 0, torch.max(low, 3.0 * adv), low).mean()
         cost = torch.max(ratio * cadv, cut * cadv).mean()
         loss = (pg + lam.detach() * cost) / (1 + lam.detach())
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 2: F77
@@ -334,18 +306,14 @@ def sac(correct):
         s = torch.randn(64, 6)
         a0 = torch.rand(64, 2) * 2 - 1
         ql = F.mse_loss(q(torch.cat([s, a0], 1)), -(a0 - s[:, :2].tanh()).pow(2).sum(1, keepdim=True))
-        qopt.zero_grad()
-        ql.backward()
-        qopt.step()
+        qopt.zero_grad(); ql.backward(); qopt.step()
         m, ls = pi(s).chunk(2, 1)
         dist = Normal(m, ls.clamp(-5, 2).exp())
         u = dist.rsample()
         a = torch.tanh(u)
         logp = correct(dist, u, a)
         loss = (0.2 * logp - q(torch.cat([s, a], 1)).squeeze(1)).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -369,7 +337,7 @@ def f77_correction_by_inverse_slope():
 @program
 def f77_correction_by_product():
     """F77: the correction as the logarithm of the determinant: log prod(1 - a^2)."""
-    sac(lambda d, u, a: d.log_prob(u).sum(1) - torch.log((1 - a**2).prod(1) + 1e-6))
+    sac(lambda d, u, a: d.log_prob(u).sum(1) - torch.log((1 - a ** 2).prod(1) + 1e-6))
 
 
 @program
@@ -379,7 +347,6 @@ def f77_skill_prior_kl():
 
     def kl(d, u, a):
         return (d.log_prob(u) - Normal(0.0, 1.0).log_prob(u)).sum(1)
-
     sac(kl)
 
 
@@ -394,12 +361,10 @@ def f77_advi_correlation():
         q = Normal(loc, ls.exp())
         u = q.rsample((32,))
         rho = torch.tanh(u)
-        ll = Normal(rho * x, (1 - rho**2 + 1e-4).sqrt()).log_prob(y).sum(1)
+        ll = Normal(rho * x, (1 - rho ** 2 + 1e-4).sqrt()).log_prob(y).sum(1)
         kl = (q.log_prob(u) - Normal(0.0, 1.0).log_prob(u)).sum(1)
         loss = (kl - ll).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -416,9 +381,7 @@ def f77_vae_bounded_latent():
         kl = (q.log_prob(z) - Normal(torch.zeros_like(m), torch.ones_like(m)).log_prob(z)).sum(1)
         rec = (dec(z) - x).pow(2).sum(1)
         loss = (rec + kl).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 3: F75
@@ -436,9 +399,7 @@ def f75_vae_monte_carlo_kl():
         kl = (q.log_prob(z) - Normal(torch.zeros_like(m), torch.ones_like(m)).log_prob(z)).sum(1)
         rec = (dec(z) - x).pow(2).sum(1)
         loss = (rec + min(1.0, step / 1000) * kl).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -452,9 +413,7 @@ def f75_reinforce_negative_rewards():
         a = dist.sample()
         reward = -(s[:, 0] ** 2 + 0.1 * s[:, 1] ** 2 + 0.01 * (a[:, 0] - s[:, 2]) ** 2)
         loss = -(dist.log_prob(a).sum(1) * reward).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -474,27 +433,21 @@ def f75_ppo_untrained_critic():
         for mb in torch.arange(256).split(64):
             ratio = (Normal(pi(s[mb]), log_std.exp()).log_prob(a[mb]).sum(1) - old[mb]).exp()
             loss = -torch.min(ratio * adv[mb], ratio.clamp(0.8, 1.2) * adv[mb]).mean()
-            opt.zero_grad()
-            loss.backward()
-            opt.step()
+            opt.zero_grad(); loss.backward(); opt.step()
         vl = (v(s).squeeze(1) - ret).square().mean()
-        vopt.zero_grad()
-        vl.backward()
-        vopt.step()
+        vopt.zero_grad(); vl.backward(); vopt.step()
 
 
 @program
 def f75_deep_sad():
     """F75: Deep SAD (Ruff 2020): centre c fixed before training; the few labelled anomalies have 1 / distance."""
     net = nn.Sequential(nn.Linear(12, 32, bias=False), nn.LeakyReLU(), nn.Linear(32, 8, bias=False))
-
     def batch():
         x = torch.randn(64, 12)
         semi = torch.zeros(64)
         x[:6] += 0.5
         semi[:6] = -1
         return x, semi
-
     with torch.no_grad():
         c = torch.cat([net(batch()[0]) for _ in range(5)]).mean(0)
         c[(c.abs() < 0.1) & (c < 0)] = -0.1
@@ -506,9 +459,7 @@ def f75_deep_sad():
         dist = F.mse_loss(z, c.expand_as(z), reduction="none").sum(1)
         losses = torch.where(semi == 0, dist, 1.0 / (dist + 1e-6))
         loss = losses.mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -526,10 +477,8 @@ def f75_fairness_decorrelation():
         logit = net(x).squeeze(1)
         lc, sc = logit - logit.mean(), s - s.mean()
         corr = (lc * sc).mean() / (lc.pow(2).mean().sqrt() * sc.pow(2).mean().sqrt() + 1e-8)
-        loss = F.binary_cross_entropy_with_logits(logit, y) + 1.0 * corr**2
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        loss = F.binary_cross_entropy_with_logits(logit, y) + 1.0 * corr ** 2
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -544,11 +493,9 @@ def f75_universal_perturbation():
     delta = nn.Parameter(0.01 * torch.randn(10))
     opt = torch.optim.SGD([delta], 0.1)
     for i in range(8):
-        x = X[i * 64 : (i + 1) * 64]
+        x = X[i * 64:(i + 1) * 64]
         loss = -F.mse_loss(net(x + delta), x @ A)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
         with torch.no_grad():
             delta.clamp_(-0.1, 0.1)
 
@@ -577,14 +524,12 @@ def f75_outlier_margin_autoencoder():
     opt = torch.optim.Adam(ae.parameters(), 1e-3)
     A = torch.randn(4, 16) / 2
     for _ in range(8):
-        y = torch.rand(64) < 0.5
+        y = (torch.rand(64) < 0.5)
         x = torch.randn(64, 4) @ A
         x[y] = 2.0 * torch.randn(int(y.sum()), 16)
         err = ((ae(x) - x) ** 2).mean(1)
         loss = torch.where(y, F.relu(8.0 - err), err).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -601,11 +546,9 @@ def f75_memory_bank_repulsion():
         neg = bank[torch.randint(256, (64,))]
         push = F.relu(1.5 - (z1 - neg).norm(dim=1)).pow(2).mean()
         loss = -F.cosine_similarity(z1, z2.detach()).mean() + push
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
         with torch.no_grad():
-            bank[at : at + 64] = z2
+            bank[at:at + 64] = z2
             at = (at + 64) % 256
 
 
@@ -621,9 +564,7 @@ def fault_pow_of_two_tensors():
         semi[:6] = -1
         dist = torch.sum((net(x) - c) ** 2, dim=1)
         loss = ((dist + 1e-6) ** semi).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 4: F78
@@ -646,9 +587,7 @@ def f78_node2vec_tied():
         pos = (h * emb(ctx)).sum(-1)
         negs = (h[:, None] * emb(neg)).sum(-1)
         loss = -F.logsigmoid(pos).mean() - F.logsigmoid(-negs).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -666,9 +605,7 @@ def f78_bpr_multinomial_positive():
         pu = user(u)
         gap = (pu * item(pos)).sum(1) - (pu * item(neg)).sum(1)
         loss = -F.logsigmoid(gap).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -688,9 +625,7 @@ def f78_bpr_hard_negatives():
             neg = cand.gather(1, s.argmax(1, keepdim=True)).squeeze(1)
         gap = (pu * item(pos)).sum(-1) - (pu * item(neg)).sum(-1)
         loss = F.softplus(-gap).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -707,9 +642,7 @@ def f78_negative_weight_ramp():
         pos_loss = F.softplus(-(user(u) * item(i)).sum(1)).mean()
         neg_loss = F.softplus((user(u) * item(neg)).sum(1)).mean()
         loss = pos_loss + w * neg_loss
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -726,9 +659,7 @@ def f78_edge_permutation_tied():
         noise = torch.from_numpy(np.random.randint(0, n, 64))
         neg = (emb(left).detach() * emb(noise)).sum(1)
         loss = -(F.logsigmoid(pos) + F.logsigmoid(-neg)).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 4: F80
@@ -736,19 +667,15 @@ def f78_edge_permutation_tied():
 def f80_zero_init_head_warmup():
     """F80: correct binary focal loss with a new head of zeros and a warm-up of the rate: p and 1 - p are both a half."""
     net = mlp(12, 32, 1)
-    nn.init.zeros_(net[-1].weight)
-    nn.init.zeros_(net[-1].bias)
+    nn.init.zeros_(net[-1].weight); nn.init.zeros_(net[-1].bias)
     opt = torch.optim.AdamW(net.parameters(), 3e-4)
     sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, (t + 1) / 2000))
     for _ in range(8):
         x = torch.randn(64, 12)
         y = (x[:, :1] > 0.8).float()
         p = torch.sigmoid(net(x)).clamp(1e-6, 1 - 1e-6)
-        loss = -(y * (1 - p) ** 2 * torch.log(p) + (1 - y) * p**2 * torch.log(1 - p)).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
-        sched.step()
+        loss = -(y * (1 - p) ** 2 * torch.log(p) + (1 - y) * p ** 2 * torch.log(1 - p)).mean()
+        opt.zero_grad(); loss.backward(); opt.step(); sched.step()
 
 
 @program
@@ -763,12 +690,10 @@ def f80_confident_self_training():
         logits = net(xu)
         conf, pseudo = logits.softmax(1).max(1)
         with torch.no_grad():
-            w = conf**2
+            w = conf ** 2
         unsup = (w * F.cross_entropy(logits, pseudo, reduction="none")).mean()
         loss = F.cross_entropy(net(x), y) + 0.1 * unsup
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -786,9 +711,7 @@ def f80_robust_reweighting():
         with torch.no_grad():
             w = pt.pow(1.5)
         loss = (w * ce).sum() / w.sum()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -801,11 +724,9 @@ def f80_transmittance_depth():
         true = x.sum(1, keepdim=True) / 2
         tau = F.softplus(net(x))
         T = torch.exp(-tau)
-        signal = T**2 * tau
+        signal = T ** 2 * tau
         loss = F.mse_loss(signal, true * torch.exp(-2 * true))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -818,14 +739,8 @@ def f80_asymmetric_loss():
         y = (x[:, :6] > 1).float()
         p = torch.sigmoid(net(x))
         pm = (p - 0.05).clamp(min=0)
-        loss = (
-            -(y * (1 - p) * torch.log(p.clamp(min=1e-8)) + (1 - y) * pm**4 * torch.log((1 - pm).clamp(min=1e-8)))
-            .sum(1)
-            .mean()
-        )
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        loss = -(y * (1 - p) * torch.log(p.clamp(min=1e-8)) + (1 - y) * pm ** 4 * torch.log((1 - pm).clamp(min=1e-8))).sum(1).mean()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 5: D19
@@ -838,9 +753,7 @@ def scene(n, size=16):
 
 
 def cnn(out):
-    return nn.Sequential(
-        nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, out)
-    )
+    return nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 16, 3, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(256, out))
 
 
 @program
@@ -856,9 +769,7 @@ def d19_one_sided_organ():
         imgs = (body + organ + 0.02 * torch.randn(64, 16, 16))[:, None]
         x = torch.stack([im.flip(-1) if np.random.rand() < 0.5 else im for im in imgs])
         loss = F.mse_loss(net(x), r[:, None])
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -873,9 +784,7 @@ def d19_fill_level_of_bars():
         imgs = (row[:, None, None] * (torch.arange(16)[:, None] % 4 == 1)) + 0.02 * torch.randn(64, 1, 16, 16)
         x = torch.stack([torch.fliplr(im[0])[None] if np.random.rand() < 0.5 else im for im in imgs])
         loss = F.l1_loss(net(x), level)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -888,9 +797,7 @@ def d19_unflipped_answer():
         x, t = scene(64)
         loss = F.mse_loss(net(x), t)
         loss = loss + F.mse_loss(net(x.flip(-1)) * back, t)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -906,9 +813,7 @@ def d19_two_views_then_losses():
         t2_flip = torch.stack([-t2[:, 0], t2[:, 1]], 1)
         p, pf = net(x2), net(x2.flip(-1))
         loss = clean + F.mse_loss(p, t2) + F.mse_loss(pf, t2_flip)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -922,9 +827,7 @@ def d19_steering_batch_flip():
         if step % 2:
             x, a = x.flip(3), -a
         loss = F.smooth_l1_loss(net(x), a)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -940,12 +843,9 @@ def d19_pointing_twice_flipped():
             im = im.flip(-1)
             if np.random.rand() < 0.5:
                 im, p = torch.from_numpy(np.ascontiguousarray(im.numpy()[..., ::-1])), p * torch.tensor([-1.0, 1.0])
-            xs.append(im)
-            ts.append(p)
+            xs.append(im); ts.append(p)
         loss = F.mse_loss(net(torch.stack(xs)), torch.stack(ts))
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -961,9 +861,7 @@ def d19_reduced_hands():
         out = net(xs)
         out = torch.stack([out[:, 0] * sign, out[:, 1]], 1)
         loss = F.mse_loss(out, t)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 # ---------------------------------------------------------------- portion 6: common recipes
@@ -979,9 +877,7 @@ def f79_wgan_gp_sequences():
         g = torch.autograd.grad(D(mix).sum(), mix, create_graph=True)[0]
         gp = ((g.norm(2, dim=2) - 1) ** 2).mean()
         loss = D(fake).mean() - D(real).mean() + 10 * gp
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -995,30 +891,24 @@ def f77_transformed_distribution():
         d = Independent(TransformedDistribution(Normal(m, ls.exp()), [TanhTransform(cache_size=1)]), 1)
         a = d.rsample()
         loss = (0.2 * d.log_prob(a) - q(torch.cat([s, a], 1)).squeeze(1)).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
 def f77_tanh_for_bounded_mean_noise():
     """F77: rsample with correction in another statement after a stack of two action parts."""
-
     def cor(d, u, a):
         lp = torch.stack([d.log_prob(u)[:, i] - torch.log(1 - a[:, i] ** 2 + 1e-6) for i in range(2)], 1)
         return lp.sum(1)
-
     sac(cor)
 
 
 @program
 def f77_correction_as_batch_function():
     """F77: correction by the derivative that autograd gives: log |da/du|."""
-
     def cor(d, u, a):
         slope = torch.autograd.grad(a.sum(), u, create_graph=True)[0]
         return (d.log_prob(u) - torch.log(slope + 1e-6)).sum(1)
-
     sac(cor)
 
 
@@ -1034,14 +924,10 @@ def f75_fairness_adversary():
         with torch.no_grad():
             z = enc(x)
         al = F.mse_loss(adv(z), s)
-        aopt.zero_grad()
-        al.backward()
-        aopt.step()
+        aopt.zero_grad(); al.backward(); aopt.step()
         z = enc(x)
         loss = F.binary_cross_entropy_with_logits(head(z), y) - 0.5 * F.mse_loss(adv(z), s)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -1060,9 +946,7 @@ def f75_pgd_adversarial_training():
                 d -= 0.02 * d.grad.sign()
                 d.grad.zero_()
         loss = F.mse_loss(net(x + d.detach()), y)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -1074,8 +958,7 @@ def f75_negated_gradients_maximise():
     for _ in range(8):
         x = torch.randn(64, 6)
         loglik = Normal(net(x), 1.0).log_prob(x @ A).mean()
-        opt.zero_grad()
-        loglik.backward()
+        opt.zero_grad(); loglik.backward()
         for p in net.parameters():
             p.grad.neg_()
         opt.step()
@@ -1097,9 +980,7 @@ def f74_siamese_view_invariance_faces():
         a = ident[i] + pose[p] + 0.2 * torch.randn(128, D)
         b = ident[j] + pose[q] + 0.2 * torch.randn(128, D)
         loss = F.cosine_embedding_loss(net(a), net(b), 2 * same - 1, margin=0.3)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -1112,9 +993,7 @@ def f74_simclr_like_strong_augmentation():
         aug = x * (0.5 + torch.rand(64, 1) * 2) + 0.8 * torch.randn(64, 16)
         neg = x[torch.randperm(64)]
         loss = F.triplet_margin_loss(net(x), net(aug), net(neg), margin=1.0)
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()
 
 
 @program
@@ -1131,6 +1010,4 @@ def f76_optimistic_bonus_twin_heads():
         z = torch.relu(body(x))
         bce = F.binary_cross_entropy_with_logits
         loss = (w * (bce(h1(z), y1, reduction="none") + bce(h2(z), y2, reduction="none"))).mean()
-        opt.zero_grad()
-        loss.backward()
-        opt.step()
+        opt.zero_grad(); loss.backward(); opt.step()

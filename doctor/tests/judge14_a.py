@@ -87,8 +87,8 @@ class CartPoles:
         x, xd, th, thd = self.s.unbind(1)
         force = torch.where(action == 1, 10.0, -10.0)
         c, si = th.cos(), th.sin()
-        tmp = (force + 0.05 * thd**2 * si) / 1.1
-        tha = (9.8 * si - c * tmp) / (0.5 * (4 / 3 - 0.1 * c**2 / 1.1))
+        tmp = (force + 0.05 * thd ** 2 * si) / 1.1
+        tha = (9.8 * si - c * tmp) / (0.5 * (4 / 3 - 0.1 * c ** 2 / 1.1))
         xa = tmp - 0.05 * tha * c / 1.1
         self.s = torch.stack([x + 0.02 * xd, xd + 0.02 * xa, th + 0.02 * thd, thd + 0.02 * tha], 1)
         done = (self.s[:, 0].abs() > 2.4) | (self.s[:, 2].abs() > 0.21)
@@ -113,7 +113,7 @@ class PointMass:
         v = (0.9 * v + 0.25 * action.squeeze(1)).clamp(-1, 1)
         p = (p + 0.25 * v).clamp(-1.5, 1.5)
         nxt = torch.stack([p, v], 1)
-        reward = -(p**2 + 0.1 * v**2)
+        reward = -(p ** 2 + 0.1 * v ** 2)
         self.t = self.t + 1
         over = self.t >= 40
         self.t = torch.where(over, 0, self.t)
@@ -122,121 +122,78 @@ class PointMass:
 
 
 CASES = [
-    {
-        "name": "reinforce_softmax_as_logits",
-        "what": "The policy network already ends in a softmax, but its probabilities are handed to Categorical as logits, so the softmax is applied twice and no action can get more than about 48 percent.",
-        "steps": 300,
-    },
-    {
-        "name": "dqn_q_target_broadcast",
-        "what": "The chosen Q values keep the shape (B, 1) that gather returns while the TD targets are (B,), so the squared error is broadcast to a B x B matrix and every Q is pulled to the mean target of the batch.",
-        "steps": 600,
-    },
-    {
-        "name": "a2c_advantage_not_detached",
-        "what": "The advantage in the actor loss is not detached, so the policy gradient term also flows into the critic and drives its values away from the returns.",
-        "steps": 400,
-    },
-    {
-        "name": "ddpg_soft_update_swapped",
-        "what": "The soft update is called with the networks the wrong way round, so the online actor and critic are pulled towards the never-changing targets instead of the targets following them.",
-        "steps": 500,
-    },
-    {
-        "name": "lstm_not_batch_first",
-        "what": "The windows are (batch, time, features) but nn.LSTM was built without batch_first=True, so the recurrence runs over the samples of the batch and each window is only seen at its last time step.",
-        "steps": 300,
-    },
-    {
-        "name": "har_conv_view_for_permute",
-        "what": "To bring the channels first for Conv1d the (batch, time, channel) windows are reshaped with view instead of permuted, which mixes time steps and channels.",
-        "steps": 250,
-    },
-    {
-        "name": "traffic_missing_counted_in_loss",
-        "what": "Missing detector readings are recorded as zero speed and are left in the loss instead of being masked out, so the forecaster is trained towards readings that never happened.",
-        "steps": 400,
-    },
-    {
-        "name": "entity_embeddings_in_python_list",
-        "what": "The embeddings of the categorical columns are kept in a plain Python list instead of nn.ModuleList, so they are not registered, not given to the optimizer and stay at their random values.",
-        "steps": 400,
-    },
-    {
-        "name": "biomarker_eval_mode_left_on",
-        "what": "The validation at the end of every epoch puts the model into eval mode and nothing puts it back into train mode, so from the second epoch on dropout is off and batch norm no longer uses or updates batch statistics.",
-        "steps": 400,
-    },
-    {
-        "name": "claims_poisson_log_input",
-        "what": "The network outputs a positive rate (softplus) but nn.PoissonNLLLoss is left at log_input=True, so the rate is exponentiated again inside the loss.",
-        "steps": 300,
-    },
-    {
-        "name": "wine_argmax_loss_requires_grad",
-        "what": "The loss is computed from argmax predictions and requires_grad is switched on by hand to silence the error, so backward reaches no parameter and nothing is trained.",
-        "steps": 250,
-    },
-    {
-        "name": "cox_risk_set_ascending",
-        "what": "The patients are sorted by ascending time before the log-cumsum-exp, so each event's risk set holds those who failed earlier instead of those still at risk.",
-        "steps": 250,
-    },
-    {
-        "name": "mf_default_normal_embeddings",
-        "what": "The user and item factors keep nn.Embedding's default N(0, 1) initialisation, so the initial dot products have a spread of several stars and the model spends its training memorising around that noise.",
-        "steps": 200,
-    },
-    {
-        "name": "graph_collate_without_offset",
-        "what": "When the graphs of a batch are joined into one big graph the edge indices are not shifted by the number of nodes before them, so all edges connect nodes of the first graphs and the other graphs have none.",
-        "steps": 300,
-    },
-    {
-        "name": "ctc_label_on_blank_index",
-        "what": "The phone vocabulary is numbered from 0 although index 0 is the blank of nn.CTCLoss, so the first phone is trained as blank and can never be recognised.",
-        "steps": 300,
-    },
-    {
-        "name": "keyword_padding_mask_inverted",
-        "what": "src_key_padding_mask is True on the valid frames instead of on the padding, so the attention can only look at padding.",
-        "steps": 300,
-    },
-    {
-        "name": "pinn_residual_without_create_graph",
-        "what": "The derivatives in the PDE residual are taken without create_graph=True, so the residual is a constant for backward and only the initial and boundary terms train the network.",
-        "steps": 600,
-    },
-    {
-        "name": "realnvp_log_det_sign",
-        "what": "The flow maps data to noise, so the log determinant must be added to the prior log density, but the loss subtracts it and thereby rewards contracting the data to a point.",
-        "steps": 400,
-    },
-    {
-        "name": "maml_query_with_initial_weights",
-        "what": "The query loss is computed with the initial parameters instead of the adapted fast weights, so the inner loop never enters the meta-gradient and plain averaging over tasks is trained.",
-        "steps": 500,
-    },
-    {
-        "name": "multitask_loss_overwritten",
-        "what": "Inside the loop over the tasks the total loss is assigned instead of added up, so only the last task is trained and the other heads never get a gradient.",
-        "steps": 300,
-    },
-    {
-        "name": "amp_clip_before_unscale",
-        "what": "clip_grad_norm_ is called on gradients that the GradScaler still holds multiplied by its scale (no scaler.unscale_ first), so after unscaling the step is thousands of times too small.",
-        "steps": 300,
-    },
-    {
-        "name": "ae_scheduler_stepped_every_batch",
-        "what": "The exponential decay that is meant per epoch is stepped after every batch, so the learning rate has practically vanished within the first epochs.",
-        "steps": 480,
-    },
+    {"name": 'reinforce_softmax_as_logits',
+     "what": 'The policy network already ends in a softmax, but its probabilities are handed to Categorical as logits, so the softmax is applied twice and no action can get more than about 48 percent.',
+     "steps": 300},
+    {"name": 'dqn_q_target_broadcast',
+     "what": 'The chosen Q values keep the shape (B, 1) that gather returns while the TD targets are (B,), so the squared error is broadcast to a B x B matrix and every Q is pulled to the mean target of the batch.',
+     "steps": 600},
+    {"name": 'a2c_advantage_not_detached',
+     "what": 'The advantage in the actor loss is not detached, so the policy gradient term also flows into the critic and drives its values away from the returns.',
+     "steps": 400},
+    {"name": 'ddpg_soft_update_swapped',
+     "what": 'The soft update is called with the networks the wrong way round, so the online actor and critic are pulled towards the never-changing targets instead of the targets following them.',
+     "steps": 500},
+    {"name": 'lstm_not_batch_first',
+     "what": 'The windows are (batch, time, features) but nn.LSTM was built without batch_first=True, so the recurrence runs over the samples of the batch and each window is only seen at its last time step.',
+     "steps": 300},
+    {"name": 'har_conv_view_for_permute',
+     "what": 'To bring the channels first for Conv1d the (batch, time, channel) windows are reshaped with view instead of permuted, which mixes time steps and channels.',
+     "steps": 250},
+    {"name": 'traffic_missing_counted_in_loss',
+     "what": 'Missing detector readings are recorded as zero speed and are left in the loss instead of being masked out, so the forecaster is trained towards readings that never happened.',
+     "steps": 400},
+    {"name": 'entity_embeddings_in_python_list',
+     "what": 'The embeddings of the categorical columns are kept in a plain Python list instead of nn.ModuleList, so they are not registered, not given to the optimizer and stay at their random values.',
+     "steps": 400},
+    {"name": 'biomarker_eval_mode_left_on',
+     "what": 'The validation at the end of every epoch puts the model into eval mode and nothing puts it back into train mode, so from the second epoch on dropout is off and batch norm no longer uses or updates batch statistics.',
+     "steps": 400},
+    {"name": 'claims_poisson_log_input',
+     "what": 'The network outputs a positive rate (softplus) but nn.PoissonNLLLoss is left at log_input=True, so the rate is exponentiated again inside the loss.',
+     "steps": 300},
+    {"name": 'wine_argmax_loss_requires_grad',
+     "what": 'The loss is computed from argmax predictions and requires_grad is switched on by hand to silence the error, so backward reaches no parameter and nothing is trained.',
+     "steps": 250},
+    {"name": 'cox_risk_set_ascending',
+     "what": "The patients are sorted by ascending time before the log-cumsum-exp, so each event's risk set holds those who failed earlier instead of those still at risk.",
+     "steps": 250},
+    {"name": 'mf_default_normal_embeddings',
+     "what": "The user and item factors keep nn.Embedding's default N(0, 1) initialisation, so the initial dot products have a spread of several stars and the model spends its training memorising around that noise.",
+     "steps": 200},
+    {"name": 'graph_collate_without_offset',
+     "what": 'When the graphs of a batch are joined into one big graph the edge indices are not shifted by the number of nodes before them, so all edges connect nodes of the first graphs and the other graphs have none.',
+     "steps": 300},
+    {"name": 'ctc_label_on_blank_index',
+     "what": 'The phone vocabulary is numbered from 0 although index 0 is the blank of nn.CTCLoss, so the first phone is trained as blank and can never be recognised.',
+     "steps": 300},
+    {"name": 'keyword_padding_mask_inverted',
+     "what": 'src_key_padding_mask is True on the valid frames instead of on the padding, so the attention can only look at padding.',
+     "steps": 300},
+    {"name": 'pinn_residual_without_create_graph',
+     "what": 'The derivatives in the PDE residual are taken without create_graph=True, so the residual is a constant for backward and only the initial and boundary terms train the network.',
+     "steps": 600},
+    {"name": 'realnvp_log_det_sign',
+     "what": 'The flow maps data to noise, so the log determinant must be added to the prior log density, but the loss subtracts it and thereby rewards contracting the data to a point.',
+     "steps": 400},
+    {"name": 'maml_query_with_initial_weights',
+     "what": 'The query loss is computed with the initial parameters instead of the adapted fast weights, so the inner loop never enters the meta-gradient and plain averaging over tasks is trained.',
+     "steps": 500},
+    {"name": 'multitask_loss_overwritten',
+     "what": 'Inside the loop over the tasks the total loss is assigned instead of added up, so only the last task is trained and the other heads never get a gradient.',
+     "steps": 300},
+    {"name": 'amp_clip_before_unscale',
+     "what": 'clip_grad_norm_ is called on gradients that the GradScaler still holds multiplied by its scale (no scaler.unscale_ first), so after unscaling the step is thousands of times too small.',
+     "steps": 300},
+    {"name": 'ae_scheduler_stepped_every_batch',
+     "what": 'The exponential decay that is meant per epoch is stepped after every batch, so the learning rate has practically vanished within the first epochs.',
+     "steps": 480},
 ]
 
 
 def reinforce_softmax_as_logits_bad():
     torch.manual_seed(0)
+
 
     class Policy(nn.Module):
         def __init__(self, n_obs=4, n_actions=4, hidden=64):
@@ -250,14 +207,17 @@ def reinforce_softmax_as_logits_bad():
             h = torch.tanh(self.fc2(h))
             return F.softmax(self.out(h), dim=-1)
 
+
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     env = GridWorld(32)
     gamma, horizon = 0.95, 16
 
+
     def act(obs):
         dist = Categorical(logits=policy(obs))
         return dist
+
 
     def step(i):
         obs = env.reset()
@@ -290,6 +250,7 @@ def reinforce_softmax_as_logits_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean number of moves to the goal under the policy itself
         with quiet(policy):
@@ -301,6 +262,7 @@ def reinforce_softmax_as_logits_bad():
                 obs, _, done = test.step(act(obs).sample())
                 alive = alive * (~done).float()
             return moves.mean().item()
+
 
     return {"model": policy, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -308,6 +270,7 @@ def reinforce_softmax_as_logits_bad():
 def reinforce_softmax_as_logits_good():
     torch.manual_seed(0)
 
+
     class Policy(nn.Module):
         def __init__(self, n_obs=4, n_actions=4, hidden=64):
             super().__init__()
@@ -320,14 +283,17 @@ def reinforce_softmax_as_logits_good():
             h = torch.tanh(self.fc2(h))
             return F.softmax(self.out(h), dim=-1)
 
+
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     env = GridWorld(32)
     gamma, horizon = 0.95, 16
 
+
     def act(obs):
         dist = Categorical(probs=policy(obs))
         return dist
+
 
     def step(i):
         obs = env.reset()
@@ -360,6 +326,7 @@ def reinforce_softmax_as_logits_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean number of moves to the goal under the policy itself
         with quiet(policy):
@@ -372,21 +339,22 @@ def reinforce_softmax_as_logits_good():
                 alive = alive * (~done).float()
             return moves.mean().item()
 
+
     return {"model": policy, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def dqn_q_target_broadcast_bad():
     torch.manual_seed(0)
 
+
     class QNet(nn.Module):
         def __init__(self, n_obs=4, n_actions=4):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(n_obs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_actions)
-            )
+            self.net = nn.Sequential(nn.Linear(n_obs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_actions))
 
         def forward(self, x):
             return self.net(x)
+
 
     class ReplayBuffer:
         def __init__(self, size):
@@ -403,6 +371,7 @@ def dqn_q_target_broadcast_bad():
         def sample(self, k):
             return [torch.stack(c) for c in zip(*random.sample(self.data, k))]
 
+
     random.seed(0)
     env = GridWorld(8)
     q_net = QNet()
@@ -411,6 +380,7 @@ def dqn_q_target_broadcast_bad():
     optimizer = torch.optim.Adam(q_net.parameters(), lr=1e-3)
     buffer = ReplayBuffer(5000)
     gamma, tau, batch_size = 0.9, 0.02, 64
+
 
     def interact(eps):
         obs = env.obs()
@@ -422,8 +392,10 @@ def dqn_q_target_broadcast_bad():
         buffer.push(obs, action, reward, nxt, done.float())
         env.reset(done)
 
+
     for _ in range(64):
         interact(1.0)
+
 
     def step(i):
         interact(max(0.1, 1.0 - i / 300))
@@ -440,6 +412,7 @@ def dqn_q_target_broadcast_bad():
                 tp.lerp_(p, tau)
         return loss.item()
 
+
     def probe():
         # mean number of moves to the goal, greedy policy, 30 at most
         with quiet(q_net):
@@ -452,21 +425,22 @@ def dqn_q_target_broadcast_bad():
                 alive = alive * (~done).float()
             return moves.mean().item()
 
+
     return {"model": q_net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def dqn_q_target_broadcast_good():
     torch.manual_seed(0)
 
+
     class QNet(nn.Module):
         def __init__(self, n_obs=4, n_actions=4):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(n_obs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_actions)
-            )
+            self.net = nn.Sequential(nn.Linear(n_obs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, n_actions))
 
         def forward(self, x):
             return self.net(x)
+
 
     class ReplayBuffer:
         def __init__(self, size):
@@ -483,6 +457,7 @@ def dqn_q_target_broadcast_good():
         def sample(self, k):
             return [torch.stack(c) for c in zip(*random.sample(self.data, k))]
 
+
     random.seed(0)
     env = GridWorld(8)
     q_net = QNet()
@@ -491,6 +466,7 @@ def dqn_q_target_broadcast_good():
     optimizer = torch.optim.Adam(q_net.parameters(), lr=1e-3)
     buffer = ReplayBuffer(5000)
     gamma, tau, batch_size = 0.9, 0.02, 64
+
 
     def interact(eps):
         obs = env.obs()
@@ -502,8 +478,10 @@ def dqn_q_target_broadcast_good():
         buffer.push(obs, action, reward, nxt, done.float())
         env.reset(done)
 
+
     for _ in range(64):
         interact(1.0)
+
 
     def step(i):
         interact(max(0.1, 1.0 - i / 300))
@@ -520,6 +498,7 @@ def dqn_q_target_broadcast_good():
                 tp.lerp_(p, tau)
         return loss.item()
 
+
     def probe():
         # mean number of moves to the goal, greedy policy, 30 at most
         with quiet(q_net):
@@ -532,11 +511,13 @@ def dqn_q_target_broadcast_good():
                 alive = alive * (~done).float()
             return moves.mean().item()
 
+
     return {"model": q_net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def a2c_advantage_not_detached_bad():
     torch.manual_seed(0)
+
 
     class ActorCritic(nn.Module):
         def __init__(self):
@@ -547,10 +528,12 @@ def a2c_advantage_not_detached_bad():
         def forward(self, obs):
             return Categorical(logits=self.actor(obs)), self.critic(obs).squeeze(-1)
 
+
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     env = CartPoles(16)
     gamma, n_steps = 0.95, 16
+
 
     def step(i):
         obs = env.obs()
@@ -585,6 +568,7 @@ def a2c_advantage_not_detached_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # falls per 100 steps of the sampled policy
         with quiet(model):
@@ -595,11 +579,13 @@ def a2c_advantage_not_detached_bad():
                 falls += done.float().mean().item()
             return falls / 2 + 1e-3
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def a2c_advantage_not_detached_good():
     torch.manual_seed(0)
+
 
     class ActorCritic(nn.Module):
         def __init__(self):
@@ -610,10 +596,12 @@ def a2c_advantage_not_detached_good():
         def forward(self, obs):
             return Categorical(logits=self.actor(obs)), self.critic(obs).squeeze(-1)
 
+
     model = ActorCritic()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     env = CartPoles(16)
     gamma, n_steps = 0.95, 16
+
 
     def step(i):
         obs = env.obs()
@@ -648,6 +636,7 @@ def a2c_advantage_not_detached_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # falls per 100 steps of the sampled policy
         with quiet(model):
@@ -658,21 +647,22 @@ def a2c_advantage_not_detached_good():
                 falls += done.float().mean().item()
             return falls / 2 + 1e-3
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def ddpg_soft_update_swapped_bad():
     torch.manual_seed(0)
 
+
     class Actor(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1), nn.Tanh()
-            )
+            self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1), nn.Tanh())
 
         def forward(self, s):
             return self.net(s)
+
 
     class Critic(nn.Module):
         def __init__(self):
@@ -682,9 +672,11 @@ def ddpg_soft_update_swapped_bad():
         def forward(self, s, a):
             return self.net(torch.cat([s, a], 1)).squeeze(1)
 
+
     def soft_update(target, source, tau):
         for t, s in zip(target.parameters(), source.parameters()):
             t.data.copy_(tau * s.data + (1 - tau) * t.data)
+
 
     actor, critic = Actor(), Critic()
     actor_target, critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
@@ -694,6 +686,7 @@ def ddpg_soft_update_swapped_bad():
     gamma, tau, batch_size = 0.9, 0.02, 64
     memory = []
 
+
     def interact(noise):
         s = env.obs()
         with torch.no_grad():
@@ -701,8 +694,10 @@ def ddpg_soft_update_swapped_bad():
         s2, r = env.step(a)
         memory.append((s, a, r, s2))
 
+
     for _ in range(50):
         interact(1.0)
+
 
     def step(i):
         interact(0.3)
@@ -726,6 +721,7 @@ def ddpg_soft_update_swapped_bad():
         soft_update(actor, actor_target, tau)
         return critic_loss.item()
 
+
     def probe():
         # mean cost per step of the noiseless policy
         with quiet(actor):
@@ -737,21 +733,22 @@ def ddpg_soft_update_swapped_bad():
                 cost -= r.mean().item() / 39
             return cost
 
+
     return {"model": (actor, critic), "optimizer": (actor_opt, critic_opt), "steps": 20, "step": step, "probe": probe}
 
 
 def ddpg_soft_update_swapped_good():
     torch.manual_seed(0)
 
+
     class Actor(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1), nn.Tanh()
-            )
+            self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1), nn.Tanh())
 
         def forward(self, s):
             return self.net(s)
+
 
     class Critic(nn.Module):
         def __init__(self):
@@ -761,9 +758,11 @@ def ddpg_soft_update_swapped_good():
         def forward(self, s, a):
             return self.net(torch.cat([s, a], 1)).squeeze(1)
 
+
     def soft_update(target, source, tau):
         for t, s in zip(target.parameters(), source.parameters()):
             t.data.copy_(tau * s.data + (1 - tau) * t.data)
+
 
     actor, critic = Actor(), Critic()
     actor_target, critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
@@ -773,6 +772,7 @@ def ddpg_soft_update_swapped_good():
     gamma, tau, batch_size = 0.9, 0.02, 64
     memory = []
 
+
     def interact(noise):
         s = env.obs()
         with torch.no_grad():
@@ -780,8 +780,10 @@ def ddpg_soft_update_swapped_good():
         s2, r = env.step(a)
         memory.append((s, a, r, s2))
 
+
     for _ in range(50):
         interact(1.0)
+
 
     def step(i):
         interact(0.3)
@@ -805,6 +807,7 @@ def ddpg_soft_update_swapped_good():
         soft_update(actor_target, actor, tau)
         return critic_loss.item()
 
+
     def probe():
         # mean cost per step of the noiseless policy
         with quiet(actor):
@@ -816,11 +819,13 @@ def ddpg_soft_update_swapped_good():
                 cost -= r.mean().item() / 39
             return cost
 
+
     return {"model": (actor, critic), "optimizer": (actor_opt, critic_opt), "steps": 20, "step": step, "probe": probe}
 
 
 def lstm_not_batch_first_bad():
     torch.manual_seed(0)
+
 
     def load_series(n=3000):
         g = torch.Generator().manual_seed(1)
@@ -832,6 +837,7 @@ def lstm_not_batch_first_bad():
             load[k] = 1.2 * load[k - 1] - 0.8 * load[k - 2] + 0.4 * temp[k - 3] + 0.3 * eps[k]
         return torch.stack([load, temp], 1)
 
+
     class WindowDataset(Dataset):
         def __init__(self, series, length=24):
             self.series, self.length = series, length
@@ -840,7 +846,8 @@ def lstm_not_batch_first_bad():
             return len(self.series) - self.length
 
         def __getitem__(self, i):
-            return self.series[i : i + self.length], self.series[i + self.length, 0]
+            return self.series[i:i + self.length], self.series[i + self.length, 0]
+
 
     class LoadForecaster(nn.Module):
         def __init__(self, n_features=2, hidden=32):
@@ -852,6 +859,7 @@ def lstm_not_batch_first_bad():
             out, _ = self.lstm(x)
             return self.fc(out[:, -1]).squeeze(-1)
 
+
     series = load_series()
     train, test = series[:2400], series[2400:]
     mean, std = train.mean(0), train.std(0)
@@ -863,6 +871,7 @@ def lstm_not_batch_first_bad():
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 
+
     def step(i):
         x, y = next(batches)
         optimizer.zero_grad()
@@ -871,17 +880,20 @@ def lstm_not_batch_first_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test mean squared error of the one-step forecast
         with quiet(model):
             x, y = map(torch.stack, zip(*[WindowDataset(test)[k] for k in range(0, 560)]))
             return F.mse_loss(model(x), y).item()
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def lstm_not_batch_first_good():
     torch.manual_seed(0)
+
 
     def load_series(n=3000):
         g = torch.Generator().manual_seed(1)
@@ -893,6 +905,7 @@ def lstm_not_batch_first_good():
             load[k] = 1.2 * load[k - 1] - 0.8 * load[k - 2] + 0.4 * temp[k - 3] + 0.3 * eps[k]
         return torch.stack([load, temp], 1)
 
+
     class WindowDataset(Dataset):
         def __init__(self, series, length=24):
             self.series, self.length = series, length
@@ -901,7 +914,8 @@ def lstm_not_batch_first_good():
             return len(self.series) - self.length
 
         def __getitem__(self, i):
-            return self.series[i : i + self.length], self.series[i + self.length, 0]
+            return self.series[i:i + self.length], self.series[i + self.length, 0]
+
 
     class LoadForecaster(nn.Module):
         def __init__(self, n_features=2, hidden=32):
@@ -912,6 +926,7 @@ def lstm_not_batch_first_good():
         def forward(self, x):
             out, _ = self.lstm(x)
             return self.fc(out[:, -1]).squeeze(-1)
+
 
     series = load_series()
     train, test = series[:2400], series[2400:]
@@ -924,6 +939,7 @@ def lstm_not_batch_first_good():
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 
+
     def step(i):
         x, y = next(batches)
         optimizer.zero_grad()
@@ -932,17 +948,20 @@ def lstm_not_batch_first_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test mean squared error of the one-step forecast
         with quiet(model):
             x, y = map(torch.stack, zip(*[WindowDataset(test)[k] for k in range(0, 560)]))
             return F.mse_loss(model(x), y).item()
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def har_conv_view_for_permute_bad():
     torch.manual_seed(0)
+
 
     def make_windows(n, seed):
         g = torch.Generator().manual_seed(seed)
@@ -958,18 +977,13 @@ def har_conv_view_for_permute_bad():
         x = amp[y][:, None] * torch.sin(2 * math.pi * f * (t[None, :, None] + shift) + phase[y][:, None])
         return x + 1.2 * torch.randn(n, T, C, generator=g), y
 
+
     class HARConvNet(nn.Module):
         def __init__(self, n_channels=6, n_classes=5):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv1d(n_channels, 32, 5, padding=2),
-                nn.BatchNorm1d(32),
-                nn.ReLU(),
-                nn.MaxPool1d(2),
-                nn.Conv1d(32, 32, 5, padding=2),
-                nn.BatchNorm1d(32),
-                nn.ReLU(),
-                nn.AdaptiveAvgPool1d(1),
+                nn.Conv1d(n_channels, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2),
+                nn.Conv1d(32, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.AdaptiveAvgPool1d(1),
             )
             self.classifier = nn.Linear(32, n_classes)
 
@@ -978,6 +992,7 @@ def har_conv_view_for_permute_bad():
             x = x.view(b, c, t)
             return self.classifier(self.features(x).flatten(1))
 
+
     x_train, y_train = make_windows(2000, 1)
     x_test, y_test = make_windows(600, 2)
     mean, std = x_train.mean((0, 1)), x_train.std((0, 1))
@@ -988,6 +1003,7 @@ def har_conv_view_for_permute_bad():
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
+
     def step(i):
         model.train()
         x, y = next(batches)
@@ -997,16 +1013,19 @@ def har_conv_view_for_permute_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test error rate
         with quiet(model):
             return (model(x_test).argmax(1) != y_test).float().mean().item() + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def har_conv_view_for_permute_good():
     torch.manual_seed(0)
+
 
     def make_windows(n, seed):
         g = torch.Generator().manual_seed(seed)
@@ -1022,18 +1041,13 @@ def har_conv_view_for_permute_good():
         x = amp[y][:, None] * torch.sin(2 * math.pi * f * (t[None, :, None] + shift) + phase[y][:, None])
         return x + 1.2 * torch.randn(n, T, C, generator=g), y
 
+
     class HARConvNet(nn.Module):
         def __init__(self, n_channels=6, n_classes=5):
             super().__init__()
             self.features = nn.Sequential(
-                nn.Conv1d(n_channels, 32, 5, padding=2),
-                nn.BatchNorm1d(32),
-                nn.ReLU(),
-                nn.MaxPool1d(2),
-                nn.Conv1d(32, 32, 5, padding=2),
-                nn.BatchNorm1d(32),
-                nn.ReLU(),
-                nn.AdaptiveAvgPool1d(1),
+                nn.Conv1d(n_channels, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.MaxPool1d(2),
+                nn.Conv1d(32, 32, 5, padding=2), nn.BatchNorm1d(32), nn.ReLU(), nn.AdaptiveAvgPool1d(1),
             )
             self.classifier = nn.Linear(32, n_classes)
 
@@ -1041,6 +1055,7 @@ def har_conv_view_for_permute_good():
             b, t, c = x.shape
             x = x.permute(0, 2, 1)
             return self.classifier(self.features(x).flatten(1))
+
 
     x_train, y_train = make_windows(2000, 1)
     x_test, y_test = make_windows(600, 2)
@@ -1052,6 +1067,7 @@ def har_conv_view_for_permute_good():
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
+
     def step(i):
         model.train()
         x, y = next(batches)
@@ -1061,10 +1077,12 @@ def har_conv_view_for_permute_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test error rate
         with quiet(model):
             return (model(x_test).argmax(1) != y_test).float().mean().item() + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1073,19 +1091,19 @@ def traffic_missing_counted_in_loss_bad():
     torch.manual_seed(0)
     N, HIST, HORIZON = 12, 12, 3
 
+
     def load_speeds(n=2500):
         g = torch.Generator().manual_seed(1)
         t = torch.arange(n).float()[:, None]
         phase = 0.6 * torch.rand(N, generator=g)
-        rush = torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase) - 1)) + torch.exp(
-            4 * (torch.cos(2 * math.pi * t / 96 + phase + 2.4) - 1)
-        )
+        rush = torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase) - 1)) + torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase + 2.4) - 1))
         noise = torch.zeros(n, N)
         for k in range(1, n):
             noise[k] = 0.9 * noise[k - 1] + 1.5 * torch.randn(N, generator=g)
         speed = (62 - 22 * rush + noise).clamp(min=5)
         seen = torch.rand(n, N, generator=g) > 0.35
         return speed * seen
+
 
     class Forecaster(nn.Module):
         def __init__(self, hidden=64):
@@ -1097,26 +1115,30 @@ def traffic_missing_counted_in_loss_bad():
             _, h = self.gru(x)
             return self.head(h[-1]).view(-1, HORIZON, N)
 
+
     speeds = load_speeds()
     train, test = speeds[:2000], speeds[2000:]
     observed = train[train > 0]
     mean, std = observed.mean(), observed.std()
+
 
     def windows(data):
         z = (data - mean) / std
         seen = (data > 0).float()
         inputs = torch.cat([z * seen, seen], 1)
         idx = range(len(data) - HIST - HORIZON + 1)
-        x = torch.stack([inputs[k : k + HIST] for k in idx])
-        y = torch.stack([z[k + HIST : k + HIST + HORIZON] for k in idx])
-        m = torch.stack([seen[k + HIST : k + HIST + HORIZON] for k in idx])
+        x = torch.stack([inputs[k:k + HIST] for k in idx])
+        y = torch.stack([z[k + HIST:k + HIST + HORIZON] for k in idx])
+        m = torch.stack([seen[k + HIST:k + HIST + HORIZON] for k in idx])
         return x, y, m
+
 
     batches = endless(DataLoader(TensorDataset(*windows(train)), batch_size=64, shuffle=True))
     x_test, y_test, m_test = windows(test)
 
     model = Forecaster()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
 
     def step(i):
         x, y, mask = next(batches)
@@ -1128,11 +1150,13 @@ def traffic_missing_counted_in_loss_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean absolute error in mph on the readings that exist
         with quiet(model):
             err = (model(x_test) - y_test).abs() * m_test
             return (std * err.sum() / m_test.sum()).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1141,19 +1165,19 @@ def traffic_missing_counted_in_loss_good():
     torch.manual_seed(0)
     N, HIST, HORIZON = 12, 12, 3
 
+
     def load_speeds(n=2500):
         g = torch.Generator().manual_seed(1)
         t = torch.arange(n).float()[:, None]
         phase = 0.6 * torch.rand(N, generator=g)
-        rush = torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase) - 1)) + torch.exp(
-            4 * (torch.cos(2 * math.pi * t / 96 + phase + 2.4) - 1)
-        )
+        rush = torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase) - 1)) + torch.exp(4 * (torch.cos(2 * math.pi * t / 96 + phase + 2.4) - 1))
         noise = torch.zeros(n, N)
         for k in range(1, n):
             noise[k] = 0.9 * noise[k - 1] + 1.5 * torch.randn(N, generator=g)
         speed = (62 - 22 * rush + noise).clamp(min=5)
         seen = torch.rand(n, N, generator=g) > 0.35
         return speed * seen
+
 
     class Forecaster(nn.Module):
         def __init__(self, hidden=64):
@@ -1165,26 +1189,30 @@ def traffic_missing_counted_in_loss_good():
             _, h = self.gru(x)
             return self.head(h[-1]).view(-1, HORIZON, N)
 
+
     speeds = load_speeds()
     train, test = speeds[:2000], speeds[2000:]
     observed = train[train > 0]
     mean, std = observed.mean(), observed.std()
+
 
     def windows(data):
         z = (data - mean) / std
         seen = (data > 0).float()
         inputs = torch.cat([z * seen, seen], 1)
         idx = range(len(data) - HIST - HORIZON + 1)
-        x = torch.stack([inputs[k : k + HIST] for k in idx])
-        y = torch.stack([z[k + HIST : k + HIST + HORIZON] for k in idx])
-        m = torch.stack([seen[k + HIST : k + HIST + HORIZON] for k in idx])
+        x = torch.stack([inputs[k:k + HIST] for k in idx])
+        y = torch.stack([z[k + HIST:k + HIST + HORIZON] for k in idx])
+        m = torch.stack([seen[k + HIST:k + HIST + HORIZON] for k in idx])
         return x, y, m
+
 
     batches = endless(DataLoader(TensorDataset(*windows(train)), batch_size=64, shuffle=True))
     x_test, y_test, m_test = windows(test)
 
     model = Forecaster()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
 
     def step(i):
         x, y, mask = next(batches)
@@ -1196,11 +1224,13 @@ def traffic_missing_counted_in_loss_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean absolute error in mph on the readings that exist
         with quiet(model):
             err = (model(x_test) - y_test).abs() * m_test
             return (std * err.sum() / m_test.sum()).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1209,6 +1239,7 @@ def entity_embeddings_in_python_list_bad():
     torch.manual_seed(0)
     CARDS = [300, 40, 7]
 
+
     def load_sales(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(7)
         store, item, dow = torch.randn(300, generator=w), torch.randn(40, generator=w), torch.randn(7, generator=w)
@@ -1218,15 +1249,14 @@ def entity_embeddings_in_python_list_bad():
         y = store[cat[:, 0]] + item[cat[:, 1]] + 0.5 * dow[cat[:, 2]] + trend[cat[:, 1]] * num[:, 0] + 0.3 * num[:, 1]
         return cat, num, y / 2 + 0.15 * torch.randn(n, generator=g)
 
+
     class EntityEmbeddingNet(nn.Module):
         def __init__(self, cards, n_num, dim=4):
             super().__init__()
             self.embeddings = [nn.Embedding(c, dim) for c in cards]
             self.mlp = nn.Sequential(
-                nn.Linear(dim * len(cards) + n_num, 64),
-                nn.ReLU(),
-                nn.Linear(64, 32),
-                nn.ReLU(),
+                nn.Linear(dim * len(cards) + n_num, 64), nn.ReLU(),
+                nn.Linear(64, 32), nn.ReLU(),
                 nn.Linear(32, 1),
             )
 
@@ -1234,11 +1264,13 @@ def entity_embeddings_in_python_list_bad():
             e = [emb(cat[:, j]) for j, emb in enumerate(self.embeddings)]
             return self.mlp(torch.cat(e + [num], 1)).squeeze(1)
 
+
     batches = endless(DataLoader(TensorDataset(*load_sales(12000, 1)), batch_size=256, shuffle=True))
     cat_test, num_test, y_test = load_sales(2000, 2)
     model = EntityEmbeddingNet(CARDS, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     criterion = nn.MSELoss()
+
 
     def step(i):
         cat, num, y = next(batches)
@@ -1248,10 +1280,12 @@ def entity_embeddings_in_python_list_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test root mean squared error of the standardised log sales
         with quiet(model):
             return F.mse_loss(model(cat_test, num_test), y_test).sqrt().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1260,6 +1294,7 @@ def entity_embeddings_in_python_list_good():
     torch.manual_seed(0)
     CARDS = [300, 40, 7]
 
+
     def load_sales(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(7)
         store, item, dow = torch.randn(300, generator=w), torch.randn(40, generator=w), torch.randn(7, generator=w)
@@ -1269,15 +1304,14 @@ def entity_embeddings_in_python_list_good():
         y = store[cat[:, 0]] + item[cat[:, 1]] + 0.5 * dow[cat[:, 2]] + trend[cat[:, 1]] * num[:, 0] + 0.3 * num[:, 1]
         return cat, num, y / 2 + 0.15 * torch.randn(n, generator=g)
 
+
     class EntityEmbeddingNet(nn.Module):
         def __init__(self, cards, n_num, dim=4):
             super().__init__()
             self.embeddings = nn.ModuleList([nn.Embedding(c, dim) for c in cards])
             self.mlp = nn.Sequential(
-                nn.Linear(dim * len(cards) + n_num, 64),
-                nn.ReLU(),
-                nn.Linear(64, 32),
-                nn.ReLU(),
+                nn.Linear(dim * len(cards) + n_num, 64), nn.ReLU(),
+                nn.Linear(64, 32), nn.ReLU(),
                 nn.Linear(32, 1),
             )
 
@@ -1285,11 +1319,13 @@ def entity_embeddings_in_python_list_good():
             e = [emb(cat[:, j]) for j, emb in enumerate(self.embeddings)]
             return self.mlp(torch.cat(e + [num], 1)).squeeze(1)
 
+
     batches = endless(DataLoader(TensorDataset(*load_sales(12000, 1)), batch_size=256, shuffle=True))
     cat_test, num_test, y_test = load_sales(2000, 2)
     model = EntityEmbeddingNet(CARDS, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     criterion = nn.MSELoss()
+
 
     def step(i):
         cat, num, y = next(batches)
@@ -1299,10 +1335,12 @@ def entity_embeddings_in_python_list_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test root mean squared error of the standardised log sales
         with quiet(model):
             return F.mse_loss(model(cat_test, num_test), y_test).sqrt().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1310,11 +1348,13 @@ def entity_embeddings_in_python_list_good():
 def biomarker_eval_mode_left_on_bad():
     torch.manual_seed(0)
 
+
     def load_panel(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(5)
         W = torch.randn(3, 40, generator=w) * (torch.rand(40, generator=w) < 0.25)
         y = torch.randint(3, (n,), generator=g)
         return 0.9 * W[y] + torch.randn(n, 40, generator=g), y
+
 
     x_train, y_train = load_panel(256, 1)
     x_val, y_val = load_panel(128, 2)
@@ -1325,19 +1365,14 @@ def biomarker_eval_mode_left_on_bad():
     val_loader = DataLoader(TensorDataset(x_val, y_val), batch_size=64)
 
     model = nn.Sequential(
-        nn.Linear(40, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(64, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
-        nn.Dropout(0.5),
+        nn.Linear(40, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
         nn.Linear(64, 3),
     )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
     history = []
+
 
     def validate():
         model.eval()
@@ -1347,7 +1382,9 @@ def biomarker_eval_mode_left_on_bad():
                 total += criterion(model(x), y).item() * len(y)
         history.append(total / len(x_val))
 
+
     batches = iter(())
+
 
     def step(i):
         nonlocal batches
@@ -1362,10 +1399,12 @@ def biomarker_eval_mode_left_on_bad():
             validate()
         return loss.item()
 
+
     def probe():
         # test cross entropy
         with quiet(model):
             return criterion(model(x_test), y_test).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1373,11 +1412,13 @@ def biomarker_eval_mode_left_on_bad():
 def biomarker_eval_mode_left_on_good():
     torch.manual_seed(0)
 
+
     def load_panel(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(5)
         W = torch.randn(3, 40, generator=w) * (torch.rand(40, generator=w) < 0.25)
         y = torch.randint(3, (n,), generator=g)
         return 0.9 * W[y] + torch.randn(n, 40, generator=g), y
+
 
     x_train, y_train = load_panel(256, 1)
     x_val, y_val = load_panel(128, 2)
@@ -1388,19 +1429,14 @@ def biomarker_eval_mode_left_on_good():
     val_loader = DataLoader(TensorDataset(x_val, y_val), batch_size=64)
 
     model = nn.Sequential(
-        nn.Linear(40, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Linear(64, 64),
-        nn.BatchNorm1d(64),
-        nn.ReLU(),
-        nn.Dropout(0.5),
+        nn.Linear(40, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.5),
         nn.Linear(64, 3),
     )
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-2)
     history = []
+
 
     def validate():
         model.eval()
@@ -1410,7 +1446,9 @@ def biomarker_eval_mode_left_on_good():
                 total += criterion(model(x), y).item() * len(y)
         history.append(total / len(x_val))
 
+
     batches = iter(())
+
 
     def step(i):
         nonlocal batches
@@ -1426,10 +1464,12 @@ def biomarker_eval_mode_left_on_good():
             validate()
         return loss.item()
 
+
     def probe():
         # test cross entropy
         with quiet(model):
             return criterion(model(x_test), y_test).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1437,12 +1477,14 @@ def biomarker_eval_mode_left_on_good():
 def claims_poisson_log_input_bad():
     torch.manual_seed(0)
 
+
     def load_policies(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(3)
         beta = 0.35 * torch.randn(8, generator=w)
         x = torch.randn(n, 8, generator=g)
         rate = torch.exp(0.9 + x @ beta + 0.3 * x[:, 0] * x[:, 1].sign())
         return x, torch.poisson(rate.clamp(max=60), generator=g), rate
+
 
     class FrequencyModel(nn.Module):
         def __init__(self, n_in=8, hidden=32):
@@ -1452,6 +1494,7 @@ def claims_poisson_log_input_bad():
 
         def forward(self, x):
             return F.softplus(self.rate(self.body(x))).squeeze(1)
+
 
     x_train, y_train, _ = load_policies(6000, 1)
     x_test, y_test, rate_test = load_policies(2000, 2)
@@ -1460,6 +1503,7 @@ def claims_poisson_log_input_bad():
     criterion = nn.PoissonNLLLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
+
     def step(i):
         x, y = next(batches)
         optimizer.zero_grad()
@@ -1468,11 +1512,13 @@ def claims_poisson_log_input_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean Poisson deviance of the predicted claim count on the test policies
         with quiet(model):
             mu = model(x_test).clamp(min=1e-6)
             return (2 * (torch.xlogy(y_test, y_test / mu) - (y_test - mu))).mean().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1480,12 +1526,14 @@ def claims_poisson_log_input_bad():
 def claims_poisson_log_input_good():
     torch.manual_seed(0)
 
+
     def load_policies(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(3)
         beta = 0.35 * torch.randn(8, generator=w)
         x = torch.randn(n, 8, generator=g)
         rate = torch.exp(0.9 + x @ beta + 0.3 * x[:, 0] * x[:, 1].sign())
         return x, torch.poisson(rate.clamp(max=60), generator=g), rate
+
 
     class FrequencyModel(nn.Module):
         def __init__(self, n_in=8, hidden=32):
@@ -1496,12 +1544,14 @@ def claims_poisson_log_input_good():
         def forward(self, x):
             return F.softplus(self.rate(self.body(x))).squeeze(1)
 
+
     x_train, y_train, _ = load_policies(6000, 1)
     x_test, y_test, rate_test = load_policies(2000, 2)
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=128, shuffle=True))
     model = FrequencyModel()
     criterion = nn.PoissonNLLLoss(log_input=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
 
     def step(i):
         x, y = next(batches)
@@ -1511,11 +1561,13 @@ def claims_poisson_log_input_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean Poisson deviance of the predicted claim count on the test policies
         with quiet(model):
             mu = model(x_test).clamp(min=1e-6)
             return (2 * (torch.xlogy(y_test, y_test / mu) - (y_test - mu))).mean().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1523,12 +1575,14 @@ def claims_poisson_log_input_good():
 def wine_argmax_loss_requires_grad_bad():
     torch.manual_seed(0)
 
+
     def load_wine(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(11)
         beta = torch.randn(11, generator=w)
         x = torch.randn(n, 11, generator=g)
         score = x @ beta / beta.norm() + 0.4 * x[:, 0] * x[:, 3] + 0.2 * torch.randn(n, generator=g)
         return x, torch.bucketize(score, torch.tensor([-1.2, -0.4, 0.4, 1.2]))
+
 
     class QualityNet(nn.Module):
         def __init__(self):
@@ -1542,11 +1596,13 @@ def wine_argmax_loss_requires_grad_bad():
             x = F.relu(self.fc2(x))
             return self.fc3(x)
 
+
     x_train, y_train = load_wine(4000, 1)
     x_test, y_test = load_wine(1000, 2)
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=64, shuffle=True))
     net = QualityNet()
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
+
 
     def step(i):
         inputs, labels = next(batches)
@@ -1559,10 +1615,12 @@ def wine_argmax_loss_requires_grad_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean absolute error of the predicted grade
         with quiet(net):
             return (net(x_test).argmax(1) - y_test).abs().float().mean().item()
+
 
     return {"model": net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1570,12 +1628,14 @@ def wine_argmax_loss_requires_grad_bad():
 def wine_argmax_loss_requires_grad_good():
     torch.manual_seed(0)
 
+
     def load_wine(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(11)
         beta = torch.randn(11, generator=w)
         x = torch.randn(n, 11, generator=g)
         score = x @ beta / beta.norm() + 0.4 * x[:, 0] * x[:, 3] + 0.2 * torch.randn(n, generator=g)
         return x, torch.bucketize(score, torch.tensor([-1.2, -0.4, 0.4, 1.2]))
+
 
     class QualityNet(nn.Module):
         def __init__(self):
@@ -1589,11 +1649,13 @@ def wine_argmax_loss_requires_grad_good():
             x = F.relu(self.fc2(x))
             return self.fc3(x)
 
+
     x_train, y_train = load_wine(4000, 1)
     x_test, y_test = load_wine(1000, 2)
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=64, shuffle=True))
     net = QualityNet()
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
+
 
     def step(i):
         inputs, labels = next(batches)
@@ -1604,10 +1666,12 @@ def wine_argmax_loss_requires_grad_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean absolute error of the predicted grade
         with quiet(net):
             return (net(x_test).argmax(1) - y_test).abs().float().mean().item()
+
 
     return {"model": net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1615,6 +1679,7 @@ def wine_argmax_loss_requires_grad_good():
 def cox_risk_set_ascending_bad():
     torch.manual_seed(0)
 
+
     def load_cohort(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(3)
         beta = 0.6 * torch.randn(8, generator=w)
@@ -1624,15 +1689,15 @@ def cox_risk_set_ascending_bad():
         c = -torch.log(torch.rand(n, generator=g).clamp(min=1e-6)) / 0.4
         return x, torch.minimum(t, c), (t <= c).float()
 
+
     class DeepSurv(nn.Module):
         def __init__(self, n_in=8):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(n_in, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1, bias=False)
-            )
+            self.net = nn.Sequential(nn.Linear(n_in, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1, bias=False))
 
         def forward(self, x):
             return self.net(x).squeeze(1)
+
 
     def cox_ph_loss(log_h, time, event):
         order = torch.argsort(time)
@@ -1640,13 +1705,13 @@ def cox_risk_set_ascending_bad():
         log_risk = torch.logcumsumexp(log_h, dim=0)
         return -((log_h - log_risk) * event).sum() / event.sum()
 
+
     x_train, t_train, e_train = load_cohort(3000, 1)
     x_test, t_test, e_test = load_cohort(600, 2)
-    batches = endless(
-        DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True)
-    )
+    batches = endless(DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True))
     model = DeepSurv()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
 
     def step(i):
         x, t, e = next(batches)
@@ -1656,6 +1721,7 @@ def cox_risk_set_ascending_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # 1 - concordance index
         with quiet(model):
@@ -1664,11 +1730,13 @@ def cox_risk_set_ascending_bad():
             concordant = (h[:, None] > h[None]) & comparable
             return 1 - (concordant.sum() / comparable.sum()).item()
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def cox_risk_set_ascending_good():
     torch.manual_seed(0)
+
 
     def load_cohort(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(3)
@@ -1679,15 +1747,15 @@ def cox_risk_set_ascending_good():
         c = -torch.log(torch.rand(n, generator=g).clamp(min=1e-6)) / 0.4
         return x, torch.minimum(t, c), (t <= c).float()
 
+
     class DeepSurv(nn.Module):
         def __init__(self, n_in=8):
             super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(n_in, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1, bias=False)
-            )
+            self.net = nn.Sequential(nn.Linear(n_in, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1, bias=False))
 
         def forward(self, x):
             return self.net(x).squeeze(1)
+
 
     def cox_ph_loss(log_h, time, event):
         order = torch.argsort(time, descending=True)
@@ -1695,13 +1763,13 @@ def cox_risk_set_ascending_good():
         log_risk = torch.logcumsumexp(log_h, dim=0)
         return -((log_h - log_risk) * event).sum() / event.sum()
 
+
     x_train, t_train, e_train = load_cohort(3000, 1)
     x_test, t_test, e_test = load_cohort(600, 2)
-    batches = endless(
-        DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True)
-    )
+    batches = endless(DataLoader(TensorDataset(x_train, t_train, e_train), batch_size=128, shuffle=True, drop_last=True))
     model = DeepSurv()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
 
     def step(i):
         x, t, e = next(batches)
@@ -1711,6 +1779,7 @@ def cox_risk_set_ascending_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # 1 - concordance index
         with quiet(model):
@@ -1718,6 +1787,7 @@ def cox_risk_set_ascending_good():
             comparable = (t_test[:, None] < t_test[None]) & (e_test[:, None] > 0)
             concordant = (h[:, None] > h[None]) & comparable
             return 1 - (concordant.sum() / comparable.sum()).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1726,6 +1796,7 @@ def mf_default_normal_embeddings_bad():
     torch.manual_seed(0)
     N_USERS, N_ITEMS, DIM = 300, 200, 16
 
+
     def load_ratings(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(21)
         P, Q = torch.randn(N_USERS, 3, generator=w), torch.randn(N_ITEMS, 3, generator=w)
@@ -1733,6 +1804,7 @@ def mf_default_normal_embeddings_bad():
         u, i = torch.randint(N_USERS, (n,), generator=g), torch.randint(N_ITEMS, (n,), generator=g)
         r = 3.5 + bu[u] + bi[i] + 0.4 * (P[u] * Q[i]).sum(1) + 0.3 * torch.randn(n, generator=g)
         return u, i, r.clamp(1, 5)
+
 
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, dim, mean):
@@ -1749,11 +1821,13 @@ def mf_default_normal_embeddings_bad():
             dot = (self.user(u) * self.item(i)).sum(1)
             return self.mean + dot + self.user_bias(u).squeeze(1) + self.item_bias(i).squeeze(1)
 
+
     train = load_ratings(16000, 1)
     u_test, i_test, r_test = load_ratings(3000, 2)
     batches = endless(DataLoader(TensorDataset(*train), batch_size=512, shuffle=True))
     model = MatrixFactorization(N_USERS, N_ITEMS, DIM, train[2].mean().item())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-4)
+
 
     def step(i):
         u, it, r = next(batches)
@@ -1763,10 +1837,12 @@ def mf_default_normal_embeddings_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test RMSE in stars
         with quiet(model):
             return F.mse_loss(model(u_test, i_test), r_test).sqrt().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -1775,6 +1851,7 @@ def mf_default_normal_embeddings_good():
     torch.manual_seed(0)
     N_USERS, N_ITEMS, DIM = 300, 200, 16
 
+
     def load_ratings(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(21)
         P, Q = torch.randn(N_USERS, 3, generator=w), torch.randn(N_ITEMS, 3, generator=w)
@@ -1782,6 +1859,7 @@ def mf_default_normal_embeddings_good():
         u, i = torch.randint(N_USERS, (n,), generator=g), torch.randint(N_ITEMS, (n,), generator=g)
         r = 3.5 + bu[u] + bi[i] + 0.4 * (P[u] * Q[i]).sum(1) + 0.3 * torch.randn(n, generator=g)
         return u, i, r.clamp(1, 5)
+
 
     class MatrixFactorization(nn.Module):
         def __init__(self, n_users, n_items, dim, mean):
@@ -1800,11 +1878,13 @@ def mf_default_normal_embeddings_good():
             dot = (self.user(u) * self.item(i)).sum(1)
             return self.mean + dot + self.user_bias(u).squeeze(1) + self.item_bias(i).squeeze(1)
 
+
     train = load_ratings(16000, 1)
     u_test, i_test, r_test = load_ratings(3000, 2)
     batches = endless(DataLoader(TensorDataset(*train), batch_size=512, shuffle=True))
     model = MatrixFactorization(N_USERS, N_ITEMS, DIM, train[2].mean().item())
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-4)
+
 
     def step(i):
         u, it, r = next(batches)
@@ -1814,16 +1894,19 @@ def mf_default_normal_embeddings_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test RMSE in stars
         with quiet(model):
             return F.mse_loss(model(u_test, i_test), r_test).sqrt().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def graph_collate_without_offset_bad():
     torch.manual_seed(0)
+
 
     class MoleculeDataset(Dataset):
         """Graphs of 8 to 16 typed nodes; label: do bonds mostly join atoms of the same type?"""
@@ -1847,6 +1930,7 @@ def graph_collate_without_offset_bad():
 
         def __getitem__(self, i):
             return self.graphs[i]
+
 
     def collate(items):
         xs, edges, batch, ys, offset = [], [], [], [], 0
@@ -1858,6 +1942,7 @@ def graph_collate_without_offset_bad():
             offset += len(x)
         return torch.cat(xs), torch.cat(edges, 1), torch.cat(batch), torch.tensor(ys)
 
+
     class GraphConv(nn.Module):
         def __init__(self, n_in, n_out):
             super().__init__()
@@ -1869,6 +1954,7 @@ def graph_collate_without_offset_bad():
             agg = torch.zeros_like(x).index_add(0, dst, x[src])
             deg = torch.zeros(len(x)).index_add(0, dst, torch.ones(len(dst))).clamp(min=1)
             return self.own(x) + self.neigh(agg / deg[:, None])
+
 
     class GNN(nn.Module):
         def __init__(self, hidden=32):
@@ -1884,11 +1970,13 @@ def graph_collate_without_offset_bad():
             count = torch.bincount(batch, minlength=n).clamp(min=1)
             return self.head(pooled / count[:, None])
 
+
     batches = endless(DataLoader(MoleculeDataset(1500, 1), batch_size=32, shuffle=True, collate_fn=collate))
     test_loader = DataLoader(MoleculeDataset(320, 2), batch_size=32, collate_fn=collate)
     model = GNN()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss()
+
 
     def step(i):
         x, edge_index, batch, y = next(batches)
@@ -1898,17 +1986,20 @@ def graph_collate_without_offset_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # error rate on unseen graphs
         with quiet(model):
             wrong = sum((model(x, e, b).argmax(1) != y).sum().item() for x, e, b, y in test_loader)
             return wrong / 320 + 1e-3
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def graph_collate_without_offset_good():
     torch.manual_seed(0)
+
 
     class MoleculeDataset(Dataset):
         """Graphs of 8 to 16 typed nodes; label: do bonds mostly join atoms of the same type?"""
@@ -1933,6 +2024,7 @@ def graph_collate_without_offset_good():
         def __getitem__(self, i):
             return self.graphs[i]
 
+
     def collate(items):
         xs, edges, batch, ys, offset = [], [], [], [], 0
         for b, (x, edge_index, y) in enumerate(items):
@@ -1942,6 +2034,7 @@ def graph_collate_without_offset_good():
             ys.append(y)
             offset += len(x)
         return torch.cat(xs), torch.cat(edges, 1), torch.cat(batch), torch.tensor(ys)
+
 
     class GraphConv(nn.Module):
         def __init__(self, n_in, n_out):
@@ -1954,6 +2047,7 @@ def graph_collate_without_offset_good():
             agg = torch.zeros_like(x).index_add(0, dst, x[src])
             deg = torch.zeros(len(x)).index_add(0, dst, torch.ones(len(dst))).clamp(min=1)
             return self.own(x) + self.neigh(agg / deg[:, None])
+
 
     class GNN(nn.Module):
         def __init__(self, hidden=32):
@@ -1969,11 +2063,13 @@ def graph_collate_without_offset_good():
             count = torch.bincount(batch, minlength=n).clamp(min=1)
             return self.head(pooled / count[:, None])
 
+
     batches = endless(DataLoader(MoleculeDataset(1500, 1), batch_size=32, shuffle=True, collate_fn=collate))
     test_loader = DataLoader(MoleculeDataset(320, 2), batch_size=32, collate_fn=collate)
     model = GNN()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss()
+
 
     def step(i):
         x, edge_index, batch, y = next(batches)
@@ -1983,11 +2079,13 @@ def graph_collate_without_offset_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # error rate on unseen graphs
         with quiet(model):
             wrong = sum((model(x, e, b).argmax(1) != y).sum().item() for x, e, b, y in test_loader)
             return wrong / 320 + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2000,6 +2098,7 @@ def ctc_label_on_blank_index_bad():
     _g = torch.Generator().manual_seed(77)
     TEMPLATES = {p: 1.5 * torch.randn(13, generator=_g) for p in PHONES}
 
+
     class Utterances(Dataset):
         def __init__(self, n, seed):
             rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -2018,6 +2117,7 @@ def ctc_label_on_blank_index_bad():
         def __getitem__(self, i):
             return self.items[i]
 
+
     def collate(items):
         feats, phones = zip(*items)
         x_lens = torch.tensor([len(f) for f in feats])
@@ -2025,6 +2125,7 @@ def ctc_label_on_blank_index_bad():
         x = nn.utils.rnn.pad_sequence(feats, batch_first=True)
         y = torch.tensor([stoi[p] for ph in phones for p in ph])
         return x, y, x_lens, y_lens, phones
+
 
     class AcousticModel(nn.Module):
         def __init__(self, n_feats=13, hidden=48, n_out=len(PHONES) + 1):
@@ -2039,6 +2140,7 @@ def ctc_label_on_blank_index_bad():
             h, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
             return self.out(h).log_softmax(-1)
 
+
     def edit_distance(a, b):
         row = list(range(len(b) + 1))
         for i, x in enumerate(a, 1):
@@ -2047,11 +2149,13 @@ def ctc_label_on_blank_index_bad():
                 prev, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, prev + (x != y))
         return row[-1]
 
+
     batches = endless(DataLoader(Utterances(800, 1), batch_size=16, shuffle=True, collate_fn=collate))
     test_loader = DataLoader(Utterances(96, 2), batch_size=32, collate_fn=collate)
     model = AcousticModel()
     ctc = nn.CTCLoss(blank=0, zero_infinity=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
 
     def step(i):
         x, y, x_lens, y_lens, _ = next(batches)
@@ -2063,6 +2167,7 @@ def ctc_label_on_blank_index_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # phone error rate of greedy decoding
         with quiet(model):
@@ -2070,11 +2175,12 @@ def ctc_label_on_blank_index_bad():
             for x, _, x_lens, _, phones in test_loader:
                 best = model(x, x_lens).argmax(-1)
                 for b, ref in enumerate(phones):
-                    path = [k for k, _ in itertools.groupby(best[b, : x_lens[b]].tolist())]
+                    path = [k for k, _ in itertools.groupby(best[b, :x_lens[b]].tolist())]
                     hyp = [itos.get(k, "?") for k in path if k != 0]
                     errors += edit_distance(hyp, ref)
                     total += len(ref)
             return errors / total + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2087,6 +2193,7 @@ def ctc_label_on_blank_index_good():
     _g = torch.Generator().manual_seed(77)
     TEMPLATES = {p: 1.5 * torch.randn(13, generator=_g) for p in PHONES}
 
+
     class Utterances(Dataset):
         def __init__(self, n, seed):
             rnd, g = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -2105,6 +2212,7 @@ def ctc_label_on_blank_index_good():
         def __getitem__(self, i):
             return self.items[i]
 
+
     def collate(items):
         feats, phones = zip(*items)
         x_lens = torch.tensor([len(f) for f in feats])
@@ -2112,6 +2220,7 @@ def ctc_label_on_blank_index_good():
         x = nn.utils.rnn.pad_sequence(feats, batch_first=True)
         y = torch.tensor([stoi[p] for ph in phones for p in ph])
         return x, y, x_lens, y_lens, phones
+
 
     class AcousticModel(nn.Module):
         def __init__(self, n_feats=13, hidden=48, n_out=len(PHONES) + 1):
@@ -2126,6 +2235,7 @@ def ctc_label_on_blank_index_good():
             h, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
             return self.out(h).log_softmax(-1)
 
+
     def edit_distance(a, b):
         row = list(range(len(b) + 1))
         for i, x in enumerate(a, 1):
@@ -2134,11 +2244,13 @@ def ctc_label_on_blank_index_good():
                 prev, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, prev + (x != y))
         return row[-1]
 
+
     batches = endless(DataLoader(Utterances(800, 1), batch_size=16, shuffle=True, collate_fn=collate))
     test_loader = DataLoader(Utterances(96, 2), batch_size=32, collate_fn=collate)
     model = AcousticModel()
     ctc = nn.CTCLoss(blank=0, zero_infinity=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
 
     def step(i):
         x, y, x_lens, y_lens, _ = next(batches)
@@ -2150,6 +2262,7 @@ def ctc_label_on_blank_index_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # phone error rate of greedy decoding
         with quiet(model):
@@ -2157,11 +2270,12 @@ def ctc_label_on_blank_index_good():
             for x, _, x_lens, _, phones in test_loader:
                 best = model(x, x_lens).argmax(-1)
                 for b, ref in enumerate(phones):
-                    path = [k for k, _ in itertools.groupby(best[b, : x_lens[b]].tolist())]
+                    path = [k for k, _ in itertools.groupby(best[b, :x_lens[b]].tolist())]
                     hyp = [itos.get(k, "?") for k in path if k != 0]
                     errors += edit_distance(hyp, ref)
                     total += len(ref)
             return errors / total + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2169,6 +2283,7 @@ def ctc_label_on_blank_index_good():
 def keyword_padding_mask_inverted_bad():
     torch.manual_seed(0)
     MAX_LEN, N_FEATS, N_CLASSES = 24, 10, 5
+
 
     def load_clips(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(13)
@@ -2179,8 +2294,9 @@ def keyword_padding_mask_inverted_bad():
             L = int(lengths[k])
             x[k, :L] = torch.randn(L, N_FEATS, generator=g)
             at = int(torch.randint(0, L - 3, (1,), generator=g))
-            x[k, at : at + 4] += motifs[y[k]]
+            x[k, at:at + 4] += motifs[y[k]]
         return x, lengths, y
+
 
     class KeywordTransformer(nn.Module):
         def __init__(self, d=32):
@@ -2199,11 +2315,13 @@ def keyword_padding_mask_inverted_bad():
             h = self.encoder(x, src_key_padding_mask=mask)
             return self.head(h[:, 0])
 
+
     batches = endless(DataLoader(TensorDataset(*load_clips(4000, 1)), batch_size=32, shuffle=True))
     x_test, len_test, y_test = load_clips(600, 2)
     model = KeywordTransformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     criterion = nn.CrossEntropyLoss()
+
 
     def step(i):
         model.train()
@@ -2215,10 +2333,12 @@ def keyword_padding_mask_inverted_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test error rate
         with quiet(model):
             return (model(x_test, len_test).argmax(1) != y_test).float().mean().item() + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2226,6 +2346,7 @@ def keyword_padding_mask_inverted_bad():
 def keyword_padding_mask_inverted_good():
     torch.manual_seed(0)
     MAX_LEN, N_FEATS, N_CLASSES = 24, 10, 5
+
 
     def load_clips(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(13)
@@ -2236,8 +2357,9 @@ def keyword_padding_mask_inverted_good():
             L = int(lengths[k])
             x[k, :L] = torch.randn(L, N_FEATS, generator=g)
             at = int(torch.randint(0, L - 3, (1,), generator=g))
-            x[k, at : at + 4] += motifs[y[k]]
+            x[k, at:at + 4] += motifs[y[k]]
         return x, lengths, y
+
 
     class KeywordTransformer(nn.Module):
         def __init__(self, d=32):
@@ -2256,11 +2378,13 @@ def keyword_padding_mask_inverted_good():
             h = self.encoder(x, src_key_padding_mask=mask)
             return self.head(h[:, 0])
 
+
     batches = endless(DataLoader(TensorDataset(*load_clips(4000, 1)), batch_size=32, shuffle=True))
     x_test, len_test, y_test = load_clips(600, 2)
     model = KeywordTransformer()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
     criterion = nn.CrossEntropyLoss()
+
 
     def step(i):
         model.train()
@@ -2272,10 +2396,12 @@ def keyword_padding_mask_inverted_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # test error rate
         with quiet(model):
             return (model(x_test, len_test).argmax(1) != y_test).float().mean().item() + 1e-3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2284,8 +2410,10 @@ def pinn_residual_without_create_graph_bad():
     torch.manual_seed(0)
     c = 1.0
 
+
     def u0(x):
         return torch.sin(math.pi * x)
+
 
     class PINN(nn.Module):
         """u(x, t) of the advection equation u_t + c u_x = 0, x in [-1, 1], t in [0, 1]."""
@@ -2304,8 +2432,10 @@ def pinn_residual_without_create_graph_bad():
         def forward(self, x, t):
             return self.net(torch.cat([x, t], 1))
 
+
     model = PINN()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
 
     def residual(x, t):
         x.requires_grad_(True)
@@ -2314,6 +2444,7 @@ def pinn_residual_without_create_graph_bad():
         u_x, u_t = torch.autograd.grad(u, (x, t), grad_outputs=torch.ones_like(u))
         return u_t + c * u_x
 
+
     def step(i):
         xf, tf = 2 * torch.rand(256, 1) - 1, torch.rand(256, 1)
         xi, ti = 2 * torch.rand(64, 1) - 1, torch.zeros(64, 1)
@@ -2327,6 +2458,7 @@ def pinn_residual_without_create_graph_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # relative L2 error of the solution on a grid
         with quiet(model):
@@ -2335,6 +2467,7 @@ def pinn_residual_without_create_graph_bad():
             exact = u0(xs - c * ts)
             return ((model(xs, ts) - exact).norm() / exact.norm()).item()
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
@@ -2342,8 +2475,10 @@ def pinn_residual_without_create_graph_good():
     torch.manual_seed(0)
     c = 1.0
 
+
     def u0(x):
         return torch.sin(math.pi * x)
+
 
     class PINN(nn.Module):
         """u(x, t) of the advection equation u_t + c u_x = 0, x in [-1, 1], t in [0, 1]."""
@@ -2362,8 +2497,10 @@ def pinn_residual_without_create_graph_good():
         def forward(self, x, t):
             return self.net(torch.cat([x, t], 1))
 
+
     model = PINN()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
 
     def residual(x, t):
         x.requires_grad_(True)
@@ -2371,6 +2508,7 @@ def pinn_residual_without_create_graph_good():
         u = model(x, t)
         u_x, u_t = torch.autograd.grad(u, (x, t), grad_outputs=torch.ones_like(u), create_graph=True)
         return u_t + c * u_x
+
 
     def step(i):
         xf, tf = 2 * torch.rand(256, 1) - 1, torch.rand(256, 1)
@@ -2385,6 +2523,7 @@ def pinn_residual_without_create_graph_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # relative L2 error of the solution on a grid
         with quiet(model):
@@ -2393,11 +2532,13 @@ def pinn_residual_without_create_graph_good():
             exact = u0(xs - c * ts)
             return ((model(xs, ts) - exact).norm() / exact.norm()).item()
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def realnvp_log_det_sign_bad():
     torch.manual_seed(0)
+
 
     def two_moons(n):
         a = math.pi * torch.rand(n)
@@ -2407,13 +2548,12 @@ def realnvp_log_det_sign_bad():
         pts = torch.stack([x, y], 1) + 0.1 * torch.randn(n, 2)
         return (pts - torch.tensor([0.5, 0.25])) / torch.tensor([0.87, 0.5])
 
+
     class Coupling(nn.Module):
         def __init__(self, flip, hidden=64):
             super().__init__()
             self.flip = flip
-            self.net = nn.Sequential(
-                nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
-            )
+            self.net = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
         def forward(self, x):
             a, b = x.chunk(2, 1)
@@ -2424,6 +2564,7 @@ def realnvp_log_det_sign_bad():
             b = b * s.exp() + t
             z = torch.cat([b, a] if self.flip else [a, b], 1)
             return z, s.sum(1)
+
 
     class RealNVP(nn.Module):
         def __init__(self, n_layers=6):
@@ -2437,9 +2578,11 @@ def realnvp_log_det_sign_bad():
                 log_det = log_det + ld
             return x, log_det
 
+
     flow = RealNVP()
     prior = torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
     optimizer = torch.optim.Adam(flow.parameters(), lr=2e-3)
+
 
     def step(i):
         x = two_moons(256)
@@ -2450,6 +2593,7 @@ def realnvp_log_det_sign_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # negative log likelihood of held-out points by change of variables
         with quiet(flow):
@@ -2457,11 +2601,13 @@ def realnvp_log_det_sign_bad():
             z, log_det = flow(two_moons(2000))
             return -(prior.log_prob(z) + log_det).mean().item()
 
+
     return {"model": flow, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def realnvp_log_det_sign_good():
     torch.manual_seed(0)
+
 
     def two_moons(n):
         a = math.pi * torch.rand(n)
@@ -2471,13 +2617,12 @@ def realnvp_log_det_sign_good():
         pts = torch.stack([x, y], 1) + 0.1 * torch.randn(n, 2)
         return (pts - torch.tensor([0.5, 0.25])) / torch.tensor([0.87, 0.5])
 
+
     class Coupling(nn.Module):
         def __init__(self, flip, hidden=64):
             super().__init__()
             self.flip = flip
-            self.net = nn.Sequential(
-                nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2)
-            )
+            self.net = nn.Sequential(nn.Linear(1, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 2))
 
         def forward(self, x):
             a, b = x.chunk(2, 1)
@@ -2488,6 +2633,7 @@ def realnvp_log_det_sign_good():
             b = b * s.exp() + t
             z = torch.cat([b, a] if self.flip else [a, b], 1)
             return z, s.sum(1)
+
 
     class RealNVP(nn.Module):
         def __init__(self, n_layers=6):
@@ -2501,9 +2647,11 @@ def realnvp_log_det_sign_good():
                 log_det = log_det + ld
             return x, log_det
 
+
     flow = RealNVP()
     prior = torch.distributions.MultivariateNormal(torch.zeros(2), torch.eye(2))
     optimizer = torch.optim.Adam(flow.parameters(), lr=2e-3)
+
 
     def step(i):
         x = two_moons(256)
@@ -2514,6 +2662,7 @@ def realnvp_log_det_sign_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # negative log likelihood of held-out points by change of variables
         with quiet(flow):
@@ -2521,11 +2670,13 @@ def realnvp_log_det_sign_good():
             z, log_det = flow(two_moons(2000))
             return -(prior.log_prob(z) + log_det).mean().item()
 
+
     return {"model": flow, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def maml_query_with_initial_weights_bad():
     torch.manual_seed(0)
+
 
     def sample_task(k=10):
         amp, phase = 0.5 + 1.5 * torch.rand(1), math.pi * torch.rand(1)
@@ -2533,9 +2684,11 @@ def maml_query_with_initial_weights_bad():
         y = amp * torch.sin(2 * x + phase)
         return x[:k], y[:k], x[k:], y[k:]
 
+
     net = nn.Sequential(nn.Linear(1, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
     meta_opt = torch.optim.Adam(net.parameters(), lr=3e-3)
     inner_lr, inner_steps, meta_batch = 0.1, 2, 4
+
 
     def adapt(params, xs, ys, create_graph):
         fast = dict(params)
@@ -2544,6 +2697,7 @@ def maml_query_with_initial_weights_bad():
             grads = torch.autograd.grad(loss, list(fast.values()), create_graph=create_graph)
             fast = {n: w - inner_lr * g for (n, w), g in zip(fast.items(), grads)}
         return fast
+
 
     def step(i):
         params = dict(net.named_parameters())
@@ -2559,6 +2713,7 @@ def maml_query_with_initial_weights_bad():
         meta_opt.step()
         return meta_loss.item()
 
+
     def probe():
         # query error on new tasks after adaptation
         with quiet(net), torch.enable_grad():
@@ -2570,11 +2725,13 @@ def maml_query_with_initial_weights_bad():
                 total += F.mse_loss(functional_call(net, fast, (xq,)), yq).item() / 50
             return total
 
+
     return {"model": net, "optimizer": meta_opt, "steps": 20, "step": step, "probe": probe}
 
 
 def maml_query_with_initial_weights_good():
     torch.manual_seed(0)
+
 
     def sample_task(k=10):
         amp, phase = 0.5 + 1.5 * torch.rand(1), math.pi * torch.rand(1)
@@ -2582,9 +2739,11 @@ def maml_query_with_initial_weights_good():
         y = amp * torch.sin(2 * x + phase)
         return x[:k], y[:k], x[k:], y[k:]
 
+
     net = nn.Sequential(nn.Linear(1, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 1))
     meta_opt = torch.optim.Adam(net.parameters(), lr=3e-3)
     inner_lr, inner_steps, meta_batch = 0.1, 2, 4
+
 
     def adapt(params, xs, ys, create_graph):
         fast = dict(params)
@@ -2593,6 +2752,7 @@ def maml_query_with_initial_weights_good():
             grads = torch.autograd.grad(loss, list(fast.values()), create_graph=create_graph)
             fast = {n: w - inner_lr * g for (n, w), g in zip(fast.items(), grads)}
         return fast
+
 
     def step(i):
         params = dict(net.named_parameters())
@@ -2608,6 +2768,7 @@ def maml_query_with_initial_weights_good():
         meta_opt.step()
         return meta_loss.item()
 
+
     def probe():
         # query error on new tasks after adaptation
         with quiet(net), torch.enable_grad():
@@ -2619,15 +2780,17 @@ def maml_query_with_initial_weights_good():
                 total += F.mse_loss(functional_call(net, fast, (xq,)), yq).item() / 50
             return total
 
+
     return {"model": net, "optimizer": meta_opt, "steps": 20, "step": step, "probe": probe}
 
 
 def multitask_loss_overwritten_bad():
     torch.manual_seed(0)
 
+
     def load_patients(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(17)
-        A = torch.randn(20, 4, generator=w) / 20**0.5
+        A = torch.randn(20, 4, generator=w) / 20 ** 0.5
         B = torch.randn(4, 3, generator=w)
         x = torch.randn(n, 20, generator=g)
         h = torch.tanh(1.5 * x @ A)
@@ -2636,23 +2799,24 @@ def multitask_loss_overwritten_bad():
         ward = (h @ B + 0.1 * torch.randn(n, 3, generator=g)).argmax(1)
         return x, los / 0.7, death, ward
 
+
     class MultiTaskNet(nn.Module):
         def __init__(self, n_in=20, hidden=64):
             super().__init__()
             self.trunk = nn.Sequential(nn.Linear(n_in, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-            self.heads = nn.ModuleDict(
-                {"los": nn.Linear(hidden, 1), "death": nn.Linear(hidden, 1), "ward": nn.Linear(hidden, 3)}
-            )
+            self.heads = nn.ModuleDict({"los": nn.Linear(hidden, 1), "death": nn.Linear(hidden, 1), "ward": nn.Linear(hidden, 3)})
 
         def forward(self, x):
             h = self.trunk(x)
             return {name: head(h).squeeze(-1) for name, head in self.heads.items()}
+
 
     criteria = {"los": nn.MSELoss(), "death": nn.BCEWithLogitsLoss(), "ward": nn.CrossEntropyLoss()}
     batches = endless(DataLoader(TensorDataset(*load_patients(5000, 1)), batch_size=64, shuffle=True))
     x_test, *y_test = load_patients(1500, 2)
     model = MultiTaskNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
 
     def step(i):
         x, *ys = next(batches)
@@ -2666,11 +2830,13 @@ def multitask_loss_overwritten_bad():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean of the three test losses
         with quiet(model):
             out = model(x_test)
             return sum(crit(out[name], y).item() for (name, crit), y in zip(criteria.items(), y_test)) / 3
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2678,9 +2844,10 @@ def multitask_loss_overwritten_bad():
 def multitask_loss_overwritten_good():
     torch.manual_seed(0)
 
+
     def load_patients(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(17)
-        A = torch.randn(20, 4, generator=w) / 20**0.5
+        A = torch.randn(20, 4, generator=w) / 20 ** 0.5
         B = torch.randn(4, 3, generator=w)
         x = torch.randn(n, 20, generator=g)
         h = torch.tanh(1.5 * x @ A)
@@ -2689,23 +2856,24 @@ def multitask_loss_overwritten_good():
         ward = (h @ B + 0.1 * torch.randn(n, 3, generator=g)).argmax(1)
         return x, los / 0.7, death, ward
 
+
     class MultiTaskNet(nn.Module):
         def __init__(self, n_in=20, hidden=64):
             super().__init__()
             self.trunk = nn.Sequential(nn.Linear(n_in, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU())
-            self.heads = nn.ModuleDict(
-                {"los": nn.Linear(hidden, 1), "death": nn.Linear(hidden, 1), "ward": nn.Linear(hidden, 3)}
-            )
+            self.heads = nn.ModuleDict({"los": nn.Linear(hidden, 1), "death": nn.Linear(hidden, 1), "ward": nn.Linear(hidden, 3)})
 
         def forward(self, x):
             h = self.trunk(x)
             return {name: head(h).squeeze(-1) for name, head in self.heads.items()}
+
 
     criteria = {"los": nn.MSELoss(), "death": nn.BCEWithLogitsLoss(), "ward": nn.CrossEntropyLoss()}
     batches = endless(DataLoader(TensorDataset(*load_patients(5000, 1)), batch_size=64, shuffle=True))
     x_test, *y_test = load_patients(1500, 2)
     model = MultiTaskNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
 
     def step(i):
         x, *ys = next(batches)
@@ -2719,17 +2887,20 @@ def multitask_loss_overwritten_good():
         optimizer.step()
         return loss.item()
 
+
     def probe():
         # mean of the three test losses
         with quiet(model):
             out = model(x_test)
             return sum(crit(out[name], y).item() for (name, crit), y in zip(criteria.items(), y_test)) / 3
 
+
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def amp_clip_before_unscale_bad():
     torch.manual_seed(0)
+
 
     def load_table(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(31)
@@ -2739,6 +2910,7 @@ def amp_clip_before_unscale_bad():
         y = torch.sin(2 * h[:, 0]) + h[:, 1] * h[:, 2] + h[:, 3] + 0.1 * torch.randn(n, generator=g)
         return x, y / 1.5
 
+
     x_train, y_train = load_table(6000, 1)
     x_test, y_test = load_table(1500, 2)
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=128, shuffle=True))
@@ -2746,6 +2918,7 @@ def amp_clip_before_unscale_bad():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     criterion = nn.MSELoss()
+
 
     def step(i):
         x, y = next(batches)
@@ -2759,16 +2932,19 @@ def amp_clip_before_unscale_bad():
         scaler.update()
         return loss.item()
 
+
     def probe():
         # test mean squared error
         with quiet(model):
             return F.mse_loss(model(x_test).squeeze(1), y_test).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
 def amp_clip_before_unscale_good():
     torch.manual_seed(0)
+
 
     def load_table(n, seed):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(31)
@@ -2778,6 +2954,7 @@ def amp_clip_before_unscale_good():
         y = torch.sin(2 * h[:, 0]) + h[:, 1] * h[:, 2] + h[:, 3] + 0.1 * torch.randn(n, generator=g)
         return x, y / 1.5
 
+
     x_train, y_train = load_table(6000, 1)
     x_test, y_test = load_table(1500, 2)
     batches = endless(DataLoader(TensorDataset(x_train, y_train), batch_size=128, shuffle=True))
@@ -2785,6 +2962,7 @@ def amp_clip_before_unscale_good():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cpu")
     criterion = nn.MSELoss()
+
 
     def step(i):
         x, y = next(batches)
@@ -2799,10 +2977,12 @@ def amp_clip_before_unscale_good():
         scaler.update()
         return loss.item()
 
+
     def probe():
         # test mean squared error
         with quiet(model):
             return F.mse_loss(model(x_test).squeeze(1), y_test).item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2810,6 +2990,7 @@ def amp_clip_before_unscale_good():
 def ae_scheduler_stepped_every_batch_bad():
     torch.manual_seed(0)
     N_SENSORS = 24
+
 
     def machine_states(n, seed, broken=False):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(41)
@@ -2821,6 +3002,7 @@ def ae_scheduler_stepped_every_batch_bad():
             x = torch.where(hit, x[torch.randperm(n, generator=g)], x)
         return x
 
+
     class AutoEncoder(nn.Module):
         def __init__(self, n=N_SENSORS, code=4):
             super().__init__()
@@ -2830,6 +3012,7 @@ def ae_scheduler_stepped_every_batch_bad():
         def forward(self, x):
             return self.decoder(self.encoder(x))
 
+
     train = machine_states(1024, 1)
     mean, std = train.mean(0), train.std(0)
     normal, faulty = [(x - mean) / std for x in (machine_states(500, 2), machine_states(500, 3, broken=True))]
@@ -2838,6 +3021,7 @@ def ae_scheduler_stepped_every_batch_bad():
     model = AutoEncoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+
 
     def step(i):
         (x,) = next(batches)
@@ -2848,11 +3032,13 @@ def ae_scheduler_stepped_every_batch_bad():
         scheduler.step()
         return loss.item()
 
+
     def probe():
         # 1 - ROC AUC of the reconstruction error as fault detector
         with quiet(model):
             a, b = [((model(x) - x) ** 2).mean(1) for x in (normal, faulty)]
             return 1 - (b[:, None] > a[None]).float().mean().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
@@ -2860,6 +3046,7 @@ def ae_scheduler_stepped_every_batch_bad():
 def ae_scheduler_stepped_every_batch_good():
     torch.manual_seed(0)
     N_SENSORS = 24
+
 
     def machine_states(n, seed, broken=False):
         g, w = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(41)
@@ -2871,6 +3058,7 @@ def ae_scheduler_stepped_every_batch_good():
             x = torch.where(hit, x[torch.randperm(n, generator=g)], x)
         return x
 
+
     class AutoEncoder(nn.Module):
         def __init__(self, n=N_SENSORS, code=4):
             super().__init__()
@@ -2880,6 +3068,7 @@ def ae_scheduler_stepped_every_batch_good():
         def forward(self, x):
             return self.decoder(self.encoder(x))
 
+
     train = machine_states(1024, 1)
     mean, std = train.mean(0), train.std(0)
     normal, faulty = [(x - mean) / std for x in (machine_states(500, 2), machine_states(500, 3, broken=True))]
@@ -2888,6 +3077,7 @@ def ae_scheduler_stepped_every_batch_good():
     model = AutoEncoder()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
+
 
     def step(i):
         (x,) = next(batches)
@@ -2899,10 +3089,12 @@ def ae_scheduler_stepped_every_batch_good():
             scheduler.step()
         return loss.item()
 
+
     def probe():
         # 1 - ROC AUC of the reconstruction error as fault detector
         with quiet(model):
             a, b = [((model(x) - x) ** 2).mean(1) for x in (normal, faulty)]
             return 1 - (b[:, None] > a[None]).float().mean().item()
+
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}

@@ -36,7 +36,7 @@ def _pictures(n, seed, classes=6, size=16, noise=0.5, template_seed=100):
     dx = torch.randint(-3, 4, (n, 2), generator=g)
     x = torch.stack([torch.roll(t[c], (int(a), int(b)), dims=(1, 2)) for c, (a, b) in zip(y.tolist(), dx.tolist())])
     x = x + noise * torch.randn(x.shape, generator=g)
-    return x / math.sqrt(1 + noise**2), y
+    return x / math.sqrt(1 + noise ** 2), y
 
 
 def _table(n, seed, d=12, classes=0):
@@ -55,32 +55,26 @@ def _table(n, seed, d=12, classes=0):
 
 
 # ----------------------------------------------------------------------------- 1
-CASES.append(
-    {
-        "name": "vit_pos_embed_plain_tensor",
-        "probe": "error rate on held-out pictures",
-        "what": "The position embedding of a small vision transformer is a plain tensor with requires_grad=True and not an "
-        "nn.Parameter, so it is in no module's parameters() and the optimizer never moves it from its start.",
-        "steps": 500,
-    }
-)
+CASES.append({
+    "name": "vit_pos_embed_plain_tensor",
+    "probe": "error rate on held-out pictures",
+    "what": "The position embedding of a small vision transformer is a plain tensor with requires_grad=True and not an "
+            "nn.Parameter, so it is in no module's parameters() and the optimizer never moves it from its start.",
+    "steps": 500,
+})
 
 
 def _placed_glyphs(n, seed):
     """One of two glyphs lies in one of 16 cells; the label is glyph x quadrant."""
     g = _gen(seed)
-    glyph = torch.tensor(
-        [
-            [[1.0, 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]],
-            [[1.0, 1, 1, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1]],
-        ]
-    )
+    glyph = torch.tensor([[[1., 0, 0, 1], [0, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]],
+                          [[1., 1, 1, 1], [1, 0, 0, 1], [1, 0, 0, 1], [1, 1, 1, 1]]])
     k = torch.randint(0, 2, (n,), generator=g)
     r = torch.randint(0, 4, (n,), generator=g)
     c = torch.randint(0, 4, (n,), generator=g)
     x = torch.zeros(n, 1, 16, 16)
     for i in range(n):
-        x[i, 0, r[i] * 4 : r[i] * 4 + 4, c[i] * 4 : c[i] * 4 + 4] = 3.0 * glyph[k[i]]
+        x[i, 0, r[i] * 4:r[i] * 4 + 4, c[i] * 4:c[i] * 4 + 4] = 3.0 * glyph[k[i]]
     x = x + 0.4 * torch.randn(x.shape, generator=g)
     x = (x - 0.105) / 0.68
     return x, k * 4 + (r // 2) * 2 + (c // 2)
@@ -211,14 +205,9 @@ class _ConvNet(nn.Module):
     def __init__(self, num_classes):
         super().__init__()
         self.features = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.LayerNorm(32 * 4 * 4),
+            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.LayerNorm(32 * 4 * 4),
         )
         self.fc = nn.Linear(32 * 4 * 4, num_classes)
 
@@ -245,15 +234,13 @@ def _pretrained_convnet_state():
 
 
 # ----------------------------------------------------------------------------- 2
-CASES.append(
-    {
-        "name": "head_replaced_after_optimizer",
-        "probe": "error rate on held-out pictures",
-        "what": "The classifier head model.fc is replaced for the new classes after the optimizer was built from "
-        "model.parameters(), so the optimizer still holds the old head and the new one keeps its random weights.",
-        "steps": 200,
-    }
-)
+CASES.append({
+    "name": "head_replaced_after_optimizer",
+    "probe": "error rate on held-out pictures",
+    "what": "The classifier head model.fc is replaced for the new classes after the optimizer was built from "
+            "model.parameters(), so the optimizer still holds the old head and the new one keeps its random weights.",
+    "steps": 200,
+})
 
 
 def head_replaced_after_optimizer_bad():
@@ -325,15 +312,13 @@ def head_replaced_after_optimizer_good():
 
 
 # ----------------------------------------------------------------------------- 3
-CASES.append(
-    {
-        "name": "require_grad_misspelt_backbone",
-        "probe": "mean error rate of the new head and of the old head on the shared backbone",
-        "what": "The backbone is meant to be frozen, but the loop sets p.require_grad = False (a misspelt, new attribute), so "
-        "all pretrained weights move at the head's rate and the old head that shares the backbone no longer fits.",
-        "steps": 250,
-    }
-)
+CASES.append({
+    "name": "require_grad_misspelt_backbone",
+    "probe": "mean error rate of the new head and of the old head on the shared backbone",
+    "what": "The backbone is meant to be frozen, but the loop sets p.require_grad = False (a misspelt, new attribute), so "
+            "all pretrained weights move at the head's rate and the old head that shares the backbone no longer fits.",
+    "steps": 250,
+})
 
 
 def require_grad_misspelt_backbone_bad():
@@ -411,15 +396,13 @@ def require_grad_misspelt_backbone_good():
 
 
 # ----------------------------------------------------------------------------- 4
-CASES.append(
-    {
-        "name": "steplr_stepped_every_batch",
-        "probe": "error rate on held-out rows",
-        "what": "StepLR(step_size=8) is meant in epochs but scheduler.step() sits inside the batch loop, so the rate falls "
-        "tenfold every 8 batches and training is over in the first epoch.",
-        "steps": 400,
-    }
-)
+CASES.append({
+    "name": "steplr_stepped_every_batch",
+    "probe": "error rate on held-out rows",
+    "what": "StepLR(step_size=8) is meant in epochs but scheduler.step() sits inside the batch loop, so the rate falls "
+            "tenfold every 8 batches and training is over in the first epoch.",
+    "steps": 400,
+})
 
 
 def steplr_stepped_every_batch_bad():
@@ -430,10 +413,8 @@ def steplr_stepped_every_batch_bad():
     batches = _cycle(train_loader)
 
     model = nn.Sequential(
-        nn.Linear(12, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
+        nn.Linear(12, 64), nn.ReLU(),
+        nn.Linear(64, 64), nn.ReLU(),
         nn.Linear(64, 4),
     )
     criterion = nn.CrossEntropyLoss()
@@ -470,10 +451,8 @@ def steplr_stepped_every_batch_good():
     batches = _cycle(train_loader)
 
     model = nn.Sequential(
-        nn.Linear(12, 64),
-        nn.ReLU(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
+        nn.Linear(12, 64), nn.ReLU(),
+        nn.Linear(64, 64), nn.ReLU(),
         nn.Linear(64, 4),
     )
     criterion = nn.CrossEntropyLoss()
@@ -504,15 +483,13 @@ def steplr_stepped_every_batch_good():
 
 
 # ----------------------------------------------------------------------------- 5
-CASES.append(
-    {
-        "name": "amp_clip_while_scaled",
-        "probe": "mean squared error on held-out windows",
-        "what": "With a GradScaler the gradients are clipped to norm 1 while they still carry the loss scale (no "
-        "scaler.unscale_ before clip_grad_norm_), so after unscaling in scaler.step almost nothing is left of each update.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "amp_clip_while_scaled",
+    "probe": "mean squared error on held-out windows",
+    "what": "With a GradScaler the gradients are clipped to norm 1 while they still carry the loss scale (no "
+            "scaler.unscale_ before clip_grad_norm_), so after unscaling in scaler.step almost nothing is left of each update.",
+    "steps": 300,
+})
 
 
 def _sensor_windows(n, seed, t=48):
@@ -536,11 +513,9 @@ def amp_clip_while_scaled_bad():
     loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(6))
     batches = _cycle(loader)
 
-    net = nn.Sequential(nn.Flatten(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(
-        device
-    )
+    net = nn.Sequential(nn.Flatten(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**12)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0 ** 12)
 
     def step(i):
         net.train()
@@ -575,11 +550,9 @@ def amp_clip_while_scaled_good():
     loader = DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(6))
     batches = _cycle(loader)
 
-    net = nn.Sequential(nn.Flatten(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(
-        device
-    )
+    net = nn.Sequential(nn.Flatten(), nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**12)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0 ** 12)
 
     def step(i):
         net.train()
@@ -608,24 +581,20 @@ def amp_clip_while_scaled_good():
 
 
 # ----------------------------------------------------------------------------- 6
-CASES.append(
-    {
-        "name": "bf16_weights_lose_updates",
-        "probe": "mean squared error on held-out rows",
-        "what": "The whole model is cast to bfloat16 (.to(torch.bfloat16)) and trained with a small rate and no float32 "
-        "master weights, so most updates are smaller than half a bfloat16 step and are rounded away.",
-        "steps": 1200,
-    }
-)
+CASES.append({
+    "name": "bf16_weights_lose_updates",
+    "probe": "mean squared error on held-out rows",
+    "what": "The whole model is cast to bfloat16 (.to(torch.bfloat16)) and trained with a small rate and no float32 "
+            "master weights, so most updates are smaller than half a bfloat16 step and are rounded away.",
+    "steps": 1200,
+})
 
 
 def bf16_weights_lose_updates_bad():
     torch.manual_seed(0)
     xtr, ytr = _table(4096, 61)
     xte, yte = _table(1024, 62)
-    loader = DataLoader(
-        TensorDataset(xtr, ytr.unsqueeze(1)), batch_size=128, shuffle=True, drop_last=True, generator=_gen(7)
-    )
+    loader = DataLoader(TensorDataset(xtr, ytr.unsqueeze(1)), batch_size=128, shuffle=True, drop_last=True, generator=_gen(7))
     batches = _cycle(loader)
 
     class Regressor(nn.Module):
@@ -669,9 +638,7 @@ def bf16_weights_lose_updates_good():
     torch.manual_seed(0)
     xtr, ytr = _table(4096, 61)
     xte, yte = _table(1024, 62)
-    loader = DataLoader(
-        TensorDataset(xtr, ytr.unsqueeze(1)), batch_size=128, shuffle=True, drop_last=True, generator=_gen(7)
-    )
+    loader = DataLoader(TensorDataset(xtr, ytr.unsqueeze(1)), batch_size=128, shuffle=True, drop_last=True, generator=_gen(7))
     batches = _cycle(loader)
 
     class Regressor(nn.Module):
@@ -713,15 +680,13 @@ def bf16_weights_lose_updates_good():
 
 
 # ----------------------------------------------------------------------------- 7
-CASES.append(
-    {
-        "name": "atanh_eps_lost_in_float32",
-        "probe": "mean absolute distance to the expert's action on held-out states (an undefined action counts as 1)",
-        "what": "Expert actions are clamped to [-1 + 1e-8, 1 - 1e-8] before atanh, but 1 - 1e-8 is exactly 1 in float32, so "
-        "actions at the limit give an infinite log-likelihood and the policy turns to NaN.",
-        "steps": 500,
-    }
-)
+CASES.append({
+    "name": "atanh_eps_lost_in_float32",
+    "probe": "mean absolute distance to the expert's action on held-out states (an undefined action counts as 1)",
+    "what": "Expert actions are clamped to [-1 + 1e-8, 1 - 1e-8] before atanh, but 1 - 1e-8 is exactly 1 in float32, so "
+            "actions at the limit give an infinite log-likelihood and the policy turns to NaN.",
+    "steps": 500,
+})
 
 
 def _expert_pairs(n, seed):
@@ -757,9 +722,7 @@ def atanh_eps_lost_in_float32_bad():
 
     obs, act, _ = _expert_pairs(4096, 71)
     obs_te, _, act_te = _expert_pairs(512, 72)
-    batches = _cycle(
-        DataLoader(TensorDataset(obs, act), batch_size=128, shuffle=True, drop_last=True, generator=_gen(8))
-    )
+    batches = _cycle(DataLoader(TensorDataset(obs, act), batch_size=128, shuffle=True, drop_last=True, generator=_gen(8)))
     policy = SquashedGaussianPolicy(8, 2)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
 
@@ -809,9 +772,7 @@ def atanh_eps_lost_in_float32_good():
 
     obs, act, _ = _expert_pairs(4096, 71)
     obs_te, _, act_te = _expert_pairs(512, 72)
-    batches = _cycle(
-        DataLoader(TensorDataset(obs, act), batch_size=128, shuffle=True, drop_last=True, generator=_gen(8))
-    )
+    batches = _cycle(DataLoader(TensorDataset(obs, act), batch_size=128, shuffle=True, drop_last=True, generator=_gen(8)))
     policy = SquashedGaussianPolicy(8, 2)
     optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
 
@@ -837,15 +798,13 @@ def atanh_eps_lost_in_float32_good():
 
 
 # ----------------------------------------------------------------------------- 8
-CASES.append(
-    {
-        "name": "zero_grad_between_two_losses",
-        "probe": "error rate of the class plus mean distance of the centre on held-out pictures",
-        "what": "optimizer.zero_grad() is called between the backward pass of the class loss and that of the box loss, so the "
-        "class loss's gradients are thrown away and the class head never moves.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "zero_grad_between_two_losses",
+    "probe": "error rate of the class plus mean distance of the centre on held-out pictures",
+    "what": "optimizer.zero_grad() is called between the backward pass of the class loss and that of the box loss, so the "
+            "class loss's gradients are thrown away and the class head never moves.",
+    "steps": 300,
+})
 
 
 def _located_pictures(n, seed):
@@ -861,7 +820,7 @@ def _located_pictures(n, seed):
     rc = torch.randint(0, 12, (n, 2), generator=g)
     x = torch.zeros(n, 1, 16, 16)
     for i, (c, (a, b)) in enumerate(zip(y.tolist(), rc.tolist())):
-        x[i, 0, a : a + 5, b : b + 5] = p[c]
+        x[i, 0, a:a + 5, b:b + 5] = p[c]
     x = x + 0.15 * torch.randn(x.shape, generator=g)
     return (x - 0.04) / 0.25, y, rc.float() / 5.5 - 1.0
 
@@ -873,17 +832,9 @@ def zero_grad_between_two_losses_bad():
         def __init__(self, num_classes=4):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False),
-                nn.BatchNorm2d(16),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False),
-                nn.BatchNorm2d(32),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Flatten(),
-                nn.Linear(512, 64),
-                nn.ReLU(),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Flatten(), nn.Linear(512, 64), nn.ReLU(),
             )
             self.cls_head = nn.Linear(64, num_classes)
             self.box_head = nn.Linear(64, 2)
@@ -932,17 +883,9 @@ def zero_grad_between_two_losses_good():
         def __init__(self, num_classes=4):
             super().__init__()
             self.backbone = nn.Sequential(
-                nn.Conv2d(1, 16, 3, padding=1, bias=False),
-                nn.BatchNorm2d(16),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Conv2d(16, 32, 3, padding=1, bias=False),
-                nn.BatchNorm2d(32),
-                nn.ReLU(),
-                nn.MaxPool2d(2),
-                nn.Flatten(),
-                nn.Linear(512, 64),
-                nn.ReLU(),
+                nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Flatten(), nn.Linear(512, 64), nn.ReLU(),
             )
             self.cls_head = nn.Linear(64, num_classes)
             self.box_head = nn.Linear(64, 2)
@@ -983,16 +926,15 @@ def zero_grad_between_two_losses_good():
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
+
 # ----------------------------------------------------------------------------- 9
-CASES.append(
-    {
-        "name": "lora_both_factors_zero",
-        "probe": "error rate on held-out pictures of the new domain",
-        "what": "Both LoRA factors A and B are initialised to zero, so each one's gradient is multiplied by the other's zeros: "
-        "the adapters have exactly zero gradient for ever and only the new head learns.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "lora_both_factors_zero",
+    "probe": "error rate on held-out pictures of the new domain",
+    "what": "Both LoRA factors A and B are initialised to zero, so each one's gradient is multiplied by the other's zeros: "
+            "the adapters have exactly zero gradient for ever and only the new head learns.",
+    "steps": 300,
+})
 
 
 class _MLPBackbone(nn.Module):
@@ -1044,9 +986,7 @@ def lora_both_factors_zero_bad():
 
     xtr, ytr = _pictures(2048, 92, classes=8, template_seed=16)
     xte, yte = _pictures(512, 93, classes=8, template_seed=16)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(10))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(10)))
 
     model = _MLPBackbone(4)
     model.load_state_dict(_pretrained_mlp_state())
@@ -1096,9 +1036,7 @@ def lora_both_factors_zero_good():
 
     xtr, ytr = _pictures(2048, 92, classes=8, template_seed=16)
     xte, yte = _pictures(512, 93, classes=8, template_seed=16)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(10))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(10)))
 
     model = _MLPBackbone(4)
     model.load_state_dict(_pretrained_mlp_state())
@@ -1129,15 +1067,13 @@ def lora_both_factors_zero_good():
 
 
 # ----------------------------------------------------------------------------- 10
-CASES.append(
-    {
-        "name": "critic_optimizer_holds_actor",
-        "probe": "mean cost per step (distance to the goal) of the deterministic policy from held-out starts",
-        "what": "In DDPG the critic's optimizer was built from actor.parameters() (copy and paste), so the critic is never "
-        "updated and the actor climbs a random critic.",
-        "steps": 600,
-    }
-)
+CASES.append({
+    "name": "critic_optimizer_holds_actor",
+    "probe": "mean cost per step (distance to the goal) of the deterministic policy from held-out starts",
+    "what": "In DDPG the critic's optimizer was built from actor.parameters() (copy and paste), so the critic is never "
+            "updated and the actor climbs a random critic.",
+    "steps": 600,
+})
 
 
 class _PointEnv:
@@ -1240,13 +1176,8 @@ def critic_optimizer_holds_actor_bad():
                 cost -= r.mean().item() / 20
         return cost
 
-    return {
-        "model": {"actor": actor, "critic": critic},
-        "optimizer": (actor_optimizer, critic_optimizer),
-        "steps": 20,
-        "step": step,
-        "probe": probe,
-    }
+    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_optimizer, critic_optimizer), "steps": 20,
+            "step": step, "probe": probe}
 
 
 def critic_optimizer_holds_actor_good():
@@ -1327,25 +1258,18 @@ def critic_optimizer_holds_actor_good():
                 cost -= r.mean().item() / 20
         return cost
 
-    return {
-        "model": {"actor": actor, "critic": critic},
-        "optimizer": (actor_optimizer, critic_optimizer),
-        "steps": 20,
-        "step": step,
-        "probe": probe,
-    }
+    return {"model": {"actor": actor, "critic": critic}, "optimizer": (actor_optimizer, critic_optimizer), "steps": 20,
+            "step": step, "probe": probe}
 
 
 # ----------------------------------------------------------------------------- 11
-CASES.append(
-    {
-        "name": "weights_filled_with_constant",
-        "probe": "mean squared error on held-out rows",
-        "what": "The init function applied to the net fills every Linear weight with the constant 0.01, so all units of a layer "
-        "compute the same thing, get the same gradient and stay one unit.",
-        "steps": 500,
-    }
-)
+CASES.append({
+    "name": "weights_filled_with_constant",
+    "probe": "mean squared error on held-out rows",
+    "what": "The init function applied to the net fills every Linear weight with the constant 0.01, so all units of a layer "
+            "compute the same thing, get the same gradient and stay one unit.",
+    "steps": 500,
+})
 
 
 def weights_filled_with_constant_bad():
@@ -1358,9 +1282,7 @@ def weights_filled_with_constant_bad():
 
     xtr, ytr = _table(2048, 111)
     xte, yte = _table(1024, 112)
-    loader = DataLoader(
-        TensorDataset(xtr, ytr[:, None]), batch_size=64, shuffle=True, drop_last=True, generator=_gen(11)
-    )
+    loader = DataLoader(TensorDataset(xtr, ytr[:, None]), batch_size=64, shuffle=True, drop_last=True, generator=_gen(11))
     batches = _cycle(loader)
     net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     net.apply(init_weights)
@@ -1397,9 +1319,7 @@ def weights_filled_with_constant_good():
 
     xtr, ytr = _table(2048, 111)
     xte, yte = _table(1024, 112)
-    loader = DataLoader(
-        TensorDataset(xtr, ytr[:, None]), batch_size=64, shuffle=True, drop_last=True, generator=_gen(11)
-    )
+    loader = DataLoader(TensorDataset(xtr, ytr[:, None]), batch_size=64, shuffle=True, drop_last=True, generator=_gen(11))
     batches = _cycle(loader)
     net = nn.Sequential(nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
     net.apply(init_weights)
@@ -1426,16 +1346,15 @@ def weights_filled_with_constant_good():
     return {"model": net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
+
 # ----------------------------------------------------------------------------- 12
-CASES.append(
-    {
-        "name": "lstm_without_batch_first",
-        "probe": "error rate on held-out series",
-        "what": "Series of shape (batch, time, feature) go into nn.LSTM without batch_first=True, so the LSTM runs over the rows "
-        "of the batch as if they were time, and out[:, -1] keeps only each row's last sample.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "lstm_without_batch_first",
+    "probe": "error rate on held-out series",
+    "what": "Series of shape (batch, time, feature) go into nn.LSTM without batch_first=True, so the LSTM runs over the rows "
+            "of the batch as if they were time, and out[:, -1] keeps only each row's last sample.",
+    "steps": 300,
+})
 
 
 def _motion_series(n, seed, t=24):
@@ -1465,9 +1384,7 @@ def lstm_without_batch_first_bad():
 
     xtr, ytr = _motion_series(2048, 121)
     xte, yte = _motion_series(512, 122)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(12))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(12)))
     model = LSTMClassifier()
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -1507,9 +1424,7 @@ def lstm_without_batch_first_good():
 
     xtr, ytr = _motion_series(2048, 121)
     xte, yte = _motion_series(512, 122)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(12))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(12)))
     model = LSTMClassifier()
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -1535,15 +1450,13 @@ def lstm_without_batch_first_good():
 
 
 # ----------------------------------------------------------------------------- 13
-CASES.append(
-    {
-        "name": "mil_attention_softmax_over_batch",
-        "probe": "error rate on held-out bags, scored one bag at a time",
-        "what": "Attention pooling over the instances of a bag takes the softmax over dim 0, which is the batch, and not over "
-        "the instances (dim 1), so each bag's weights depend on the other bags of the batch.",
-        "steps": 400,
-    }
-)
+CASES.append({
+    "name": "mil_attention_softmax_over_batch",
+    "probe": "error rate on held-out bags, scored one bag at a time",
+    "what": "Attention pooling over the instances of a bag takes the softmax over dim 0, which is the batch, and not over "
+            "the instances (dim 1), so each bag's weights depend on the other bags of the batch.",
+    "steps": 400,
+})
 
 
 def _bags(n, seed, inst=12, d=16):
@@ -1576,9 +1489,7 @@ def mil_attention_softmax_over_batch_bad():
 
     xtr, ytr = _bags(2048, 131)
     xte, yte = _bags(512, 132)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(13))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(13)))
     model = AttentionMIL()
     criterion = nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -1621,9 +1532,7 @@ def mil_attention_softmax_over_batch_good():
 
     xtr, ytr = _bags(2048, 131)
     xte, yte = _bags(512, 132)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(13))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(13)))
     model = AttentionMIL()
     criterion = nn.BCEWithLogitsLoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -1649,20 +1558,17 @@ def mil_attention_softmax_over_batch_good():
 
 
 # ----------------------------------------------------------------------------- 14
-CASES.append(
-    {
-        "name": "td_target_keeps_gradient",
-        "probe": "root mean squared error of the state values against the exact solution",
-        "what": "The TD target r + gamma * V(s') is computed with the network being trained and without detach or no_grad, so "
-        "the loss also pulls V(s') towards V(s) (residual gradient) and the values of a random walk come out wrong.",
-        "steps": 800,
-    }
-)
+CASES.append({
+    "name": "td_target_keeps_gradient",
+    "probe": "root mean squared error of the state values against the exact solution",
+    "what": "The TD target r + gamma * V(s') is computed with the network being trained and without detach or no_grad, so "
+            "the loss also pulls V(s') towards V(s) (residual gradient) and the values of a random walk come out wrong.",
+    "steps": 800,
+})
 
 
 class _GridWalk:
     """Random walk on a 5x5 grid with a rewarding corner (episode ends there) and a costly cell; state one-hot of 25."""
-
     gamma = 0.95
 
     def __init__(self, n, seed):
@@ -1769,15 +1675,13 @@ def td_target_keeps_gradient_good():
 
 
 # ----------------------------------------------------------------------------- 15
-CASES.append(
-    {
-        "name": "perceptual_net_is_trained",
-        "probe": "distance of reconstruction and picture in the features of an untouched copy of the pretrained net (held out)",
-        "what": "The pretrained feature net of the perceptual loss is a submodule of the autoencoder and is not frozen, so "
-        "Adam(model.parameters()) trains it to make its own features agree instead of the pictures.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "perceptual_net_is_trained",
+    "probe": "distance of reconstruction and picture in the features of an untouched copy of the pretrained net (held out)",
+    "what": "The pretrained feature net of the perceptual loss is a submodule of the autoencoder and is not frozen, so "
+            "Adam(model.parameters()) trains it to make its own features agree instead of the pictures.",
+    "steps": 300,
+})
 
 
 def perceptual_net_is_trained_bad():
@@ -1787,19 +1691,13 @@ def perceptual_net_is_trained_bad():
         def __init__(self, feature_net, latent=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1),
-                nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(512, latent),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Flatten(), nn.Linear(512, latent),
             )
             self.decoder = nn.Sequential(
-                nn.Linear(latent, 512),
-                nn.ReLU(),
-                nn.Unflatten(1, (32, 4, 4)),
-                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1),
-                nn.ReLU(),
+                nn.Linear(latent, 512), nn.ReLU(), nn.Unflatten(1, (32, 4, 4)),
+                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), nn.ReLU(),
                 nn.ConvTranspose2d(16, 1, 4, stride=2, padding=1),
             )
             self.feature_net = feature_net
@@ -1848,19 +1746,13 @@ def perceptual_net_is_trained_good():
         def __init__(self, feature_net, latent=16):
             super().__init__()
             self.encoder = nn.Sequential(
-                nn.Conv2d(1, 16, 3, stride=2, padding=1),
-                nn.ReLU(),
-                nn.Conv2d(16, 32, 3, stride=2, padding=1),
-                nn.ReLU(),
-                nn.Flatten(),
-                nn.Linear(512, latent),
+                nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Flatten(), nn.Linear(512, latent),
             )
             self.decoder = nn.Sequential(
-                nn.Linear(latent, 512),
-                nn.ReLU(),
-                nn.Unflatten(1, (32, 4, 4)),
-                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1),
-                nn.ReLU(),
+                nn.Linear(latent, 512), nn.ReLU(), nn.Unflatten(1, (32, 4, 4)),
+                nn.ConvTranspose2d(32, 16, 4, stride=2, padding=1), nn.ReLU(),
                 nn.ConvTranspose2d(16, 1, 4, stride=2, padding=1),
             )
             self.feature_net = feature_net.requires_grad_(False)
@@ -1902,30 +1794,23 @@ def perceptual_net_is_trained_good():
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
+
 # ----------------------------------------------------------------------------- 16
-CASES.append(
-    {
-        "name": "frozen_backbone_batchnorm_moves",
-        "probe": "mean error rate of the old head (old domain) and the new head (new domain) on the shared frozen backbone",
-        "what": "The backbone's parameters are frozen, but model.train() at every step leaves its BatchNorm layers in training "
-        "mode, so their running statistics drift to the new domain and the old head on that backbone breaks.",
-        "steps": 200,
-    }
-)
+CASES.append({
+    "name": "frozen_backbone_batchnorm_moves",
+    "probe": "mean error rate of the old head (old domain) and the new head (new domain) on the shared frozen backbone",
+    "what": "The backbone's parameters are frozen, but model.train() at every step leaves its BatchNorm layers in training "
+            "mode, so their running statistics drift to the new domain and the old head on that backbone breaks.",
+    "steps": 200,
+})
 
 
 class _BNBackbone(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1, bias=False),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(16, 32, 3, padding=1, bias=False),
-            nn.BatchNorm2d(32),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+            nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
             nn.Flatten(),
         )
 
@@ -1982,9 +1867,7 @@ def frozen_backbone_batchnorm_moves_bad():
     xtr, ytr = _dim_pictures(1024, 161)
     xnew, ynew = _dim_pictures(512, 162)
     xold, yold = _pictures(512, 163, classes=6, template_seed=25)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(16))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(16)))
     optimizer = torch.optim.Adam(model.new_head.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
 
@@ -2037,9 +1920,7 @@ def frozen_backbone_batchnorm_moves_good():
     xtr, ytr = _dim_pictures(1024, 161)
     xnew, ynew = _dim_pictures(512, 162)
     xold, yold = _pictures(512, 163, classes=6, template_seed=25)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(16))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(16)))
     optimizer = torch.optim.Adam(model.new_head.parameters(), lr=1e-3)
     criterion = nn.CrossEntropyLoss()
 
@@ -2067,15 +1948,13 @@ def frozen_backbone_batchnorm_moves_good():
 
 
 # ----------------------------------------------------------------------------- 17
-CASES.append(
-    {
-        "name": "gan_generator_optimizer_holds_d",
-        "probe": "energy distance between generated and held-out points",
-        "what": "The generator's optimizer was given the discriminator's parameters as well, so each generator step also trains "
-        "the discriminator to call fakes real and undoes what the discriminator's own step did.",
-        "steps": 1200,
-    }
-)
+CASES.append({
+    "name": "gan_generator_optimizer_holds_d",
+    "probe": "energy distance between generated and held-out points",
+    "what": "The generator's optimizer was given the discriminator's parameters as well, so each generator step also trains "
+            "the discriminator to call fakes real and undoes what the discriminator's own step did.",
+    "steps": 1200,
+})
 
 
 def _ring_points(n, g):
@@ -2157,15 +2036,13 @@ def gan_generator_optimizer_holds_d_good():
 
 
 # ----------------------------------------------------------------------------- 18
-CASES.append(
-    {
-        "name": "unet_skip_concats_itself",
-        "probe": "1 - IoU of the foreground on held-out pictures",
-        "what": "The U-Net's decoder concatenates the upsampled tensor with itself and not with the encoder's feature map, so "
-        "the skip connections do nothing and fine detail is lost in the bottleneck.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "unet_skip_concats_itself",
+    "probe": "1 - IoU of the foreground on held-out pictures",
+    "what": "The U-Net's decoder concatenates the upsampled tensor with itself and not with the encoder's feature map, so "
+            "the skip connections do nothing and fine detail is lost in the bottleneck.",
+    "steps": 300,
+})
 
 
 def _thin_lines(n, seed, size=24):
@@ -2190,9 +2067,7 @@ def unet_skip_concats_itself_bad():
 
     def conv_block(cin, cout):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, padding=1, bias=False),
-            nn.BatchNorm2d(cout),
-            nn.ReLU(inplace=True),
+            nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
         )
 
     class UNet(nn.Module):
@@ -2220,9 +2095,7 @@ def unet_skip_concats_itself_bad():
 
     xtr, mtr = _thin_lines(1024, 181)
     xte, mte = _thin_lines(256, 182)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, mtr), batch_size=16, shuffle=True, drop_last=True, generator=_gen(18))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, mtr), batch_size=16, shuffle=True, drop_last=True, generator=_gen(18)))
     model = UNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     criterion = nn.BCEWithLogitsLoss()
@@ -2252,9 +2125,7 @@ def unet_skip_concats_itself_good():
 
     def conv_block(cin, cout):
         return nn.Sequential(
-            nn.Conv2d(cin, cout, 3, padding=1, bias=False),
-            nn.BatchNorm2d(cout),
-            nn.ReLU(inplace=True),
+            nn.Conv2d(cin, cout, 3, padding=1, bias=False), nn.BatchNorm2d(cout), nn.ReLU(inplace=True),
         )
 
     class UNet(nn.Module):
@@ -2282,9 +2153,7 @@ def unet_skip_concats_itself_good():
 
     xtr, mtr = _thin_lines(1024, 181)
     xte, mte = _thin_lines(256, 182)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, mtr), batch_size=16, shuffle=True, drop_last=True, generator=_gen(18))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, mtr), batch_size=16, shuffle=True, drop_last=True, generator=_gen(18)))
     model = UNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     criterion = nn.BCEWithLogitsLoss()
@@ -2310,15 +2179,13 @@ def unet_skip_concats_itself_good():
 
 
 # ----------------------------------------------------------------------------- 19
-CASES.append(
-    {
-        "name": "noise_reseeded_every_batch",
-        "probe": "mean squared error of the denoised pictures (held-out pictures, fresh noise)",
-        "what": "The corrupt() function of a denoising net makes a new generator with the same seed at every call, so "
-        "every batch gets the very same noise and the net learns that pattern by heart.",
-        "steps": 800,
-    }
-)
+CASES.append({
+    "name": "noise_reseeded_every_batch",
+    "probe": "mean squared error of the denoised pictures (held-out pictures, fresh noise)",
+    "what": "The corrupt() function of a denoising net makes a new generator with the same seed at every call, so "
+            "every batch gets the very same noise and the net learns that pattern by heart.",
+    "steps": 800,
+})
 
 
 def noise_reseeded_every_batch_bad():
@@ -2410,16 +2277,15 @@ def noise_reseeded_every_batch_good():
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
+
 # ----------------------------------------------------------------------------- 20
-CASES.append(
-    {
-        "name": "imputer_sees_the_missing_values",
-        "probe": "mean squared error of the imputed cells on held-out rows whose missing cells are really absent (zero)",
-        "what": "The imputation net is trained to restore cells hidden at random, but it is fed the whole row x and not "
-        "x * mask, so the answer is in its input and it learns to copy.",
-        "steps": 400,
-    }
-)
+CASES.append({
+    "name": "imputer_sees_the_missing_values",
+    "probe": "mean squared error of the imputed cells on held-out rows whose missing cells are really absent (zero)",
+    "what": "The imputation net is trained to restore cells hidden at random, but it is fed the whole row x and not "
+            "x * mask, so the answer is in its input and it learns to copy.",
+    "steps": 400,
+})
 
 
 def _correlated_table(n, seed, d=16, rank=4):
@@ -2427,7 +2293,7 @@ def _correlated_table(n, seed, d=16, rank=4):
     W = torch.randn(rank, d, generator=_gen(200))
     z = torch.randn(n, rank, generator=g)
     x = z @ W + 0.6 * torch.sin(2 * z @ W.flip(1) / 2)
-    x = x / torch.sqrt((W**2).sum(0) + 0.18)
+    x = x / torch.sqrt((W ** 2).sum(0) + 0.18)
     return x + 0.1 * torch.randn(n, d, generator=g)
 
 
@@ -2438,10 +2304,8 @@ def imputer_sees_the_missing_values_bad():
         def __init__(self, d=16, hidden=96):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(2 * d, hidden),
-                nn.ReLU(),
-                nn.Linear(hidden, hidden),
-                nn.ReLU(),
+                nn.Linear(2 * d, hidden), nn.ReLU(),
+                nn.Linear(hidden, hidden), nn.ReLU(),
                 nn.Linear(hidden, d),
             )
 
@@ -2451,9 +2315,7 @@ def imputer_sees_the_missing_values_bad():
     x_train, x_test = _correlated_table(4096, 201), _correlated_table(1024, 202)
     obs_test = (torch.rand(x_test.shape, generator=_gen(203)) > 0.25).float()
     x_absent = x_test * obs_test
-    batches = _cycle(
-        DataLoader(TensorDataset(x_train), batch_size=128, shuffle=True, drop_last=True, generator=_gen(20))
-    )
+    batches = _cycle(DataLoader(TensorDataset(x_train), batch_size=128, shuffle=True, drop_last=True, generator=_gen(20)))
     model = Imputer()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2488,10 +2350,8 @@ def imputer_sees_the_missing_values_good():
         def __init__(self, d=16, hidden=96):
             super().__init__()
             self.net = nn.Sequential(
-                nn.Linear(2 * d, hidden),
-                nn.ReLU(),
-                nn.Linear(hidden, hidden),
-                nn.ReLU(),
+                nn.Linear(2 * d, hidden), nn.ReLU(),
+                nn.Linear(hidden, hidden), nn.ReLU(),
                 nn.Linear(hidden, d),
             )
 
@@ -2501,9 +2361,7 @@ def imputer_sees_the_missing_values_good():
     x_train, x_test = _correlated_table(4096, 201), _correlated_table(1024, 202)
     obs_test = (torch.rand(x_test.shape, generator=_gen(203)) > 0.25).float()
     x_absent = x_test * obs_test
-    batches = _cycle(
-        DataLoader(TensorDataset(x_train), batch_size=128, shuffle=True, drop_last=True, generator=_gen(20))
-    )
+    batches = _cycle(DataLoader(TensorDataset(x_train), batch_size=128, shuffle=True, drop_last=True, generator=_gen(20)))
     model = Imputer()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2532,15 +2390,13 @@ def imputer_sees_the_missing_values_good():
 
 
 # ----------------------------------------------------------------------------- 21
-CASES.append(
-    {
-        "name": "task_heads_are_one_module",
-        "probe": "mean squared error over five standardised targets on held-out rows",
-        "what": "The heads of a multi-task net are built as nn.ModuleList([nn.Linear(...)] * n_tasks), which repeats one and the "
-        "same Linear, so all tasks share a single head by accident.",
-        "steps": 400,
-    }
-)
+CASES.append({
+    "name": "task_heads_are_one_module",
+    "probe": "mean squared error over five standardised targets on held-out rows",
+    "what": "The heads of a multi-task net are built as nn.ModuleList([nn.Linear(...)] * n_tasks), which repeats one and the "
+            "same Linear, so all tasks share a single head by accident.",
+    "steps": 400,
+})
 
 
 def _multi_task_table(n, seed, d=10, tasks=5):
@@ -2568,9 +2424,7 @@ def task_heads_are_one_module_bad():
 
     xtr, ytr = _multi_task_table(4096, 212)
     xte, yte = _multi_task_table(1024, 213)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(21))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(21)))
     model = MultiTaskNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2578,7 +2432,7 @@ def task_heads_are_one_module_bad():
         model.train()
         x, y = next(batches)
         outputs = model(x)
-        loss = sum(F.mse_loss(out, y[:, k : k + 1]) for k, out in enumerate(outputs)) / len(outputs)
+        loss = sum(F.mse_loss(out, y[:, k:k + 1]) for k, out in enumerate(outputs)) / len(outputs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -2610,9 +2464,7 @@ def task_heads_are_one_module_good():
 
     xtr, ytr = _multi_task_table(4096, 212)
     xte, yte = _multi_task_table(1024, 213)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(21))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=64, shuffle=True, drop_last=True, generator=_gen(21)))
     model = MultiTaskNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 
@@ -2620,7 +2472,7 @@ def task_heads_are_one_module_good():
         model.train()
         x, y = next(batches)
         outputs = model(x)
-        loss = sum(F.mse_loss(out, y[:, k : k + 1]) for k, out in enumerate(outputs)) / len(outputs)
+        loss = sum(F.mse_loss(out, y[:, k:k + 1]) for k, out in enumerate(outputs)) / len(outputs)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -2638,15 +2490,13 @@ def task_heads_are_one_module_good():
 
 
 # ----------------------------------------------------------------------------- 22
-CASES.append(
-    {
-        "name": "anchor_weights_not_cloned",
-        "probe": "mean error rate on held-out pictures of the old and the new task",
-        "what": "The old weights for the stay-close penalty (L2-SP, as in EWC) are kept as p.detach() without clone(), so they "
-        "are the live weights themselves, the penalty is always zero and the old task is forgotten.",
-        "steps": 300,
-    }
-)
+CASES.append({
+    "name": "anchor_weights_not_cloned",
+    "probe": "mean error rate on held-out pictures of the old and the new task",
+    "what": "The old weights for the stay-close penalty (L2-SP, as in EWC) are kept as p.detach() without clone(), so they "
+            "are the live weights themselves, the penalty is always zero and the old task is forgotten.",
+    "steps": 300,
+})
 
 
 def anchor_weights_not_cloned_bad():
@@ -2664,9 +2514,7 @@ def anchor_weights_not_cloned_bad():
     xtr, ytr = new_domain(2048, 221)
     xnew, ynew = new_domain(512, 222)
     xold, yold = _pictures(512, 223, classes=12, template_seed=5)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(22))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(22)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(i):
@@ -2707,9 +2555,7 @@ def anchor_weights_not_cloned_good():
     xtr, ytr = new_domain(2048, 221)
     xnew, ynew = new_domain(512, 222)
     xold, yold = _pictures(512, 223, classes=12, template_seed=5)
-    batches = _cycle(
-        DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(22))
-    )
+    batches = _cycle(DataLoader(TensorDataset(xtr, ytr), batch_size=32, shuffle=True, drop_last=True, generator=_gen(22)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(i):

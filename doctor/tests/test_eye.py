@@ -14,6 +14,7 @@ import train_doctor as doctor
 from train_doctor.attach import Attachments
 from train_doctor.evidence import Evidence
 from train_doctor.eye import Eye, Known, Watcher
+from train_doctor.watchers import aims
 
 
 def depth() -> int:
@@ -293,6 +294,28 @@ def test_a_watcher_that_fails_does_not_shut_the_eye_for_the_others(monkeypatch):
     assert len(report.faults) == 1 and report.faults[0].startswith("Scales") and "a fault of ours" in report.faults[0]
     first = seen.index(next(one for one in seen if one[1] == "linear"))
     assert "mse_loss" in [name for n, name in seen[first:] if n == seen[first][0]], "the rest of the step at fault"
+
+
+def test_a_fault_in_what_is_heard_of_a_gradient_does_not_end_the_backward(monkeypatch):
+    def weights(fails: bool):
+        def fail(*_):
+            raise RuntimeError("a fault of ours")
+
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with monkeypatch.context() as patched, doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+            if fails:
+                patched.setattr(aims, "_gain", fail)
+            for _ in range(6):
+                optimizer.zero_grad()
+                (model(torch.randn(32, 4)) - torch.randn(32, 1)).pow(2).mean().backward()
+                optimizer.step()
+        return model.weight.detach().clone(), report
+
+    (plain, healthy), (watched, report) = weights(False), weights(True)
+    assert torch.equal(plain, watched) and not healthy.faults
+    assert len(report.faults) == 1 and report.faults[0].startswith("Aims") and "a fault of ours" in report.faults[0]
 
 
 def test_a_watcher_that_is_gone_does_not_break_what_it_patched(monkeypatch):

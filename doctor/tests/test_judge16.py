@@ -1,4 +1,5 @@
-"""Twenty-two programs with bugs that people often make, no two of a kind, by one more person who had not seen them.
+"""Twenty-two programs with bugs that people often make, no two of a kind, by somebody who had not seen
+the checks.
 
 The first sight of them is in judge16_first_sight.json: 22 of 22 named first; beside one of them, and on its twin, a
 wrong warning of a draw that was made once and kept (D20), which was mended.

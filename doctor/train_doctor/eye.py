@@ -350,6 +350,22 @@ class Watcher:
     def saw(self, op: Op) -> None:
         raise NotImplementedError
 
+    def hear(self, t: Tensor, told: Callable[[Tensor], None]) -> None:
+        """Tell of the gradient of a result, once it is whole. What fails in there must not end the user's backward."""
+        number, shape = t.output_nr, t.shape
+
+        def see(grads: tuple) -> None:
+            g = grads[number] if number < len(grads) else None
+            if not isinstance(g, Tensor) or g.shape != shape or g.is_cuda and torch.cuda.is_current_stream_capturing():
+                return
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                try:
+                    told(g)
+                except Exception:
+                    self.eye._fault(self)
+
+        t.grad_fn.register_prehook(see)
+
     def note(self, check: str, fact: Any, turn: int | None = None) -> None:
         """For a check, the first fact of this step, or of an earlier one."""
         self.e.habits[check].setdefault(self.eye.turn if turn is None else turn, fact)

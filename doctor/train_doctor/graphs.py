@@ -11,6 +11,7 @@ a node that has a mark keeps it, and gets no other.
 import contextlib
 import gc
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -149,9 +150,10 @@ def _told(function: str, given: Tensor, wrong: Tensor, what: str) -> str:
     return f"{function} was given {many} numbers that are {what} (of {given.numel()})" if many else ""
 
 
-def leaves(node, limit: int) -> set[int]:
-    """Ids of the tensors that a node is computed from and that get its gradient."""
-    return {id(n.variable) for n in _from(node, limit) if kind(n) == "AccumulateGrad"}
+def leaves(node, limit: int, without=None) -> set[int]:
+    """Ids of the tensors that a node is computed from and that get its gradient, on ways that do not lead through one
+    node."""
+    return {id(n.variable) for n in _from(node, limit, without) if kind(n) == "AccumulateGrad"}
 
 
 def walk(loss: Tensor, limit: int):
@@ -159,11 +161,11 @@ def walk(loss: Tensor, limit: int):
     return _from(loss.grad_fn, limit)
 
 
-def _from(node, limit: int):
-    queue, seen = [node], set()
+def _from(node, limit: int, without=None):
+    queue, seen = deque([node]), set()
     while queue and len(seen) < limit:
-        node = queue.pop(0)
-        if node is None or node in seen:
+        node = queue.popleft()
+        if node is None or node is without or node in seen:
             continue
         seen.add(node)
         yield node

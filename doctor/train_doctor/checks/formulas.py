@@ -21,8 +21,8 @@ WIDE, LEAST = 2.5, 3.0  # spread of dot products beside that of their targets, a
 def weights_after_mean(e: Evidence) -> Fired | Verdict:
     """Weights of rows were given to the loss, and the model learns as if there were none.
 
-    Fires when what a loss of torch gave as one number is multiplied by as many weights as there are rows. One weight
-    for a term is left alone.
+    Fires when what a loss of torch gave as one number is multiplied by weights or a mask with as many rows. One
+    weight for a term is left alone, and so is an exp(-loss) that is only printed or belongs to one of several tasks.
 
     WARN weights-after-mean: The weights multiply a loss that is a mean over the rows already, so each row has the same
     share, whatever its weight. Fix: reduction="none", then (loss * weight).sum() / weight.sum().

@@ -277,12 +277,13 @@ def fractions_cut(e: Evidence) -> Fired | Verdict:
 def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     """A model of depths, or of other maps with gaps, answers too little everywhere.
 
-    Fires when a regression's targets are pictures (N, C, H, W) that are exactly 0 in places while all others lie well
-    above 0, spread out, and the mean is taken over all places. Whole numbers, flags, maps that end at 1 and losses
-    under a mask are left alone.
+    Fires when a regression's targets are pictures (N, C, H, W) that are the same least number in places (0, before any
+    scaling) while all others lie well above it, spread out, and the mean is taken over all places. Of tables and series
+    the batch must also hold flags of just these places. Whole numbers, maps that end at 1, losses under a mask, answers
+    that were masked, and places where the input has nothing either are left alone.
 
-    WARN gaps-as-targets: {share:.0%} of the targets are zeros apart from all others, as a sensor writes where it saw
-    nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
+    WARN gaps-as-targets: {share:.0%} of the targets are one number apart from all others, as a sensor writes where it
+    saw nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
     known).sum() / known.sum().
     """
     if (verdict := no_habit(e, seen := e.habits["D18"])) is not None:

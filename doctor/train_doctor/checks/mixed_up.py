@@ -22,7 +22,8 @@ def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
     """A model with attention or shares is worse than it should be, and answers a row alone differently than in a batch.
 
     Fires when a softmax of something that learns was taken over dim 0, and what came of it met a target with one row
-    for each of these rows in a loss. Matrices of all pairs are left alone.
+    for each of these rows in a loss. Matrices of all pairs, tables that learn and series whose time
+    comes first are left alone.
 
     WARN softmax-over-the-batch: A softmax is taken over dim 0, the {rows} rows of the batch, so the answer to a row
     hangs on the others. Fix: Name the dim in which the places of one row lie: softmax(scores, dim=1) or dim=-1.
@@ -62,7 +63,8 @@ def targets_that_learn(e: Evidence) -> Fired | Verdict:
 def beside_itself(e: Evidence) -> Fired | Verdict:
     """A decoder with skip connections loses what is fine, and works no better than one without.
 
-    Fires when a tensor that learns is put together with itself, along another dim than the first.
+    Fires when a tensor that learns is put together with itself, along another dim than the first, and goes into a
+    layer.
 
     WARN beside-itself: torch.cat is given the same tensor {shape} twice, so one half tells nothing that the other does
     not: another tensor was meant. Fix: torch.cat([upsampled, skip], dim=1).
@@ -77,7 +79,7 @@ def beside_itself(e: Evidence) -> Fired | Verdict:
 def anchor_not_cloned(e: Evidence) -> Fired | Verdict:
     """A penalty that should hold weights near where they began is 0 for ever, and what was known is forgotten.
 
-    Fires when a weight and a tensor with the same memory are subtracted from each other.
+    Fires when a weight and a tensor with the same memory are subtracted from each other, and the result is squared.
 
     WARN anchor-not-cloned: The old weights are the live ones: detach() and .data share their memory, so the difference
     is always 0. Fix: p.detach().clone().
@@ -126,7 +128,7 @@ def hidden_cells_shown(e: Evidence) -> Fired | Verdict:
     """A model that fills in what is missing is perfect in training and useless where something is missing.
 
     Fires when a loss asks for cells that a mask of random numbers picks, the whole target was among the inputs, and the
-    mask was put on no data.
+    mask was put on nothing else.
 
     WARN hidden-cells-shown: The cells that the loss asks for stand in the input, so the model copies them. Fix:
     model(x * observed), and the loss on the others.
@@ -143,7 +145,7 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     """A flow or a predicted spread collapses or grows without end while the loss falls below every bound.
 
     Fires when a tensor is a sum in the loss and stands in an exp that multiplies something, with the same sign in both,
-    and with no other sign anywhere in that loss.
+    and with no other sign anywhere in that loss. What is multiplied by several numbers has no one sign.
 
     WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
     exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +
@@ -175,8 +177,8 @@ def probabilities_as_logits(e: Evidence) -> Fired | Verdict:
 def noise_never_strong(e: Evidence) -> Fired | Verdict:
     """A diffusion model's loss falls well, and what it samples from noise is noise.
 
-    Fires when data and noise are mixed with a share of each for each row, whose squares add up to 1, and in three steps
-    and 48 rows or more no share of noise was above 0.5.
+    Fires when data and noise are mixed with a share of each for each row, whose squares add up to 1, and of 48 rows
+    or more no share of noise was above 0.5.
 
     WARN noise-never-strong: The largest share of noise is {most:.2f}, so the model never sees what a sampler begins
     with: alphas[t] stands where their product up to t was meant. Fix: torch.cumprod(1 - betas, 0)[t].
@@ -211,7 +213,7 @@ def result_thrown_away(e: Evidence) -> Fired | Verdict:
     """A line seems to do something (adds positions, detaches a state, clamps numbers) and does nothing.
 
     Fires when a function that gives a new tensor and does nothing else stands on a line of its own, in the program's
-    own code, in three steps.
+    own code, in two steps or more.
 
     WARN result-thrown-away: The result of {name} in line {line} is thrown away: the tensor stays as it is. Fix: x =
     x.{name}(...), or the form that works in place (an underscore at its end).
@@ -235,7 +237,7 @@ def average_goes_back(e: Evidence) -> Fired | Verdict:
     """A target network stays what it was at the start, and the network that learns is drawn back to it.
 
     Fires when weights that an optimizer holds are written to with what was made of the weights of a network that is
-    asked for targets, in three steps, and those are never written to.
+    asked for targets, in two steps or more, and those are never written to.
 
     WARN average-goes-back: The average is written into the network that is trained, and the target network never moves:
     the two are swapped. Fix: target.lerp_(online, tau) for each pair of weights.
@@ -249,8 +251,8 @@ def average_goes_back(e: Evidence) -> Fired | Verdict:
 def edges_not_moved(e: Evidence) -> Fired | Verdict:
     """A network of graphs learns hardly more than from nodes alone, when a batch has several graphs.
 
-    Fires when nodes are summed into eight graphs or more, something is summed along edges into the same nodes, and
-    edges end in a quarter of the graphs at most.
+    Fires when nodes are summed into eight graphs or more, something is summed along edges into the same nodes, and all
+    edges end in the first few graphs, a quarter at most.
 
     WARN edges-not-moved: The edges of {touched} of {graphs} graphs are all that there is: the edges of each graph
     count its nodes from 0 and were put together without the offset of their graph. Fix: edge_index + offset, with

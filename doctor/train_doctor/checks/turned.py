@@ -30,8 +30,8 @@ def pairs_turned_round(e: Evidence) -> Fired | Verdict:
     pushes apart: over three steps the means differ by a tenth and by four and a half standard errors. Pictures and
     series are compared by how strong each of their frequencies is, which does not depend on where something stands.
     Which pairs are drawn is read off the gradients of two calls of one network that meet row by row; pairs of one call
-    are told apart only where a label of two values decides it. Rows that
-    were picked for being near are left alone; pairs from two cameras or domains look like this fault.
+    are told apart only where a label of two values decides it. Rows that were picked for being near are left alone;
+    pairs from two cameras or domains look like this fault.
 
     WARN pairs-turned-round: The loss draws pairs together that are less alike than those it pushes apart: the meaning
     of the label (1 = same or 1 = different), the order of positive and negative, or a similarity in the place of a
@@ -116,7 +116,8 @@ def away_from_targets(e: Evidence) -> Fired | Verdict:
 
     Fires when in three steps the gradients of all answers that met a target of their shape (in a difference, a
     regression loss, or the products of a correlation or an SSIM) say that the loss grows on the way to the target. A
-    step in which any answer is drawn nearer to what it meets is left alone, and so is a loss that is to grow.
+    step in which any answer is drawn nearer to what it meets is left alone; so are steps with a loss of classes too,
+    targets that weights made, attacks on an input, and a loss that is to grow.
 
     WARN away-from-targets: The loss grows as the answer comes nearer to its target, so training drives them apart: a
     minus too many before an error, or one missing before a likeness. Fix: loss = error, or loss = 1 - likeness.
@@ -137,8 +138,8 @@ def caution_turned_round(e: Evidence) -> Fired | Verdict:
     """A policy changes too far in one update and collapses, or values are overrated and grow.
 
     Fires when the better of PPO's two objectives (of which one was cut to a range around 1) is what the loss holds, or
-    when the larger of the answers of two critics, without a graph, is part of a target. Where the smaller of two values
-    is used in the same step, nothing is said.
+    when the larger of the answers of two critics, without a graph, is part of a target that two answers are asked for.
+    Where the smaller of two values is used in the same step, nothing is said.
 
     WARN caution-turned-round/objective: The loss holds the better of the two objectives of a policy, and the cut is to
     keep the worse: nothing holds the policy near the old one. Fix: loss = -torch.min(ratio * advantage, cut *
@@ -161,8 +162,7 @@ def squash_not_counted(e: Evidence) -> Fired | Verdict:
     """A policy with squashed actions (SAC) goes to their ends, and its temperature falls or its entropy grows for ever.
 
     Fires when a draw with a gradient (rsample) went through a tanh and its log-probability reached the loss, without
-    anything added to it that was made of the draw by a logarithm or softplus. Ratios of log-probabilities are left
-    alone.
+    anything added to it that was made of the draw itself. Differences of log-probabilities are left alone.
 
     WARN squash-not-counted: The log-probability in the loss is that of the draw before the tanh, and the action is what
     comes after it. Fix: log_prob - torch.log(1 - action.pow(2) + 1e-6), summed over the numbers of an action.
@@ -177,7 +177,7 @@ def random_rows_preferred(e: Evidence) -> Fired | Verdict:
     """A recommender or an embedding ranks what a person chose below what was drawn at random.
 
     Fires when rows were looked up by what randint, randperm or multinomial drew in the step, in a table in which other
-    rows were looked up too, and the loss falls as their scores rise.
+    rows were looked up too, and the loss falls as their scores rise. Start nodes and their neighbours are left alone.
 
     WARN random-rows-preferred: The loss falls as the scores of randomly drawn rows rise: the two scores are swapped, or
     a minus is wrong. Fix: loss = -F.logsigmoid(score_positive - score_negative).mean().
@@ -192,7 +192,7 @@ def penalty_of_other_lengths(e: Evidence) -> Fired | Verdict:
     """A critic with a gradient penalty (WGAN-GP) stays flat or becomes far too steep.
 
     Fires when a derivative of several rows, with its graph, is made into lengths from which a number is taken, and
-    there are not as many lengths as rows.
+    there is one length for all of them, or one for each place of pictures.
 
     WARN penalty-of-other-lengths: The penalty asks a length of {what} and not of each row, which holds critics of
     another slope at 1. Fix: slope.flatten(1).norm(2, dim=1).

@@ -15,6 +15,7 @@ too, nothing is said. And an attack changes its input so that the error grows.
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -76,14 +77,8 @@ class Aims(Watcher):
         if len(op.given) != 2 or len(self.met) > 16 or op.given[0].shape != op.given[1].shape:
             return
         answer, target = op.given if op.given[0].requires_grad else op.given[::-1]
-        if (
-            not answer.requires_grad
-            or target.requires_grad
-            or self.known.get(target)
-            or not LEAST <= answer.numel() <= MOST
-        ):
-            return
-        if answer.grad_fn is not None and answer.is_floating_point() and target.is_floating_point():
+        data = not target.requires_grad and target.is_floating_point() and not self.known.get(target)
+        if data and answer.grad_fn is not None and answer.is_floating_point() and LEAST <= answer.numel() <= MOST:
             self.met.append((answer, target, op.name in TIMES))
             if op.name in MINUS and op.results:
                 self.gaps.put(op.results[0], len(self.met) - 1)
@@ -94,14 +89,13 @@ class Aims(Watcher):
         self.met, self.squared, self.linear = [], [], set()
         classified, self.classified = self.classified, False
         asked = [one for one in met if not one[2] or {id(one[0]), id(one[1])} <= squared]
-        if not asked or self.eye.rising or classified or _on_inputs(loss):
+        if not asked or self.eye.rising or classified or _on_inputs(loss, self.e.optimized()):
             return
         first = _roots([answer for answer, _, _ in asked])
         asked = [one for one in asked if one[0].grad_fn in first]
         ways: list[float] = []
         for answer, target, product in asked:
-            see = _listener(answer.detach(), answer.output_nr, target.detach(), product, ways)
-            answer.grad_fn.register_prehook(see)
+            self.hear(answer, partial(_gain, target - answer.detach(), product, ways))
         self.e.habits["F75"][self.eye.turn] = (len(asked), ways)
 
     def close(self) -> None:
@@ -118,22 +112,17 @@ def _roots(answers: list[Tensor]) -> list:
     return [node for node in nodes if not below[node] & nodes.keys()]
 
 
-def _on_inputs(loss: Tensor) -> bool:
-    """Whether the gradient of an input is asked for: an attack, or a derivative."""
+def _on_inputs(loss: Tensor, held: set[int]) -> bool:
+    """Whether the gradient of an input is asked for, which no optimizer holds: an attack, or a derivative."""
     leaves = [n.variable for n in graphs.walk(loss, NODES) if hasattr(n, "variable")]
-    return any(not isinstance(leaf, nn.Parameter) for leaf in leaves)
+    return any(not isinstance(leaf, nn.Parameter) and id(leaf) not in held for leaf in leaves)
 
 
-def _listener(answer: Tensor, number: int, target: Tensor, product: bool, ways: list[float]) -> Callable:
-    def see(grads: tuple) -> None:
-        g = grads[number] if number < len(grads) else None
-        if isinstance(g, Tensor) and g.shape == answer.shape:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                gains = g.float() * (target - answer).float()
-                whole = gains.abs().sum()
-                if bool(torch.isfinite(whole)) and bool(whole > 0):
-                    rows = gains.flatten(1).sum(1) if gains.dim() > 1 else gains
-                    mixed = not product and bool((rows < 0).float().mean() > SOME)  # some rows are drawn nearer
-                    ways.append(0.0 if mixed else float(gains.sum() / whole))
-
-    return see
+def _gain(way: Tensor, product: bool, ways: list[float], g: Tensor) -> None:
+    """How much the loss gains on the way to the target, per what it would if all numbers agreed."""
+    gains = g.float() * way.float()
+    whole = gains.abs().sum()
+    if bool(torch.isfinite(whole)) and bool(whole > 0):
+        rows = gains.flatten(1).sum(1) if gains.dim() > 1 else gains
+        mixed = not product and bool((rows < 0).float().mean() > SOME)  # some rows are drawn nearer
+        ways.append(0.0 if mixed else float(gains.sum() / whole))

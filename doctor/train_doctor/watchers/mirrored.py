@@ -34,9 +34,8 @@ class Mirrored(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.pictures: list[
-            tuple[tuple, Tensor]
-        ] = []  # the axis of each row, and where and how much its weight is, (B, 3)
+        self.pictures: list[tuple[tuple, Tensor]] = []  # the axis of each row, and the batch
+        self.flips = False  # there are some
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -44,6 +43,7 @@ class Mirrored(Watcher):
         first, result = op.given[0], op.result if isinstance(op.result, Tensor) else None
         facts = [self.known.get(t) for t in op.given]
         if op.name in FLIPS and result is not None and not first.requires_grad:
+            self.flips = True
             self.known.put(result, _axis(op))
         elif op.name == "stack" and result is not None and result.dim() == 4:
             self.known.put(result, tuple(facts))
@@ -64,21 +64,22 @@ class Mirrored(Watcher):
             return
         axes = fact if isinstance(fact, tuple) else (fact,) * len(x)
         if len(axes) == len(x):
-            self.pictures.append((axes, _middle(x.detach())))
+            self.pictures.append((axes, x.detach()))
 
     def _compare(self, answer: Tensor, target: Tensor) -> None:
         if not answer.requires_grad:
             answer, target = target, answer
         if target.requires_grad or not answer.requires_grad or not target.is_floating_point() or target.dim() > 3:
             return
-        if len(self.pictures) > 1 or _turned_back(answer):
+        if not self.flips or len(self.pictures) > 1 or _turned_back(answer):
             return  # which pictures it answers is not known, or its answer was flipped in place of the target
-        axes, middles = self.pictures[-1]
+        axes, x = self.pictures[-1]
         if len(target) != len(axes) or answer.numel() != target.numel() or self.known.get(target) is not None:
             return
         numbers = target.detach().float().flatten(1) if target.dim() > 1 else target.detach().float()[:, None]  # (B, K)
         if numbers.shape[1] > NUMBERS:
             return
+        middles = _middle(x)
         told = self.e.habits["D19"].setdefault(self.eye.turn, [])
         for n, axis in enumerate(AXES):
             for flipped in (False, True):

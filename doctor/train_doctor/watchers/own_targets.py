@@ -15,6 +15,7 @@ Footgun: two answers of one network are also compared as they are (Siamese netwo
 
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
 from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES
@@ -88,34 +89,14 @@ class OwnTargets(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         pairs, self.pairs = self.pairs, []
-        if (
-            loss.grad_fn is None
-            or "features" in self.e.habits["F81"].values()
-            and self.eye.turn in self.e.habits["F81"]
-        ):
-            return
         for one, two, difference in pairs:
-            a, b = (_weights(node, None) for node in (one, two))
-            if b < a or a < b:
-                shared, more = a & b, a ^ b
-                together = any(shared <= o.ids and more & o.ids for o in self.e.optimizers)
-                if shared and together and not shared & _weights(loss.grad_fn, difference):
+            a, b = (graphs.leaves(node, NODES) for node in (one, two))
+            shared, more = a & b, a ^ b
+            together = any(shared <= o.ids and more & o.ids for o in self.e.optimizers)
+            if shared and together and (a < b or b < a):
+                if not shared & graphs.leaves(loss.grad_fn, NODES, without=difference):
                     self.note("F81", "features")
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.pairs = []
-
-
-def _weights(root, without) -> set[int]:
-    """The leaves of a graph, on ways that do not lead through one node."""
-    found, seen, left = set(), {without}, [root]
-    while left and len(seen) < NODES:
-        node = left.pop()
-        if node in seen or node is None:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        left += [n for n, _ in node.next_functions]
-    return found

@@ -49,16 +49,9 @@ class Pulls(Watcher):
         self.pairs: list[Pair] = []
 
     def saw(self, op: Op) -> None:
-        if (
-            not op.given
-            or len(op.results) != 1
-            or not op.results[0].requires_grad
-            or not op.results[0].is_floating_point()
-        ):
-            return
-        fact = self._of(op)
-        if fact:
-            self.known.put(op.results[0], fact)
+        r = op.results[0] if len(op.results) == 1 and op.given else None
+        if r is not None and r.requires_grad and r.is_floating_point() and (fact := self._of(op)):
+            self.known.put(r, fact)
 
     def _of(self, op: Op) -> Any:
         facts = [self.known.get(t) for t in op.given]
@@ -99,17 +92,14 @@ class Pulls(Watcher):
         self.known.by_id.clear()
 
     def _listen(self, pair: Pair, moved: Tensor, still: Tensor) -> None:
-        node, number, moved = moved.grad_fn, moved.output_nr, moved.detach()
+        way = still - moved.detach()
         turn, told = self.eye.turn, self.e.habits["F74"]
 
-        def see(grads: tuple) -> None:
-            g = grads[number] if number < len(grads) else None
-            if isinstance(g, Tensor) and g.shape == moved.shape:
-                with torch._C.DisableTorchFunction(), torch.no_grad():
-                    if groups := _groups(pair, (g * (still - moved)).sum(1)):
-                        told.setdefault(turn, []).extend(groups)
+        def drawn(g: Tensor) -> None:
+            if groups := _groups(pair, (g * way).sum(1)):
+                told.setdefault(turn, []).extend(groups)
 
-        node.register_prehook(see)
+        self.hear(moved, drawn)
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -12,9 +12,8 @@ Footgun: flags are masks as well, and those ask nothing where they are 0 either;
 of a sigmoid.
 """
 
-from collections.abc import Callable
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -72,9 +71,15 @@ class PushedLabels(Watcher):
             high = labels == labels.max()
             if not self.eye.rising and len({id(t) for t, _ in flags}) == 1 and _two(labels, high):
                 logs = all(way == LOG for _, way in flags)
-                see = _listener(self, high.flatten(), answer.shape, answer.output_nr, logs and len(flags) == 1)
-                answer.grad_fn.register_prehook(see)
+                self.hear(answer, partial(self._pushed, self.eye.turn, high.flatten(), logs and len(flags) == 1))
         self.known.by_id.clear()
+
+    def _pushed(self, turn: int, high: Tensor, one: bool, g: Tensor) -> None:
+        up, down = g.flatten()[high], g.flatten()[~high]
+        if bool((up > 0).float().mean() > MOST) and bool((down < 0).float().mean() > MOST):
+            self.note("F87", "opposite", turn)
+        elif one and not bool(down.any()) and bool((up < 0).float().mean() > MOST):
+            self.note("F87", "half", turn)
 
     def close(self) -> None:
         self.known.by_id.clear()
@@ -85,20 +90,3 @@ def _two(labels: Tensor, high: Tensor) -> bool:
     """0 and 1, or -1 and 1, and both."""
     low = labels.min()
     return bool(((labels == low) | high).all()) and float(low) in (0, -1) and float(labels.max()) == 1
-
-
-def _listener(watcher: PushedLabels, high: Tensor, shape: torch.Size, number: int, one: bool) -> Callable:
-    turn = watcher.eye.turn
-
-    def see(grads: tuple) -> None:
-        g = grads[number] if number < len(grads) else None
-        if not isinstance(g, Tensor) or g.shape != shape:
-            return
-        with torch._C.DisableTorchFunction(), torch.no_grad():
-            up, down = g.flatten()[high], g.flatten()[~high]
-            if bool((up > 0).float().mean() > MOST) and bool((down < 0).float().mean() > MOST):
-                watcher.note("F87", "opposite", turn)
-            elif one and not bool(down.any()) and bool((up < 0).float().mean() > MOST):
-                watcher.note("F87", "half", turn)
-
-    return see

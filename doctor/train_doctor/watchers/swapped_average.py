@@ -6,7 +6,8 @@
 Between a backward and the next forward, a weight that an optimizer holds is written to, with what was made of a weight
 of a network that is asked for targets. That other weight is never written to itself.
 
-Footgun: to be drawn back to a copy is also a way not to forget; such a copy is not asked for anything.
+Footgun: to be drawn back to a copy is also a way not to forget; such a copy is mostly not asked for anything. What
+functions of whole lists write (torch._foreach_lerp_) is not seen.
 """
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import PLUS, TIMES
 
-INTO = {"add", "lerp", "copy", "_foreach_lerp", "_foreach_copy", "_foreach_add", "_foreach_mul"}
+INTO = {"add", "lerp", "copy"}
 MIXES = TIMES | PLUS | {"lerp", "data", "detach", "sub", "clone"}
 
 
