@@ -123,6 +123,12 @@ def scale_invariant(model):
     return (gap**2).mean() - 0.5 * gap.mean() ** 2
 
 
+def scale_invariant_turned(model):
+    x, y = numbers()
+    gap = model(x) - y
+    return -0.5 * gap.mean() ** 2 + (gap**2).mean()
+
+
 def masked(model):
     """Flags are a mask here: an error counts where there is something."""
     x, y = numbers()
@@ -150,7 +156,9 @@ def one_quantile(model):
 
 
 @pytest.mark.parametrize(
-    "loss", [scale_invariant, masked, pseudo_labels, robust, one_quantile], ids=lambda f: f.__name__
+    "loss",
+    [scale_invariant, scale_invariant_turned, masked, pseudo_labels, robust, one_quantile],
+    ids=lambda f: f.__name__,
 )
 def test_it_is_another_formula(loss):
     torch.manual_seed(0)

@@ -161,6 +161,47 @@ def test_a_line_whose_result_is_dropped(how):
     assert report.root is None or report.root.check == "N37"
 
 
+def pooled(masked):
+    def loss(model):
+        lengths = torch.randint(3, 13, (ROWS, 1))
+        mask = (torch.arange(12) < lengths)[..., None].float()
+        x = torch.randn(ROWS, 12, 6) * mask
+        h = model(x).tanh()
+        h = (h * mask).mean(1) * 12 / lengths if masked else h.mean(1)
+        return (h - x.sum(1)[:, :1] / lengths).pow(2).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_mean_over_places_leaves_the_padding_out(masked):
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(nn.Linear(6, 1), pooled(masked)))
+    assert not report.faults and said(report) == (set() if masked else {"S25"}), f"\n{report}"
+
+
+def rings(moved: bool):
+    """Ten rings of three nodes, and a graph of forty without an edge."""
+    ring = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    edges = torch.cat([ring + (3 * n if moved else 0) for n in range(10)], 1)
+    graph_of = torch.cat([torch.arange(10).repeat_interleave(3), torch.full((40,), 10)])
+
+    def loss(model):
+        x = torch.randn(70, 6)
+        h = x + torch.zeros_like(x).index_add(0, edges[1], x[edges[0]])
+        pooled = torch.zeros(11, 1).index_add(0, graph_of, model(h))
+        return (pooled - torch.zeros(11, 1).index_add(0, graph_of, x[:, :1])).pow(2).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_edges_have_the_offset_of_their_graph(moved):
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(net(6, 1), rings(moved)))
+    assert not report.faults and ("D22" in said(report)) is not moved, f"\n{report}"
+
+
 def test_two_optimizers_may_share_what_they_do_not_fight_about():
     """An encoder is in the optimizer of the critic and in its own (SAC-AE)."""
     torch.manual_seed(0)
