@@ -161,6 +161,40 @@ def test_a_line_whose_result_is_dropped(how):
     assert report.root is None or report.root.check == "N37"
 
 
+@pytest.mark.parametrize(
+    "call", ["x.clamp(0, 1)", "1 - x", "F.softmax(x, 1)", "torch.sigmoid(x)", "x.to(torch.float64)"]
+)
+def test_a_dropped_result_is_seen_however_it_is_called(call):
+    model = net(6, 1)
+    exec(f"def body(x):\n    {call}\n", globals(), space := {})
+    report = quiet(lambda: watched(model, lambda m: (space["body"](x := numbers()[0]), m(x).pow(2).mean())[1]))
+    assert not report.faults and "N37" in said(report), f"\n{report}"
+
+
+def test_what_others_functions_drop_is_not_the_programs():
+    """Terms are declared, gradients clipped, a distribution asked, each on a line of its own, as in notebook 11."""
+    torch.manual_seed(0)
+    model = net(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=3, say=False) as report:
+            for _ in range(3):
+                x, y = numbers()
+                loss = F.mse_loss(model(x), y)
+                small = 1e-3 * model(x).pow(2).mean()
+                report.terms(loss=loss, small=small)
+                torch.distributions.Normal(0.0, 1.0).log_prob(x)
+                optimizer.zero_grad()
+                (loss + small).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and report.root is None, f"\n{report}"
+
+
 def pooled(masked):
     def loss(model):
         lengths = torch.randint(3, 13, (ROWS, 1))

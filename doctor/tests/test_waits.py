@@ -42,10 +42,10 @@ def far(thing):
 
 @pytest.fixture
 def everywhere(monkeypatch):
-    whose = waits._whose
+    whose = waits.whose
     monkeypatch.setattr(waits, "HOST", ("meta",))
     monkeypatch.setattr(waits, "MOVED", ())  # every copy would end where the card is
-    monkeypatch.setattr(waits, "_whose", lambda file: "library" if "/torch/optim/" in file else whose(file))
+    monkeypatch.setattr(waits, "whose", lambda file: "library" if "/torch/optim/" in file else whose(file))
 
 
 def mean(logits, labels):

@@ -108,9 +108,9 @@ def _is_mask(index: Any) -> bool:
 def _line() -> str:
     """The line of the program that asks; nothing where a library does, or this package itself."""
     frame = sys._getframe(2)
-    while frame is not None and _whose(frame.f_code.co_filename) == "torch":
+    while frame is not None and whose(frame.f_code.co_filename) == "torch":
         frame = frame.f_back
-    if frame is None or _whose(frame.f_code.co_filename) != "program":
+    if frame is None or whose(frame.f_code.co_filename) != "program":
         return ""
     file, number = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, number, frame.f_globals).strip()
@@ -118,7 +118,7 @@ def _line() -> str:
 
 
 @cache
-def _whose(file: str) -> str:
+def whose(file: str) -> str:
     """Of "torch", which is passed over, of this package, of an installed library, or of the program."""
     path = Path(file)
     if file in PASSED or TORCH in path.parents:

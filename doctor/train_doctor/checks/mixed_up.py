@@ -215,20 +215,16 @@ def result_thrown_away(e: Evidence) -> Fired | Verdict:
     Fires when a function that gives a new tensor and does nothing else stands on a line of its own, in the program's
     own code, in two steps or more.
 
-    WARN result-thrown-away: The result of {name} in line {line} is thrown away: the tensor stays as it is. Fix: x =
-    x.{name}(...), or the form that works in place (an underscore at its end).
+    WARN result-thrown-away: Line {line} throws away what {name} gives: the tensor stays as it is. Fix: Give the result
+    a name (x = x.clamp(0, 1)), or take the form that works in place (x.clamp_(0, 1)).
     """
     if (verdict := no_habit(e, seen := e.habits["N37"])) is not None:
         return verdict
     name, file, line = next(iter(seen.values()))
     text = linecache.getline(file, line).strip()[:60]
+    where = f"{Path(file).name}:{line}" + (f" `{text}`" if text else "")
     return fires(
-        f"in {len(seen)} steps the result of {Path(file).name}:{line}"
-        + (f" `{text}`" if text else "")
-        + " was dropped",
-        "a result that is used",
-        name=name,
-        line=line,
+        f"in {len(seen)} steps the result of {where} was dropped", "a result that is used", name=name, line=line
     )
 
 

@@ -16,7 +16,7 @@ import sys
 import textwrap
 
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.waits import _whose
+from train_doctor.waits import whose
 
 NAMES = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 BETWEEN = ("train_doctor/eye.py", "train_doctor/watchers/dropouts.py", "torch/overrides.py", "torch/nn/functional.py")
@@ -35,7 +35,7 @@ class Dropouts(Watcher):
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):
             frame = frame.f_back
-        if frame is None or _whose(frame.f_code.co_filename) != "program":
+        if frame is None or whose(frame.f_code.co_filename) != "program":
             return  # a module of torch, which knows its mode
         code, line = frame.f_code, frame.f_lineno
         if "training" in (*code.co_names, *code.co_varnames, *code.co_freevars):

@@ -6,26 +6,28 @@
 Python itself says so: after the call comes an instruction that drops what it gave. It is asked of functions that make a
 new tensor and do nothing else, where the program calls them itself.
 
-Footgun: what ends in an underscore works in place, and gives the tensor itself. And a call of a module may be made for
-its hooks.
+Footgun: what ends in an underscore works in place, and gives the tensor itself. And a call of a module or of a function
+of someone else (Report.terms, clip_grad_norm_) is made for what it does: what is called inside it is not the program's.
 """
 
 import dis
 import sys
 from types import CodeType
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.waits import _whose
-from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
+from train_doctor.waits import PASSED, whose
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
 
 VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "t", "contiguous"}
 CASTS = {"to", "float", "long", "half", "bfloat16", "double", "cuda", "cpu", "int", "bool", "type"}
 MADE = {"clamp", "clip", "relu", "dropout", "softmax", "log_softmax", "sigmoid", "tanh", "normalize", "pad", "detach"}
 MADE |= {"masked_fill", "index_add", "scatter", "scatter_add", "index_copy", "index_fill", "abs", "exp", "log", "neg"}
-FUNCTIONS = MINUS | OVER | PLUS | TIMES | VIEWS | CASTS | MADE
-DEEP, LIBRARIES = 12, "torch/nn/modules/module.py"
+FUNCTIONS = MINUS | OVER | PLUS | TIMES | TURNS | VIEWS | CASTS | MADE
+BETWEEN = {*PASSED, *(m.__file__ for m in (torch._tensor, torch.functional, torch.overrides, F))}  # before a function
 
 
 class ThrownAway(Watcher):
@@ -39,21 +41,15 @@ class ThrownAway(Watcher):
         if not isinstance(op.result, Tensor) or not op.results:
             return
         frame = sys._getframe(1)
-        for _ in range(DEEP):
-            if frame is None or frame.f_code.co_filename.replace("\\", "/").endswith(LIBRARIES):
-                return
-            whose = _whose(frame.f_code.co_filename)
-            if whose == "program":
-                break
-            if whose == "library":
-                return
+        while frame is not None and frame.f_code.co_filename in BETWEEN:
             frame = frame.f_back
-        else:
+        if frame is None or whose(frame.f_code.co_filename) != "program":
             return
         code = frame.f_code
         if code not in self.drops:
             steps = list(dis.get_instructions(code))
-            self.drops[code] = {a.offset for a, b in zip(steps, steps[1:]) if b.opname == "POP_TOP"}
+            dropped = ((a.offset, b.offset) for a, b in zip(steps, steps[1:]) if b.opname == "POP_TOP")
+            self.drops[code] = {n for a, b in dropped for n in range(a, b)}  # with its inline caches
         if frame.f_lasti in self.drops[code]:
             self.note("N37", (op.name, code.co_filename, frame.f_lineno))
 
