@@ -34,6 +34,7 @@ SETS = {
     "judge14": ("judge14_a", "judge14_b"),
     "judge15": ("judge15_a", "judge15_b"),
     "judge16": ("judge16_a",),
+    "judge17": ("judge17_a", "judge17_b"),
 }
 HERE = Path(__file__).parent
 

@@ -50,11 +50,11 @@ NAMED = {
     "cross_network_unscaled_randn_weights": "F4",
     "siamese_contrastive_label_flipped": "F74",
     "keypoint_flip_leaves_coordinates": "D19",
+    "warmup_lambda_returns_lr_not_factor": "N9",
 }
 UNSEEN = {
     "gcn_loss_on_unlabelled_nodes": "which nodes have a label was settled before the loop, and a filler is a class",
     "det_cxcywh_boxes_into_xyxy_giou": "four numbers do not say whether they are corners or a centre and a size",
-    "warmup_lambda_returns_lr_not_factor": "a warm-up of thousands of steps begins so too",
 }
 
 

@@ -52,10 +52,9 @@ NAMED = {
     "clap_temperature_multiplied": "F37",
     "moe_experts_plain_list": "S19",
     "triplet_similarity_as_distance": "F74",
+    "bf16_weights_instead_of_autocast": "N4",
 }
-UNSEEN = {
-    "bf16_weights_instead_of_autocast": "the first updates arrive at its rate; the smaller ones of later would not",
-}
+UNSEEN = {}
 
 
 def test_the_first_sight_is_on_record():

@@ -41,7 +41,7 @@ NAMED = {
     "atanh_eps_lost_in_float32": "N17",
     "zero_grad_between_two_losses": "B1",
     "lora_both_factors_zero": "B3",
-    "critic_optimizer_holds_actor": "B8",
+    "critic_optimizer_holds_actor": "S3",
     "weights_filled_with_constant": "S20",
     "lstm_without_batch_first": "S21",
     "mil_attention_softmax_over_batch": "S33",

@@ -174,6 +174,7 @@ class Schedule(Event):
     hundredth: int | None = None  # of its steps, after which the rate is a hundredth
     mode: str = ""  # of ReduceLROnPlateau
     metric: float | None = None  # what it was given
+    peak: float | None = None  # the largest factor that a LambdaLR will give
 
 
 @dataclass
@@ -278,6 +279,7 @@ class Evidence:
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py
+        self.coarse = 0.0  # share of low-precision numbers that a settled step of Adam can't change
         self.crooked = False  # a loss that was not finite has been looked into
         self.raw: list[str] = []  # layers that were given numbers without a gradient, in the order of their calls
         self.sequences: dict[str, set[tuple[int, ...]]] = {}  # modules without batch_first: shapes they were given

@@ -130,6 +130,7 @@ class Eye(Part):
         self.rising = False  # the loss that is differentiated is to grow
         self.grad = True  # whether gradients were on in the call that is looked at
         self.forward = False  # the next forward has begun since the last backward
+        self.closure = False  # inside an optimizer's step, whose closure has made no backward yet
         self.undo: list[Callable[[], None]] = []
         self.watchers: list[Watcher] = []
         self.asked: dict[tuple, list[Watcher]] = {}  # by name of a function, marks and whether a forward has begun
@@ -147,12 +148,16 @@ class Eye(Part):
         self.watchers, self.asked = watchers, {}
 
     # ---------------------------------------------------------------- when
-    def before_step(self) -> None:
-        """An optimizer is about to step; nothing in there is the program's own."""
-        if self.on:
+    def before_step(self, closure: bool) -> None:
+        """An optimizer is about to step; nothing in there is the program's own but for a closure's first forward."""
+        self.closure = closure and self.on
+        if self.on and not self.closure:
             self._off()
 
     def after_step(self) -> None:
+        if self.closure and self.on:
+            self._off()  # the closure had no backward
+        self.closure = False
         last = self.e.declared.get("steps") or LONGEST
         if not self.over and self.e.rounds + 1 >= min(LAST if self._each_seen() else LONGEST, last):
             self.close()
@@ -196,6 +201,8 @@ class Eye(Part):
                 except Exception:
                     self._fault(watcher)
             self.learning.clear()
+            if self.closure:
+                self._off()
 
     def close(self) -> None:
         """For good."""

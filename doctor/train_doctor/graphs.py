@@ -156,6 +156,12 @@ def leaves(node, limit: int, without=None) -> set[int]:
     return {id(n.variable) for n in _from(node, limit, without) if kind(n) == "AccumulateGrad"}
 
 
+def near(node) -> list:
+    """The nodes in front of one, and those in front of these: a weight may be transposed first."""
+    first = [n for n, _ in node.next_functions if n is not None]
+    return [*first, *(m for n in first if kind(n) in ("T", "Transpose") for m, _ in n.next_functions)]
+
+
 def walk(loss: Tensor, limit: int):
     """Nodes of its graph, the nearest first."""
     return _from(loss.grad_fn, limit)

@@ -18,6 +18,8 @@ so what belongs before the step comes in the middle of it. SequentialLR steps ot
 every scheduler steps once when it is made. Only the outermost step of a scheduler that is under way is the loop's.
 """
 
+import contextlib
+import dis
 import math
 import time
 import warnings
@@ -73,6 +75,9 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
+PURE = {"math", "cos", "sin", "pi", "exp", "log", "sqrt", "pow", "min", "max", "abs", "float", "int", "bool", "round"}
+WRITES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", "DELETE", "IMPORT", "YIELD")
+COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -226,11 +231,12 @@ class Optimizers(Part):
     # ---------------------------------------------------------------- steps
     @quietly
     def _before_step(self, optimizer, args, kwargs) -> None:
-        self.eye.before_step()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        came = self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0)
+        self.eye.before_step(closure is not None and not came)
         if closure is not None:  # the backward comes inside, or has come already (Lightning, by hand)
             self.closure = True
-            if self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0):
+            if came:
                 self.learn(optimizer)
                 self.note_gradients()
             self._remember(self._sampled(optimizer), measured=True)
@@ -291,6 +297,8 @@ class Optimizers(Part):
         if index >= 0 and self.e.optimizers[index].low:
             self.at.aside(self.shadow.after, optimizer)
             self.e.shadow, self.e.unshadowed = self.shadow.coefficients(), self.shadow.why
+            if self.e.shadow and self.counts[index] in COARSE:
+                self.e.coarse = self.shadow.coarse()
         if self.e.awake is None:
             self.e.awake = after.awake(self.e)
         self.eye.after_step()
@@ -485,6 +493,8 @@ class Optimizers(Part):
         made = Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler))
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric = scheduler.mode, float(metric)
+        if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):
+            made.peak = _peak(scheduler.lr_lambdas[0])
         self.e.note(made)
 
 
@@ -669,6 +679,17 @@ def _hundredth(scheduler) -> int | None:
         places = sorted(scheduler.milestones.elements())
         return places[factors - 1] if len(places) >= factors else None
     return factors if isinstance(scheduler, ExponentialLR) else None
+
+
+def _peak(factor: Callable) -> float | None:
+    """The largest factor of a LambdaLR, of functions of numbers alone: of those nobody notices that they are called."""
+    code = getattr(factor, "__code__", None)
+    writes = code is None or any(step.opname.startswith(WRITES) for step in dis.get_instructions(code))
+    if writes or code.co_argcount != 1 or not PURE.issuperset(code.co_names):
+        return None
+    with contextlib.suppress(Exception):
+        return max(float(factor(step)) for step in (*range(32), *(2**n for n in range(5, 20))))
+    return None
 
 
 def _rate(group: dict) -> float:

@@ -13,7 +13,7 @@ import gc
 
 from torch import nn
 
-from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.evidence import Backward, Call, Evidence, Step
 
 
 def merge(e: Evidence) -> nn.Module | None:
@@ -85,6 +85,20 @@ def settle(e: Evidence) -> None:
     for call in e.of(Call):
         if id(call.module()) in names:
             call.role = names[id(call.module())]
+
+
+def forgotten(e: Evidence) -> nn.Module | None:
+    """A network with gradients that no optimizer holds, where two optimizers that step hold just the same tensors."""
+    steps = {step.optimizer for step in e.of(Step)}
+    held = [(o.kind, frozenset(o.ids)) for n, o in enumerate(e.optimizers) if n in steps and o.ids]
+    if len(set(held)) == len(held):
+        return None
+    mine = e.optimized()
+    for module in (*e.teachers, *e.models):
+        ps = [p for p in module.parameters() if p.requires_grad]
+        if any(p.grad is not None for p in ps) and not any(id(p) in mine for p in ps):
+            return module
+    return None
 
 
 def teaching(e: Evidence) -> list[nn.Module]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 TENSORS, ELEMENTS = 8, 2**20
+SETTLED = 0.2  # of the rate: what a number moves in a step of Adam, once its first steps (of the whole rate) are over
 FAILURES = (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError, AssertionError)
 # each element's update depends on nothing but its own gradients, so that a piece can stand for the tensor
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "Lion", "Adamax")
@@ -77,6 +78,20 @@ class Shadow:
                 moved += float(((_piece(p.detach()).float() - start) * way).sum())
                 wanted += float((way * way).sum())
         return {"all": moved / wanted} if wanted > 0 else {}
+
+    def coarse(self) -> float:
+        """The share of an Adam's numbers that a settled step, a fifth of the rate, can't change."""
+        lost, numbers = 0, 0
+        for pair in self.pairs.values():
+            if not pair or "Adam" not in type(pair["optimizer"]).__name__:
+                continue
+            rates = {id(d): float(g["lr"]) for g in pair["optimizer"].param_groups for d in g["params"]}
+            for p, double in pair["tensors"]:
+                size, rate = _piece(p.detach()).float().abs().clamp_min(1e-30), rates[id(double)]
+                gap = torch.exp2(size.log2().floor()) * torch.finfo(p.dtype).eps  # to the next number
+                lost += int((gap / 2 > SETTLED * rate).sum()) if rate else 0
+                numbers += size.numel() if rate else 0
+        return lost / numbers if numbers else 0.0
 
     def _make(self, optimizer: torch.optim.Optimizer) -> dict:
         chosen: list[tuple[int, Tensor]] = []

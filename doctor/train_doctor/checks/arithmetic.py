@@ -411,7 +411,8 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
 
     Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows with its usual factor
     of one half, and another term of the loss is a mean over the same rows. Fires as well when each row's divergence is
-    a sum, and the reconstruction a mean over 64 numbers of a row or more. A weight in front of it, and sums (or means)
+    a sum, and the reconstruction a mean over 64 numbers of a row or more, or when the divergence is a mean over all of
+    its numbers and another term a sum over all of its own. A weight in front of it, and sums (or means)
     in both terms, are left alone.
 
     WARN divergence-summed: The divergence (KL) is summed over the {rows} rows of the batch and the other term is a mean
@@ -421,7 +422,17 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     divergence (KL) is their sum in each row, so it weighs {numbers} times too much, and the posterior collapses. Fix:
     Sum the reconstruction over a row's numbers too (reduction="sum", divided by the rows), or give the divergence a
     weight.
+    WARN divergence-summed/averaged: The reconstruction is a sum over the batch and the divergence (KL) a mean over all
+    its {numbers} numbers, so it costs that many times too little, and samples from the prior are nothing like the data.
+    Fix: Sum both: -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp()).
     """
+    if len(seen := e.habits["F40"]) >= STEPS:
+        return fires(
+            f"in {len(seen)} steps a divergence was a mean over its {next(iter(seen.values()))} numbers, beside a sum",
+            "both a sum over the rows",
+            fault="divergence-summed/averaged",
+            numbers=next(iter(seen.values())),
+        )
     if (verdict := no_habit(e, e.summed)) is not None:
         if no_habit(e, e.over_numbers) is not None:
             return verdict

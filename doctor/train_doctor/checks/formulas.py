@@ -148,14 +148,22 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     """A segmentation stays blurred or mirrored, though its network learns well on data without augmentation.
 
     Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
-    the same height and width never were. Data that worker processes load are not seen.
+    the same height and width never were, or others of them were. Data that worker processes load are not seen.
 
     WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
     place. Fix: Draw once, and move both in the same way.
+    WARN moved-apart/drawn-twice: Some pictures are flipped or turned without their target, and some targets without
+    their picture: each of the two draws its own number. Fix: Draw once, and move both in the same way.
     """
     if (verdict := no_habit(e, e.moved)) is not None:
         return verdict
-    pictures, targets, rows = (sum(told[n] for told in e.moved.values()) for n in range(3))
+    pictures, targets, rows, apart = (sum(told[n] for told in e.moved.values()) for n in range(4))
+    if apart >= STEPS:
+        return fires(
+            f"of {rows} rows, {apart} pictures or more were moved alone, and as many targets alone",
+            "both, or neither",
+            fault="moved-apart/drawn-twice",
+        )
     if targets or pictures < STEPS:
         return OK
     return fires(f"{pictures} of {rows} pictures were moved, and none of their targets", "both, or neither")

@@ -260,3 +260,100 @@ def edges_not_moved(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(seen)} steps edges ended in {touched} of {graphs} graphs", "in all", touched=touched, graphs=graphs
     )
+
+
+@check("F91")
+def variance_and_spread(e: Evidence) -> Fired | Verdict:
+    """A network that tells its own uncertainty is far too sure, or far too unsure.
+
+    Reads the line that calls GaussianNLLLoss or makes a Normal. Fires when the first is given, for its variance, a
+    tensor that the program names sigma or std, and when the second is given one named var for its spread.
+
+    WARN variance-and-spread: {loss} takes a {wanted} there, and is given {name}, which is named as the other. Fix:
+    {fix}.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F91"])) is not None:
+        return verdict
+    loss, name = next(iter(seen.values()))
+    variance = loss != "Normal"
+    return fires(
+        f"in {len(seen)} steps {loss} was given {name}",
+        f"a {'variance' if variance else 'spread'}",
+        loss=loss,
+        name=name,
+        wanted="variance" if variance else "spread (a standard deviation)",
+        fix=f"{name} ** 2" if variance else f"{name}.sqrt()",
+    )
+
+
+@check("S38")
+def cut_in_each_turn(e: Evidence) -> Fired | Verdict:
+    """A recurrent model forgets what it saw early, and is hardly better than one that sees the last place alone.
+
+    Fires when a state that hangs on trained weights is detached three times or more on the way to one loss, and nothing
+    of what was cut off is in that loss. A state that is detached once, between two losses, is left alone.
+
+    WARN cut-in-each-turn: The state is detached in each turn of the loop, so the loss reaches the last turn only and
+    nothing teaches the model to keep what it saw before. Fix: Detach once, before the loop: h = h.detach().
+    """
+    if (verdict := no_habit(e, seen := e.habits["S38"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps a state was detached three times or more before its loss", "once, or never")
+
+
+@check("S39")
+def pooled_over_features(e: Evidence) -> Fired | Verdict:
+    """A network on sets of points or words learns little, though it has the form of one that works.
+
+    Fires when the features of each place, (B, N, C) with N equal to C, are reduced over the features and go into a
+    layer that takes C numbers. The same along the places is what such networks do.
+
+    WARN pooled-over-features: The features of each place are reduced to one number, and the next layer takes the N
+    places for C features: as both are {size}, nothing is raised. Fix: Reduce over the places: features.max(dim=1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["S39"])) is not None:
+        return verdict
+    shape = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps features were reduced to {shape}", "one number for each feature", size=shape[1])
+
+
+@check("D23")
+def another_range(e: Evidence) -> Fired | Verdict:
+    """A recommender ranks some items far too high: those that never came up as negatives.
+
+    Fires when numbers drawn by randint look up rows of a table, and their limit is the size of another, smaller table
+    that is looked up in the same steps.
+
+    WARN another-range: The rows of a table of {rows} are drawn by randint up to {high}, which is the size of another
+    table: the rows from {high} on are never drawn. Fix: torch.randint({rows}, ...).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D23"])) is not None:
+        return verdict
+    rows, high = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {high} was the limit of draws from a table of {rows}",
+        "draws from all rows",
+        rows=rows,
+        high=high,
+    )
+
+
+@check("N38")
+def steps_on_anothers_loss(e: Evidence) -> Fired | Verdict:
+    """A critic's values grow far above what can be had, and the policy follows them.
+
+    Fires when a loss is the plain mean of what one optimizer's weights answer (and trains another's weights), gradients
+    of a loss with targets still wait on them for their step, and that optimizer then steps on both.
+
+    WARN steps-on-anothers-loss: Before the critic's {kind} steps, the loss of the actor has added its gradients to the
+    critic's own, so the critic also learns to answer higher. Fix: Step the critic before the actor's loss is
+    differentiated, or clear its gradients in between.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["N38"])) is not None:
+        return verdict
+    kind = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps of {kind} the gradients of two losses were added", "those of its own", kind=kind
+    )

@@ -12,6 +12,8 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, ScalerStep, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
+MOST = 0.8  # of the numbers, that a settled step can't change
+
 
 @check("N4")
 def rounded_away(e: Evidence) -> Fired | Verdict:
@@ -20,9 +22,15 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     Fires by the fp32 shadow: the share of the way that the same gradients lead fp32 copies is below a half (error) or
     below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
 
+    Adam's first steps have the size of the rate and arrive; later ones are about a fifth of it. So a warning also says
+    that four of five numbers will not be changed by such.
+
     ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
     are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or
     use stochastic rounding or compensated sums.
+    WARN updates-rounded-away/soon: The weights are kept in 16 bits with no fp32 master copy: the first steps of Adam
+    still change them, and most of its later, smaller ones will be rounded away. Fix: Keep the weights in fp32 and
+    compute under autocast, or use stochastic rounding or compensated sums.
     """
     if not any(o.low for o in e.optimizers):
         return not_applicable("no trained parameter is below 32 bits")
@@ -31,10 +39,18 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
         return unknown(e.unshadowed)
     if share is None or not math.isfinite(share) or len(e.of(Step)) < 3:
         return unknown("too little was seen of tensors below 32 bits")
-    if share >= 0.8:
-        return OK
     rates = [max(s.rates) for s in e.of(Step) if s.rates]
     rising = len(rates) > 1 and rates[-1] > 1.2 * rates[0]  # a warm-up: the later, larger steps may arrive
+    if share >= 0.8 and (rising or e.coarse < MOST):
+        return OK
+    if share >= 0.8:
+        return fires(
+            f"{share:.0%} of the first updates arrive, which have the size of the rate ({max(rates):.2g}); a fifth of "
+            f"it, as Adam's later ones are, would not change {e.coarse:.0%} of the numbers",
+            "steps that the numbers are fine enough for",
+            WARN,
+            "updates-rounded-away/soon",
+        )
     low = [u for s in e.of(Step) for u in s.updates if u.dtype.itemsize < 4 and u.gradient and u.lr]
     ones = {u.name for u in low if len(u.shape) < 2}
     stuck = ones - {u.name for u in low if u.changed}

@@ -184,7 +184,8 @@ def _will_fall(e: Evidence, steps: int) -> Fired | None:
 
 
 def _squared(e: Evidence) -> Fired | None:
-    """A LambdaLR whose factor is the rate. A warm-up of 1 / lr steps begins so too, and rises."""
+    """A LambdaLR whose factor is the rate, at once or after a warm-up. One of 1 / lr steps begins so too, and rises."""
+    peaks = [s.peak for s in e.of(Schedule) if s.peak is not None]
     for number in {s.optimizer for s in e.of(Schedule) if s.kind == "LambdaLR" and s.optimizer >= 0}:
         rates = [s.rates[0] for s in e.of(Step, optimizer=number) if s.rates]
         optimizer = e.optimizers[number].object
@@ -192,12 +193,13 @@ def _squared(e: Evidence) -> Fired | None:
         if not 0 < base <= 0.1 or len(rates) < 3:
             continue
         factors = [float(rate) / float(base) ** 2 for rate in rates]
-        if abs(factors[0] - 1) < 0.01 and max(factors) < 1.01 and min(factors) > 0.1:
+        flat = abs(factors[0] - 1) < 0.01 and max(factors) < 1.01 and min(factors) > 0.1
+        if flat or any(0.9 < peak / float(base) < 1.01 for peak in peaks) and max(factors) < 1.01:
             return fires(
-                f"the rate is {rates[0]:.3g} at the first step: the optimizer's {base:g} times a factor of {base:g}",
+                f"the rate is at most {max(rates):.3g}: the optimizer's {base:g} times factors up to {base:g}",
                 "a factor near 1 where the full rate is meant",
                 fault="schedule-absolute",
-                rate=rates[0],
+                rate=float(base) ** 2,
                 base=base,
             )
     return None

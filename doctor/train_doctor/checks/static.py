@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from train_doctor import measures
+from train_doctor import measures, owners
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -148,6 +148,9 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
     reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
     parameters.
+    ERROR optimizer-misses-trainables/held-twice: Two optimizers hold the same network, and another one, which gets
+    gradients, is in none: the second optimizer was meant for it. Fix: Give each optimizer the parameters of its own
+    network.
     ERROR optimizer-misses-trainables/holds-another-instance: The optimizer was built on another instance of the model
     (a deepcopy, the model before it was loaded again or sharded, weights replaced by assign=True), so its steps change
     tensors nobody uses. Fix: Build the optimizer from the very model that is called in the loop, after it has its final
@@ -169,6 +172,13 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
         return unknown("no model, or no optimizer step, was seen")
     if not e.optimized():
         return not_applicable("no optimizer holds anything")
+    if (left := owners.forgotten(e)) is not None:
+        return fires(
+            f"two optimizers hold the same tensors, and {type(left).__name__}, which gets gradients, is in none",
+            "each network in an optimizer of its own",
+            ERROR,
+            "optimizer-misses-trainables/held-twice",
+        )
     c = coverage(e)
     if not c.missing:
         weights = loss_weights(e)

@@ -22,6 +22,7 @@ from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
 from train_doctor.watchers.divergences import Divergences
 from train_doctor.watchers.dot_products import DotProducts
@@ -36,6 +37,7 @@ from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
@@ -57,6 +59,7 @@ from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pooled import Pooled
+from train_doctor.watchers.pooled_features import PooledFeatures
 from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
@@ -71,6 +74,7 @@ from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
+from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
 from train_doctor.watchers.stored import Stored
@@ -88,6 +92,7 @@ ALL = (
     Dropped,
     Noise,
     Slopes,
+    Spelt,
     Flags,
     Views,
     Scored,
@@ -98,6 +103,7 @@ ALL = (
     Ratios,
     Blended,
     Cosines,
+    CutStates,
     Choices,
     Bootstraps,
     Divergences,
@@ -131,6 +137,7 @@ ALL = (
     MadeAnew,
     Mixtures,
     Mixups,
+    LentGradients,
     Likelihoods,
     Temperatures,
     DeadTerms,
@@ -159,6 +166,7 @@ ALL = (
     Quantiles,
     ThrownAway,
     Pooled,
+    PooledFeatures,
     PushedLabels,
     Slips,
 )

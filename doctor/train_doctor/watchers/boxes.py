@@ -15,7 +15,8 @@ from torch import nn
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, TIMES
 
-PICKS, MADE = {"__getitem__", "select", "unbind"}, {"detach", "data", "linear", "conv2d"}
+PICKS, MADE = {"__getitem__", "select", "unbind", "split", "chunk"}, {"detach", "data", "linear", "conv2d"}
+KEEPS = {"clamp", "clamp_min", "clip", "relu", "maximum", "__getitem__", "select", "unbind"}
 SHARE, LEAST = 0.05, 8  # of boxes that are turned inside out; boxes
 
 
@@ -45,12 +46,18 @@ class Boxes(Watcher):
             for r in op.results:
                 if r.shape == x.shape[:1]:
                     self.known.put(r, ("column", id(x), r.data_ptr() - x.data_ptr()))
-        elif op.name in MINUS and len(op.given) == 2 and all(f and f[0] == "column" for f in facts):
-            (_, of, high), (_, same, low) = facts
-            if (
-                of == same and high - low == 2 * x.element_size()
-            ):  # the third and the first, or the fourth and the second
-                self.known.put(op.result, ("side", float((op.result < 0).float().mean())))
+                elif r.shape == (len(x), 2):
+                    self.known.put(r, ("corner", id(x), r.data_ptr() - x.data_ptr()))
+        elif op.name in MINUS and len(op.given) == 2 and all(f and f[0] in ("column", "corner") for f in facts):
+            (what, of, high), (_, same, low) = facts
+            if of == same and high - low == 2 * x.element_size():  # the third and the first, the fourth and the second
+                sides = (op.result < 0).float()
+                self.known.put(op.result, ("side", float(sides.mean() if what == "column" else sides.mean(0).max())))
+        elif op.name in KEEPS and facts[0] and facts[0][0] == "side":
+            for r in op.results:
+                self.known.put(r, facts[0])
+        elif op.name == "prod" and facts[0] and facts[0][0] == "side" and x.shape[-1] == 2 and facts[0][1] > SHARE:
+            self.note("F86", facts[0][1])
         elif op.name in TIMES and len(op.given) == 2 and all(f and f[0] == "side" for f in facts):
             if (share := max(f[1] for f in facts)) > SHARE:
                 self.note("F86", share)

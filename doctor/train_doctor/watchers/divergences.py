@@ -10,6 +10,9 @@ sums and factors that are plain numbers are followed to the reductions of its te
 The reconstruction may also be a mean over all numbers of a row, beside a divergence that is summed in each row. Then
 the divergence outweighs it by the numbers of a row.
 
+The other way round, a divergence that is a mean over all its numbers, beside a reconstruction that is a sum over all of
+its own, costs nearly nothing.
+
 In the loss the variance must cost something: where the divergence is taken away from it, the loss falls without end.
 
 Footgun: a weight on the divergence says that its author knew. So a factor far from one half is left alone, and so is a
@@ -42,6 +45,7 @@ class Divergences(Watcher):
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
             terms = list(_terms(loss.grad_fn)) if not self.e.packed else []
             for node, factor in terms:
+                self._averaged(node, factor, terms)
                 term, factor, rows = _in_each_row(node, factor)
                 shape = shape_of(term) if term is not None else ()
                 if len(shape) < 2 or shape[0] < LEAST or not _is_divergence(term):
@@ -54,6 +58,21 @@ class Divergences(Watcher):
                 numbers = max((_numbers(*t, shape[0]) for t in terms), default=0)
                 if HALF[0] <= abs(factor) <= HALF[1] and numbers >= MANY:
                     self.e.over_numbers.setdefault(self.eye.turn, numbers)
+
+    def _averaged(self, node, factor: float, terms: list) -> None:
+        """A mean over all numbers of a divergence, beside a sum over all numbers of as many rows."""
+        shape = shape_of(node.next_functions[0][0]) if kind(node) == "Mean" else ()
+        if len(shape) < 2 or shape[0] < LEAST or not HALF[0] <= abs(factor) <= HALF[1]:
+            return
+        if any(_whole(*t, shape[0]) for t in terms) and _is_divergence(node.next_functions[0][0]):
+            self.note("F40", math.prod(shape))
+
+
+def _whole(node, factor: float, rows: int) -> bool:
+    """Whether a term is a sum over all numbers of as many rows, with a factor of about 1."""
+    shape = shape_of(node.next_functions[0][0])
+    whole = kind(node) == "Sum" or kind(node) in LOSSES and node._saved_reduction == 2
+    return whole and len(shape) > 1 and shape[0] == rows and 0.4 < abs(factor) < 2.1
 
 
 def _in_each_row(node, factor: float):

@@ -10,7 +10,7 @@ Footgun: counts and dark pixels are zeros that are meant. Numbers around zero ha
 half are exactly 0, and the others lie on both sides of it or far above it, zeros stand for nothing. Of targets that are
 not the input (a depth in each place of a picture), the others must lie above 0 by more than they are spread there. And
 in tables and series nothing is said unless the batch holds flags of what is known, too: an appliance that is off takes
-exactly 0.
+exactly 0. Targets that were NaN until something filled them in are gaps whatever they are.
 """
 
 import torch
@@ -23,18 +23,24 @@ FIRST = {"linear", "dropout"}
 MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
 SAME = {"view", "reshape", "flatten"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+FLAGGED = {"binary_cross_entropy", "binary_cross_entropy_with_logits"}  # asked for filled targets only
+FILLS = {"nan_to_num", "isnan", "where", "masked_fill", "__setitem__"}
 SOME, SORTED, SOME_NUMBERS = 0.02, 4096, 32  # share of zeros, numbers that are sorted, different ones among them
 FLAGS = (torch.bool, torch.float32, torch.uint8)
 EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
+RESTORED = 0.5  # of a correlation: the target is what the picture was
 
 
 class Gaps(Watcher):
-    names = FIRST | MINUS | POWERS | SAME | LOSSES | {"mean", "stack", "conv2d"}
-    begins = FIRST | MINUS | LOSSES | {"stack", "conv2d"}
+    names = (
+        FIRST | MINUS | POWERS | SAME | LOSSES | FLAGGED | FILLS | {"mean", "stack", "conv2d", "float", "to", "squeeze"}
+    )
+    begins = FIRST | MINUS | LOSSES | {"stack", "conv2d", "nan_to_num", "isnan"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # a difference of an answer and a target with gaps -> their share, whether its input
+        self.filled = Known(self)  # where NaN is, and what was filled in there -> the share of NaN
         self.inputs: list[Tensor] = []
         self.masks: list[Tensor] = []
         self.pictures: list[Tensor] = []
@@ -51,6 +57,19 @@ class Gaps(Watcher):
             if not x.requires_grad and x.dim() == 4 and x.numel() <= LOOKED and len(self.pictures) < 2:
                 self.pictures.append(x)
             return
+        if op.name in FILLS:
+            return self._fill(op)
+        if op.name in FLAGGED:
+            if (
+                len(op.given) == 2
+                and (share := self.filled.get(op.given[1]))
+                and op.kwargs.get("reduction", "mean") != "none"
+            ):
+                self.note("D18", -share)
+            return
+        if op.name in ("float", "to", "squeeze", *SAME) and (share := self.filled.get(op.given[0])):
+            for r in op.results:
+                self.filled.put(r, share)
         if op.name in FIRST:
             x = op.given[0]
             if not x.requires_grad and x.dim() == 2 and x.is_floating_point() and len(self.inputs) < 4:
@@ -69,12 +88,29 @@ class Gaps(Watcher):
         elif fact and isinstance(op.result, Tensor):
             self.known.put(op.result, fact)
 
+    def _fill(self, op: Op) -> None:
+        """What was NaN and is no more."""
+        first = op.given[0]
+        if op.name in ("nan_to_num", "isnan") and not first.requires_grad and first.is_floating_point():
+            share = (
+                float(torch.isnan(first).float().mean()) if op.name == "nan_to_num" else float(op.result.float().mean())
+            )
+            if SOME < share < 1:
+                self.filled.put(op.result, share)
+            return
+        share = next((share for t in op.given if (share := self.filled.get(t))), None)
+        if share and op.name == "__setitem__":
+            self.filled.put(first, share)
+        elif share and isinstance(op.result, Tensor) and not op.result.requires_grad:
+            self.filled.put(op.result, share)
+
     def _meant(self, answer: Tensor, target: Tensor) -> bool:
-        """The answer was masked before, or the picture that went in has nothing in the same places."""
+        """The answer was masked before, or the picture that went in is the target with noise, or has nothing there."""
         gap = target == target.min()
         if not bool(answer[gap].any()):
             return True
-        return any(x.shape == target.shape and torch.equal(x == x.min(), gap) for x in self.pictures)
+        alike = [x for x in self.pictures if x.shape == target.shape]
+        return any(torch.equal(x == x.min(), gap) or _together(x, target) > RESTORED for x in alike)
 
     def _marked(self, target: Tensor) -> bool:
         """The batch also says where the targets are known."""
@@ -93,6 +129,8 @@ class Gaps(Watcher):
         for answer, target in (sides, sides[::-1]):
             if not answer.requires_grad or target.requires_grad or answer.shape != target.shape:
                 continue
+            if share := self.filled.get(target):
+                return (-share, False)
             for x in self.inputs:
                 if x.shape == target.shape and LEAST <= x.numel() <= LOOKED and (x is target or torch.equal(x, target)):
                     return (share, True) if (share := _gaps(x)) else None
@@ -108,7 +146,14 @@ class Gaps(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.filled.by_id.clear()
         self.inputs, self.masks, self.pictures = [], [], []
+
+
+def _together(x: Tensor, y: Tensor) -> float:
+    """The correlation of two pictures' numbers."""
+    x, y = x.detach().float() - x.float().mean(), y.float() - y.float().mean()
+    return float((x * y).mean() / (x.square().mean() * y.square().mean()).sqrt().clamp_min(1e-12))
 
 
 def _two_values(x: Tensor) -> bool:

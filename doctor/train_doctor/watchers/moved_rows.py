@@ -3,9 +3,10 @@
     if random.random() < 0.5:
         image = image.flip(-1)          and mask = mask.flip(-1) was forgotten
 
-Half of the masks are then in the wrong place. Rows that were flipped, turned or rolled are followed into the batch, and
-the batches into the first convolution and the loss. It is wrong where pictures were moved, targets of the same size
-never were, and both were seen to be put together.
+Half of the masks are then in the wrong place, and so they are where each of the two draws its own number. Rows that
+were flipped, turned or rolled are followed into the batch, and the batches into the first convolution and the loss. It
+is wrong where pictures were moved and targets of the same size never were, or where some pictures were moved alone and
+some targets alone. Both must have been put together in sight.
 
 Footgun: only what the main process does is seen, so a loader with workers shows nothing. What went through numpy is not
 followed, and nothing is said where a batch was not seen to be stacked.
@@ -59,8 +60,9 @@ class MovedRows(Watcher):
     def _compare(self, target: Tensor, rows: tuple | bool | None) -> None:
         for shape, moved in self.pictures:
             if isinstance(rows, tuple) and len(rows) == len(moved) and tuple(target.shape[-2:]) == shape[-2:]:
-                told = self.e.moved.setdefault(self.eye.turn, [0, 0, 0])
-                for n, number in enumerate((sum(moved), sum(rows), len(rows))):
+                told = self.e.moved.setdefault(self.eye.turn, [0, 0, 0, 0])
+                apart = sum(a and not b for a, b in zip(moved, rows)), sum(b and not a for a, b in zip(moved, rows))
+                for n, number in enumerate((sum(moved), sum(rows), len(rows), min(apart))):
                     told[n] += number
 
     def backward(self, loss: Tensor) -> None:

@@ -7,6 +7,8 @@
 What was drawn by randint or multinomial is followed through a table and a sum to a score, and the score's sign through
 what only rises (logsigmoid, softplus, exp) to the loss. The loss must grow with it.
 
+The limit of a draw is looked at as well: where it is the size of another table, that one's rows were meant.
+
 Footgun: only draws inside the step are seen. Random users and start nodes have scores as well; so what was drawn must
 be looked up in a table in which what was not drawn is looked up too, and nothing that is looked up was picked by it.
 """
@@ -37,6 +39,8 @@ class Negatives(Watcher):
         self.number = 0  # of draws
         self.drawn: set[int] = set()  # tables of which rows were looked up by a draw
         self.given: set[int] = set()  # tables in which other rows were
+        self.tables: dict[int, int] = {}  # how many rows each has
+        self.limits: list[tuple[int, int]] = []  # tables that a draw of randint looked up, and its limit
 
     def saw(self, op: Op) -> None:
         if isinstance(op.result, Tensor):
@@ -47,9 +51,14 @@ class Negatives(Watcher):
         if op.name in DRAWS:
             few = op.name == "multinomial" and op.given and float((op.given[0] > 0).float().mean()) < MANY
             self.number += 1
-            return None if few else (DRAWN, self.number)
+            return None if few else (DRAWN, self.number, _limit(op))
+        if op.name == "where":
+            return next((f for f in facts[1:] if isinstance(f, tuple) and f[0] == DRAWN), None)
         first = facts[0] if facts and isinstance(facts[0], tuple) else ("", 0)
         if op.name == "embedding":
+            self.tables[id(op.given[1])] = len(op.given[1])
+            if first[0] == DRAWN and first[2]:
+                self.limits.append((id(op.given[1]), first[2]))
             if first[0] != DRAWN:
                 self.given.add(id(op.given[1]))
                 return (BOUND, first[1]) if first[0] == PICKED else None
@@ -77,7 +86,20 @@ class Negatives(Watcher):
     def backward(self, loss: Tensor) -> None:
         if self.known.get(loss) == frozenset({-1}) and self.drawn & self.given and not self.eye.rising:
             self.note("F78", True)
+        for table, high in self.limits:
+            rows, others = self.tables[table], {self.tables[t] for t in self.tables if t != table}
+            if high < rows and high in others:
+                self.note("D23", (rows, high))
+        self.tables, self.limits = {}, []
         self.drawn, self.given = set(), set()
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _limit(op: Op) -> int:
+    """Of a randint that begins at 0; 0 for anything else."""
+    plain = [a for a in op.args if isinstance(a, int)]
+    low = op.kwargs.get("low", plain[0] if len(plain) > 1 else 0)
+    high = op.kwargs.get("high", plain[-1] if plain else 0)
+    return high if op.name == "randint" and low == 0 and isinstance(high, int) else 0

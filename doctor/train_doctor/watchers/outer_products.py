@@ -6,10 +6,13 @@ Nothing is raised, and the mean of a table is a number as well. Here each row is
 was to be learned cancels.
 
 Footgun: tables of pairs are made on purpose, by unsqueeze, by None in an index, or by a sum that keeps its dimension.
-What came about so, or by arithmetic on it, is left alone.
+What came about so, or by arithmetic on it, is left alone. But logarithms of probabilities are no side of such a table:
+where they are the row, a column that was made on purpose is wrong as well.
 """
 
-from torch import Tensor
+from collections.abc import Callable
+
+from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
@@ -23,27 +26,59 @@ COLUMNS = {  # functions that can make a column on purpose
 }
 
 
+KEPT = {
+    "cat",
+    "stack",
+    "concat",
+    "neg",
+    "__neg__",
+    "__getitem__",
+    "view",
+    "flatten",
+    "reshape",
+    "squeeze",
+    "exp",
+    "clamp",
+}
+MEANT, SCORES = 1, 2
+
+
 class OuterProducts(Watcher):
-    """Known are columns that were made on purpose."""
+    """Known are columns that were made on purpose, and what a distribution's log_prob gave."""
 
     begins = COLUMNS | MADE
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.of_distributions("log_prob", "score")
+
+    def score(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
+        result = original(of, *args, **kwargs)
+        if self.eye.on and not self.eye.at.blind and isinstance(result, Tensor) and result.dim() == 1:
+            self.known.put(result, SCORES)
+        return result
 
     def saw(self, op: Op) -> None:
         result = op.result
-        if not isinstance(result, Tensor) or result.dim() != 2 or not op.given:
+        if not isinstance(result, Tensor) or not op.given:
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if result.dim() == 1 and (op.name in KEPT or op.name in MADE) and facts[0] == SCORES:
+            if op.name in MADE or set(facts) == {SCORES} or op.name not in ("cat", "stack", "concat"):
+                self.known.put(result, SCORES)
+            return
+        if result.dim() != 2:
             return
         if result.shape[1] == 1:
             meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
             meant = meant and op.name not in ("tensor", "as_tensor", "linear") and op.given[0].dim() > 0
-            if meant or any(map(self.known.get, op.given)):
-                self.known.put(result, True)
+            if meant or MEANT in facts:
+                self.known.put(result, MEANT)
         elif op.name in MADE and len(op.given) == 2 and result.requires_grad and result.shape[0] == result.shape[1] > 1:
             for column, row in (op.given, op.given[::-1]):
-                if column.shape == (len(result), 1) and row.shape == (len(result),) and not self.known.get(column):
+                meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
+                if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant:
                     self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
 
     def close(self) -> None:

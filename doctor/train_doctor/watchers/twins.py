@@ -4,8 +4,12 @@
     anchor = {n: p.detach() for n, p in ...}                no clone(): the anchor moves along with the weights,
     penalty = sum((p - anchor[n]).pow(2).sum() ...)         and the penalty is 0 for ever
 
+    before = model.state_dict()                             the same of Reptile and of averages: no copy was made, so
+    before[k] + 0.1 * (after[k] - before[k])                the step from before to after is 0
+
 Footgun: tensors are doubled on purpose (rows for two views, angles, the halves of a complex number), and a weight minus
-itself carries a gradient past a rounding. So the first must go into a layer, and the second into a square.
+itself carries a gradient past a rounding. So the first must go into a layer, and the second into a square, or there is
+no gradient.
 """
 
 from torch import Tensor, nn
@@ -36,8 +40,11 @@ class Twins(Watcher):
             self.known.put(r, (check, shape))
         elif op.name in LISTED and self._beside(op) and r is not None:
             self.known.put(r, ("S34", tuple(op.given[0].shape)))
-        elif op.name in MINUS | {"mse_loss"} and len(op.given) == 2 and self._minus(*op.given) and r is not None:
-            self.known.put(r, ("S35", tuple(r.shape)))
+        elif op.name in MINUS | {"mse_loss"} and len(op.given) == 2 and r is not None:
+            if self._minus(*op.given):
+                self.known.put(r, ("S35", tuple(r.shape)))
+            elif not r.requires_grad and self._copies(*op.given):
+                self.note("S35", tuple(r.shape))
 
     def _beside(self, op: Op) -> bool:
         if len(op.given) != 2 or op.given[0] is not op.given[1] or not op.given[0].requires_grad:
@@ -50,6 +57,12 @@ class Twins(Watcher):
         if not isinstance(weight, nn.Parameter) or other is weight or other.requires_grad or not weight.requires_grad:
             return False
         return other.shape == weight.shape and other.data_ptr() == weight.data_ptr() and weight.numel() > 0
+
+    def _copies(self, one: Tensor, two: Tensor) -> bool:
+        """Two tensors with the memory of one weight that an optimizer holds."""
+        same = one is not two and one.shape == two.shape and one.data_ptr() == two.data_ptr() and one.dim() > 1
+        held = (p for o in self.e.optimizers if o.object for g in o.object.param_groups for p in g["params"])
+        return same and any(p.data_ptr() == one.data_ptr() and p.shape == one.shape for p in held)
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -1,0 +1,96 @@
+"""A critic that steps on the actor's gradients: they are added to its own before its optimizer steps.
+
+    critic_loss.backward()
+    actor_loss = -critic(s, actor(s)).mean()        on its way to the actor it leaves gradients on the critic as well
+    actor_loss.backward()
+    actor_opt.step(); critic_opt.step()             so the critic also learns to answer higher
+
+Where the critic steps before the actor's loss, or its gradients are cleared in between, nothing is wrong. So it is
+asked of each backward whether its loss is a plain mean (sum, smaller of two) of what weights of an optimizer answer,
+while gradients of another loss wait on them for a step, and whether that optimizer steps next.
+
+Footgun: two losses of one network are meant to be added. Only an answer that is to rise by itself, beside one that is
+held to a target, is taken for this.
+"""
+
+from torch import Tensor
+
+from train_doctor import graphs
+from train_doctor.evidence import Step
+from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.fed import kind
+
+NODES, PATHS = 3000, 60
+PLAIN = {
+    "Mean",
+    "Sum",
+    "Neg",
+    "Sub",
+    "Add",
+    "Rsub",
+    "Minimum",
+    "Min",
+    "Squeeze",
+    "View",
+    "Select",
+    "Slice",
+    "Cat",
+    "Stack",
+}
+PLAIN |= {"Unsqueeze", "UnsafeView", "Permute", "T", "Reshape", "Mul", "Div", "ReshapeAlias"}
+LAYERS = {"Addmm", "Mm", "Linear", "Convolution"}
+
+
+class LentGradients(Watcher):
+    names = frozenset()
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.waiting: dict[int, int] = {}  # optimizer whose own loss was differentiated -> its steps so far
+        self.lent: dict[int, int] = {}  # the same, where an answer that is to rise was added since
+
+    def saw(self, op: Op) -> None:
+        """Nothing: the graphs tell it."""
+
+    def backward(self, loss: Tensor) -> None:
+        if len(self.e.optimizers) < 2:
+            return
+        steps = [step.optimizer for step in self.e.every(Step)]
+        for index, before in self.lent.items():
+            if steps.count(index) > before:
+                self.note("N38", self.e.optimizers[index].kind.__name__)
+        self.lent = {}
+        reached = graphs.leaves(loss.grad_fn, NODES)
+        for index, o in enumerate(self.e.optimizers):
+            if not reached & o.ids:
+                continue
+            valued, now = _valued(loss.grad_fn, o.ids), steps.count(index)
+            others = any(reached & other.ids - o.ids for other in self.e.optimizers)
+            if valued and others and self.waiting.get(index) == now and _full(o):
+                self.lent[index] = now
+            elif not valued:
+                self.waiting[index] = now
+
+    def close(self) -> None:
+        self.waiting, self.lent = {}, {}
+
+
+def _valued(node, ids: set[int]) -> bool:
+    """Whether a loss is a sum of what a layer with one of these weights answers, as it is."""
+    queue = [node]
+    for _ in range(PATHS):
+        node = queue.pop() if queue else None
+        if kind(node) in LAYERS:
+            if any(id(getattr(n, "variable", None)) in ids for n in graphs.near(node)):
+                return True
+        elif kind(node) in PLAIN:
+            edges = [edge for edge, _ in node.next_functions if edge is not None]
+            if kind(node) not in ("Mul", "Div") or len(edges) == 1:
+                queue += edges
+    return False
+
+
+def _full(o) -> bool:
+    """Its weights hold gradients."""
+    held = [p for g in o.object.param_groups for p in g["params"]] if o.object is not None else []
+    return any(p.grad is not None and bool(p.grad.any()) for p in held[:2])
