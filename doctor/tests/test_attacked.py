@@ -7,7 +7,7 @@ import torch
 
 import train_doctor as doctor
 
-from . import attacked, attacked_mixed_up, attacked_turned
+from . import attacked, attacked_again, attacked_mixed_up, attacked_turned
 
 STILL = {  # what is said of it, and why
     "weight_spectral_norm_lora": (
@@ -47,11 +47,59 @@ STILL_MIXED_UP = {
     "anchored_to_distilling_teacher": ({"N36"}, "an old network may teach and hold back at once"),
     "elastic_averaging_foreach": ({"N36"}, "the centre moves by a function of whole lists"),
     "adapted_for_the_next_batch": ({"N28"}, "what is adapted is used in the next step"),
-    "portfolio_tracks_index": ({"S33"}, "rows are the assets of one portfolio"),
+}
+HARD = "hard pairs are chosen for being unlike their kind"
+TABLE = "the same sizes in another order are chance"
+STILL_AGAIN = {
+    "style_with_topic_controlled_negatives": ({"F74"}, HARD),
+    "speakers_who_say_the_same_phrase": ({"F74"}, HARD),
+    "generator_of_adversarial_perturbations": ({"F75"}, "a frozen network is to be wrong, by weights that learn"),
+    "walker_that_gets_far": ({"F75"}, "where it began is to be left"),
+    "unlearning_by_ascent": ({"F75"}, "true: answers are driven from their targets, on purpose"),
+    "distances_to_goals_twin_max": ({"F76"}, "of distances the larger one is the cautious one"),
+    "sac_of_arms_with_joint_ranges": ({"F77"}, "the draw is lost where columns are put together anew"),
+    "deepwalk_in_batch_softmax": ({"F78"}, "a start node is drawn, and the other side of the loss is not followed"),
+    "wgan_of_one_jet_at_a_time": ({"F79"}, "the batch is one row of the critic"),
+    "parcels_on_a_slanting_belt": ({"D19"}, "what lies across goes along with what lies down"),
+    "distance_of_parked_cars": ({"D19"}, "a size goes along with a side"),
+    "charges_shared_among_atoms": ({"S33"}, "rows are the atoms of one molecule"),
+    "residual_gradient_deterministic": ({"F81"}, "Baird's residual gradient has both sides on purpose"),
+    "coded_aperture_of_one_camera": ({"D20"}, "the mask belongs to the camera"),
+    "fixed_pattern_noise_of_a_sensor": ({"D20"}, "the pattern belongs to the sensor"),
+    "bagged_autoencoder": ({"D21"}, "what is narrow can't copy its input"),
+    "lipschitz_bound_of_logarithms": ({"F82"}, "a small price of scales"),
+    "log_normal_prior_of_a_spread": ({"F82"}, "that prior has this sign"),
+    "diffusion_gan": ({"F84"}, "nothing is sampled from noise"),
+    "test_time_adaptation_with_restoration": (
+        {"N36", "S24"},
+        "as above; and a dropout is the augmentation",
+    ),
+    "exceedance_of_energy_yields": ({"F85"}, "what is exceeded with 90 % is the low one"),
+    "reynolds_stress_of_tracks": ({"F86"}, "ends of tracks are no boxes"),
+    "item_response_with_item_features": ({"F87"}, "the answer is a difficulty"),
+    "reservation_wages": ({"F87"}, "the answer is a threshold"),
+    "energy_of_compatible_pairs": ({"F87"}, "an energy is low for data"),
+    "anomaly_score_with_signs_of_deep_sad": ({"F87"}, "1 stands for normal, and the score for not"),
+    "sequences_with_padding_and_sampled_negatives": ({"F87"}, "the flags are a mask, and negatives have another call"),
+    "regret_of_decisions": ({"F88"}, "a regret is never below 0"),
+    "forward_kl_to_a_known_density": ({"F88"}, "a divergence is never below 0"),
+    "mean_absolute_error_under_noisy_labels": ({"F88"}, "true: the loss is flat, as meant"),
+    "pseudo_labels_at_test_time": ({"F88"}, "true: only norms learn from their own choice"),
+    "divergence_times_classes": ({"F89"}, "multiplied by the classes again"),
+    "shortest_paths_by_their_dual": ({"F90"}, "the 1 is the length of a step"),
+    "age_in_completed_years": ({"D17"}, "completed years are meant"),
+    "whole_stars": ({"D17"}, "rounding down is meant"),
+    "heights_of_buildings": ({"D18"}, "0 is the ground"),
+    "pyramidal_lstm": ({"F30"}, TABLE),
+    "subpixel_upsampling_in_time": ({"F30", "F50"}, TABLE + "; and every second number is known"),
+    "autoencoder_of_jittered_series": ({"F73"}, "what is narrow can't copy its input"),
+    "updates_for_the_log": ({"N28"}, "products for a log that is not yet due"),
+    "directions_of_mean_words": ({"S25"}, "only the direction of the mean counts"),
 }
 ALL = {program.__name__: (program, STILL) for program in attacked.ALL}
 ALL |= {name: (program, STILL_TURNED) for name, program in attacked_turned.PROGRAMS.items()}
 ALL |= {name: (program, STILL_MIXED_UP) for name, program in attacked_mixed_up.PROGRAMS.items()}
+ALL |= {name + "_again" * (name in ALL): (p, STILL_AGAIN) for name, p in attacked_again.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -73,4 +121,5 @@ def test_nothing_is_said_of_a_healthy_program(name):
 
 def test_the_exceptions_are_among_them():
     assert len(attacked.ALL) == 182 and len(attacked_turned.PROGRAMS) == 57
-    assert len(attacked_mixed_up.PROGRAMS) == 63 and {*STILL, *STILL_TURNED, *STILL_MIXED_UP} <= set(ALL)
+    assert len(attacked_mixed_up.PROGRAMS) == 63 and len(attacked_again.PROGRAMS) == 64
+    assert len(ALL) == 182 + 57 + 63 + 64 and {*STILL, *STILL_TURNED, *STILL_MIXED_UP, *STILL_AGAIN} <= set(ALL)

@@ -101,10 +101,10 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     facts = [*_ends(rows)]
     if name in CLASSES or name in LOGGED:
         fed.classes = rows.shape[-1]
-        if x.dim() == 2 and given.grad_fn is not None:
+        if x.dim() == 2 and x.shape[1] > 1 and given.grad_fn is not None:  # a column may be shared out among its rows
             fed.softmax_over, fed.mixed = softmax_over(given.grad_fn), mixed(given.grad_fn, x.shape[1])
         facts += [(rows.sum(-1) - 1).abs().max(), rows.logsumexp(-1).abs().max()]
-        along = x.dim() == 2 and 1 < x.shape[0] and x.numel() <= WHOLE
+        along = x.dim() == 2 and 1 < min(x.shape) and x.numel() <= WHOLE
         facts.append(x.float().logsumexp(0).abs().max() if along else torch.full_like(facts[0], float("nan")))
     elif x.dim() == 2 and min(x.shape) > 1 and given.grad_fn is not None:
         fed.softmax_over = softmax_over(given.grad_fn)

@@ -156,6 +156,12 @@ def leaves(node, limit: int, without=None) -> set[int]:
     return {id(n.variable) for n in _from(node, limit, without) if kind(n) == "AccumulateGrad"}
 
 
+def asks_inputs(loss: Tensor, held: set[int], limit: int) -> bool:
+    """Whether a loss has a gradient for an input, which no optimizer holds: an attack, or a derivative."""
+    found = [n.variable for n in walk(loss, limit) if hasattr(n, "variable")]
+    return any(not isinstance(leaf, torch.nn.Parameter) and id(leaf) not in held for leaf in found)
+
+
 def near(node) -> list:
     """The nodes in front of one, and those in front of these: a weight may be transposed first."""
     first = [n for n, _ in node.next_functions if n is not None]

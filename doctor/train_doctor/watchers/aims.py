@@ -89,7 +89,7 @@ class Aims(Watcher):
         self.met, self.squared, self.linear = [], [], set()
         classified, self.classified = self.classified, False
         asked = [one for one in met if not one[2] or {id(one[0]), id(one[1])} <= squared]
-        if not asked or self.eye.rising or classified or _on_inputs(loss, self.e.optimized()):
+        if not asked or self.eye.rising or classified or graphs.asks_inputs(loss, self.e.optimized(), NODES):
             return
         first = _roots([answer for answer, _, _ in asked])
         asked = [one for one in asked if one[0].grad_fn in first]
@@ -110,12 +110,6 @@ def _roots(answers: list[Tensor]) -> list:
         return list(nodes)
     below = {node: set(itertools.islice(graphs.walk(answer, NODES), 1, None)) for node, answer in nodes.items()}
     return [node for node in nodes if not below[node] & nodes.keys()]
-
-
-def _on_inputs(loss: Tensor, held: set[int]) -> bool:
-    """Whether the gradient of an input is asked for, which no optimizer holds: an attack, or a derivative."""
-    leaves = [n.variable for n in graphs.walk(loss, NODES) if hasattr(n, "variable")]
-    return any(not isinstance(leaf, nn.Parameter) and id(leaf) not in held for leaf in leaves)
 
 
 def _gain(way: Tensor, product: bool, ways: list[float], g: Tensor) -> None:

@@ -11,7 +11,7 @@ Of a network that reads both ways, output[:, -1] holds the last state of one way
 has read a single place.
 
 Footgun: rows of one length end in whatever they hold. So the same vector must end several rows, at least three times
-over, in runs of different lengths.
+over, in runs of different lengths. What begins rows as well is the margin of a picture that is read line by line.
 """
 
 import torch
@@ -31,6 +31,7 @@ class Endings(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # an output or a last state -> which, how many rows of how many, and the axis of time
+        self.taken, self.both = 0, False  # the width of one way at the last place; the other way's end is taken as well
 
     def saw(self, op: Op) -> None:
         if op.name in NETWORKS:
@@ -42,12 +43,24 @@ class Endings(Watcher):
         what, rows, axis = fact
         last = op.name == "__getitem__" and _last(op.args[1], axis)
         if rows is None:
-            if last and all(
-                i == slice(None) for i in (op.args[1] if isinstance(op.args[1], tuple) else ())[axis + 1 :]
-            ):
-                self.note("S37", op.given[0].shape[-1] // 2)
+            self._one_way(op, what, axis, last)
         elif what == "state" or last:
             self.e.endings.setdefault(self.eye.turn, rows)
+
+    def _one_way(self, op: Op, what: str, axis: int, last: bool) -> None:
+        """Of both ways the last place alone is taken, whole."""
+        if what == "taken":
+            self.both |= op.name == "__getitem__"  # a half of it
+        elif last and all(i == slice(None) for i in (op.args[1] if isinstance(op.args[1], tuple) else ())[axis + 1 :]):
+            self.taken = op.given[0].shape[-1] // 2
+            self.known.put(op.result, ("taken", None, axis))
+        elif op.name == "__getitem__" and _at(op.args[1], axis, 0):
+            self.both = True  # where the other way ends
+
+    def backward(self, loss: Tensor) -> None:
+        if self.taken and not self.both:
+            self.note("S37", self.taken)
+        self.taken, self.both = 0, False
 
     def _read(self, op: Op) -> None:
         x, result = op.given[0], op.result
@@ -78,11 +91,16 @@ def runs_at_end(x: Tensor) -> Tensor | None:
     ends = x[same >= RUN, -1]
     if not len(ends) or bool((ends != ends[:1]).any()):
         return None
-    return torch.where((x[:, -1] == ends[:1]).all(-1), same, 0)
+    margin = (x[:, 0] == ends[:1]).all(-1)
+    return None if bool(margin.float().mean() > SHARE) else torch.where((x[:, -1] == ends[:1]).all(-1), same, 0)
 
 
 def _last(index, axis: int) -> bool:
     """[:, -1] where time is the second axis, [-1] where it is the first."""
+    return _at(index, axis, -1)
+
+
+def _at(index, axis: int, number: int) -> bool:
     index = index if isinstance(index, tuple) else (index,)
     before, at = index[:axis], index[axis] if len(index) > axis else None
-    return isinstance(at, int) and at == -1 and all(i == slice(None) for i in before)
+    return isinstance(at, int) and at == number and all(i == slice(None) for i in before)

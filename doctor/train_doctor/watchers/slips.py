@@ -10,33 +10,38 @@
 Each begins at what it is made of and is followed to the loss.
 
 Footgun: a mean of differences is also a part of some formulas (scale-invariant depth), beside the mean of squares. So
-nothing is said where the difference itself goes into anything that bends.
+nothing is said where the difference itself goes into anything that bends, or its two sides into a loss as well. And a
+step of an attack may ask for the model's own choice: its loss has a gradient for the input.
 """
 
 from typing import Any
 
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import PLAIN
 from train_doctor.watchers import signs
 from train_doctor.watchers.operators import MINUS, PLUS, POWERS, TIMES, TURNS
 
 MEANS, PICKS = {"mean", "sum"}, {"gather", "__getitem__", "index_select"}
 VIEWS = {"squeeze", "view", "flatten", "reshape", "unsqueeze"}
 CHOICES = {"argmax", "max", "topk"}
-LEAST = 8  # numbers
+LEAST, NODES = 8, 400  # numbers; of a loss
 GAP, FLAT, SHARE, PICKED, CHOICE = "gap", "flat", "share", "picked", "choice"
 
 
 class Slips(Watcher):
     """What is known of a tensor: a step of a formula and the number of the gap, or the tensor that was chosen from."""
 
-    begins = MINUS | CHOICES | {"softmax", "kl_div", "cross_entropy"}
+    begins = MINUS | CHOICES | {"softmax", "kl_div", "cross_entropy"} | set(PLAIN)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.bent: set[int] = set()  # gaps that go into something else
+        self.sides: dict[int, set[int]] = {}  # of each gap
+        self.judged: set[int] = set()  # what a loss of torch was given
         self.number = 0
         self.others = False  # a cross-entropy of labels
         self.own = False  # one of its own choice
@@ -45,7 +50,9 @@ class Slips(Watcher):
         if not op.given:
             return
         facts = [self.known.get(t) for t in op.given]
-        if op.name == "kl_div":
+        if op.name in PLAIN:
+            self.judged |= set(map(id, op.given))
+        elif op.name == "kl_div":
             self._divergence(op)
         elif op.name == "cross_entropy" and len(op.given) > 1:
             own = facts[1] and facts[1][0] == CHOICE and facts[1][1] == id(op.given[0])
@@ -69,6 +76,7 @@ class Slips(Watcher):
             one, two = op.given
             if one.shape == two.shape and one.requires_grad != two.requires_grad:
                 self.number += 1
+                self.sides[self.number] = {id(one), id(two)}
                 return GAP, self.number
         return None
 
@@ -104,13 +112,14 @@ class Slips(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         step, number = self.known.get(loss) or ("", 0)
-        if step in (FLAT, "squared") and number not in self.bent:
+        if step in (FLAT, "squared") and number not in self.bent and not self.sides[number] & self.judged:
             self.note("F88", "no-error" if step == FLAT else "squared-mean")
         elif step == frozenset({-1}):
             self.note("F88", "no-logarithm")
-        if self.own and not self.others:
+        if self.own and not self.others and not graphs.asks_inputs(loss, self.e.optimized(), NODES):
             self.note("F88", "own-choice")
         self.bent, self.number, self.own, self.others = set(), 0, False, False
+        self.sides, self.judged = {}, set()
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -50,7 +50,7 @@ def _argument(place: int, keyword: str) -> str:
     frame = sys._getframe(2)
     while frame is not None and whose(frame.f_code.co_filename) in ("torch", "doctor"):
         frame = frame.f_back
-    call = _call(frame) if frame is not None and whose(frame.f_code.co_filename) == "program" else None
+    call = written(frame) if frame is not None and whose(frame.f_code.co_filename) == "program" else None
     if call is None:
         return ""
     named = next((k.value for k in call.keywords if k.arg == keyword), None)
@@ -58,7 +58,7 @@ def _argument(place: int, keyword: str) -> str:
     return given.id if isinstance(given, ast.Name) else given.attr if isinstance(given, ast.Attribute) else ""
 
 
-def _call(frame: FrameType) -> ast.Call | None:
+def written(frame: FrameType) -> ast.Call | None:
     """The call that a frame is in, as it is written."""
     first, last, begins, ends = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     if None in (first, last, begins, ends):

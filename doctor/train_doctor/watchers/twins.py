@@ -30,21 +30,34 @@ class Twins(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.joined: dict[int, dict[str, tuple]] = {}  # weights of layers that were given two tensors beside each other
 
     def saw(self, op: Op) -> None:
         r = op.results[0] if op.results else None
         check, shape = (self.known.get(op.given[0]) if op.given else None) or ("", ())
-        if check and (op.name in LAYERS if check == "S34" else op.name in POWERS or "norm" in op.name):
+        if check in ("S34", "pair") and op.name in LAYERS and len(op.given) > 1:
+            self.joined.setdefault(id(op.given[1]), {})[check] = shape
+        elif check == "S35" and (op.name in POWERS or "norm" in op.name):
             self.note(check, shape)
-        elif check == "S34" and op.name in BENDS and r is not None:
+        elif check in ("S34", "pair") and op.name in BENDS and r is not None:
             self.known.put(r, (check, shape))
-        elif op.name in LISTED and self._beside(op) and r is not None:
-            self.known.put(r, ("S34", tuple(op.given[0].shape)))
+        elif op.name in LISTED and len(op.given) == 2 and r is not None and r.requires_grad:
+            if self._beside(op):
+                self.known.put(r, ("S34", tuple(op.given[0].shape)))
+            elif op.given[0] is not op.given[1]:
+                self.known.put(r, ("pair", ()))
         elif op.name in MINUS | {"mse_loss"} and len(op.given) == 2 and r is not None:
             if self._minus(*op.given):
                 self.known.put(r, ("S35", tuple(r.shape)))
             elif not r.requires_grad and self._copies(*op.given):
                 self.note("S35", tuple(r.shape))
+
+    def backward(self, loss: Tensor) -> None:
+        """A layer that is given pairs of others as well is given all pairs."""
+        for given in self.joined.values():
+            if "S34" in given and "pair" not in given:
+                self.note("S34", given["S34"])
+        self.joined = {}
 
     def _beside(self, op: Op) -> bool:
         if len(op.given) != 2 or op.given[0] is not op.given[1] or not op.given[0].requires_grad:

@@ -1,0 +1,322 @@
+"""Programs beside those of judge17 that look like its faults and are right, and its faults in other words."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Normal
+from torch.nn import functional as F
+
+import train_doctor as doctor
+
+from .bench import quiet
+from .test_arithmetic import said
+from .test_turned import ROWS, net, numbers, watched
+
+
+def clean(report) -> None:
+    assert not report.faults and report.root is None, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ F91
+@pytest.mark.parametrize("given, wrong", [("sigma", True), ("std", True), ("sigma**2", False), ("var", False)])
+def test_a_variance_is_told_by_its_name(given, wrong):
+    model = net(6, 2)
+    scope = {"F": F, "model": model, "numbers": numbers}
+    exec(  # a line of a file is read again; this one stands in linecache
+        _written(
+            "def loss(m):\n"
+            "    x, y = numbers()\n"
+            "    mean, raw = m(x).chunk(2, 1)\n"
+            "    sigma = std = var = F.softplus(raw) + 1e-3\n"
+            f"    return F.gaussian_nll_loss(mean, y, {given})\n"
+        ),
+        scope,
+    )
+    report = quiet(lambda: watched(model, scope["loss"]))
+    assert not report.faults and ("F91" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    "named, wrong", [("var", True), ("variance", True), ("std", False), ("scale", False), ("logvar", False)]
+)
+def test_a_spread_is_told_by_its_name(named, wrong):
+    model = net(6, 2)
+    scope = {"F": F, "Normal": Normal, "numbers": numbers}
+    exec(
+        _written(
+            "def loss(m):\n"
+            "    x, y = numbers()\n"
+            "    mean, raw = m(x).chunk(2, 1)\n"
+            f"    {named} = F.softplus(raw) + 1e-3\n"
+            f"    return -Normal(mean, {named}).log_prob(y).mean()\n"
+        ),
+        scope,
+    )
+    report = quiet(lambda: watched(model, scope["loss"]))
+    assert not report.faults and ("F91" in said(report)) is wrong, f"\n{report}"
+
+
+def _written(text: str):
+    import linecache
+
+    name = f"written_{abs(hash(text))}.py"
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return compile(text, name, "exec")
+
+
+# ------------------------------------------------------------------------------------------------ S38
+class Turns(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.cell, self.head = how, nn.GRUCell(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h, outs = torch.zeros(len(x), 8), []
+        for t in range(x.shape[1]):
+            cut = self.how in ("each", "each asked for") or self.how == "once" and t == 3
+            h = self.cell(x[:, t], h.detach() if cut else h)
+            outs.append(self.head(h))
+        return torch.stack(outs).mean(0) if self.how == "each asked for" else outs[-1]
+
+
+@pytest.mark.parametrize("how", ["each", "each asked for", "once", "never"])
+def test_a_state_that_is_cut_in_each_turn(how):
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(Turns(how), lambda m: (m(x := torch.randn(ROWS, 6, 4)) - x[:, 0, :1]).pow(2).mean()))
+    assert not report.faults and (report.root.check if report.root else "") == ("S38" if how == "each" else ""), (
+        f"\n{report}"
+    )
+
+
+# ------------------------------------------------------------------------------------------------ S39
+@pytest.mark.parametrize("dim, places, wrong", [(2, 16, True), (-1, 16, True), (1, 16, False), (1, 10, False)])
+def test_features_reduced_to_one_for_each_place(dim, places, wrong):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(3, 16), nn.Linear(16, 1)])
+
+    def loss(m):
+        x = torch.randn(ROWS, places, 3)
+        return (m[1](torch.relu(m[0](x)).max(dim=dim).values) - x[:, :, 0].amax(1, keepdim=True)).pow(2).mean()
+
+    report = quiet(lambda: watched(model, loss))
+    assert not report.faults and ("S39" in said(report)) is wrong, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ D23
+@pytest.mark.parametrize("high, wrong", [(20, True), (50, False), (30, False)])
+def test_draws_from_the_range_of_another_table(high, wrong):
+    """30 is no table's size: a set of popular items."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Embedding(20, 8), nn.Embedding(50, 8)])
+
+    def loss(m):
+        user, item = torch.randint(20, (ROWS,)), torch.randint(50, (ROWS,))
+        drawn = torch.randint(0, high, (ROWS,))
+        return F.softplus((m[0](user) * m[1](drawn)).sum(1) - (m[0](user) * m[1](item)).sum(1)).mean()
+
+    assert ("D23" in said(quiet(lambda: watched(model, loss)))) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ N38
+@pytest.mark.parametrize("how", ["together", "critic first", "cleared", "two losses"])
+def test_a_critic_that_steps_on_the_actors_gradients(how):
+    torch.manual_seed(0)
+    actor, critic = net(6, 2), net(8, 1)
+    first, second = (torch.optim.SGD(m.parameters(), 1e-2) for m in (actor, critic))
+
+    def fit():
+        with doctor.watch(optimizer=[first, second], steps=8, say=False) as report:
+            for _ in range(8):
+                x, y = numbers()
+                action = torch.tanh(actor(x))
+                error = (critic(torch.cat([x, action.detach()], 1)) - y).pow(2).mean()
+                second.zero_grad()
+                error.backward()
+                if how == "critic first":
+                    second.step()
+                value = critic(torch.cat([x, torch.tanh(actor(x))], 1))
+                first.zero_grad()
+                ((value - y).pow(2) if how == "two losses" else -value).mean().backward()
+                if how == "cleared":  # the critic's own gradients are made again
+                    second.zero_grad()
+                    (critic(torch.cat([x, action.detach()], 1)) - y).pow(2).mean().backward()
+                first.step()
+                if how != "critic first":
+                    second.step()
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and ("N38" in said(report)) is (how == "together"), f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ older rules, wider
+@pytest.mark.parametrize("column", [True, False])
+def test_scores_of_a_policy_times_a_column_made_on_purpose(column):
+    torch.manual_seed(0)
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        dist = Categorical(logits=m(x))
+        taken = dist.sample()
+        gain = (taken == (x[:, 0] > 0)).float() - 0.5
+        return -(dist.log_prob(taken) * (gain.unsqueeze(-1) if column else gain)).mean()
+
+    assert ("F21" in said(quiet(lambda: watched(net(6, 2), loss)))) is column
+
+
+@pytest.mark.parametrize("fill", ["nan_to_num", "where", "in place", "masked"])
+def test_targets_that_were_nan(fill):
+    torch.manual_seed(0)
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        y = (x @ torch.ones(6, 3) > 0).float()
+        y[torch.rand(ROWS, 3) < 0.4] = math.nan
+        known = ~y.isnan()
+        if fill == "in place":
+            y[y.isnan()] = 0.0
+        else:
+            y = torch.where(y.isnan(), torch.zeros(()), y) if fill == "where" else torch.nan_to_num(y)
+        if fill == "masked":
+            each = F.binary_cross_entropy_with_logits(m(x), y, reduction="none")
+            return (each * known).sum() / known.sum()
+        return F.binary_cross_entropy_with_logits(m(x), y)
+
+    report = quiet(lambda: watched(net(6, 3), loss))
+    assert not report.faults and ("D18" in said(report)) is (fill != "masked"), f"\n{report}"
+
+
+@pytest.mark.parametrize("sorted_, wrong", [(False, True), (True, False)])
+def test_a_risk_set_without_an_order(sorted_, wrong):
+    torch.manual_seed(0)
+    table, times = torch.randn(200, 6), torch.rand(200)
+    events = (torch.rand(200) < 0.7).float()
+
+    def loss(m):
+        at = torch.randint(200, (ROWS,))
+        x, time, event = table[at], times[at], events[at]
+        if sorted_:
+            order = time.argsort(descending=True)
+            x, event = x[order], event[order]
+        risk = m(x).squeeze(1)
+        return -((risk - torch.logcumsumexp(risk, 0)) * event).sum() / event.sum()
+
+    report = quiet(lambda: watched(net(6, 1), loss))
+    assert not report.faults and ("F69" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize("kl, wrong", [(torch.mean, True), (torch.sum, False)])
+def test_a_divergence_that_costs_too_little(kl, wrong):
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(6, 8), nn.Linear(4, 6)])
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        mean, logvar = m[0](x).chunk(2, 1)
+        z = mean + torch.randn_like(mean) * (0.5 * logvar).exp()
+        return F.mse_loss(m[1](z), x, reduction="sum") - 0.5 * kl(1 + logvar - mean.pow(2) - logvar.exp())
+
+    assert ("F40" in said(quiet(lambda: watched(model, loss)))) is wrong
+
+
+@pytest.mark.parametrize("factor, wrong", [("rate", True), ("one", False), ("long warm-up", False)])
+def test_a_factor_that_is_the_rate_after_a_warm_up(factor, wrong):
+    torch.manual_seed(0)
+    model = net(6, 1)
+    rate = 1e-3
+    optimizer = torch.optim.Adam(model.parameters(), rate)
+    made = {
+        "rate": lambda step: rate * min(1.0, (step + 1) / 20),
+        "one": lambda step: min(1.0, (step + 1) / 20),
+        "long warm-up": lambda step: min(1.0, (step + 1) * rate),
+    }
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, made[factor])
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
+            for _ in range(8):
+                x, y = numbers()
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and ("N9" in said(report)) is wrong, f"\n{report}"
+
+
+def test_a_factor_that_keeps_a_count_is_not_asked():
+    """Nothing of the program's is called that would notice."""
+    calls, model = [], net(6, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def factor(step):
+        calls.append(step)
+        return 1.0
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=4, say=False) as report:
+            for _ in range(4):
+                x, y = numbers()
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+        return report
+
+    clean(quiet(fit))
+    assert calls == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.LBFGS])
+def test_what_a_closure_does_is_seen(kind, wrong):
+    torch.manual_seed(0)
+    model = net(6, 1)
+    optimizer = kind(model.parameters(), lr=1e-2)
+
+    def closure():
+        x, y = numbers()
+        optimizer.zero_grad()
+        if wrong:
+            x.clamp(0, 1)
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+            for _ in range(6):
+                optimizer.step(closure)
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and ("N37" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_an_outer_step_from_weights_that_were_not_copied(copied):
+    """Reptile, or Lookahead, with one inner step: the watch sees a few."""
+    torch.manual_seed(0)
+    model = net(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=10, say=False) as report:
+            for _ in range(6):
+                before = {n: t.clone() if copied else t for n, t in model.state_dict().items()}
+                x, y = numbers()
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+                after = model.state_dict()
+                model.load_state_dict({n: before[n] + 0.5 * (after[n] - before[n]) for n in before})
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and ("S35" in said(report)) is not copied, f"\n{report}"
