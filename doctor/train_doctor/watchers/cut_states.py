@@ -8,7 +8,8 @@ To detach the state once between two losses is truncation, and right. Here three
 backward, and of what was cut off nothing else is in the loss.
 
 Footgun: who refines an answer in turns detaches it as well, and asks for each of them (RAFT); samplers detach what no
-weight made. So what was cut must hang on a weight that an optimizer holds, and nothing of it may be in the loss.
+weight made; an agent that only plays asks for nothing. So what was cut must hang on a weight that an optimizer holds,
+nothing of it may be in the loss, and what came after it must be.
 """
 
 from torch import Tensor
@@ -28,6 +29,7 @@ class CutStates(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.cuts: tuple = ()  # the longest chain since the last backward
+        self.ends: set = set()  # nodes of what was made after all of a chain
 
     def saw(self, op: Op) -> None:
         if not op.given or not op.results:
@@ -43,18 +45,20 @@ class CutStates(Watcher):
         for r in op.results:
             if before and r.dim() > 1 and r.requires_grad:
                 self.known.put(r, before)
+                if len(before) >= LEAST and len(self.ends) < NEAR:
+                    self.ends.add(r.grad_fn)
 
     def backward(self, loss: Tensor) -> None:
-        cuts, self.cuts = self.cuts, ()
+        cuts, ends, self.cuts, self.ends = self.cuts, self.ends, (), set()
         self.known.by_id.clear()
         if len(cuts) < LEAST:
             return
         held = set().union(*(o.ids for o in self.e.optimizers))
         if all(graphs.leaves(node, NEAR) & held for node in cuts):
             reached = set(graphs.walk(loss, NODES))
-            if len(reached) < NODES and not any(node in reached for node in cuts):
+            if len(reached) < NODES and reached & ends and not any(node in reached for node in cuts):
                 self.note("S38", len(cuts))
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.cuts = ()
+        self.cuts, self.ends = (), set()

@@ -99,6 +99,8 @@ class Gaps(Watcher):
                 self.filled.put(op.result, share)
             return
         share = next((share for t in op.given if (share := self.filled.get(t))), None)
+        if share and not _constant(op):
+            return  # with what the model answers, say, so that nothing is asked for there
         if share and op.name == "__setitem__":
             self.filled.put(first, share)
         elif share and isinstance(op.result, Tensor) and not op.result.requires_grad:
@@ -148,6 +150,13 @@ class Gaps(Watcher):
         self.known.by_id.clear()
         self.filled.by_id.clear()
         self.inputs, self.masks, self.pictures = [], [], []
+
+
+def _constant(op: Op) -> bool:
+    """Whether one number is filled in."""
+    if op.name != "where":
+        return not isinstance(op.args[-1], Tensor) or op.args[-1].numel() == 1
+    return any(not isinstance(a, Tensor) or bool((a == a.flatten()[:1]).all()) for a in op.args[1:])
 
 
 def _together(x: Tensor, y: Tensor) -> float:

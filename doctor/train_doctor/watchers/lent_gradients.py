@@ -21,23 +21,8 @@ from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
 
 NODES, PATHS = 3000, 60
-PLAIN = {
-    "Mean",
-    "Sum",
-    "Neg",
-    "Sub",
-    "Add",
-    "Rsub",
-    "Minimum",
-    "Min",
-    "Squeeze",
-    "View",
-    "Select",
-    "Slice",
-    "Cat",
-    "Stack",
-}
-PLAIN |= {"Unsqueeze", "UnsafeView", "Permute", "T", "Reshape", "Mul", "Div", "ReshapeAlias"}
+PLAIN = set("Mean Sum Neg Sub Add Rsub Minimum Min Mul Div".split())
+PLAIN |= set("Squeeze Unsqueeze View UnsafeView Reshape ReshapeAlias Select Slice Permute T Cat Stack".split())
 LAYERS = {"Addmm", "Mm", "Linear", "Convolution"}
 
 
