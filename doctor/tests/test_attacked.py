@@ -76,8 +76,6 @@ STILL_AGAIN = {
     ),
     "exceedance_of_energy_yields": ({"F85"}, "what is exceeded with 90 % is the low one"),
     "reynolds_stress_of_tracks": ({"F86"}, "ends of tracks are no boxes"),
-    "item_response_with_item_features": ({"F87"}, "the answer is a difficulty"),
-    "reservation_wages": ({"F87"}, "the answer is a threshold"),
     "energy_of_compatible_pairs": ({"F87"}, "an energy is low for data"),
     "anomaly_score_with_signs_of_deep_sad": ({"F87"}, "1 stands for normal, and the score for not"),
     "sequences_with_padding_and_sampled_negatives": ({"F87"}, "the flags are a mask, and negatives have another call"),

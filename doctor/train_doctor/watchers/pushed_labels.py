@@ -17,7 +17,7 @@ from functools import partial
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.watchers.operators import TIMES
+from train_doctor.watchers.operators import MINUS, TIMES
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 COMPLEMENTS = {"rsub", "__rsub__"}
@@ -58,6 +58,8 @@ class PushedLabels(Watcher):
             base = fact[0] if fact else others[0]
             self.met.setdefault(id(answer), (answer, []))[1].append((base, way))
             return
+        if op.name in MINUS and len(op.given) == 2 and self.known.get(op.given[1]):
+            return  # a difficulty or a threshold: it is to be lower where more succeeds
         if op.name in ("logsigmoid", "log_sigmoid") or op.name == "log" and way == SHARE:
             way = LOG
         elif op.name == "sigmoid":
