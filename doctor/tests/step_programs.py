@@ -35,6 +35,7 @@ SETS = {
     "judge15": ("judge15_a", "judge15_b"),
     "judge16": ("judge16_a",),
     "judge17": ("judge17_a", "judge17_b"),
+    "judge18": ("judge18_a",),
 }
 HERE = Path(__file__).parent
 

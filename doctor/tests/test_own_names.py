@@ -326,3 +326,70 @@ def test_an_outer_step_from_weights_that_were_not_copied(copied):
 
     report = quiet(fit)
     assert not report.faults and ("S35" in said(report)) is not copied, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ F92 to F94, S19
+@pytest.mark.parametrize("dims, wrong", [((2, -1), True), ((1, 1), True), ((2, 1), False), ((2,), False)])
+def test_the_nearest_of_one_side_twice(dims, wrong):
+    def loss(m):
+        made, wanted = m(torch.randn(ROWS, 6)).view(ROWS, 4, 3), torch.randn(ROWS, 5, 3)
+        d = torch.cdist(made, wanted)
+        return sum(d.min(dim=dim).values.mean() for dim in dims)
+
+    report = quiet(lambda: watched(net(6, 12), loss))
+    assert not report.faults and ("F92" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    "how, wrong", [("whole", True), ("detached", False), ("a part", False), ("codes detached", True)]
+)
+def test_a_straight_through_that_cancels(how, wrong):
+    model = nn.ModuleList([net(6, 4), net(4, 6)])
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        z = m[0](x)
+        step = (z.round() if how == "codes detached" else z.tanh()) - z
+        z = z + (step.detach() if how == "detached" else 0.5 * step if how == "a part" else step)
+        return F.mse_loss(m[1](z), x)
+
+    report = quiet(lambda: watched(model, loss))
+    assert not report.faults and ("F93" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    "rows, labels, wrong", [("halves", "^1", True), ("halves", "+n", False), ("turns", "^1", False)]
+)
+def test_partners_of_two_views(rows, labels, wrong):
+    torch.manual_seed(0)
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        one, two = (F.normalize(m(x + 0.1 * torch.randn_like(x)), dim=1) for _ in range(2))
+        z = torch.cat([one, two]) if rows == "halves" else torch.stack([one, two], 1).flatten(0, 1)
+        alike = (z @ z.T / 0.2).masked_fill(torch.eye(2 * ROWS, dtype=torch.bool), -1e9)
+        at = torch.arange(2 * ROWS)
+        return F.cross_entropy(alike, at ^ 1 if labels == "^1" else (at + ROWS) % (2 * ROWS))
+
+    report = quiet(lambda: watched(net(6, 4), loss))
+    assert not report.faults and ("F94" in said(report)) is wrong, f"\n{report}"
+
+
+class Table(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.body, self.how = net(6, 1), how
+        table = nn.Parameter(0.1 * torch.randn(6))
+        self.kept = table if how == "registered" else table.unsqueeze(0)
+        if how == "of its own":
+            self.table = table
+
+    def forward(self, x):
+        return self.body(x + self.kept)
+
+
+@pytest.mark.parametrize("how", ["registered", "made", "of its own"])
+def test_what_is_made_of_a_parameter_is_none(how):
+    """A graph of a view of a weight lives on from step to step, so of its own means: the weight is registered too."""
+    report = quiet(lambda: watched(Table(how), lambda m: (m((b := numbers())[0]) - b[1]).pow(2).mean()))
+    assert not report.faults and ("S19" in said(report)) is (how == "made"), f"\n{report}"

@@ -357,3 +357,53 @@ def steps_on_anothers_loss(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(seen)} steps of {kind} the gradients of two losses were added", "those of its own", kind=kind
     )
+
+
+@check("F92")
+def one_side_twice(e: Evidence) -> Fired | Verdict:
+    """A network that makes sets of points (or boxes) makes them all in a few places.
+
+    Fires when the minimum of one tensor of distances is taken twice over the same dim, in what is learned from.
+
+    WARN one-side-twice: Both terms take the nearest over dim {dim} of the distances {shape}: one side has a near
+    neighbour for each of its points, twice, and the other side for none. Fix: distances.min(dim=2) and
+    distances.min(dim=1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F92"])) is not None:
+        return verdict
+    shape, dim = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {shape} was reduced twice over dim {dim}", "once over each", shape=shape, dim=dim
+    )
+
+
+@check("F93")
+def straight_through_cancels(e: Evidence) -> Fired | Verdict:
+    """The encoder of a VQ-VAE, or what stands before a rounding, learns nothing from what comes after.
+
+    Fires when a tensor is added to its own difference to another one, z + (q - z), and the difference has a gradient.
+
+    WARN straight-through-cancels: z + (q - z) is q, with q's gradient alone: what goes to z is taken away again,
+    because the difference is not detached. Fix: z + (q - z).detach().
+    """
+    if (verdict := no_habit(e, seen := e.habits["F93"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps a {next(iter(seen.values()))} was added to its own difference", "a detach()")
+
+
+@check("F94")
+def partners_elsewhere(e: Evidence) -> Fired | Verdict:
+    """A contrastive loss stays high, and what was learned separates nothing.
+
+    Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and
+    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner.
+
+    WARN partners-elsewhere: Row i and row i + {half} are the two views, and the labels pair row 0 with 1, 2 with 3:
+    other data are drawn together, and the true partner is pushed away. Fix: (torch.arange(2 * n) + n) % (2 * n).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F94"])) is not None:
+        return verdict
+    half = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps neighbours were paired in {half} rows and {half} more", "i and i + n", half=half
+    )

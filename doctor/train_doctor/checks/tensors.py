@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
 from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
@@ -20,6 +21,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
 FEW = 3  # steps from which on zeros are no start
+FEW_STEPS = 5  # nodes between a parameter and what a module keeps of it
 INSIDE = 2  # lists in lists that are looked into
 
 
@@ -120,7 +122,11 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     found: dict[int, tuple[str, str, Tensor]] = {}
     for prefix, module in e.modules():
         for name, how, t in _loose(module, teaching):
-            if id(t) not in known and t.requires_grad and t.is_leaf and t.is_floating_point():
+            made = _made_of(t, known) if how == "a plain tensor" and t.grad_fn is not None else t
+            if made is None or not made.is_leaf or not t.requires_grad or not t.is_floating_point():
+                continue
+            if id(made) not in known:
+                t, how = made, how if made is t else "made of an nn.Parameter and no longer one"
                 found.setdefault(id(t), (f"{prefix}.{name}".removeprefix("."), how, t))
     used = [each for each in found.values() if each[2].grad is not None or not e.trainable()]
     if not used:
@@ -130,6 +136,7 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     names = [each[0] for each in missing or used]
     fixes = {
         "a plain tensor": "Make it an nn.Parameter",
+        "made of an nn.Parameter and no longer one": "Make it whole first: nn.Parameter(torch.zeros(1, n, d))",
         "a buffer": "Make it an nn.Parameter: a buffer is no parameter even if it requires a gradient",
         "in a Python list": "Use nn.ModuleList, nn.ModuleDict, nn.ParameterList or nn.ParameterDict",
     }
@@ -141,6 +148,13 @@ def not_registered(e: Evidence) -> Fired | Verdict:
         how=how if how != "in a Python list" else "in a Python list or dict, into which torch does not look",
         fix=fixes[how],
     )
+
+
+def _made_of(t: Tensor, known: set[int]) -> Tensor | None:
+    """The one parameter of nobody's that a tensor was made of in a few steps (unsqueeze, a factor, to)."""
+    ways = [n.variable for n in graphs.walk(t, FEW_STEPS + 1) if hasattr(n, "variable")]
+    alone = len(ways) == 1 and isinstance(ways[0], nn.Parameter) and id(ways[0]) not in known
+    return ways[0] if alone and len(list(graphs.walk(t, FEW_STEPS + 1))) <= FEW_STEPS else None
 
 
 def _loose(module: nn.Module, teaching: set[int]) -> Iterator[tuple[str, str, Tensor]]:

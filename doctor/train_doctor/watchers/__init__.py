@@ -52,11 +52,13 @@ from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.norm_of_few import NormOfFew
+from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_targets import OwnTargets
+from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
@@ -78,6 +80,7 @@ from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
 from train_doctor.watchers.stored import Stored
+from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.temperatures import Temperatures
@@ -110,6 +113,7 @@ ALL = (
     Averages,
     Scales,
     Spreads,
+    Straight,
     Dropouts,
     Endings,
     DropoutAtEnd,
@@ -154,6 +158,7 @@ ALL = (
     Focused,
     OverBatch,
     OwnTargets,
+    PairIndex,
     Twins,
     Redrawn,
     Shown,
@@ -162,6 +167,7 @@ ALL = (
     SwappedAverage,
     FirstGraphs,
     NoiseLevels,
+    OneSide,
     Boxes,
     Quantiles,
     ThrownAway,
