@@ -1,6 +1,7 @@
 """Worlds beside a notebook: real processes that answer together, end together, and are gone with whoever made them."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_a_killed_rank_is_told_with_its_signal():
     told = world.ask(scale_out_faults.dying)
     assert told[1]["gone"] == "killed by SIGKILL" and told[0]["error"].startswith("RuntimeError: ")
     assert "Connection closed by peer" in told[0]["error"] or "Connection reset by peer" in told[0]["error"]
-    assert "[127.0.0.1]:" not in told[0]["error"]
+    assert not re.search(r"\]:\d", told[0]["error"]), "a port, which is another in each run"
 
 
 @pytest.mark.slow
