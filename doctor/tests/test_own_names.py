@@ -254,15 +254,34 @@ def test_a_factor_that_is_the_rate_after_a_warm_up(factor, wrong):
     assert not report.faults and ("N9" in said(report)) is wrong, f"\n{report}"
 
 
-def test_a_factor_that_keeps_a_count_is_not_asked():
+calls = []
+
+
+def log(step: int) -> float:
+    """Of the program's own, with the name of one of math's."""
+    calls.append(step)
+    return 1.0
+
+
+@pytest.mark.parametrize("how", ["in the open", "by a name of its own", "by a closure", "inside", "counted"])
+def test_a_factor_that_keeps_a_count_is_not_asked(how):
     """Nothing of the program's is called that would notice."""
-    calls, model = [], net(6, 1)
+    calls.clear()
+    model, count, kept = net(6, 1), calls.append, 0
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
-    def factor(step):
-        calls.append(step)
+    def counted(step):
+        nonlocal kept
+        kept += 1
         return 1.0
 
+    factor = {
+        "in the open": lambda step: calls.append(step) or 1.0,
+        "by a name of its own": lambda step: log(step),
+        "by a closure": lambda step: count(step) or 1.0,
+        "inside": lambda step: (lambda: calls.append(step) or 1.0)(),
+        "counted": counted,
+    }[how]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
     def fit():
@@ -276,7 +295,7 @@ def test_a_factor_that_keeps_a_count_is_not_asked():
         return report
 
     clean(quiet(fit))
-    assert calls == [0, 1, 2, 3, 4]
+    assert kept == 5 if how == "counted" else calls == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("wrong", [True, False])
@@ -393,3 +412,36 @@ def test_what_is_made_of_a_parameter_is_none(how):
     """A graph of a view of a weight lives on from step to step, so of its own means: the weight is registered too."""
     report = quiet(lambda: watched(Table(how), lambda m: (m((b := numbers())[0]) - b[1]).pow(2).mean()))
     assert not report.faults and ("S19" in said(report)) is (how == "made"), f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ no fault of our own
+def test_masks_and_flags_of_no_dimensions():
+    """torch.where of a whole batch by one draw, and a number that is a tensor, beside what the watchers follow."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 1))
+
+    def loss(m):
+        x = torch.randn(ROWS, 1, 8, 8)
+        x = torch.where(torch.rand(()) < 0.5, x.flip(-1), x)
+        x[:, :, :2] = 0.0
+        risk, event = m(x).squeeze(1), (torch.arange(ROWS) % 2).float()
+        return -((risk - torch.logcumsumexp(risk, 0)) * event).sum() * torch.tensor(0.5)
+
+    report = quiet(lambda: watched(model, loss))
+    assert not report.faults, report.faults
+
+
+class QuantLinear(nn.Linear):
+    """Quantisation-aware training: the weight is trained as it is, and rounded on its way."""
+
+    def forward(self, x):
+        scale = self.weight.detach().abs().max() / 7
+        rounded = (self.weight / scale).round() * scale
+        return F.linear(x, self.weight + (rounded - self.weight).detach(), self.bias)
+
+
+def test_a_layer_that_only_rounds_is_not_packed():
+    torch.manual_seed(0)
+    model = nn.Sequential(QuantLinear(6, 16), nn.Tanh(), QuantLinear(16, 1))
+    report = quiet(lambda: watched(model, lambda m: (m((b := numbers())[0]) - b[1]).pow(2).mean()))
+    clean(report)

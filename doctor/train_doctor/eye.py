@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from train_doctor.attach import FAULTS, Attachments, Part
+from train_doctor.callers import caller
 from train_doctor.evidence import Step
-from train_doctor.waits import whose
 
 LAST, LONGEST = 4, 8  # optimizer steps after which it is over; it begins after the first
 EACH = 3  # steps of each optimizer that are waited for, where several take turns
@@ -414,10 +414,8 @@ def tensors(things: Any, deep: int = DEEP) -> Iterator[Tensor]:
 
 def place() -> tuple[str, int, int] | None:
     """File, line and instruction of the program; None where a library calls."""
-    frame = sys._getframe(2)
-    while frame is not None and whose(frame.f_code.co_filename) in ("torch", "doctor"):
-        frame = frame.f_back
-    if frame is None or whose(frame.f_code.co_filename) != "program":
+    frame = caller()
+    if frame is None:
         return None
     return frame.f_code.co_filename, frame.f_lineno, frame.f_lasti
 

@@ -75,8 +75,7 @@ from train_doctor.waits import Waits
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
-PURE = {"math", "cos", "sin", "pi", "exp", "log", "sqrt", "pow", "min", "max", "abs", "float", "int", "bool", "round"}
-WRITES = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", "DELETE", "IMPORT", "YIELD")
+NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
@@ -682,14 +681,21 @@ def _hundredth(scheduler) -> int | None:
 
 
 def _peak(factor: Callable) -> float | None:
-    """The largest factor of a LambdaLR, of functions of numbers alone: of those nobody notices that they are called."""
-    code = getattr(factor, "__code__", None)
-    writes = code is None or any(step.opname.startswith(WRITES) for step in dis.get_instructions(code))
-    if writes or code.co_argcount != 1 or not PURE.issuperset(code.co_names):
-        return None
+    """The largest factor of a LambdaLR; None where it might notice that it is called."""
     with contextlib.suppress(Exception):
-        return max(float(factor(step)) for step in (*range(32), *(2**n for n in range(5, 20))))
+        if _of_numbers(factor):
+            return max(float(factor(step)) for step in (*range(32), *(2**n for n in range(5, 20))))
     return None
+
+
+def _of_numbers(factor: Callable) -> bool:
+    """Whether a function holds nothing but numbers, keeps none, and calls what math and Python have for them."""
+    code, known = factor.__code__, vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__
+    held = [*(cell.cell_contents for cell in factor.__closure__ or ()), *(known[name] for name in code.co_names)]
+    plain = all(isinstance(x, int | float) or x is math or x in NUMBERS or x in vars(math).values() for x in held)
+    keeps = any(step.opname in ("STORE_GLOBAL", "STORE_DEREF", "IMPORT_NAME") for step in dis.get_instructions(code))
+    inner = any(hasattr(constant, "co_code") for constant in code.co_consts)
+    return plain and not keeps and not inner and code.co_argcount == 1
 
 
 def _rate(group: dict) -> float:

@@ -185,7 +185,6 @@ def _will_fall(e: Evidence, steps: int) -> Fired | None:
 
 def _squared(e: Evidence) -> Fired | None:
     """A LambdaLR whose factor is the rate, at once or after a warm-up. One of 1 / lr steps begins so too, and rises."""
-    peaks = [s.peak for s in e.of(Schedule) if s.peak is not None]
     for number in {s.optimizer for s in e.of(Schedule) if s.kind == "LambdaLR" and s.optimizer >= 0}:
         rates = [s.rates[0] for s in e.of(Step, optimizer=number) if s.rates]
         optimizer = e.optimizers[number].object
@@ -193,6 +192,7 @@ def _squared(e: Evidence) -> Fired | None:
         if not 0 < base <= 0.1 or len(rates) < 3:
             continue
         factors = [float(rate) / float(base) ** 2 for rate in rates]
+        peaks = [s.peak for s in e.of(Schedule, optimizer=number) if s.peak is not None]
         flat = abs(factors[0] - 1) < 0.01 and max(factors) < 1.01 and min(factors) > 0.1
         if flat or any(0.9 < peak / float(base) < 1.01 for peak in peaks) and max(factors) < 1.01:
             return fires(

@@ -324,7 +324,7 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
     """
     if e.model is None:
         return unknown("no model was seen")
-    packed = [n for n, m in e.modules() if type(m).__name__ in PACKED]
+    packed = [n for n, m in e.modules() if type(m).__name__ in PACKED and not _floats(m)]
     if not packed:
         return not_applicable("no layer is quantised")
     trainable, every = e.trainable(), e.parameters()
@@ -342,6 +342,12 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
         "an adapter beside the quantised layers",
         ERROR if nobody_chose or not trainable else WARN,
     )
+
+
+def _floats(module: torch.nn.Module) -> bool:
+    """A layer of somebody's own with such a name, whose weight is trained as it is and only rounded on its way."""
+    weight = getattr(module, "weight", None)
+    return type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.requires_grad
 
 
 LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)

@@ -21,7 +21,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
 FEW = 3  # steps from which on zeros are no start
-FEW_STEPS = 5  # nodes between a parameter and what a module keeps of it
+NEAR = 5  # nodes of what a module keeps of a parameter
 INSIDE = 2  # lists in lists that are looked into
 
 
@@ -122,11 +122,9 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     found: dict[int, tuple[str, str, Tensor]] = {}
     for prefix, module in e.modules():
         for name, how, t in _loose(module, teaching):
-            made = _made_of(t, known) if how == "a plain tensor" and t.grad_fn is not None else t
-            if made is None or not made.is_leaf or not t.requires_grad or not t.is_floating_point():
-                continue
-            if id(made) not in known:
-                t, how = made, how if made is t else "made of an nn.Parameter and no longer one"
+            if t.requires_grad and t.grad_fn is not None and how == "a plain tensor":
+                t, how = _made_of(t), "made of an nn.Parameter and no longer one"
+            if t is not None and id(t) not in known and t.requires_grad and t.is_leaf and t.is_floating_point():
                 found.setdefault(id(t), (f"{prefix}.{name}".removeprefix("."), how, t))
     used = [each for each in found.values() if each[2].grad is not None or not e.trainable()]
     if not used:
@@ -150,11 +148,11 @@ def not_registered(e: Evidence) -> Fired | Verdict:
     )
 
 
-def _made_of(t: Tensor, known: set[int]) -> Tensor | None:
-    """The one parameter of nobody's that a tensor was made of in a few steps (unsqueeze, a factor, to)."""
-    ways = [n.variable for n in graphs.walk(t, FEW_STEPS + 1) if hasattr(n, "variable")]
-    alone = len(ways) == 1 and isinstance(ways[0], nn.Parameter) and id(ways[0]) not in known
-    return ways[0] if alone and len(list(graphs.walk(t, FEW_STEPS + 1))) <= FEW_STEPS else None
+def _made_of(t: Tensor) -> Tensor | None:
+    """The one parameter that a tensor was made of in a few steps (unsqueeze, a factor, to)."""
+    nodes = list(graphs.walk(t, NEAR + 1))
+    ways = [n.variable for n in nodes if hasattr(n, "variable")]
+    return ways[0] if len(nodes) <= NEAR and len(ways) == 1 and isinstance(ways[0], nn.Parameter) else None
 
 
 def _loose(module: nn.Module, teaching: set[int]) -> Iterator[tuple[str, str, Tensor]]:

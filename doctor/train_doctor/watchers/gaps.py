@@ -21,7 +21,7 @@ from train_doctor.watchers.operators import POWERS
 
 FIRST = {"linear", "dropout"}
 MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
-SAME = {"view", "reshape", "flatten"}
+SAME, CASTS = {"view", "reshape", "flatten"}, {"float", "to", "squeeze"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 FLAGGED = {"binary_cross_entropy", "binary_cross_entropy_with_logits"}  # asked for filled targets only
 FILLS = {"nan_to_num", "isnan", "where", "masked_fill", "__setitem__"}
@@ -32,9 +32,7 @@ RESTORED = 0.5  # of a correlation: the target is what the picture was
 
 
 class Gaps(Watcher):
-    names = (
-        FIRST | MINUS | POWERS | SAME | LOSSES | FLAGGED | FILLS | {"mean", "stack", "conv2d", "float", "to", "squeeze"}
-    )
+    names = FIRST | MINUS | POWERS | SAME | LOSSES | FLAGGED | FILLS | CASTS | {"mean", "stack", "conv2d"}
     begins = FIRST | MINUS | LOSSES | {"stack", "conv2d", "nan_to_num", "isnan"}
 
     def __init__(self, eye: Eye):
@@ -60,14 +58,11 @@ class Gaps(Watcher):
         if op.name in FILLS:
             return self._fill(op)
         if op.name in FLAGGED:
-            if (
-                len(op.given) == 2
-                and (share := self.filled.get(op.given[1]))
-                and op.kwargs.get("reduction", "mean") != "none"
-            ):
+            share = self.filled.get(op.given[1]) if len(op.given) == 2 else None  # three have weights
+            if share and op.kwargs.get("reduction") != "none":
                 self.note("D18", -share)
             return
-        if op.name in ("float", "to", "squeeze", *SAME) and (share := self.filled.get(op.given[0])):
+        if op.name in CASTS | SAME and (share := self.filled.get(op.given[0])):
             for r in op.results:
                 self.filled.put(r, share)
         if op.name in FIRST:
@@ -92,9 +87,7 @@ class Gaps(Watcher):
         """What was NaN and is no more."""
         first = op.given[0]
         if op.name in ("nan_to_num", "isnan") and not first.requires_grad and first.is_floating_point():
-            share = (
-                float(torch.isnan(first).float().mean()) if op.name == "nan_to_num" else float(op.result.float().mean())
-            )
+            share = float(torch.isnan(first).float().mean())
             if SOME < share < 1:
                 self.filled.put(op.result, share)
             return
@@ -155,7 +148,8 @@ class Gaps(Watcher):
 def _constant(op: Op) -> bool:
     """Whether one number is filled in."""
     if op.name != "where":
-        return not isinstance(op.args[-1], Tensor) or op.args[-1].numel() == 1
+        filler = op.kwargs.get("value", op.args[-1])
+        return not isinstance(filler, Tensor) or filler.numel() == 1
     return any(not isinstance(a, Tensor) or bool((a == a.flatten()[:1]).all()) for a in op.args[1:])
 
 

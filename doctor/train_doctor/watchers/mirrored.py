@@ -53,8 +53,9 @@ class Mirrored(Watcher):
             self._look(first, facts[0])
         elif (op.name in LOSSES or op.name in MINUS) and len(op.given) == 2 and self.pictures:
             self._compare(*op.given)
-        elif op.name == "__setitem__" and len(op.args) == 3 and first.dim() == 4 and not first.requires_grad:
-            self.known.put(first, _some(op.args[1], facts[-1], len(first)))
+        elif op.name == "__setitem__":
+            if first.dim() == 4 and not first.requires_grad and isinstance(facts[-1], int):  # a flip is written into it
+                self.known.put(first, _some(op.args[1], facts[-1], len(first)))
         elif any(f is not None for f in facts) and result is not None and not result.requires_grad:
             fact = next(f for f in facts if f is not None)
             if op.name == "where" and len(facts) == 3:  # a mask, and what is taken of two
@@ -106,7 +107,7 @@ class Mirrored(Watcher):
 
 def _some(which: Any, axis: Any, rows: int) -> tuple | int:
     """The axis of each row, where a mask of rows says which were flipped; 0 where it is something else."""
-    mask = isinstance(which, Tensor) and which.dtype == torch.bool and which.numel() == len(which) == rows
+    mask = isinstance(which, Tensor) and which.dtype == torch.bool and which.numel() == rows == which.shape[:1].numel()
     return tuple(axis if w else None for w in which.flatten().tolist()) if mask and isinstance(axis, int) else 0
 
 

@@ -26,20 +26,8 @@ COLUMNS = {  # functions that can make a column on purpose
 }
 
 
-KEPT = {
-    "cat",
-    "stack",
-    "concat",
-    "neg",
-    "__neg__",
-    "__getitem__",
-    "view",
-    "flatten",
-    "reshape",
-    "squeeze",
-    "exp",
-    "clamp",
-}
+KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "squeeze", "exp", "clamp"}
+JOINED = {"cat", "concat", "stack"}
 MEANT, SCORES = 1, 2
 
 
@@ -64,10 +52,9 @@ class OuterProducts(Watcher):
         if not isinstance(result, Tensor) or not op.given:
             return
         facts = [self.known.get(t) for t in op.given]
-        if result.dim() == 1 and (op.name in KEPT or op.name in MADE) and facts[0] == SCORES:
-            if op.name in MADE or set(facts) == {SCORES} or op.name not in ("cat", "stack", "concat"):
+        if result.dim() == 1 and facts[0] == SCORES:
+            if op.name in KEPT or op.name in JOINED and set(facts) == {SCORES}:
                 self.known.put(result, SCORES)
-            return
         if result.dim() != 2:
             return
         if result.shape[1] == 1:

@@ -21,7 +21,7 @@ from train_doctor.watchers.operators import MINUS, OVER, TIMES, TURNS
 KEEPS = {"exp", "view", "squeeze", "unsqueeze", "reshape", "flatten", "sub", "add", "clamp", "__getitem__", "float"}
 COMPUTED = TIMES | OVER | MINUS | TURNS
 VIEWS = {"view", "squeeze", "unsqueeze", "reshape", "flatten", "__getitem__", "detach"}
-NEGATED, RISING, ROWS, SUMMED, UNSORTED = range(1, 6)
+NEGATED, RISING, ROWS, SUMMED = range(1, 5)
 LEAST, MANY = 8, 0.5  # rows; share of a batch's times that differ
 
 
@@ -75,7 +75,7 @@ class RiskSets(Watcher):
         elif name == "logcumsumexp" and first.requires_grad and op.kwargs.get("dim", op.args[-1]) == 0:
             self.unsorted = len(first)
         elif name in TIMES and self.unsorted and len(op.given) == 2:
-            flags = next((t for t in op.given if not t.requires_grad and len(t) == self.unsorted), None)
+            flags = next((t for t in op.given if not t.requires_grad and t.shape == (self.unsorted,)), None)
             self.flagged |= flags is not None and bool(((flags == 0) | (flags == 1)).all())
 
     def backward(self, loss: Tensor) -> None:

@@ -10,16 +10,13 @@ Footgun: what is computed in the call (sigma**2, var.sqrt()) is no name, and not
 """
 
 import ast
-import linecache
 import re
-import sys
 from collections.abc import Callable
-from types import FrameType
 
 from torch import Tensor, distributions
 
+from train_doctor.callers import caller, written
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.waits import whose
 
 SPREAD = re.compile(r"(^|_)(sigmas?|stds?|stdevs?|stddevs?|std_?devs?|sds?)$", re.IGNORECASE)
 VARIANCE = re.compile(r"(^|_)(vars?|variances?|sigmas?_?(sq|squared|2)|stds?_?(sq|squared|2))$", re.IGNORECASE)
@@ -47,27 +44,10 @@ class Spelt(Watcher):
 
 def _argument(place: int, keyword: str) -> str:
     """The name that stands at this place of the program's call; "" where something is computed there."""
-    frame = sys._getframe(2)
-    while frame is not None and whose(frame.f_code.co_filename) in ("torch", "doctor"):
-        frame = frame.f_back
-    call = written(frame) if frame is not None and whose(frame.f_code.co_filename) == "program" else None
+    frame = caller()
+    call = written(frame) if frame is not None else None
     if call is None:
         return ""
     named = next((k.value for k in call.keywords if k.arg == keyword), None)
     given = named or (call.args[place] if len(call.args) > place else None)
     return given.id if isinstance(given, ast.Name) else given.attr if isinstance(given, ast.Attribute) else ""
-
-
-def written(frame: FrameType) -> ast.Call | None:
-    """The call that a frame is in, as it is written."""
-    first, last, begins, ends = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    if None in (first, last, begins, ends):
-        return None
-    lines = [linecache.getline(frame.f_code.co_filename, n).encode() for n in range(first, last + 1)]
-    lines[-1] = lines[-1][:ends]  # columns count bytes
-    lines[0] = lines[0][begins:]
-    try:
-        call = ast.parse(b"".join(lines).decode().strip(), mode="eval").body
-    except (SyntaxError, UnicodeDecodeError):
-        return None
-    return call if isinstance(call, ast.Call) else None

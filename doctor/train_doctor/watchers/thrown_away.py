@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from train_doctor.callers import written
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.waits import PASSED, whose
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
-from train_doctor.watchers.spelt import written
 
 VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "flatten", "expand", "t", "contiguous"}
 CASTS = {"to", "float", "long", "half", "bfloat16", "double", "cuda", "cpu", "int", "bool", "type"}
