@@ -445,3 +445,195 @@ def test_a_layer_that_only_rounds_is_not_packed():
     model = nn.Sequential(QuantLinear(6, 16), nn.Tanh(), QuantLinear(16, 1))
     report = quiet(lambda: watched(model, lambda m: (m((b := numbers())[0]) - b[1]).pow(2).mean()))
     clean(report)
+
+
+# ------------------------------------------------------------------------------------------------ conditions of rules
+def test_a_tensor_beside_a_difference_of_others():
+    model = nn.ModuleList([net(6, 4), net(6, 4), net(4, 1)])
+
+    def loss(m):
+        x, y = numbers()
+        one, two = m[0](x), m[1](x)
+        return F.mse_loss(m[2](one + (one.tanh() - two)), y)
+
+    clean(quiet(lambda: watched(model, loss)))
+
+
+def test_one_number_for_each_place_is_meant_where_the_sizes_differ():
+    model = nn.ModuleList([nn.Linear(3, 16), nn.Linear(10, 1)])
+
+    def loss(m):
+        x = torch.randn(ROWS, 10, 3)
+        return (m[1](m[0](x).mean(dim=2)) - x[:, 0, :1]).pow(2).mean()
+
+    assert "S39" not in said(quiet(lambda: watched(model, loss)))
+
+
+def test_two_optimizers_of_one_chain_that_both_want_its_answer():
+    torch.manual_seed(0)
+    parts = net(6, 4), net(4, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), 1e-3) for m in parts]
+
+    def fit():
+        with doctor.watch(optimizer=optimizers, steps=8, say=False) as report:
+            for _ in range(8):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                (-parts[1](torch.tanh(parts[0](numbers()[0])))).mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return report
+
+    assert "N38" not in said(quiet(fit))
+
+
+def test_a_sum_that_is_divided_by_the_rows_is_beside_a_mean_of_divergences_a_choice():
+    model = nn.ModuleList([nn.Linear(6, 8), nn.Linear(4, 6)])
+
+    def loss(m):
+        x = torch.randn(ROWS, 6)
+        mean, logvar = m[0](x).chunk(2, 1)
+        z = mean + torch.randn_like(mean) * (0.5 * logvar).exp()
+        rebuilt = F.mse_loss(m[1](z), x, reduction="sum") / ROWS
+        return rebuilt - 0.5 * (1 + logvar - mean.pow(2) - logvar.exp()).mean()
+
+    assert "F40" not in said(quiet(lambda: watched(model, loss)))
+
+
+def pictures(targets_too: str):
+    def loss(m):
+        x = torch.randn(ROWS, 1, 8, 8)
+        y = (x > 0).float()
+        rows = []
+        for a, b in zip(x, y):
+            one, two = torch.rand(2) < 0.5
+            rows.append((a.flip(-1) if one else a, b.flip(-1) if targets_too == "drawn" and two else b))
+        x, y = (torch.stack(part) for part in zip(*rows))
+        return F.binary_cross_entropy_with_logits(m(x), y)
+
+    return loss
+
+
+@pytest.mark.parametrize("targets_too, wrong", [("drawn", "draws its own"), ("never", "targets are not")])
+def test_which_of_both_was_flipped_is_told(targets_too, wrong):
+    report = quiet(lambda: watched(nn.Conv2d(1, 1, 3, padding=1), pictures(targets_too)))
+    assert report.root is not None and report.root.check == "D14" and wrong in report.root.diagnosis, f"\n{report}"
+
+
+def test_a_part_of_flipped_pictures_may_be_blotted_out():
+    """And a number that stays behind is seen all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 60, 1))
+
+    def loss(m):
+        at, rows = torch.rand(64) * 1.6 - 0.8, []
+        columns = torch.linspace(-1, 1, 12)
+        for x in torch.exp(-((columns - at[:, None]) ** 2) / 0.05)[:, None, None].expand(-1, 1, 8, -1):
+            rows.append(x.flip(-1) if torch.rand(()) < 0.5 else x)
+        x = torch.stack(rows)
+        x[:, :, :2] = 0.0
+        return F.mse_loss(m(x), at[:, None])
+
+    assert "D19" in said(quiet(lambda: watched(model, loss)))
+
+
+class Halves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.GRU(6, 8, batch_first=True, bidirectional=True), nn.Linear(16, 1)
+
+    def forward(self, x):
+        output, state = self.lstm(x)
+        last = output[:, -1]
+        return self.head(torch.cat([last[:, :8], state[-1]], 1))
+
+
+def test_a_half_of_the_last_place_beside_the_state_of_the_other_way():
+    report = quiet(lambda: watched(Halves(), lambda m: (m(x := torch.randn(ROWS, 5, 6)) - x[:, 0, :1]).pow(2).mean()))
+    clean(report)
+
+
+class Own(torch.optim.SGD):
+    """An optimizer of the program's own, which computes something for nothing, before and after its closure."""
+
+    def step(self, closure):
+        for p in self.param_groups[0]["params"] if self.before else ():
+            p.detach().clamp(0, 1)
+        with torch.enable_grad():
+            closure()
+        for p in self.param_groups[0]["params"]:
+            p.grad.clamp(0, 1)
+        return super().step()
+
+
+@pytest.mark.parametrize("came", [True, False])
+def test_what_an_optimizer_does_is_not_the_loops(came):
+    """Before a closure only where the first backward came already (SAM), after one in any case."""
+    torch.manual_seed(0)
+    model = net(6, 1)
+    optimizer = Own(model.parameters(), lr=1e-2)
+    optimizer.before = came
+
+    def closure():
+        x, y = numbers()
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        return loss
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+            for _ in range(6):
+                if came:
+                    closure()
+                optimizer.step(closure)
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and "N37" not in said(report), f"\n{report}"
+
+
+def test_a_warm_up_says_nothing_of_the_steps_to_come():
+    torch.manual_seed(0)
+
+    def fit(rising):
+        model = net(6, 64).to(torch.bfloat16)
+        optimizer = torch.optim.Adam(model.parameters(), 5e-4)
+        made = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 + 0.1 * step * rising)
+        with doctor.watch(model, optimizer=optimizer, steps=4, say=False) as report:
+            for _ in range(4):
+                x = torch.randn(ROWS, 6)
+                optimizer.zero_grad()
+                F.mse_loss(model(x.bfloat16()).float(), x.repeat(1, 11)[:, :64]).backward()
+                optimizer.step()
+                made.step()
+        return report
+
+    assert "N4" in said(quiet(lambda: fit(0))) and "N4" not in said(quiet(lambda: fit(1)))
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = net(6, 1), None
+
+    def forward(self, x, factor):
+        self.last = self.body(x).tanh().sigmoid().tanh().sigmoid().tanh() * factor
+        return self.last
+
+
+def test_an_answer_that_is_remembered_is_no_parameter():
+    torch.manual_seed(0)
+    model, factor = Remembering(), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), factor], 1e-2)
+
+    def fit():
+        with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+            for _ in range(6):
+                x, y = numbers()
+                optimizer.zero_grad()
+                F.mse_loss(model(x, factor), y).backward()
+                optimizer.step()
+        return report
+
+    assert "S19" not in said(quiet(fit))
