@@ -3,12 +3,12 @@
 Of a notebook's HTML only what is looked at stays (`TAGS`), and the page's policy lets no script run, no form send and
 nothing be fetched. A notebook is converted only when it is newer than its page.
 
-Footgun: formulas in the notebooks' text stay LaTeX source on these pages; rendering them would need MathJax from the
-network.
+Footgun: formulas in the notebooks' text stay LaTeX on these pages; to render them would need MathJax from the network.
 """
 
 import html
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ def convert(folder: Path) -> str | None:
 
 def _body(source: Path) -> tuple[str, str]:
     """The notebook as HTML, and the colours of its code."""
+    sys.modules["rfc3987_syntax"] = None  # a second of work: see execute.py
     import nbformat
     from bleach.css_sanitizer import ALLOWED_CSS_PROPERTIES, CSSSanitizer
     from bleach.sanitizer import Cleaner
@@ -90,5 +91,4 @@ def page(title: str, body: str, style: str = "", policy: str = POLICY) -> str:
 
 def text(value: Any) -> str:
     """A value as text of a page, and as the value of an attribute."""
-    plain = str(value).encode("utf-8", "replace").decode()  # half a pair of surrogates has no place in a page
-    return html.escape(plain, quote=True)
+    return html.escape(str(value).encode("utf-8", "replace").decode())  # half a pair of surrogates has no place here
