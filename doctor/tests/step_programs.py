@@ -1,4 +1,4 @@
-"""Blind sets whose programs give their models, their optimizers and one step: judge8 to judge16.
+"""Blind sets whose programs give their models, their optimizers and one step: judge8 and later.
 
     python -m tests.step_programs judge10 FILE.json
 
@@ -36,6 +36,7 @@ SETS = {
     "judge16": ("judge16_a",),
     "judge17": ("judge17_a", "judge17_b"),
     "judge18": ("judge18_a",),
+    "judge19": ("judge19_a",),
 }
 HERE = Path(__file__).parent
 

@@ -18,6 +18,7 @@ NAMED = {
     "ntxent_pair_index": "F94",
     "inpaint_positions": "S19",
     "vq_straight_through": "F93",
+    "wavenet_padding": "F11",
 }
 UNSEEN = {
     "cutmix_area_weight": "the share of what was pasted is known to the slices alone",
@@ -25,7 +26,6 @@ UNSEEN = {
     "item_vectors_from_pretrained": "from_pretrained freezes, and often that is meant",
     "two_stream_norm": "two inputs of one network share a normalisation on purpose as well",
     "gnn_edge_direction": "the direction of an edge stands nowhere",
-    "wavenet_padding": "the loss is written by hand, so its target is not known to be the input",
     "target_encoding": "the leak was made before training",
 }
 

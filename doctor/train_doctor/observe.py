@@ -611,7 +611,7 @@ class Observer(Part):
         if not e.note(event):
             return None  # only counted
         if not e.rounds:
-            series.match(e, event)
+            series.match(e, event, loss)
             places.match(e, event)
         if scalar:
             measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)

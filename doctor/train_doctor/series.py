@@ -7,9 +7,12 @@ causal mask, a recurrent layer that runs both ways or a convolution padded on bo
 Where a target is found to be the input, shifted, the call is made twice more: as it was, and with the second half of
 each series taken from another row. Answers before that half must not move.
 
+A loss of torch is given its target. One by hand squares a difference, which its graph holds: the answer without it is
+the target, up to rounding.
+
 Footguns: taking the half from another row leaves the statistics of the batch as they were, nearly, so that a
 normalisation over the batch does not pass for a leak. A target that is the input turned round in a circle is an
-exercise in permutations, and no forecast. Two dimensions may be a table, whose columns have no order.
+exercise in permutations, and no forecast. A table has columns without an order, but none is its own neighbour's copy.
 """
 
 import contextlib
@@ -20,9 +23,11 @@ from torch import Tensor, nn
 
 from train_doctor import replays
 from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.fed import kind
 from train_doctor.reading import readable
 
 LEAST, CHANNELS = 6, 8  # times in a series; channels of the input that a target may be
+REDUCED = {"Mean", "Sum", "Div", "Mul", "Sqrt", "View", "UnsafeView", "Squeeze", "Add"}  # from a loss to its square
 COUPLING = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -43,25 +48,64 @@ class Leak(NamedTuple):
     coupled: bool  # rows or times share statistics
 
 
-def match(e: Evidence, event: Backward) -> None:
-    """Before the first backward: e.probes["shifted"], where there is one."""
+def match(e: Evidence, event: Backward, loss: Tensor) -> None:
+    """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a difference, and calls."""
     if "shifted" in e.probes:
         return
+    if (gap := _squared(loss)) is not None and gap.dim() in (2, 3) and len(gap) > 1:
+        calls = [(call, n) for call in event.calls for n, x in enumerate(call.args) if _is_series(call, x, len(gap))]
+        e.probes["squared"] = gap, calls[:1]
     for n in event.entropies:
         y = n.target
         if n.fed is None or not readable(y) or not y.is_floating_point() or y.dim() not in (2, 3) or len(y) < 2:
             continue
         for call in event.calls:
-            for number, x in enumerate(call.args if call.role == "model" and call.grad else ()):
-                if readable(x) and x.is_floating_point() and x.dim() == 3 and len(x) == len(y):
+            for number, x in enumerate(call.args):
+                if _is_series(call, x, len(y)):
                     found = _find(x.detach(), y.detach())
                     if found is not None:
                         e.probes["shifted"] = Shifted(call, number, *found, tuple(y.shape))
                         return
 
 
+def _is_series(call: Call, x, rows: int) -> bool:
+    return (
+        call.role == "model"
+        and call.grad
+        and isinstance(x, Tensor)
+        and readable(x)
+        and x.is_floating_point()
+        and x.dim() in (2, 3)
+        and len(x) == rows
+    )
+
+
+def _squared(loss: Tensor) -> Tensor | None:
+    """The difference whose squares or absolute values a loss is the mean or the sum of."""
+    queue = [loss.grad_fn]
+    for _ in range(12):
+        node = queue.pop(0) if queue else None
+        what = kind(node)
+        if what in ("Pow", "Abs"):
+            return node._saved_self.detach()
+        if what == "Mul" and len({edge for edge, _ in node.next_functions}) == 1:
+            return node._saved_self.detach()
+        if what in REDUCED:
+            queue += [edge for edge, _ in node.next_functions if edge is not None]
+    return None
+
+
 def _find(x: Tensor, y: Tensor) -> tuple[int, int] | None:
-    for time in (1, 2):
+    if x.dim() == 2:
+        if y.shape != x.shape:
+            return None
+        x, y = x.unsqueeze(-1), y.unsqueeze(-1)
+        return _along(x, y, (1,))
+    return _along(x, y, (1, 2))
+
+
+def _along(x: Tensor, y: Tensor, times: tuple[int, ...]) -> tuple[int, int] | None:
+    for time in times:
         s, t = (x, y) if time == 1 else (x.transpose(1, 2), y.transpose(1, 2) if y.dim() == 3 else y)
         if t.dim() == 2:
             t = t.unsqueeze(-1)
@@ -80,19 +124,43 @@ def _shift(s: Tensor, t: Tensor) -> int | None:
         if part.shape != t.shape or bool((part == part[:, :1]).all()):
             continue
         for shift in range(1, length // 2 + 1):
-            later = torch.equal(part[:, shift], t[:, 0]) and torch.equal(part[:, shift:], t[:, :-shift])
-            if later and not torch.equal(part[:, :shift], t[:, -shift:]):
+            later = _same(part[:, shift], t[:, 0]) and _same(part[:, shift:], t[:, :-shift])
+            if later and not _same(part[:, :shift], t[:, -shift:]):
                 return shift
     return None
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Up to the rounding of a difference that was taken and undone."""
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def run(e: Evidence) -> None:
     """Before the first step: e.probes["leak"]."""
     shifted = e.probes.pop("shifted", None)
-    if shifted is None or e.opaque or shifted.call.module() is None or not shifted.call.args:
-        return
+    gap, calls = e.probes.pop("squared", (None, ()))
     with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-        e.probes["leak"] = _leak(shifted)
+        for call, number in calls if shifted is None and not e.opaque else ():
+            shifted = _undone(call, number, gap)
+        if shifted is not None and not e.opaque and shifted.call.module() is not None and shifted.call.args:
+            e.probes["leak"] = _leak(shifted)
+
+
+def _undone(call: Call, number: int, gap: Tensor) -> Shifted | None:
+    """The target of a loss by hand: what was answered, without the difference."""
+    x = call.args[number].detach()
+    for answer in _floats(_again(call, call.args)) if call.module() is not None else ():
+        for y in (answer - gap, answer + gap) if answer.shape == gap.shape else ():  # either may stand first
+            if (found := _find(x, y)) is not None:
+                return Shifted(call, number, *found, tuple(y.shape))
+    return None
+
+
+def _again(call: Call, args: tuple):
+    module = call.module()
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+        return replays.again(module, args, call.kwargs)
 
 
 def _leak(shifted: Shifted) -> Leak | None:
@@ -107,10 +175,7 @@ def _leak(shifted: Shifted) -> Leak | None:
     answers = []
     for given in (x, x, other):
         torch.set_rng_state(state)
-        args = (*call.args[: shifted.at], given, *call.args[shifted.at + 1 :])
-        device = next((p.device.type for p in module.parameters()), "cpu")
-        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
-            out = replays.again(module, args, call.kwargs)
+        out = _again(call, (*call.args[: shifted.at], given, *call.args[shifted.at + 1 :]))
         found = [o for o in _floats(out) if tuple(o.shape) == shifted.shape] or [
             o for o in _floats(out) if o.shape[: shifted.time + 1] == x.shape[: shifted.time + 1]
         ]

@@ -407,3 +407,90 @@ def partners_elsewhere(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(seen)} steps neighbours were paired in {half} rows and {half} more", "i and i + n", half=half
     )
+
+
+@check("F95")
+def weights_without_a_sum(e: Evidence) -> Fired | Verdict:
+    """The loss of a mixture density network falls on and on, and its densities are far from the data's.
+
+    Fires when what a layer answers is added to log-densities as it is, or multiplies densities without a sum of one,
+    and the sum over the components follows. Not where the logsumexp of these weights is asked for as well.
+
+    WARN weights-without-a-sum: The {count} components of a mixture are weighted by numbers that are no shares: their
+    sum is free, so the likelihood grows with them and without the data. Fix: F.log_softmax(weights, -1) in front of
+    the sum.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F95"])) is not None:
+        return verdict
+    count = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {count} components had weights that do not sum to one", "a sum of 1", count=count
+    )
+
+
+@check("S40")
+def half_kept(e: Evidence) -> Fired | Verdict:
+    """Samples of a flow fit the data in some dimensions, and in the others are plain noise.
+
+    Fires when some columns of the data are given to the normal density exactly as they went in, and the others were
+    multiplied by an exponential: each coupling has left the same half as it is.
+
+    WARN half-kept: {kept} of the {columns} columns of the data pass through all couplings of the flow unchanged, so
+    nothing is learned of how they are spread. Fix: Turn the halves round in every second coupling (flip = k % 2 == 1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["S40"])) is not None:
+        return verdict
+    kept, columns = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {kept} of {columns} columns came out as they went in", "0", kept=kept, columns=columns
+    )
+
+
+@check("D24")
+def states_stand_still(e: Evidence) -> Fired | Verdict:
+    """An agent that learns from a replay memory gets no better than one that acts by chance.
+
+    Fires when a batch has one state for two rows or more, on average, and at least twice as many next states.
+
+    WARN states-stand-still: {rows} transitions have only {distinct} states, and at least twice as many next states: the
+    state is not moved on after a step, so all of an episode are stored with that of its beginning. Fix: obs = next_obs
+    after each step.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D24"])) is not None:
+        return verdict
+    distinct, rows = next(iter(seen.values()))
+    return fires(
+        f"{distinct} states in {rows} rows", "about as many as there are next states", distinct=distinct, rows=rows
+    )
+
+
+@check("D25")
+def fitted_and_asked(e: Evidence) -> Fired | Verdict:
+    """A meta-learner fits each new task's few points, and errs everywhere else.
+
+    Fires when each target of the loss that is differentiated in the end was given to the loss of an inner step.
+
+    WARN fitted-and-asked: The outer loss has the targets that the inner step was fitted to: what is learned is to know
+    these points by heart after a step, and not what lies between them. Fix: Take the outer loss on the query set.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D25"])) is not None:
+        return verdict
+    return fires(
+        f"in {len(seen)} steps inner and outer loss had one target, {next(iter(seen.values()))}", "a query set"
+    )
+
+
+@check("F96")
+def rewards_of_the_past(e: Evidence) -> Fired | Verdict:
+    """A policy gradient does not learn, though rewards differ and the loss is as it should be.
+
+    Fires when sums r + gamma * sum meet the log-probabilities of an episode, and each later action has one sum more.
+
+    WARN rewards-of-the-past: The returns are summed forward in time: each of {steps} actions is credited with the
+    rewards before it, which it can't change, and never with those that it causes. Fix: for r in reversed(rewards):
+    running = r + gamma * running; returns.insert(0, running).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F96"])) is not None:
+        return verdict
+    steps = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps later actions had more sums", "fewer", steps=steps)

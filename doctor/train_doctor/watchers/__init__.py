@@ -21,6 +21,7 @@ from train_doctor.watchers.both_sides import BothSides
 from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
+from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
@@ -37,6 +38,7 @@ from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
@@ -59,6 +61,7 @@ from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
+from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
@@ -69,6 +72,7 @@ from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
+from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
@@ -79,6 +83,7 @@ from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
+from train_doctor.watchers.still_states import StillStates
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.surrogates import Surrogates
@@ -173,6 +178,11 @@ ALL = (
     ThrownAway,
     Pooled,
     PooledFeatures,
+    ComponentWeights,
+    KeptHalves,
+    StillStates,
+    SameSupport,
+    PastRewards,
     PushedLabels,
     Slips,
 )

@@ -32,6 +32,7 @@ HALF = 0.4, 0.6  # the factor in front of the divergence
 MANY = 64  # numbers of a row, of which it is not the same to take the mean or the sum
 TERMS, PIECES = 40, 16  # nodes that are looked through, of the loss and of a term
 LOSSES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}
+REDUCED = {"Sum", "Mean", "Mul", "Neg", "Div", "Add", "Sub"}  # from a loss to its terms
 POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Pow", "Exp", "Div"}
 
 
@@ -138,13 +139,15 @@ def _mean(node, factor: float, rows: int) -> bool:
 
 def logarithms(loss: Tensor) -> set:
     """The nodes of the logarithms of variances: in a divergence once as they are and once in an exponential."""
-    found = set()
-    for node, _ in _terms(loss.grad_fn):
-        while node is not None and kind(node) in ("Sum", "Mean", "Mul", "Neg", "Div"):
-            if logs := _logarithms(node.next_functions[0][0]):
-                found |= logs
-                break
-            node = next((edge for edge, _ in node.next_functions if edge is not None), None)
+    found, queue = set(), [loss.grad_fn]
+    for _ in range(TERMS):
+        node = queue.pop(0) if queue else None
+        if kind(node) not in REDUCED:
+            continue
+        edges = [edge for edge, _ in node.next_functions if edge is not None]
+        logs = set().union(*(_logarithms(edge) for edge in edges)) if kind(node) in ("Sum", "Mean") else set()
+        found |= logs
+        queue += edges if not logs else []
     return found
 
 

@@ -1,0 +1,101 @@
+"""Weights of a mixture that are no shares: a layer's answer is added to log-densities as it is.
+
+    log_pi = F.log_softmax(pi, -1)              shares, whose sum is one
+    loss = -torch.logsumexp(log_pi + component.log_prob(y), -1).mean()
+    loss = -torch.logsumexp(pi + component.log_prob(y), -1).mean()      grows without end with all of pi
+
+The same among densities: `(pi * component.log_prob(y).exp()).sum(-1).log()`, where pi does not sum to one.
+
+Footgun: who subtracts the logsumexp of the weights afterwards is right too. So that is waited for until the backward.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, distributions
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import PLUS, TIMES
+
+LAYERS = {"linear", "addmm", "matmul", "__matmul__", "conv1d", "conv2d"}
+VIEWS = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "permute", "chunk", "split", "unbind"}
+VIEWS |= {"__getitem__", "narrow", "select", "expand", "contiguous", "float", "to", "clamp"}
+SHAPED = VIEWS | {"sum"}
+RAW, LOG, DENSITY = "raw", "log", "density"
+CLOSE = 1e-2
+
+
+class ComponentWeights(Watcher):
+    """What is known of a tensor: RAW (an answer of a layer), or (LOG or DENSITY, the weights it was given)."""
+
+    begins = LAYERS | {"logsumexp"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.free: list[tuple[Tensor, int]] = []  # weights that are no shares, since the last backward
+        self.taken: list[Tensor] = []  # of which the logsumexp was asked for
+        self.of_distributions("log_prob", "score")
+
+    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+        result = original(of, value, *args, **kwargs)
+        data = not (isinstance(value, Tensor) and value.requires_grad)
+        if self.eye.on and data and isinstance(result, Tensor) and result.requires_grad and result.dim() > 1:
+            self.known.put(result, (LOG, None))
+        return result
+
+    def saw(self, op: Op) -> None:
+        facts = [self.known.get(t) for t in op.given]
+        fact = next((f for f in facts if isinstance(f, tuple)), None)
+        if op.name == "logsumexp" and op.given:
+            self.taken.append(op.given[0])
+        made = None
+        if op.name in LAYERS or op.name in VIEWS and facts and facts[0] == RAW:
+            made = RAW
+        elif fact is None:
+            return
+        elif op.name == "exp" and fact[0] == LOG:
+            made = DENSITY, fact[1]
+        elif op.name in PLUS and len(op.given) == 2 and fact[0] == LOG:
+            made = LOG, fact[1] if fact[1] is not None else _other(op, facts, RAW)
+        elif op.name in TIMES and len(op.given) == 2 and fact[0] == DENSITY:
+            made = DENSITY, fact[1] if fact[1] is not None else _other(op, facts, None)
+        elif op.name == "logsumexp" and fact[0] == LOG or op.name == "sum" and fact[0] == DENSITY:
+            self._reduced(op, fact)
+        if made is None and op.name in SHAPED and facts[0] is fact and fact[1] is None:
+            made = fact
+        for r in op.results if made else ():
+            self.known.put(r, made)
+
+    def _reduced(self, op: Op, fact: tuple) -> None:
+        x, weights = op.given[0], fact[1]
+        dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+        dim = dim[0] if isinstance(dim, list | tuple) and len(dim) == 1 else dim
+        if weights is None or not isinstance(dim, int):
+            return
+        back = dim % x.dim() - x.dim()  # from the end, where shapes meet
+        if weights.dim() < -back or weights.shape[back] != x.shape[back] or x.shape[back] < 2:
+            return
+        w = weights.detach().float()
+        sums = w.logsumexp(back).exp() if fact[0] == LOG else w.sum(back)
+        if not bool(((sums - 1).abs() < CLOSE).all()):
+            self.free.append((weights, x.shape[back]))
+
+    def backward(self, loss: Tensor) -> None:
+        free, self.free, taken, self.taken = self.free, [], self.taken, []
+        for weights, count in free:
+            if not any(t is weights for t in taken):
+                self.note("F95", count)
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.free, self.taken = [], []
+
+
+def _other(op: Op, facts: list, kind: str | None) -> Tensor | None:
+    """What was added or multiplied, where it learns and is of this kind."""
+    other = next((t for t, f in zip(op.given, facts) if not isinstance(f, tuple)), None)
+    if other is None or not other.requires_grad:
+        return None
+    raw = other.is_leaf or any(t is other and f == RAW for t, f in zip(op.given, facts))
+    return other if kind is None or raw else None

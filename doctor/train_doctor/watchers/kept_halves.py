@@ -1,0 +1,74 @@
+"""A flow whose couplings all keep the same half: some columns of the data come out as they went in.
+
+    a, b = x.chunk(2, 1);  b = b * s(a).exp() + t(a)        one coupling, which leaves a as it is
+    flip = k % 2 == 1                                       so the next must leave the other half
+
+What stays is given to the normal density as it is, and no weight can change what the flow says of it. The columns of
+what is squared (or given to a normal distribution that does not learn) are compared with those of the data, number by
+number, where something was multiplied by an exponential on the way.
+
+Footgun: the cost of a controller squares the state as it is too, with what was decided. It has no exponential.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, POWERS, TIMES
+
+PIECES = {"chunk", "split", "tensor_split", "__getitem__", "unbind"}
+ROWS, COLUMNS, HELD = 8, 256, 4
+
+
+class KeptHalves(Watcher):
+    """Known are exponentials that learn."""
+
+    begins = PIECES | TIMES | {"exp"} | POWERS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.data: dict[int, Tensor] = {}  # that pieces were made of, or that were masked, since the last backward
+        self.scaled = False  # something was multiplied by an exponential
+        self.of_distributions("log_prob", "score")
+
+    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+        result = original(of, value, *args, **kwargs)
+        if self.eye.on and isinstance(value, Tensor) and value.requires_grad and self.scaled:
+            self._look(value)
+        return result
+
+    def saw(self, op: Op) -> None:
+        x = op.given[0] if op.given else None
+        if op.name == "exp" and op.results and op.results[0].requires_grad:
+            self.known.put(op.results[0], True)
+        elif op.name in TIMES and len(op.given) == 2 and any(map(self.known.get, op.given)):
+            self.scaled = True
+        if op.name in PIECES | TIMES | MINUS and x is not None and not x.requires_grad and _is_table(x):
+            if len(self.data) < HELD:
+                self.data[id(x)] = x
+        elif op.name in POWERS and self.scaled and x is not None and x.requires_grad:
+            self._look(x)
+
+    def _look(self, z: Tensor) -> None:
+        for x in self.data.values() if _is_table(z) else ():
+            if x.shape == z.shape:
+                same = (z.detach().T[:, None] == x.T[None]).all(-1)  # (columns of z, columns of x)
+                moving = (x != x[:1]).any(0)
+                kept = int((same & moving).any(1).sum())
+                if 0 < kept < z.shape[1]:
+                    self.note("S40", (kept, z.shape[1]))
+
+    def backward(self, loss: Tensor) -> None:
+        self.data, self.scaled = {}, False
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.data = {}
+
+
+def _is_table(x: Tensor) -> bool:
+    return x.dim() == 2 and len(x) >= ROWS and 2 <= x.shape[1] <= COLUMNS and x.dtype in (torch.float32, torch.float64)
