@@ -37,6 +37,7 @@ SETS = {
     "judge17": ("judge17_a", "judge17_b"),
     "judge18": ("judge18_a",),
     "judge19": ("judge19_a",),
+    "judge20": ("judge20_a", "judge20_b"),
 }
 HERE = Path(__file__).parent
 

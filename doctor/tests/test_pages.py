@@ -35,6 +35,8 @@ def test_a_page_is_whole(one):
     for key, fault in one.faults.items():
         assert re.fullmatch(r"[a-z0-9-]+(/[a-z-]+)?", key) and set(fault.severities) <= {ERROR, WARN, NOTE}
         assert fault.cause.endswith(".") and fault.fix.endswith("."), key
+    plain = [key for key in one.faults if "/" not in key]
+    assert not plain or list(one.faults)[0] == plain[0], "the first is what is said where a check names none"
 
 
 def test_every_id_in_the_graph_of_causes_is_that_of_a_check_and_the_reverse():

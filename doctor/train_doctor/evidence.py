@@ -142,6 +142,7 @@ class ZeroGrad(Event):
     had: bool  # some gradient was there
     ids: frozenset[int] = frozenset()  # of the parameters cleared
     module: bool = False  # by a module, not by an optimizer
+    held: frozenset[int] = frozenset()  # those of them that had a gradient
 
 
 @dataclass

@@ -77,6 +77,7 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
 NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
+MIDST, MANY = 10, 1000  # steps in which it is asked what a clearing between losses takes away, and of how many tensors
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -427,20 +428,25 @@ class Optimizers(Part):
         return result
 
     @quietly
-    def _there(self, holder) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, int]]]:
+    def _there(self, holder) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]]:
         groups = [{"params": holder.parameters()}] if isinstance(holder, nn.Module) else holder.param_groups
         ps = [p for group in groups for p in group["params"]]
-        return ps, [(p, p.grad, _version(p.grad)) for p in ps if p.grad is not None]
+        had = [(p, p.grad, _version(p.grad)) for p in ps if p.grad is not None]
+        between = self.waiting and self.e.rounds < MIDST and len(had) < MANY
+        held = frozenset(id(p) for p, g, _ in had if not g.is_sparse and bool(g.any())) if between else frozenset()
+        return ps, had, held
 
     @quietly
-    def _zeroed(self, before: tuple[list[Tensor], list[tuple[Tensor, Tensor, int]]], module: bool) -> None:
-        ps, had = before
+    def _zeroed(
+        self, before: tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]], module: bool
+    ) -> None:
+        ps, had, held = before
         kept = {id(p) for p, g, version in had if p.grad is g and _version(g) == version}
         if had and len(kept) == len(had):
             return  # nothing was cleared
         ids = frozenset(map(id, ps)) - kept
         if had or not module:
-            self.e.note(ZeroGrad(self.e.rounds, bool(had), ids, module))
+            self.e.note(ZeroGrad(self.e.rounds, bool(had), ids, module, held & ids))
         self._cleared(ids)
 
     # ---------------------------------------------------------------- clipping, scalers, schedulers

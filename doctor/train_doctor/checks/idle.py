@@ -1,4 +1,5 @@
-"""Tensors that learn or rest against what was written: a misspelt flag, a group without a rate: S18, N24.
+"""Tensors that learn or rest against what was written: a misspelt flag, a table in a group of its
+own, a group without a rate: S18, S41, N24.
 
 Python lets anybody set an attribute that does not exist. `p.require_grad = False` and `module.requires_grad = False`
 do nothing at all, and nothing says so.
@@ -12,7 +13,7 @@ from torch import nn
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence, Step
-from train_doctor.finding import OK, Verdict, unknown
+from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
 
@@ -60,6 +61,26 @@ def _own(module: nn.Module) -> set[str]:
     kinds = [kind for kind in type(module).__mro__ if kind not in (nn.Module, object)]
     codes = [f.__code__ for kind in kinds for f in vars(kind).values() if hasattr(f, "__code__")]
     return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
+
+
+@check("S41")
+def table_at_rest(e: Evidence) -> Fired | Verdict:
+    """Vectors that were loaded into a table are still what they were after training.
+
+    Fires when an optimizer has a group of its own for tables (nn.Embedding) that are frozen, beside groups that train.
+
+    WARN table-at-rest: The optimizer has a group of its own for {name}, and its requires_grad is False, as
+    Embedding.from_pretrained leaves it: it does not learn. Fix: from_pretrained(vectors, freeze=False); if it should
+    rest, leave it out of the optimizer.
+    """
+    tables = {id(m.weight): name for name, m in e.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    for optimizer in e.optimizers:
+        groups = [g["params"] for g in optimizer.object.param_groups] if optimizer.object is not None else []
+        for params in groups if any(p.requires_grad for g in groups for p in g) else ():
+            if params and all(id(p) in tables and not p.requires_grad for p in params):
+                name = tables[id(params[0])]
+                return fires(f"a group of {optimizer.kind.__name__} holds {name} alone, frozen", "trainable", name=name)
+    return OK if tables else not_applicable("there is no table")
 
 
 @check("N24")

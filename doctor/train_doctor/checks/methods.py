@@ -153,11 +153,11 @@ def risk_set_reversed(e: Evidence) -> Fired | Verdict:
     Fires as well when nothing is sorted, the batch holds numbers above 0 that run neither way, and flags multiply what
     comes of the sum.
 
+    WARN risk-set-reversed: The running sum goes from the shortest time to the longest, so each event is set against
+    those who left before it and not against those still at risk. Fix: argsort(descending=True) before logcumsumexp.
     WARN risk-set-reversed/not-sorted: The running sum goes over rows in the order in which they were drawn, so the
     risk set of each event is a random part of the batch. Fix: order = time.argsort(descending=True), and take log_risk
     and event in that order.
-    WARN risk-set-reversed: The running sum goes from the shortest time to the longest, so each event is set against
-    those who left before it and not against those still at risk. Fix: argsort(descending=True) before logcumsumexp.
     """
     if (verdict := no_habit(e, seen := e.habits["F69"])) is not None:
         return verdict
@@ -291,15 +291,15 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     Fires when a regression's targets are pictures (N, C, H, W) that are the same least number in places (0, before any
     scaling) while all others lie well above it, spread out, and the mean is taken over all places. Of tables and series
     the batch must also hold flags of just these places. Targets that were NaN until they were filled in need no other
-    sign. Whole numbers, maps that end at 1, losses under a mask, answers
-    that were masked, and places where the input has nothing either are left alone.
+    sign. Whole numbers, maps that end at 1, losses under a mask, answers that were masked, and places where the input
+    has nothing either are left alone.
 
-    WARN gaps-as-targets/filled: {share:.0%} of the targets were NaN, as what nobody knows, and were filled in, and the
-    loss asks for them as for data. Fix: known = ~target.isnan(); (loss * known).sum() / known.sum(), with
-    reduction="none".
     WARN gaps-as-targets: {share:.0%} of the targets are one number apart from all others, as a sensor writes where it
     saw nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
     known).sum() / known.sum().
+    WARN gaps-as-targets/filled: {share:.0%} of the targets were NaN, as what nobody knows, and were filled in, and the
+    loss asks for them as for data. Fix: known = ~target.isnan(); (loss * known).sum() / known.sum(), with
+    reduction="none".
     """
     if (verdict := no_habit(e, seen := e.habits["D18"])) is not None:
         return verdict

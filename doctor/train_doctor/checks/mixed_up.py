@@ -494,3 +494,83 @@ def rewards_of_the_past(e: Evidence) -> Fired | Verdict:
         return verdict
     steps = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps later actions had more sums", "fewer", steps=steps)
+
+
+@check("F97")
+def scores_of_what_moves(e: Evidence) -> Fired | Verdict:
+    """A policy with a normal distribution does not learn: its mean gets a gradient of zero.
+
+    Fires when log_prob is asked of a sample that its own distribution made by rsample, and each row's is multiplied by
+    a number that does not learn.
+
+    WARN scores-of-what-moves: The actions come from rsample(), so they move with the mean, and their log_prob does not
+    hang on it: the gradient of the score cancels out. Fix: dist.sample(), or action.detach() in log_prob.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F97"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps log_prob of an rsample() was multiplied by an advantage", "a sample()")
+
+
+@check("F98")
+def class_as_padding(e: Evidence) -> Fired | Verdict:
+    """A tagger finds names everywhere: it never answers that a word is none.
+
+    Fires when labels that ignore_index leaves out stand between others in their rows, as a fifth of these or more, and
+    at the ends as padding does. Only for classes (0 and up, 64 at most).
+
+    WARN class-as-padding: ignore_index={label} leaves out the padding and the class {label} as well: {share:.0%} of the
+    labels within rows are not trained on. Fix: Pad with -100 (padding_value=-100), which is the default ignore_index.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F98"])) is not None:
+        return verdict
+    label, share = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {share:.0%} of the labels within rows were {label}", "0%", label=label, share=share
+    )
+
+
+@check("D26")
+def shifted_without_labels(e: Evidence) -> Fired | Verdict:
+    """A model that labels each time of a series stays poor, and better without augmentation.
+
+    Fires when a series is rolled along its times before it is given to the model, and a target with as many times was
+    not.
+
+    WARN shifted-without-labels: The series is shifted in time (roll) and its labels, one for each of {times} times, are
+    not, so each time is trained with the label of another. Fix: Roll the labels by the same number.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D26"])) is not None:
+        return verdict
+    times = next(iter(seen.values()))[1]
+    return fires(f"in {len(seen)} steps a series of {times} times was rolled, and its target not", "both", times=times)
+
+
+@check("F99")
+def least_of_masked(e: Evidence) -> Fired | Verdict:
+    """A triplet loss stays at its margin: the nearest negative is always at distance zero.
+
+    Fires when numbers that learn are multiplied by a mask, and their minimum over a dim is one of the masked zeros in
+    nearly each row.
+
+    WARN least-of-masked: The minimum is taken of numbers times a mask, and what is masked is 0, which is less than any
+    distance: the answer is always 0 and has no gradient. Fix: distances.masked_fill(mask == 0, float("inf")).min(dim).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F99"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the minimum of {next(iter(seen.values()))} was a masked zero", "a distance")
+
+
+@check("D27")
+def labels_in_order(e: Evidence) -> Fired | Verdict:
+    """A classifier's loss falls to nothing and jumps up again, and it answers with the class it saw last.
+
+    Fires when the labels of cross_entropy rise within each batch and from batch to batch, in all steps that are looked
+    at, where a DataLoader gives the data and a batch has half of the classes at most.
+
+    WARN labels-in-order: The data come sorted by class: a batch of {rows} has {classes} of the classes, and the next
+    ones follow. Fix: DataLoader(..., shuffle=True).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D27"])) is not None:
+        return verdict
+    rows, classes = next(iter(seen.values()))
+    return fires("labels rise within each batch and from batch to batch", "all classes", rows=rows, classes=classes)

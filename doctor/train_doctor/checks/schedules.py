@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
+from train_doctor.evidence import Backward, Call, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
-SOON = 100  # steps
+SOON, VERY_SOON = 100, 50  # steps
 PASSES = 10  # over the data
 
 
@@ -77,8 +77,8 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     are left out. A warning: a scheduler may be sized in micro-batches. A rate that has reached zero within the first
     half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
     ExponentialLR has made a hundred times smaller within the steps watched, or will have within two passes over the
-    data and a hundred steps. Of a LambdaLR it is asked whether its
-    factor is the learning rate itself and does not rise from there.
+    data and a hundred steps; where no loader tells of passes, within fifty steps, each on other data. Of a LambdaLR it
+    is asked whether its factor is the learning rate itself and does not rise from there.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
@@ -170,10 +170,12 @@ def _will_fall(e: Evidence, steps: int) -> Fired | None:
     for number in {s.scheduler for s in e.of(Schedule)}:
         calls = [s for s in e.of(Schedule) if s.scheduler == number]
         falls = calls[0].hundredth
-        if falls is not None and falls <= min(SOON, PASSES * batches) and len(calls) >= max(3, steps - 1):
+        soon = min(SOON, PASSES * batches) if batches else VERY_SOON if _other_data(e) else 0
+        if falls is not None and falls <= soon and len(calls) >= max(3, steps - 1):
+            of = f"a pass over the data has {batches}" if batches else "each step had other data"
             return fires(
                 f"stepped {len(calls)} times in {steps} steps, it makes the rate a hundredth after {falls} steps, and "
-                f"a pass over the data has {batches}",
+                f"{of}",
                 "a rate that lasts for the run",
                 fault="schedule-falls-fast",
                 share="hundredth",
@@ -181,6 +183,17 @@ def _will_fall(e: Evidence, steps: int) -> Fired | None:
                 kind=calls[0].kind,
             )
     return None
+
+
+def _other_data(e: Evidence) -> bool:
+    """Each step's first call of a model was given something else."""
+    first = {}
+    for call in e.of(Call, role="model", grad=True):
+        if (mark := call.ids if call.mark is None else call.mark) is not None:
+            first.setdefault(call.round, mark)
+    given = list(first.values())
+    same = [a.shape == b.shape and bool((a == b).all()) for a, b in zip(given, given[1:])]
+    return len(given) >= 3 and not any(same)
 
 
 def _squared(e: Evidence) -> Fired | None:

@@ -8,7 +8,7 @@ import math
 
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Clip, Event, Evidence, ScalerStep, Step, Unscale, ZeroGrad
+from train_doctor.evidence import Backward, Clip, Event, Evidence, Gradients, ScalerStep, Step, Unscale, ZeroGrad
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
@@ -64,14 +64,18 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
 def cleared_too_soon(e: Evidence) -> Fired | Verdict:
     """Nothing moves, or accumulation has no effect: the gradients are thrown away before the step uses them.
 
-    Two forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
-    between micro-batches, so that only the last one counts. SAM (the same batch again) and loops that put gradients
+    Three forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
+    between micro-batches, so that only the last one counts; or between several losses of one step, and parts of the
+    model that only the first of them trained are left without. SAM (the same batch again) and loops that put gradients
     back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step.
 
     ERROR cleared-before-step: zero_grad stands between backward and step: the gradients are erased before they are
     used. Fix: Move zero_grad() before the backward, or after the step.
     ERROR cleared-between-micro-batches: zero_grad is called for every micro-batch: only the last one of each step
     reaches the weights. Fix: Call zero_grad() once per optimizer step, not once per micro-batch.
+    ERROR cleared-between-losses: zero_grad stands between the losses of one step: only the last of them reaches the
+    weights, and what the others alone train ({name}) does not learn. Fix: Call zero_grad() once, before the first
+    backward of the step.
     """
     if not e.of(Step):
         return unknown("no optimizer step was seen")
@@ -89,6 +93,14 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
             f"gradients were cleared {gaps} times between the backwards of one step, in {rounds} steps",
             "gradients add up over all micro-batches of a step",
             fault="cleared-between-micro-batches",
+        )
+    lost, rounds = _lost_parts(e)
+    if lost and rounds >= max(2, 0.5 * len(e.of(Step))):
+        return fires(
+            f"{len(lost)} tensors had a gradient that was cleared, and none at the step, in {rounds} steps",
+            "the gradients of all losses add up",
+            fault="cleared-between-losses",
+            name=min(lost),
         )
     return OK if len(e.of(Step)) > 1 else unknown("only one optimizer step was seen")
 
@@ -138,6 +150,30 @@ def _cleared_gaps(e: Evidence) -> tuple[int, int]:
                 gaps, rounds = gaps + here, rounds + 1
             here, last, cleared = 0, None, False
     return gaps, rounds
+
+
+def _lost_parts(e: Evidence) -> tuple[set[str], int]:
+    """Tensors of the only optimizer whose gradient was cleared between two backwards and had not come back at the step,
+    and in how many rounds."""
+    if len(e.optimizers) != 1:
+        return set(), 0
+    names = {id(p): name for name, p in e.trainable().items() if id(p) in e.optimizers[0].ids}
+    norms = {g.round: g.norms for g in e.of(Gradients)}
+    lost, rounds, waiting, held, made = set(), set(), set(), set(), False
+    for event in e.events:
+        if isinstance(event, Backward):
+            held, waiting = held | waiting, set()  # another backward came after the clearing
+            made = not event.inputs
+        elif isinstance(event, ZeroGrad) and made:
+            waiting |= event.held
+        elif isinstance(event, Step):
+            now = norms.get(event.round, {})
+            gone = {names[i] for i in held if i in names and now.get(names[i], 1.0) in (None, 0.0)}
+            if gone and any(now.get(name) for name in names.values()):
+                lost |= gone
+                rounds.add(event.round)
+            made, waiting, held = False, set(), set()
+    return lost, len(rounds)
 
 
 def _other_batch(a: Backward, b: Backward) -> bool:

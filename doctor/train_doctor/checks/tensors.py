@@ -66,7 +66,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     last = dead[-1]
     starved = all(f"{_stem(n)}bias" in live for n in dead)
     where = "in front of" if starved else "behind"
-    factors = len(dead) > 1 and all(ps[n].dim() > 1 and not ps[n].detach().any() for n in dead)
+    nothing = [n for n in dead if not n.endswith("bias") and not ps[n].detach().any()]
+    factors = len(nothing) > 1
     flat = next((name for name, below in e.starving.items() if all(id(ps[n]) in below for n in dead)), None)
     if flat is not None:
         return fires(
@@ -77,7 +78,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
             function=flat,
         )
     if factors:
-        why = "they are zero and multiplied with each other, so none of them ever leaves zero"
+        first, second = nothing[:2]
+        why = f"{first} and {second} are zero and multiplied with each other, so none of them ever leaves zero"
     elif starved:
         why = "what goes into them is zero (a branch of zeros, units in front of them that are dead, a mask of zeros)"
     else:
@@ -91,7 +93,7 @@ def always_zero(e: Evidence) -> Fired | Verdict:
         "a gradient other than zero in some step",
         why=why,
         look="Begin with small random numbers in" if factors else f"Look at what stands {where}",
-        name=_stem(last).rstrip(".") or last,
+        name=nothing[0] if factors else _stem(last).rstrip(".") or last,
     )
 
 

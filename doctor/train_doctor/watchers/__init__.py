@@ -38,6 +38,7 @@ from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
@@ -45,6 +46,7 @@ from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
 from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.made_anew import MadeAnew
+from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.mirrored import Mirrored
 from train_doctor.watchers.mixtures import Mixtures
@@ -59,6 +61,7 @@ from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.own_samples import OwnSamples
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.past_rewards import PastRewards
@@ -76,10 +79,12 @@ from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.shifted import ShiftedSeries
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
+from train_doctor.watchers.sorted_labels import SortedLabels
 from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
@@ -183,6 +188,11 @@ ALL = (
     StillStates,
     SameSupport,
     PastRewards,
+    OwnSamples,
+    IgnoredLabels,
+    ShiftedSeries,
+    MaskedLeast,
+    SortedLabels,
     PushedLabels,
     Slips,
 )

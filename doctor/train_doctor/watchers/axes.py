@@ -6,8 +6,9 @@
 Both give the same shape, so nothing is raised. The numbers of a row stay in the row, so a network still learns
 something.
 
-The output of a detector's last convolution is known too, where its channels go last by a view alone, and the states of
-a recurrent network, `h_n.view(B, -1)` of an h_n of shape (2, B, H).
+The output of a detector's last convolution is known too, where its channels go last by a view alone, that of a
+segmenter, `logits.view(-1, C)` of (B, C, H, W), and the states of a recurrent network, `h_n.view(B, -1)` of an h_n of
+shape (2, B, H).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one.
 """
@@ -30,6 +31,7 @@ class Axes(Watcher):
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
+        apart = apart or _pixels(x, op.result)
         if apart and place() is not None:
             self.e.regrouped.setdefault(self.eye.turn, (op.name, tuple(x.shape), tuple(op.result.shape)))
 
@@ -40,6 +42,14 @@ def _states(x: Tensor, result: Tensor) -> bool:
         return False
     recurrent = any(name in type(x.grad_fn).__name__ for name in ("Rnn", "Lstm", "Gru", "Stack"))
     return recurrent and x.shape[0] != x.shape[1] == len(result) and result.shape[1] == x.shape[0] * x.shape[2]
+
+
+def _pixels(x: Tensor, result: Tensor) -> bool:
+    """The classes of a map, (B, C, H, W), made into rows of C numbers without a change of places."""
+    if x.dim() != 4 or result.dim() != 2 or not x.requires_grad or not x.is_contiguous():
+        return False
+    convolved = type(x.grad_fn).__name__.startswith(("Convolution", "Upsample", "Slow", "Mkldnn"))
+    return convolved and 1 < x.shape[1] == result.shape[1] != x.shape[3] and x.shape[2] * x.shape[3] > 1
 
 
 def _cells(x: Tensor, result: Tensor) -> bool:

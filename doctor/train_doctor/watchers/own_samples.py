@@ -1,0 +1,61 @@
+"""Score functions of samples that carry a gradient: `rsample()` where `sample()` was meant.
+
+    action = dist.sample()                      a number; log_prob tells how to make it likelier
+    action = dist.rsample()                     moves with the mean, so log_prob of it does not hang on the mean at all
+    loss = -(dist.log_prob(action) * advantage).mean()
+
+The two ways to the mean cancel exactly, and the policy stands still. What log_prob makes of such a sample is followed
+to a product with numbers that do not learn, one for each row.
+
+Footgun: soft actor-critic scores its own samples rightly, with one temperature for all rows and a critic beside them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, distributions
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import PLUS, TIMES, TURNS
+
+KEEPS = {"sum", "view", "reshape", "squeeze", "unsqueeze", "flatten", "mean", "stack", "cat"} | TURNS | PLUS
+SAMPLE, SCORE = "sample", "score"
+
+
+class OwnSamples(Watcher):
+    """What is known of a tensor: SAMPLE, which moves with its distribution, or SCORE, the log-probability of one."""
+
+    names = begins = TIMES | KEEPS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.of_distributions("rsample", "sampled")
+        self.of_distributions("log_prob", "score")
+
+    def sampled(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
+        result = original(of, *args, **kwargs)
+        if self.eye.on and isinstance(result, Tensor) and result.requires_grad:
+            self.known.put(result, (SAMPLE, id(of)))
+        return result
+
+    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
+        result = original(of, value, *args, **kwargs)
+        own = self.eye.on and isinstance(value, Tensor) and self.known.get(value) == (SAMPLE, id(of))
+        if own and isinstance(result, Tensor) and result.requires_grad:
+            self.known.put(result, (SCORE, 0))
+        return result
+
+    def saw(self, op: Op) -> None:
+        facts = [self.known.get(t) for t in op.given]
+        if (SCORE, 0) not in facts:
+            return
+        if op.name in TIMES and len(op.given) == 2:
+            other = op.given[1 - facts.index((SCORE, 0))]
+            if not other.requires_grad and other.numel() > 1:
+                self.note("F97", tuple(other.shape))
+        for r in op.results if op.name in KEEPS or op.name in TIMES else ():
+            self.known.put(r, (SCORE, 0))
+
+    def close(self) -> None:
+        self.known.by_id.clear()
