@@ -39,7 +39,7 @@ NAMED = {
     "amp_clip_while_scaled": "N7",
     "bf16_weights_lose_updates": "N4",
     "atanh_eps_lost_in_float32": "N17",
-    "zero_grad_between_two_losses": "B1",
+    "zero_grad_between_two_losses": "N2",
     "lora_both_factors_zero": "B3",
     "critic_optimizer_holds_actor": "S3",
     "weights_filled_with_constant": "S20",

@@ -1,10 +1,12 @@
-"""F95, F96, S40, D24 and D25 in other words than judge19's, and healthy programs that look like them."""
+"""The faults of judge19 and judge20 that got a rule, in other words, and healthy programs that look like them."""
 
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.nn import functional as F
+
+import train_doctor as doctor
 
 from .bench import quiet
 from .test_arithmetic import said
@@ -218,3 +220,245 @@ def test_a_second_derivative_of_inputs_is_no_inner_step():
         return F.mse_loss(u, y) + F.mse_loss(slope[:, :2], y)
 
     assert not blamed("D25", net(6, 2), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F97
+ACTIONS = {
+    "rsample, with an advantage": (lambda of, r: -(of.log_prob(of.rsample()).sum(1) * r).mean(), True),
+    "summed afterwards": (lambda of, r: -(r[:, None] * of.log_prob(of.rsample())).sum(1).mean(), True),
+    "sample": (lambda of, r: -(of.log_prob(of.sample()).sum(1) * r).mean(), False),
+    "detached": (lambda of, r: -(of.log_prob(of.rsample().detach()).sum(1) * r).mean(), False),
+    "a temperature for all": (lambda of, r: _soft(of, 0.2), False),
+    "a temperature as a tensor": (lambda of, r: _soft(of, torch.tensor(0.2)), False),
+    "a posterior and its prior": (lambda of, r: _bound(of), False),
+}
+
+
+def _soft(of, alpha):
+    action = of.rsample()
+    return (alpha * of.log_prob(action).sum(1) + action.square().sum(1)).mean()
+
+
+def _bound(of):
+    z = of.rsample()
+    return (of.log_prob(z) - Normal(0.0, 1.0).log_prob(z)).sum(1).mean() + (z - 1).square().mean()
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_score_is_of_a_fixed_sample(name):
+    of_loss, wrong = ACTIONS[name]
+
+    def loss(model):
+        mean, raw = model(torch.randn(ROWS, 6)).chunk(2, 1)
+        return of_loss(Normal(mean, F.softplus(raw) + 0.1), torch.randn(ROWS))
+
+    assert blamed("F97", net(6, 4), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F98
+def tags(kind: str):
+    def loss(model):
+        labels = torch.randint(1, 5, (8, 12))
+        if kind != "labels from 1":
+            labels[:, ::2] = 0
+        if kind != "no padding":
+            labels[torch.arange(12)[None] >= torch.randint(6, 12, (8, 1))] = 0
+        logits = model(torch.randn(8, 12, 6)).transpose(1, 2)  # (B, C, T)
+        if kind == "masked words":
+            logits = torch.cat([logits] + [logits[:, :1]] * 90, 1)
+        if kind == "flattened":
+            return F.cross_entropy(logits.transpose(1, 2).reshape(-1, 5), labels.reshape(-1), ignore_index=0)
+        return F.cross_entropy(logits, labels, ignore_index=-100 if kind == "nothing left out" else 0)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "kind, wrong",
+    [
+        ("in rows", True),
+        ("flattened", True),
+        ("labels from 1", False),
+        ("no padding", False),
+        ("masked words", False),
+        ("nothing left out", False),
+    ],
+)
+def test_padding_is_no_class(kind, wrong):
+    assert blamed("F98", net(6, 5), tags(kind)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F99
+@pytest.mark.parametrize(
+    "least, wrong",
+    [
+        (lambda d, mask: (d * mask).min(dim=1).values, True),
+        (lambda d, mask: (mask * d).amin(1), True),
+        (lambda d, mask: (d * mask).max(dim=1).values, False),
+        (lambda d, mask: (d + 1e3 * (1 - mask)).min(dim=1).values, False),
+        (lambda d, mask: d.masked_fill(mask == 0, float("inf")).min(dim=1).values, False),
+        (lambda d, mask: ((d - 5) * mask).min(dim=1).values, False),
+    ],
+)
+def test_the_least_is_of_what_is_left(least, wrong):
+    def loss(model):
+        z, labels = model(torch.randn(ROWS, 6)), torch.arange(ROWS) % 3
+        mask = (labels[:, None] != labels[None]).float()
+        return F.relu(1 - least(torch.cdist(z, z + 0.1), mask)).mean() + z.square().mean()
+
+    assert blamed("F99", net(6, 4), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ D26
+@pytest.mark.parametrize(
+    "kind, wrong", [("series", True), ("both", False), ("one label", False), ("not fed", False), ("mixed", False)]
+)
+def test_labels_go_with_their_times(kind, wrong):
+    def loss(model):
+        x, y = torch.randn(ROWS, 12, 6), torch.randint(0, 3, (ROWS, 12))
+        shifted = x.roll(int(torch.randint(0, 6, ())), 1)
+        if kind == "both":
+            y = y.roll(2, 1)
+        fed = {"not fed": x, "mixed": 0.5 * (shifted + x)}.get(kind, shifted)
+        answer = model(fed)
+        if kind == "one label":
+            return F.cross_entropy(answer.mean(1), y[:, 0])
+        return F.cross_entropy(answer.transpose(1, 2), y)
+
+    assert blamed("D26", net(6, 3), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F85
+@pytest.mark.parametrize(
+    "pinball, wrong",
+    [
+        (lambda q, e: torch.maximum(q * e, (q - 1) * e), True),
+        (lambda q, e: torch.where(e >= 0, q * e, (q - 1) * e), True),
+        (lambda q, e: torch.maximum(q * -e, (q - 1) * -e), False),
+        (lambda q, e: torch.maximum((1 - q) * e, -q * e), False),
+        (lambda q, e: torch.where(e >= 0, (1 - q) * e, -q * e), False),
+    ],
+)
+def test_rising_quantiles_are_learned_as_they_stand(pinball, wrong):
+    q = torch.tensor([0.1, 0.5, 0.9])
+
+    def loss(model):
+        x, y = numbers()
+        return pinball(q, model(x) - y[:, :1]).mean()
+
+    assert blamed("F85", net(6, 3), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ N2, S41, D27, F30
+class Heads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.heads = nn.Linear(6, 8), nn.ModuleList(nn.Linear(8, 1) for _ in range(3))
+
+
+def _trained(model, optimizer, step):
+    with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+        for i in range(6):
+            step(i)
+    assert not report.faults, report.faults
+    return report
+
+
+@pytest.mark.parametrize(
+    "cleared, none, wrong", [("between", True, True), ("between", False, True), ("once", True, False)]
+)
+def test_gradients_of_several_losses_add_up(cleared, none, wrong):
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i):
+        x = torch.randn(ROWS, 6)
+        optimizer.zero_grad(set_to_none=none)
+        for head in model.heads:
+            if cleared == "between":
+                optimizer.zero_grad(set_to_none=none)
+            F.mse_loss(head(model.body(x).relu()), x[:, :1]).backward()
+        optimizer.step()
+
+    report = quiet(lambda: _trained(model, optimizer, step))
+    assert ("N2" in said(report)) is wrong, f"\n{report}"
+    assert not wrong or report.root.check == "N2"
+
+
+def test_gradients_that_are_put_back_are_not_lost():
+    """Each loss has its gradient taken out and cleared, and the step has their mean."""
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i):
+        x, parts = torch.randn(ROWS, 6), []
+        for head in model.heads:
+            optimizer.zero_grad()
+            F.mse_loss(head(model.body(x).relu()), x[:, :1]).backward()
+            parts.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+        for p, *grads in zip(model.parameters(), *parts):
+            p.grad = sum(g for g in grads if g is not None)
+        optimizer.step()
+
+    report = quiet(lambda: _trained(model, optimizer, step))
+    assert "N2" not in said(report), f"\n{report}"
+
+
+@pytest.mark.parametrize("frozen, own_group, wrong", [(True, True, True), (True, False, False), (False, True, False)])
+def test_a_table_in_a_group_of_its_own_learns(frozen, own_group, wrong):
+    torch.manual_seed(0)
+    table, out = nn.Embedding.from_pretrained(torch.randn(20, 6), freeze=frozen), nn.Linear(6, 1)
+    model = nn.ModuleList([table, out])
+    groups = [{"params": table.parameters()}, {"params": out.parameters()}] if own_group else model.parameters()
+    optimizer = torch.optim.SGD(groups, 1e-2)
+
+    def step(i):
+        ids = torch.randint(0, 20, (ROWS,))
+        optimizer.zero_grad()
+        F.mse_loss(out(table(ids))[:, 0], ids / 20).backward()
+        optimizer.step()
+
+    report = quiet(lambda: _trained(model, optimizer, step))
+    assert ("S41" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    "order, wrong", [("sorted", True), ("shuffled", False), ("tasks", False), ("no loader", False)]
+)
+def test_labels_come_in_any_order(order, wrong):
+    torch.manual_seed(0)
+    labels = torch.arange(4).repeat_interleave(40)
+    data = torch.utils.data.TensorDataset(F.one_hot(labels, 6).float() + 0.5 * torch.randn(160, 6), labels)
+    loader = torch.utils.data.DataLoader(data, 16, shuffle=order == "shuffled")
+    model = net(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    batches = iter([data[16 * i : 16 * i + 16] for i in range(10)])
+
+    def step(i):
+        nonlocal batches
+        if i == 0 and order != "no loader":
+            batches = iter(loader)
+        x, y = next(batches)
+        if order == "tasks":  # two of each class, in each step anew
+            y = torch.arange(4).repeat_interleave(4)
+            x = F.one_hot(y, 6).float() + 0.5 * torch.randn(16, 6)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    report = quiet(lambda: _trained(model, optimizer, step))
+    assert ("D27" in said(report)) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize("rows, wrong", [
+    (lambda z: z.view(-1, 3), True), (lambda z: z.permute(0, 2, 3, 1).reshape(-1, 3), False),
+    (lambda z: z.mean((2, 3)), False),
+])  # fmt: skip
+def test_classes_of_a_map_go_last_by_a_change_of_places(rows, wrong):
+    def loss(model):
+        z = rows(model(torch.randn(4, 2, 6, 6)))
+        return F.cross_entropy(z, torch.randint(0, 3, (len(z),)))
+
+    assert blamed("F30", nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), loss) is wrong

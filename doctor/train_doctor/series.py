@@ -52,7 +52,8 @@ def match(e: Evidence, event: Backward, loss: Tensor) -> None:
     """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a difference, and calls."""
     if "shifted" in e.probes:
         return
-    if (gap := _squared(loss)) is not None and gap.dim() in (2, 3) and len(gap) > 1:
+    gap = None if e.packed else _squared(loss)  # to read what a checkpoint holds would compute it anew
+    if gap is not None and gap.dim() in (2, 3) and len(gap) > 1:
         calls = [(call, n) for call in event.calls for n, x in enumerate(call.args) if _is_series(call, x, len(gap))]
         e.probes["squared"] = gap, calls[:1]
     for n in event.entropies:
@@ -86,12 +87,12 @@ def _squared(loss: Tensor) -> Tensor | None:
     for _ in range(12):
         node = queue.pop(0) if queue else None
         what = kind(node)
-        if what in ("Pow", "Abs"):
-            return node._saved_self.detach()
-        if what == "Mul" and len({edge for edge, _ in node.next_functions}) == 1:
-            return node._saved_self.detach()
+        edges = [edge for edge, _ in node.next_functions] if node is not None else []
+        if what in ("Pow", "Abs") or what == "Mul" and len(edges) == 2 and edges[0] is edges[1]:
+            saved = getattr(node, "_saved_self", None)  # another version's name
+            return saved.detach() if isinstance(saved, Tensor) else None
         if what in REDUCED:
-            queue += [edge for edge, _ in node.next_functions if edge is not None]
+            queue += [edge for edge in edges if edge is not None]
     return None
 
 

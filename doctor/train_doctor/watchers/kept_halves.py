@@ -7,7 +7,8 @@ What stays is given to the normal density as it is, and no weight can change wha
 what is squared (or given to a normal distribution that does not learn) are compared with those of the data, number by
 number, where something was multiplied by an exponential on the way.
 
-Footgun: the cost of a controller squares the state as it is too, with what was decided. It has no exponential.
+Footguns: the cost of a controller squares the state as it is too, with what was decided. It has no exponential. And
+one coupling alone can't but leave a half.
 """
 
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, POWERS, TIMES
 
 PIECES = {"chunk", "split", "tensor_split", "__getitem__", "unbind"}
-ROWS, COLUMNS, HELD = 8, 256, 4
+ROWS, COLUMNS, HELD, COUPLINGS = 8, 256, 4, 2
 
 
 class KeptHalves(Watcher):
@@ -32,12 +33,12 @@ class KeptHalves(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.data: dict[int, Tensor] = {}  # that pieces were made of, or that were masked, since the last backward
-        self.scaled = False  # something was multiplied by an exponential
+        self.scaled = 0  # how often something was multiplied by an exponential
         self.of_distributions("log_prob", "score")
 
     def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
         result = original(of, value, *args, **kwargs)
-        if self.eye.on and isinstance(value, Tensor) and value.requires_grad and self.scaled:
+        if self.eye.on and isinstance(value, Tensor) and value.requires_grad and self.scaled >= COUPLINGS:
             self._look(value)
         return result
 
@@ -46,11 +47,11 @@ class KeptHalves(Watcher):
         if op.name == "exp" and op.results and op.results[0].requires_grad:
             self.known.put(op.results[0], True)
         elif op.name in TIMES and len(op.given) == 2 and any(map(self.known.get, op.given)):
-            self.scaled = True
+            self.scaled += 1
         if op.name in PIECES | TIMES | MINUS and x is not None and not x.requires_grad and _is_table(x):
             if len(self.data) < HELD:
                 self.data[id(x)] = x
-        elif op.name in POWERS and self.scaled and x is not None and x.requires_grad:
+        elif op.name in POWERS and self.scaled >= COUPLINGS and x is not None and x.requires_grad:
             self._look(x)
 
     def _look(self, z: Tensor) -> None:
@@ -63,7 +64,7 @@ class KeptHalves(Watcher):
                     self.note("S40", (kept, z.shape[1]))
 
     def backward(self, loss: Tensor) -> None:
-        self.data, self.scaled = {}, False
+        self.data, self.scaled = {}, 0
 
     def close(self) -> None:
         self.known.by_id.clear()

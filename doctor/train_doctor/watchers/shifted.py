@@ -21,14 +21,14 @@ TIMES_LEAST = 6
 
 
 class ShiftedSeries(Watcher):
-    """What is known of a tensor: how many times it has, after it was rolled along them."""
+    """What is known of a tensor that was rolled along its times: rows, times and dims."""
 
     begins = {"roll"} | MINUS | set(LOSSES)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.fed: tuple[int, int] | None = None  # rows and times of a rolled series that a layer was given
+        self.fed: tuple[int, int, int] | None = None  # rows, times and dims of a rolled series that a layer was given
 
     def saw(self, op: Op) -> None:
         x = op.given[0] if op.given else None
@@ -40,10 +40,10 @@ class ShiftedSeries(Watcher):
             self.fed = self.known.get(x)
         elif op.name in self.begins and len(op.given) == 2 and self.fed:
             self._compare(*op.given)
-        elif not any(t.requires_grad for t in op.given) and any(map(self.known.get, op.given)):
-            for r in op.results:
-                if r.dim() > 1 and len(r) == len(x):
-                    self.known.put(r, next(filter(None, map(self.known.get, op.given))))
+        elif (fact := self.known.get(x)) and all(t.numel() < x.numel() for t in op.given[1:] if t is not x):
+            for r in op.results:  # by itself: with another series it is something else
+                if not r.requires_grad and r.dim() > 1 and len(r) == len(x):
+                    self.known.put(r, fact)
 
     def _rolled(self, op: Op, x: Tensor) -> None:
         shift = op.kwargs.get("shifts", op.args[1] if len(op.args) > 1 else None)
@@ -53,12 +53,14 @@ class ShiftedSeries(Watcher):
             return
         times = x.shape[dim]
         if x.dim() in (2, 3) and times >= TIMES_LEAST and op.results:  # by 0 as well: it is drawn
-            self.known.put(op.results[0], (len(x), times))
+            self.known.put(op.results[0], (len(x), times, x.dim()))
 
     def _compare(self, answer: Tensor, target: Tensor) -> None:
         answer, target = (answer, target) if answer.requires_grad else (target, answer)
         if answer.requires_grad and not target.requires_grad and target.dim() in (2, 3) and not self.known.get(target):
-            if target.shape[:2] == self.fed and self.fed[1] in answer.shape[1:]:
+            if target.shape[:2] == self.fed[:2] and self.fed[1] in answer.shape[1:]:
+                if self.fed[2] == 2 and target.is_floating_point():
+                    return  # a table, it may be
                 self.note("D26", self.fed)
 
     def backward(self, loss: Tensor) -> None:
