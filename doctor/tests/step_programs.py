@@ -38,6 +38,7 @@ SETS = {
     "judge18": ("judge18_a",),
     "judge19": ("judge19_a",),
     "judge20": ("judge20_a", "judge20_b"),
+    "judge21": ("judge21_a",),
 }
 HERE = Path(__file__).parent
 

@@ -51,10 +51,10 @@ NAMED = {
     "localiser_giou_on_xywh_targets": "F86",
     "bike_counts_poisson_log_input": "F3",
     "gaussian_head_variance_passed_as_scale": "F91",
+    "segmenter_background_ignored": "F98",
 }
 UNSEEN = {
     "protonet_support_axes_swapped": "which of two axes holds the classes is known to the program alone",
-    "segmenter_background_ignored": "a class that is not to count may have an output too (0 of outdoor scans)",
     "dqn_bootstraps_from_terminal_states": "the ends of episodes are in memory, and the step takes none of them",
 }
 

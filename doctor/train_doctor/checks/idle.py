@@ -1,5 +1,5 @@
 """Tensors that learn or rest against what was written: a misspelt flag, a table in a group of its
-own, a group without a rate: S18, S41, N24.
+own, a group without a rate: S18, S41, S42, N24.
 
 Python lets anybody set an attribute that does not exist. `p.require_grad = False` and `module.requires_grad = False`
 do nothing at all, and nothing says so.
@@ -12,9 +12,10 @@ import re
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Evidence, Step
+from train_doctor.evidence import Evidence, Gradients, Step
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
+LAST = 4  # rounds
 MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
 
 
@@ -68,6 +69,7 @@ def table_at_rest(e: Evidence) -> Fired | Verdict:
     """Vectors that were loaded into a table are still what they were after training.
 
     Fires when an optimizer has a group of its own for tables (nn.Embedding) that are frozen, beside groups that train.
+    Where other groups rest as well they are thawed one after the other, and nothing is said.
 
     WARN table-at-rest: The optimizer has a group of its own for {name}, and its requires_grad is False, as
     Embedding.from_pretrained leaves it: it does not learn. Fix: from_pretrained(vectors, freeze=False); if it should
@@ -76,11 +78,40 @@ def table_at_rest(e: Evidence) -> Fired | Verdict:
     tables = {id(m.weight): name for name, m in e.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     for optimizer in e.optimizers:
         groups = [g["params"] for g in optimizer.object.param_groups] if optimizer.object is not None else []
-        for params in groups if any(p.requires_grad for g in groups for p in g) else ():
-            if params and all(id(p) in tables and not p.requires_grad for p in params):
-                name = tables[id(params[0])]
+        resting = [g for g in groups if g and not any(p.requires_grad for p in g)]
+        if len(resting) == 1 < len(groups):  # several are thawed one after the other
+            params = resting[0]
+            if all(id(p) in tables for p in params):
+                name = tables[id(params[0])] or "a table"
                 return fires(f"a group of {optimizer.kind.__name__} holds {name} alone, frozen", "trainable", name=name)
     return OK if tables else not_applicable("there is no table")
+
+
+@check("S42")
+def frozen_on_the_way(e: Evidence) -> Fired | Verdict:
+    """One of two networks stops learning after its first step, and the other one has it easy.
+
+    Fires when tensors of an optimizer had a gradient in early rounds and none in the last four, and requires_grad is
+    False at the end, while that optimizer goes on.
+
+    WARN frozen-on-the-way: {name} was frozen after its first steps (requires_grad = False, for the other network's
+    step perhaps) and never released, so it learns no more. Fix: Set requires_grad = True again before its own loss.
+    """
+    rounds = e.of(Gradients)
+    if len(rounds) < 2 * LAST:
+        return unknown("fewer than eight rounds were seen")
+    early = {name for g in rounds[:-LAST] for name, norm in g.norms.items() if norm}
+    late = {name for g in rounds[-LAST:] for name, norm in g.norms.items() if norm}
+    names = e.parameters()
+    for index, optimizer in enumerate(e.optimizers):
+        going = [s for s in e.of(Step, optimizer=index) if s.round >= rounds[-LAST].round]
+        held = [n for n in sorted(early - late) if n in names and id(names[n]) in optimizer.ids]
+        still = [n for n in held if not names[n].requires_grad]
+        if len(going) > 1 and still:
+            return fires(
+                f"{len(still)} tensors of {optimizer.kind.__name__} ({still[0]} ...)", "trainable", name=still[0]
+            )
+    return OK
 
 
 @check("N24")

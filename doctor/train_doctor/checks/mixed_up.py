@@ -501,7 +501,7 @@ def scores_of_what_moves(e: Evidence) -> Fired | Verdict:
     """A policy with a normal distribution does not learn: its mean gets a gradient of zero.
 
     Fires when log_prob is asked of a sample that its own distribution made by rsample, and each row's is multiplied by
-    a number that does not learn.
+    a number that does not learn and is negative for some.
 
     WARN scores-of-what-moves: The actions come from rsample(), so they move with the mean, and their log_prob does not
     hang on it: the gradient of the score cancels out. Fix: dist.sample(), or action.detach() in log_prob.
@@ -516,16 +516,17 @@ def class_as_padding(e: Evidence) -> Fired | Verdict:
     """A tagger finds names everywhere: it never answers that a word is none.
 
     Fires when labels that ignore_index leaves out stand between others in their rows, as a fifth of these or more, and
-    at the ends as padding does. Only for classes (0 and up, 64 at most).
+    at the ends as padding does, or are more than half of a map. Only for classes (0 and up, 64 at most).
 
-    WARN class-as-padding: ignore_index={label} leaves out the padding and the class {label} as well: {share:.0%} of the
-    labels within rows are not trained on. Fix: Pad with -100 (padding_value=-100), which is the default ignore_index.
+    WARN class-as-padding: ignore_index={label} leaves out a class of the answer, and not only what is unknown or
+    padding: {share:.0%} of the labels (within rows) are not trained on. Fix: Mark those alone with -100, which is the
+    default ignore_index.
     """
     if (verdict := no_habit(e, seen := e.habits["F98"])) is not None:
         return verdict
     label, share = next(iter(seen.values()))
     return fires(
-        f"in {len(seen)} steps {share:.0%} of the labels within rows were {label}", "0%", label=label, share=share
+        f"in {len(seen)} steps {share:.0%} of the labels (within rows) were {label}", "0%", label=label, share=share
     )
 
 

@@ -67,7 +67,8 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
     Three forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
     between micro-batches, so that only the last one counts; or between several losses of one step, and parts of the
     model that only the first of them trained are left without. SAM (the same batch again) and loops that put gradients
-    back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step.
+    back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step. Where copies of
+    gradients are taken (A-GEM, PCGrad) nothing is said of the last two.
 
     ERROR cleared-before-step: zero_grad stands between backward and step: the gradients are erased before they are
     used. Fix: Move zero_grad() before the backward, or after the step.
@@ -86,6 +87,8 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
             "the gradients of the backward are still there when the optimizer steps",
             fault="cleared-before-step",
         )
+    if e.habits["N2"]:
+        return not_applicable("gradients are taken out of the tensors before they are cleared")
     gaps, rounds = _cleared_gaps(e)
     usual = rounds >= 0.5 * len(e.of(Step))  # a bad batch dropped now and then is no habit
     if rounds and usual and (gaps >= 2 * rounds or rounds >= 2):

@@ -67,7 +67,11 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     starved = all(f"{_stem(n)}bias" in live for n in dead)
     where = "in front of" if starved else "behind"
     nothing = [n for n in dead if not n.endswith("bias") and not ps[n].detach().any()]
-    factors = len(nothing) > 1
+    pair = next(
+        ((a, b) for a in nothing for b in nothing if a != b and _stem(a) and _stem(b).startswith(_stem(a))), None
+    )
+    whole = len(dead) > 1 and all(ps[n].dim() > 1 for n in dead) and len(nothing) == len(dead)
+    factors = pair is not None or whole
     flat = next((name for name, below in e.starving.items() if all(id(ps[n]) in below for n in dead)), None)
     if flat is not None:
         return fires(
@@ -78,7 +82,7 @@ def always_zero(e: Evidence) -> Fired | Verdict:
             function=flat,
         )
     if factors:
-        first, second = nothing[:2]
+        first, second = pair or nothing[:2]
         why = f"{first} and {second} are zero and multiplied with each other, so none of them ever leaves zero"
     elif starved:
         why = "what goes into them is zero (a branch of zeros, units in front of them that are dead, a mask of zeros)"

@@ -93,6 +93,7 @@ from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
+from train_doctor.watchers.taken_gradients import TakenGradients
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.triplets import Triplets
@@ -193,6 +194,7 @@ ALL = (
     ShiftedSeries,
     MaskedLeast,
     SortedLabels,
+    TakenGradients,
     PushedLabels,
     Slips,
 )

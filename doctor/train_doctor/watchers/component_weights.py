@@ -6,7 +6,8 @@
 
 The same among densities: `(pi * component.log_prob(y).exp()).sum(-1).log()`, where pi does not sum to one.
 
-Footgun: who subtracts the logsumexp of the weights afterwards is right too. So that is waited for until the backward.
+Footgun: who subtracts the logsumexp of the weights afterwards is right too, and so is an intensity whose sum is added
+to the loss. So both are waited for until the backward.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ CLOSE = 1e-2
 class ComponentWeights(Watcher):
     """What is known of a tensor: RAW (an answer of a layer), or (LOG or DENSITY, the weights it was given)."""
 
-    begins = LAYERS | {"logsumexp"}
+    begins = LAYERS | {"logsumexp", "sum"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -50,7 +51,11 @@ class ComponentWeights(Watcher):
         if op.name == "logsumexp" and op.given:
             self.taken.append(op.given[0])
         made = None
-        if op.name in LAYERS or op.name in VIEWS and facts and facts[0] == RAW:
+        if op.name == "sum" and len(op.given) == 1 and op.given[0].requires_grad:
+            self.taken.append(op.given[0])  # what an intensity sums to has its price
+        if op.name in LAYERS and fact is not None:
+            made = DENSITY, None  # a forward algorithm: what comes of densities is no weight
+        elif op.name in LAYERS or op.name in VIEWS and facts and facts[0] == RAW:
             made = RAW
         elif fact is None:
             return
@@ -62,6 +67,7 @@ class ComponentWeights(Watcher):
             made = DENSITY, fact[1] if fact[1] is not None else _other(op, facts, None)
         elif op.name == "logsumexp" and fact[0] == LOG or op.name == "sum" and fact[0] == DENSITY:
             self._reduced(op, fact)
+            made = fact[0], None
         if made is None and op.name in SHAPED and facts[0] is fact and fact[1] is None:
             made = fact
         for r in op.results if made else ():

@@ -4,7 +4,8 @@
     F.cross_entropy(logits.reshape(-1, 5), tags.reshape(-1), ignore_index=0)
 
 Padding stands at the ends of rows. So the labels of a batch (B, T) are looked at row by row: are there ignored ones in
-the midst of others, beside those at the ends? Labels that were flattened first are followed to their rows.
+the midst of others, beside those at the ends? Labels that were flattened first are followed to their rows. Of maps
+(B, H, W) it is asked whether most places are left out, as a background is.
 
 Footguns: -100 is no class, and who writes it there means it. With thousands of classes it is words that were masked,
 where most are ignored on purpose.
@@ -15,7 +16,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 FLAT = {"view", "reshape", "flatten"}
-CLASSES, SHARE = 64, 0.2  # of classes, at most; of the labels that stand in the midst
+CLASSES, SHARE, MOST = 64, 0.2, 0.5  # of classes, at most; of the labels that stand in the midst; of a map
 
 
 class IgnoredLabels(Watcher):
@@ -35,6 +36,11 @@ class IgnoredLabels(Watcher):
             return
         ignored = op.kwargs.get("ignore_index", -100)
         if not 0 <= ignored < CLASSES or len(op.given) < 2 or op.given[0].shape[1] > CLASSES:
+            return
+        if op.given[1].dim() == 3 and op.given[0].dim() == 4 and ignored < op.given[0].shape[1]:
+            share = float((op.given[1] == ignored).float().mean())
+            if share > MOST and len(op.given[1].unique()) > 1:
+                self.note("F98", (int(ignored), share))
             return
         labels = op.given[1] if op.given[1].dim() == 2 else self.known.get(op.given[1])
         if isinstance(labels, Tensor) and labels.dim() == 2 and ignored < op.given[0].shape[1]:

@@ -7,7 +7,8 @@
 The two ways to the mean cancel exactly, and the policy stands still. What log_prob makes of such a sample is followed
 to a product with numbers that do not learn, one for each row.
 
-Footgun: soft actor-critic scores its own samples rightly, with one temperature for all rows and a critic beside them.
+Footgun: soft actor-critic scores its own samples rightly, with one temperature for all rows or for each task, and a
+critic beside them; and a bound on padded series has a mask there. These are not negative, and an advantage is for some.
 """
 
 from collections.abc import Callable
@@ -52,7 +53,7 @@ class OwnSamples(Watcher):
             return
         if op.name in TIMES and len(op.given) == 2:
             other = op.given[1 - facts.index((SCORE, 0))]
-            if not other.requires_grad and other.numel() > 1:
+            if not other.requires_grad and other.numel() > 1 and bool((other < 0).any()):
                 self.note("F97", tuple(other.shape))
         for r in op.results if op.name in KEEPS or op.name in TIMES else ():
             self.known.put(r, (SCORE, 0))

@@ -6,8 +6,8 @@
 Each sum `r + gamma * running` knows how many such sums are in it, and each log-probability when it was asked for. Where
 they meet in a product, later actions must have fewer sums, not more.
 
-Footgun: who reverses both lists is right, so a list of log-probabilities that is not in the order of time says nothing.
-Rewards that are plain numbers of Python are not seen.
+Footguns: a moving average scales both of its parts. Who reverses both lists is right, so a list of log-probabilities
+that is not in the order of time says nothing. Rewards that are plain numbers of Python are not seen.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class PastRewards(Watcher):
         made = None
         if op.name in TIMES and not any(t.requires_grad for t in op.given):
             made = self._scaled(op, facts)
-        elif op.name in PLUS and facts and facts[0][0] == SCALED and not op.given[0].requires_grad:
+        elif op.name in PLUS and [f[0] for f in facts] == [SCALED] and not op.given[0].requires_grad:
             made = SUMS, [facts[0][1] + 1]
         elif op.name in STACKS and len(op.given) >= LEAST and {f[0] for f in facts} in ({SUMS}, {TIMES_OF}):
             made = self._stacked(op, facts)

@@ -7,8 +7,9 @@
 A gradient with a graph of its own, of weights, ends an inner loss. The targets of the inner losses are held against
 those of the loss that is differentiated in the end.
 
-Footgun: a penalty on the gradient also takes one with a graph, and adds it to the loss it came from; there no target
-comes after it. And what is fitted may be the input, not weights.
+Footgun: a penalty on the gradient also takes one with a graph, and no weights are adapted by it. A rule of steps that
+is learned is asked about the data that it stepped on, rightly; what is adapted is none of its own weights. And what is
+fitted may be the input.
 """
 
 from collections.abc import Callable
@@ -18,28 +19,35 @@ import torch
 from torch import Tensor
 
 from train_doctor import graphs
-from train_doctor.eye import Eye, Op, Watcher, tensors
+from train_doctor.eye import Eye, Known, Op, Watcher, tensors
 from train_doctor.fed import LOSSES
-from train_doctor.watchers.operators import MINUS
+from train_doctor.watchers.operators import MINUS, PLUS, TIMES
 
 NODES, FEW = 200, 4  # nodes that are looked through; of so many of what was differentiated for
 
 
 class SameSupport(Watcher):
-    names = begins = MINUS | set(LOSSES)
+    names = MINUS | PLUS | TIMES | set(LOSSES)
+    begins = MINUS | set(LOSSES)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.recent: dict[int, Tensor] = {}  # targets since the last gradient
         self.inner: dict[int, Tensor] = {}  # those that inner losses were given
+        self.known = Known(self)  # derivatives of inner losses, times a number
+        self.adapted = self.others = False  # weights minus such a one; something else was adapted
         self.around(torch.autograd, "grad", "graded")
 
     def graded(self, original: Callable, outputs: Any, inputs: Any, *args, **kwargs) -> Any:
         result = original(outputs, inputs, *args, **kwargs)
         graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        if self.eye.on and graph and self.recent and all(map(self._of_weights, list(tensors((inputs,)))[:FEW])):
-            self.inner |= self.recent
+        if self.eye.on and graph and self.recent:
+            of_weights = all(map(self._of_weights, list(tensors((inputs,)))[:FEW]))
+            self.others |= not of_weights
+            self.inner |= self.recent if of_weights else {}
             self.recent = {}
+            for g in tensors((result,)):
+                self.known.put(g, True)
         return result
 
     def _of_weights(self, t: Tensor) -> bool:
@@ -48,6 +56,12 @@ class SameSupport(Watcher):
         return any(leaves & o.ids for o in self.e.optimizers)
 
     def saw(self, op: Op) -> None:
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in TIMES and facts == [True]:
+            self.known.put(op.results[0], True)
+        self.adapted |= op.name in MINUS | PLUS and facts in ([None, True], [True, None])
+        if op.name in TIMES | PLUS:
+            return
         if len(op.given) == 2 and [t.requires_grad for t in op.given].count(True) == 1:
             target = next(t for t in op.given if not t.requires_grad)
             if target.dim() and target.grad_fn is None and len(self.recent) < 32:
@@ -55,8 +69,11 @@ class SameSupport(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         recent, inner, self.recent, self.inner = self.recent, self.inner, {}, {}
-        if recent and inner and recent.keys() <= inner.keys():
+        adapted, self.adapted, others, self.others = self.adapted, False, self.others, False
+        plain = any(bool((t == t.flatten()[0]).all()) for t in recent.values())  # flags of real and false
+        if adapted and not others and not plain and recent and recent.keys() <= inner.keys():
             self.note("D25", tuple(next(iter(recent.values())).shape))
 
     def close(self) -> None:
+        self.known.by_id.clear()
         self.recent, self.inner = {}, {}

@@ -6,8 +6,8 @@
 What was rolled along the times is followed into a layer. A target with as many times that was not rolled belongs to
 other times.
 
-Footgun: one label for the whole of a series is right wherever it lies. And a model that rolls by itself (windows that
-are shifted and shifted back) does so with what it computed.
+Footguns: a shift by one makes a decoder's input of its targets. One label for the whole of a series is right anywhere.
+And a model that rolls by itself (windows that are shifted and shifted back) does so with what it computed.
 """
 
 from torch import Tensor
@@ -17,13 +17,14 @@ from train_doctor.fed import LOSSES
 from train_doctor.watchers.operators import MINUS
 
 LAYERS = {"linear", "conv1d", "lstm", "gru", "rnn_tanh"}
+PIECES = {"cat", "gather", "take_along_dim", "index_select"}
 TIMES_LEAST = 6
 
 
 class ShiftedSeries(Watcher):
     """What is known of a tensor that was rolled along its times: rows, times and dims."""
 
-    begins = {"roll"} | MINUS | set(LOSSES)
+    begins = {"roll"} | MINUS | set(LOSSES) | PIECES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -36,6 +37,9 @@ class ShiftedSeries(Watcher):
             return
         if op.name == "roll":
             self._rolled(op, x)
+        elif op.name in PIECES:
+            if op.results and not op.results[0].is_floating_point() and op.results[0].dim() > 1:
+                self.known.put(op.results[0], (*op.results[0].shape[:2], 0))  # labels that were put together anew
         elif op.name in LAYERS and self.known.get(x) and not x.requires_grad:
             self.fed = self.known.get(x)
         elif op.name in self.begins and len(op.given) == 2 and self.fed:
@@ -52,7 +56,7 @@ class ShiftedSeries(Watcher):
         if x.requires_grad or not isinstance(shift, int) or not isinstance(dim, int) or dim % x.dim() == 0:
             return
         times = x.shape[dim]
-        if x.dim() in (2, 3) and times >= TIMES_LEAST and op.results:  # by 0 as well: it is drawn
+        if x.dim() in (2, 3) and times >= TIMES_LEAST and op.results and abs(shift) != 1:  # by 0 as well: it is drawn
             self.known.put(op.results[0], (len(x), times, x.dim()))
 
     def _compare(self, answer: Tensor, target: Tensor) -> None:

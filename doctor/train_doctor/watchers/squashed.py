@@ -63,8 +63,8 @@ class Squashed(Watcher):
         facts = [self.known.get(t) for t in op.given]
         if op.name == "tanh" and DRAWN in facts:
             self.squashed = True
-        if any(facts) and (fact := self._fact(op.name, facts)):
-            for r in op.results:
+        if any(facts) and ((fact := self._fact(op.name, facts)) or op.result is op.given[0]):
+            for r in op.results or [op.given[0]]:  # in place: log_prob -= correction
                 self.known.put(r, fact)
 
     def _fact(self, name: str, facts: list) -> str | None:

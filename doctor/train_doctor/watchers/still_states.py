@@ -12,22 +12,30 @@ both sides, as a small memory does. So the next states must be twice as many.
 
 from torch import Tensor
 
-from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.eye import Eye, Known, Op, Watcher
 
 LAYERS = {"linear", "conv2d"}
+REPEATS = {"repeat", "repeat_interleave", "expand", "tile"}
 ROWS, FEW = 16, 2
 
 
 class StillStates(Watcher):
-    names = begins = LAYERS
+    """Known are rows that were repeated on purpose."""
+
+    names = begins = LAYERS | REPEATS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
+        self.known = Known(self)
         self.states: dict[tuple, Tensor] = {}  # by the shapes of what a layer was given and of its weights
         self.next: dict[tuple, Tensor] = {}
 
     def saw(self, op: Op) -> None:
-        if len(op.given) < 2:
+        if op.name in REPEATS:
+            for r in op.results:
+                self.known.put(r, True)
+            return
+        if len(op.given) < 2 or self.known.get(op.given[0]):
             return
         x, weights = op.given[:2]
         if x.requires_grad or not x.is_floating_point() or x.dim() < 2 or len(x) < ROWS or x[0].numel() < 2:
@@ -44,6 +52,7 @@ class StillStates(Watcher):
                     self.note("D24", (known, rows))
 
     def close(self) -> None:
+        self.known.by_id.clear()
         self.states, self.next = {}, {}
 
 

@@ -1,0 +1,34 @@
+"""Gradients that the program takes out after a backward: they were not lost when they are cleared then.
+
+    loss_of_old_tasks.backward()
+    reference = torch.cat([p.grad.flatten() for p in model.parameters()])       (A-GEM, PCGrad, per-sample clipping)
+    optimizer.zero_grad()
+
+Footgun: a norm for a log reads gradients as well, and keeps nothing of them. So only copies and views count.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op, Watcher
+
+
+class TakenGradients(Watcher):
+    names = {"flatten", "view", "reshape", "clone", "cat", "stack", "concat", "ravel"}
+    begins = frozenset()
+    between = True
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.gradients: set[int] | None = None  # of what optimizers hold, since the last backward
+
+    def saw(self, op: Op) -> None:
+        if self.gradients is None:
+            held = [
+                p for o in self.e.optimizers if o.object is not None for g in o.object.param_groups for p in g["params"]
+            ]
+            self.gradients = {id(p.grad) for p in held if p.grad is not None}
+        if any(id(t) in self.gradients for t in op.given[:2]):
+            self.note("N2", len(op.given))
+
+    def backward(self, loss: Tensor) -> None:
+        self.gradients = None
