@@ -462,3 +462,51 @@ def test_classes_of_a_map_go_last_by_a_change_of_places(rows, wrong):
         return F.cross_entropy(z, torch.randint(0, 3, (len(z),)))
 
     assert blamed("F30", nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ S42
+@pytest.mark.parametrize("released, wrong", [(False, True), (True, False)])
+def test_what_was_frozen_for_another_step_is_released(released, wrong):
+    torch.manual_seed(0)
+    maker, judge = net(4, 2), nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    makes, judges = (torch.optim.Adam(m.parameters(), 1e-3) for m in (maker, judge))
+
+    def step(i):
+        judge.requires_grad_(True) if released else None
+        fake, real = maker(torch.randn(ROWS, 4)), torch.randn(ROWS, 2)
+        judges.zero_grad()
+        (F.softplus(judge(fake.detach())) + F.softplus(-judge(real))).mean().backward()
+        judges.step()
+        judge[0].requires_grad_(False)
+        makes.zero_grad()
+        F.softplus(-judge(fake)).mean().backward()
+        makes.step()
+
+    def trained():
+        with doctor.watch(optimizer=[makes, judges], steps=10, say=False) as report:
+            for i in range(10):
+                step(i)
+        assert not report.faults, report.faults
+        return report
+
+    report = quiet(trained)
+    assert ("S42" in said(report)) is wrong, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ no harm
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda m: F.cross_entropy(m(torch.randn(6)), torch.tensor(1), ignore_index=0),  # no rows
+        lambda m: F.cross_entropy(m(torch.randn(4, 6)), torch.softmax(torch.randn(4, 5), 1)),  # shares
+        lambda m: (m(torch.randn(ROWS, 6)) * (torch.rand(ROWS, 5) > 0.5)).min(),  # over all
+        lambda m: torch.min(m(torch.randn(ROWS, 6)) * torch.ones(ROWS, 5), torch.zeros(ROWS, 5)).mean(),
+        lambda m: torch.logsumexp(m(torch.randn(ROWS, 6)), (0, 1)),
+        lambda m: (m(torch.randn(ROWS, 6).roll((1, 2), (0, 1))) ** 2).mean(),
+        lambda m: Normal(m(torch.randn(6)), 1.0).rsample().square().sum(),
+    ],
+)
+def test_shapes_of_other_kinds_are_passed_over(loss):
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(net(6, 5), loss))
+    assert not report.faults, report.faults

@@ -54,7 +54,8 @@ def match(e: Evidence, event: Backward, loss: Tensor) -> None:
         return
     gap = None if e.packed else _squared(loss)  # to read what a checkpoint holds would compute it anew
     if gap is not None and gap.dim() in (2, 3) and len(gap) > 1:
-        calls = [(call, n) for call in event.calls for n, x in enumerate(call.args) if _is_series(call, x, len(gap))]
+        series = [(c, n, x) for c in event.calls for n, x in enumerate(c.args) if _is_series(c, x, len(gap))]
+        calls = [(call, n) for call, n, x in series if x.dim() == 3 or x.shape == gap.shape]
         e.probes["squared"] = gap, calls[:1]
     for n in event.entropies:
         y = n.target

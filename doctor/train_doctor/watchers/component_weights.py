@@ -10,6 +10,7 @@ Footgun: who subtracts the logsumexp of the weights afterwards is right too, and
 to the loss. So both are waited for until the backward.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,19 +24,20 @@ VIEWS = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "per
 VIEWS |= {"__getitem__", "narrow", "select", "expand", "contiguous", "float", "to", "clamp"}
 SHAPED = VIEWS | {"sum"}
 RAW, LOG, DENSITY = "raw", "log", "density"
-CLOSE = 1e-2
+PRICES = {"logsumexp", "sum"}
+CLOSE, MOST = 1e-2, 1000
 
 
 class ComponentWeights(Watcher):
     """What is known of a tensor: RAW (an answer of a layer), or (LOG or DENSITY, the weights it was given)."""
 
-    begins = LAYERS | {"logsumexp", "sum"}
+    begins = LAYERS | PRICES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.free: list[tuple[Tensor, int]] = []  # weights that are no shares, since the last backward
-        self.taken: list[Tensor] = []  # of which the logsumexp was asked for
+        self.taken: list[weakref.ref] = []  # of which the logsumexp or the sum was asked for
         self.of_distributions("log_prob", "score")
 
     def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
@@ -48,11 +50,9 @@ class ComponentWeights(Watcher):
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]
         fact = next((f for f in facts if isinstance(f, tuple)), None)
-        if op.name == "logsumexp" and op.given:
-            self.taken.append(op.given[0])
         made = None
-        if op.name == "sum" and len(op.given) == 1 and op.given[0].requires_grad:
-            self.taken.append(op.given[0])  # what an intensity sums to has its price
+        if op.name in PRICES and op.given and op.given[0].requires_grad and len(self.taken) < MOST:
+            self.taken.append(weakref.ref(op.given[0]))  # what an intensity sums to has its price
         if op.name in LAYERS and fact is not None:
             made = DENSITY, None  # a forward algorithm: what comes of densities is no weight
         elif op.name in LAYERS or op.name in VIEWS and facts and facts[0] == RAW:
@@ -90,7 +90,7 @@ class ComponentWeights(Watcher):
     def backward(self, loss: Tensor) -> None:
         free, self.free, taken, self.taken = self.free, [], self.taken, []
         for weights, count in free:
-            if not any(t is weights for t in taken):
+            if not any(t() is weights for t in taken):
                 self.note("F95", count)
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class IgnoredLabels(Watcher):
                 self.known.put(op.results[0], x)
             return
         ignored = op.kwargs.get("ignore_index", -100)
-        if not 0 <= ignored < CLASSES or len(op.given) < 2 or op.given[0].shape[1] > CLASSES:
+        if not 0 <= ignored < CLASSES or len(op.given) < 2 or op.given[0].dim() < 2 or op.given[0].shape[1] > CLASSES:
             return
         if op.given[1].dim() == 3 and op.given[0].dim() == 4 and ignored < op.given[0].shape[1]:
             share = float((op.given[1] == ignored).float().mean())

@@ -21,7 +21,8 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, POWERS, TIMES
 
 PIECES = {"chunk", "split", "tensor_split", "__getitem__", "unbind"}
-ROWS, COLUMNS, HELD, COUPLINGS = 8, 256, 4, 2
+PARTED = PIECES | TIMES | MINUS
+ROWS, LOOKED, COLUMNS, HELD, COUPLINGS = 8, 64, 256, 4, 2
 
 
 class KeptHalves(Watcher):
@@ -39,7 +40,11 @@ class KeptHalves(Watcher):
     def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
         result = original(of, value, *args, **kwargs)
         if self.eye.on and isinstance(value, Tensor) and value.requires_grad and self.scaled >= COUPLINGS:
-            self._look(value)
+            with torch._C.DisableTorchFunction():  # the eye is not to see this
+                try:
+                    self._look(value)
+                except Exception:
+                    self.eye._fault(self)
         return result
 
     def saw(self, op: Op) -> None:
@@ -48,16 +53,17 @@ class KeptHalves(Watcher):
             self.known.put(op.results[0], True)
         elif op.name in TIMES and len(op.given) == 2 and any(map(self.known.get, op.given)):
             self.scaled += 1
-        if op.name in PIECES | TIMES | MINUS and x is not None and not x.requires_grad and _is_table(x):
+        if op.name in PARTED and x is not None and not x.requires_grad and _is_table(x):
             if len(self.data) < HELD:
                 self.data[id(x)] = x
         elif op.name in POWERS and self.scaled >= COUPLINGS and x is not None and x.requires_grad:
             self._look(x)
 
     def _look(self, z: Tensor) -> None:
-        for x in self.data.values() if _is_table(z) else ():
+        for x in list(self.data.values()) if _is_table(z) else ():
             if x.shape == z.shape:
-                same = (z.detach().T[:, None] == x.T[None]).all(-1)  # (columns of z, columns of x)
+                z, x = z.detach()[:LOOKED], x[:LOOKED]
+                same = (z.T[:, None] == x.T[None]).all(-1)  # (columns of z, columns of x)
                 moving = (x != x[:1]).any(0)
                 kept = int((same & moving).any(1).sum())
                 if 0 < kept < z.shape[1]:

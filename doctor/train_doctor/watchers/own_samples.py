@@ -11,6 +11,7 @@ Footgun: soft actor-critic scores its own samples rightly, with one temperature 
 critic beside them; and a bound on padded series has a mask there. These are not negative, and an advantage is for some.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +21,14 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import PLUS, TIMES, TURNS
 
 KEEPS = {"sum", "view", "reshape", "squeeze", "unsqueeze", "flatten", "mean", "stack", "cat"} | TURNS | PLUS
-SAMPLE, SCORE = "sample", "score"
+SCORE = "score"
 
 
 class OwnSamples(Watcher):
-    """What is known of a tensor: SAMPLE, which moves with its distribution, or SCORE, the log-probability of one."""
+    """What is known of a tensor: the distribution that drew it with a gradient, or SCORE, if it scores such a one."""
 
-    names = begins = TIMES | KEEPS
+    names = TIMES | KEEPS
+    begins = frozenset()
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -37,26 +39,27 @@ class OwnSamples(Watcher):
     def sampled(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
         result = original(of, *args, **kwargs)
         if self.eye.on and isinstance(result, Tensor) and result.requires_grad:
-            self.known.put(result, (SAMPLE, id(of)))
+            self.known.put(result, weakref.ref(of))
         return result
 
     def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
         result = original(of, value, *args, **kwargs)
-        own = self.eye.on and isinstance(value, Tensor) and self.known.get(value) == (SAMPLE, id(of))
+        drawn = self.known.get(value) if self.eye.on and isinstance(value, Tensor) else None
+        own = isinstance(drawn, weakref.ref) and drawn() is of
         if own and isinstance(result, Tensor) and result.requires_grad:
-            self.known.put(result, (SCORE, 0))
+            self.known.put(result, SCORE)
         return result
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]
-        if (SCORE, 0) not in facts:
+        if SCORE not in facts:
             return
         if op.name in TIMES and len(op.given) == 2:
-            other = op.given[1 - facts.index((SCORE, 0))]
+            other = op.given[1 - facts.index(SCORE)]
             if not other.requires_grad and other.numel() > 1 and bool((other < 0).any()):
                 self.note("F97", tuple(other.shape))
         for r in op.results if op.name in KEEPS or op.name in TIMES else ():
-            self.known.put(r, (SCORE, 0))
+            self.known.put(r, SCORE)
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -42,13 +42,20 @@ class SameSupport(Watcher):
         result = original(outputs, inputs, *args, **kwargs)
         graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
         if self.eye.on and graph and self.recent:
-            of_weights = all(map(self._of_weights, list(tensors((inputs,)))[:FEW]))
-            self.others |= not of_weights
-            self.inner |= self.recent if of_weights else {}
-            self.recent = {}
-            for g in tensors((result,)):
-                self.known.put(g, True)
+            try:
+                self._ended(inputs, result)
+            except Exception:
+                self.eye._fault(self)
         return result
+
+    def _ended(self, inputs: Any, result: Any) -> None:
+        """An inner loss."""
+        of_weights = all(map(self._of_weights, list(tensors((inputs,)))[:FEW]))
+        self.others |= not of_weights
+        self.inner |= self.recent if of_weights else {}
+        self.recent = {}
+        for g in tensors((result,)):
+            self.known.put(g, True)
 
     def _of_weights(self, t: Tensor) -> bool:
         """A weight, or what was made of weights: expanded, or changed by an inner step."""
@@ -57,8 +64,8 @@ class SameSupport(Watcher):
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]
-        if op.name in TIMES and facts == [True]:
-            self.known.put(op.results[0], True)
+        for r in op.results if op.name in TIMES and facts == [True] else ():
+            self.known.put(r, True)
         self.adapted |= op.name in MINUS | PLUS and facts in ([None, True], [True, None])
         if op.name in TIMES | PLUS:
             return

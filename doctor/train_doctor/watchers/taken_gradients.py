@@ -7,6 +7,8 @@
 Footgun: a norm for a log reads gradients as well, and keeps nothing of them. So only copies and views count.
 """
 
+import weakref
+
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
@@ -19,16 +21,16 @@ class TakenGradients(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.gradients: set[int] | None = None  # of what optimizers hold, since the last backward
+        self.gradients: dict[int, weakref.ref] | None = None  # of what optimizers hold, since the last backward
 
     def saw(self, op: Op) -> None:
         if self.gradients is None:
-            held = [
-                p for o in self.e.optimizers if o.object is not None for g in o.object.param_groups for p in g["params"]
-            ]
-            self.gradients = {id(p.grad) for p in held if p.grad is not None}
-        if any(id(t) in self.gradients for t in op.given[:2]):
-            self.note("N2", len(op.given))
+            groups = [g for o in self.e.optimizers if o.object is not None for g in o.object.param_groups]
+            held = [p.grad for g in groups for p in g["params"] if p.grad is not None]
+            self.gradients = {id(grad): weakref.ref(grad) for grad in held}
+        for t in op.given[:2]:  # one that is gone leaves its id to another
+            if id(t) in self.gradients and self.gradients[id(t)]() is t:
+                self.note("N2", len(op.given))
 
     def backward(self, loss: Tensor) -> None:
         self.gradients = None
