@@ -1,5 +1,9 @@
 """The faults of judge19 and judge20 that got a rule, in other words, and healthy programs that look like them."""
 
+import collections
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +11,8 @@ from torch.distributions import Categorical, MixtureSameFamily, Normal
 from torch.nn import functional as F
 
 import train_doctor as doctor
+from train_doctor.eye import Op
+from train_doctor.watchers import kept_halves, own_samples, same_support, taken_gradients
 
 from .bench import quiet
 from .test_arithmetic import said
@@ -142,6 +148,17 @@ def test_each_half_of_a_flow_is_changed(masked, turned, of):
     assert blamed("S40", Flow(turned, masked), loss) is not turned
 
 
+def test_a_flow_that_begins_with_nothing_changed_keeps_no_half():
+    def loss(model):
+        x = torch.randn(ROWS, 4)
+        a, b = x.chunk(2, 1)
+        s, t = model(x).chunk(2, 1)
+        z = torch.cat([a + s.exp() * t * 0, b + t.exp() * s * 0], 1)
+        return z.square().sum(1).mean()
+
+    assert not blamed("S40", net(4, 4), loss)
+
+
 def test_a_cost_of_state_and_action_is_no_flow():
     def loss(model):
         state = torch.randn(ROWS, 4)[:, :2]
@@ -184,8 +201,9 @@ def task_loss(outer: str):
         weights = dict(model.named_parameters())
         inner = F.mse_loss(torch.func.functional_call(model, weights, (xs,)), ys)
         slopes = torch.autograd.grad(inner, list(weights.values()), create_graph=True)
-        if outer == "penalty":
-            return inner + 0.1 * sum(g.square().sum() for g in slopes)
+        if outer.startswith("penalty"):
+            plain = F.mse_loss(model(xs), ys) if "beside" in outer else inner
+            return plain + 0.1 * sum(g.square().sum() for g in slopes)
         fast = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), slopes)}
         x, y = (xs, ys) if outer == "support" else (xq, yq)
         answer = torch.func.functional_call(model, fast, (x,))
@@ -196,7 +214,10 @@ def task_loss(outer: str):
     return loss
 
 
-@pytest.mark.parametrize("outer, wrong", [("support", True), ("query", False), ("penalty", False), ("both", False)])
+@pytest.mark.parametrize(
+    "outer, wrong",
+    [("support", True), ("query", False), ("penalty", False), ("penalty beside", False), ("both", False)],
+)
 def test_the_outer_loss_has_targets_of_its_own(outer, wrong):
     if outer == "query":
 
@@ -231,6 +252,7 @@ ACTIONS = {
     "a temperature for all": (lambda of, r: _soft(of, 0.2), False),
     "a temperature as a tensor": (lambda of, r: _soft(of, torch.tensor(0.2)), False),
     "a posterior and its prior": (lambda of, r: _bound(of), False),
+    "scored by another": (lambda of, r: -(Normal(of.mean, 2.0).log_prob(of.rsample()).sum(1) * r).mean(), False),
 }
 
 
@@ -337,6 +359,7 @@ def test_labels_go_with_their_times(kind, wrong):
         (lambda q, e: torch.maximum(q * -e, (q - 1) * -e), False),
         (lambda q, e: torch.maximum((1 - q) * e, -q * e), False),
         (lambda q, e: torch.where(e >= 0, (1 - q) * e, -q * e), False),
+        (lambda q, e: torch.maximum((q + 1) * e, (q - 1) * e), False),  # costs of either side, and no quantile
     ],
 )
 def test_rising_quantiles_are_learned_as_they_stand(pinball, wrong):
@@ -441,8 +464,8 @@ def test_labels_come_in_any_order(order, wrong):
         if i == 0 and order != "no loader":
             batches = iter(loader)
         x, y = next(batches)
-        if order == "tasks":  # two of each class, in each step anew
-            y = torch.arange(4).repeat_interleave(4)
+        if order == "tasks":  # eight of two classes, in each step anew
+            y = torch.arange(2).repeat_interleave(8)
             x = F.one_hot(y, 6).float() + 0.5 * torch.randn(16, 6)
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -510,3 +533,117 @@ def test_shapes_of_other_kinds_are_passed_over(loss):
     torch.manual_seed(0)
     report = quiet(lambda: watched(net(6, 5), loss))
     assert not report.faults, report.faults
+
+
+@pytest.mark.parametrize("watcher", [own_samples.OwnSamples, kept_halves.KeptHalves, same_support.SameSupport])
+def test_what_fails_after_a_function_does_not_reach_the_program(watcher, monkeypatch):
+    """log_prob, rsample and grad give what they give; the fault is noted."""
+    name = "graded" if watcher is same_support.SameSupport else "score"
+
+    def failing(self, *args, **kwargs):
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(watcher, name, failing)
+
+    def loss(model):
+        mean = model(torch.randn(ROWS, 6))
+        of = Normal(mean, 1.0)
+        slope = torch.autograd.grad(mean.square().mean(), list(model.parameters()), create_graph=True)[0]
+        return of.log_prob(of.rsample()).mean() + slope.square().sum()
+
+    report = quiet(lambda: watched(net(6, 5), loss))
+    assert report.done and "a fault of ours" in str(report.faults)
+
+
+def test_an_id_that_is_free_again_is_no_gradient():
+    """Gradients that are gone leave their ids to other tensors, of which views are taken then."""
+    torch.manual_seed(0)
+    model = net(6, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    watcher = taken_gradients.TakenGradients(SimpleNamespace(numbers=itertools.count(), e=SimpleNamespace(), turn=0))
+    watcher.e.optimizers, watcher.e.habits = [SimpleNamespace(object=optimizer)], collections.defaultdict(dict)
+    model(torch.randn(4, 6)).sum().backward()
+    watcher.saw(Op("view", [torch.zeros(1)], [], (), {}, None))
+    first = next(model.parameters()).grad
+    other = torch.zeros(1)
+    watcher.gradients[id(other)] = watcher.gradients[id(first)]  # as if its id had been that of a gradient
+    watcher.saw(Op("view", [other], [], (), {}, None))
+    assert not watcher.e.habits["N2"]
+    watcher.saw(Op("view", [first], [], (), {}, None))
+    assert watcher.e.habits["N2"]
+
+
+@pytest.mark.parametrize("share, wrong", [(0.8, True), (0.3, False), (1.0, False)])
+def test_a_background_is_a_class(share, wrong):
+    def loss(model):
+        labels = torch.where(torch.rand(4, 6, 6) < share, 0, torch.randint(1, 3, (4, 6, 6)))
+        answer = model(torch.randn(4, 2, 6, 6))
+        if share == 1:
+            return F.cross_entropy(answer, labels, ignore_index=0, reduction="sum") + answer.square().mean()
+        return F.cross_entropy(answer, labels, ignore_index=0)
+
+    assert blamed("F98", nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), loss) is wrong
+
+
+def test_labels_that_were_sorted_by_chance():
+    """Twice in two steps, and not in the third."""
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(160, 6), torch.zeros(160).long())
+    model = net(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    batches = []
+
+    def step(i):
+        batches[:] = batches or [iter(torch.utils.data.DataLoader(data, 16))]
+        x, _ = next(batches[0])
+        optimizer.zero_grad()
+        labels = torch.arange(4).repeat(4) if i == 3 else torch.full((16,), i).clamp(max=3)
+        (F.cross_entropy(model(x), labels) + F.cross_entropy(model(x), labels)).backward()
+        optimizer.step()
+
+    assert "D27" not in said(quiet(lambda: _trained(model, optimizer, step)))
+
+
+def test_an_attack_on_the_inputs_clears_what_it_left():
+    """It goes through one head, and the training after it through the other."""
+    torch.manual_seed(0)
+    model = Heads()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def step(i):
+        x = torch.randn(ROWS, 6, requires_grad=True)
+        F.mse_loss(model.heads[0](model.body(x).relu()), x.detach()[:, :1]).backward()
+        found = (x + 0.1 * x.grad.sign()).detach()
+        optimizer.zero_grad()
+        for head in model.heads[1:]:
+            F.mse_loss(head(model.body(found).relu()), found[:, :1]).backward()
+        optimizer.step()
+
+    assert "N2" not in said(quiet(lambda: _trained(model, optimizer, step)))
+
+
+@pytest.mark.parametrize("whole, wrong", [(True, False), (False, True)])
+def test_a_rate_that_is_soon_gone_without_a_loader(whole, wrong):
+    """All data in each step make it an epoch."""
+    torch.manual_seed(0)
+    model, data = net(6, 2), torch.randn(64, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step(i):
+        x = data if whole else data[torch.randperm(64)[:16]]
+        optimizer.zero_grad()
+        F.mse_loss(model(x), x[:, :2]).backward()
+        optimizer.step()
+        schedule.step()
+
+    report = quiet(lambda: _trained(model, optimizer, step))
+    assert ("N9" in said(report)) is wrong, f"\n{report}"
+
+
+def test_rows_of_a_map_may_be_as_wide_as_it_has_classes():
+    def loss(model):
+        z = model(torch.randn(4, 2, 6, 3)).view(-1, 3)  # (4, 3, 6, 3): the width goes last
+        return z.square().mean()
+
+    assert not blamed("F30", nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), loss)

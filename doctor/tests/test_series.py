@@ -51,12 +51,12 @@ def waves(rows: int = 12):
     return torch.sin(t * (0.3 + torch.rand(rows, 1)) + 6 * torch.rand(rows, 1)).unsqueeze(2)
 
 
-def train(model, pair, steps: int = 4):
+def train(model, pair, steps: int = 4, loss_of=lambda *pair: F.mse_loss(*pair)):
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     with doctor.watch(model, optimizer=optimizer, steps=steps, say=False) as report:
         for _ in range(steps):
             x, y = pair(waves())
-            loss = F.mse_loss(model(x), y)
+            loss = loss_of(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -103,3 +103,36 @@ OTHER_TARGETS = {
 def test_targets_that_are_not_the_input_later_on(how):
     report = quiet(lambda: train(Attention(causal=False), OTHER_TARGETS[how]))
     assert "F11" not in {f.check for f in report.findings}, f"\n{report}"
+
+
+BY_HAND = {"answer first": lambda a, y: (a - y).pow(2).mean(), "target first": lambda a, y: (y - a).abs().mean()}
+BY_HAND["a product"] = lambda a, y: ((d := a - y) * d).sum()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("loss", BY_HAND)
+def test_a_loss_by_hand_tells_its_target(loss, causal):
+    report = quiet(lambda: train(Recurrent(causal), next_one, loss_of=BY_HAND[loss]))
+    assert ("F11" in {f.check for f in report.findings}) is not causal, f"\n{report}"
+
+
+class Rows(nn.Module):
+    """Series of plain numbers, (rows, times)."""
+
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.inside = Recurrent(causal)
+
+    def forward(self, x):
+        return self.inside(x[:, :, None])[:, :, 0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_series_of_plain_numbers(causal):
+    report = quiet(lambda: train(Rows(causal), lambda s: (s[:, :-1, 0], s[:, 1:, 0])))
+    assert ("F11" in {f.check for f in report.findings}) is not causal, f"\n{report}"
+
+
+def test_a_table_with_one_target_for_each_row():
+    report = quiet(lambda: train(nn.Linear(LENGTH, 3), lambda s: (s[:, :-1, 0], s[:, -3:, 0])))
+    assert not report.faults and "F11" not in {f.check for f in report.findings}, f"\n{report}"

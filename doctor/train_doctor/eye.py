@@ -348,11 +348,28 @@ class Watcher:
 
         self.eye.at.around(owner, name, see)
 
-    def of_distributions(self, name: str, method: str) -> None:
+    def after(self, owner: Any, name: str, method: str) -> None:
+        """Tell a method of this watcher what a function gave, and what it was given. What fails in there must not end
+        the user's program, and the eye does not see what is computed there."""
+        mine = weakref.ref(self)
+
+        def see(original: Callable, *args, **kwargs) -> Any:
+            result, watcher = original(*args, **kwargs), mine()
+            if watcher is not None and watcher.eye.on and not watcher.eye.at.blind:
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    try:
+                        getattr(watcher, method)(result, *args, **kwargs)
+                    except Exception:
+                        watcher.eye._fault(watcher)
+            return result
+
+        self.eye.at.around(owner, name, see)
+
+    def of_distributions(self, name: str, method: str, *, after: bool = False) -> None:
         """The same for a function of each distribution that has its own."""
         for kind in vars(distributions).values():
             if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and name in vars(kind):
-                self.around(kind, name, method)
+                (self.after if after else self.around)(kind, name, method)
 
     def saw(self, op: Op) -> None:
         raise NotImplementedError

@@ -78,6 +78,8 @@ NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where ot
 NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
 MIDST, MANY = 10, 1000  # steps in which it is asked what a clearing between losses takes away, and of how many tensors
+# what is held, what of it had a gradient (which, its version), and the ids of those with one to lose
+Before = tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]]
 ROWS = 32  # of text whose loss is read in any case; later in the steps that are measured
 
 
@@ -428,7 +430,7 @@ class Optimizers(Part):
         return result
 
     @quietly
-    def _there(self, holder) -> tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]]:
+    def _there(self, holder) -> Before:
         groups = [{"params": holder.parameters()}] if isinstance(holder, nn.Module) else holder.param_groups
         ps = [p for group in groups for p in group["params"]]
         had = [(p, p.grad, _version(p.grad)) for p in ps if p.grad is not None]
@@ -437,9 +439,7 @@ class Optimizers(Part):
         return ps, had, held
 
     @quietly
-    def _zeroed(
-        self, before: tuple[list[Tensor], list[tuple[Tensor, Tensor, int]], frozenset[int]], module: bool
-    ) -> None:
+    def _zeroed(self, before: Before, module: bool) -> None:
         ps, had, held = before
         kept = {id(p) for p, g, version in had if p.grad is g and _version(g) == version}
         if had and len(kept) == len(had):
@@ -637,6 +637,8 @@ class Observer(Part):
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
         event.inputs = any(call.learns for call in event.calls)
+        if not event.inputs and e.rounds < MIDST:  # parts of a model may be called by themselves
+            event.inputs = graphs.asks_inputs(loss, e.optimized(), graphs.WALKED)
         return event
 
     @quietly

@@ -49,14 +49,14 @@ class Leak(NamedTuple):
 
 
 def match(e: Evidence, event: Backward, loss: Tensor) -> None:
-    """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a difference, and calls."""
+    """Before the first backward: e.probes["shifted"], where there is one, or ["squared"]: a difference, and a call."""
     if "shifted" in e.probes:
         return
     gap = None if e.packed else _squared(loss)  # to read what a checkpoint holds would compute it anew
     if gap is not None and gap.dim() in (2, 3) and len(gap) > 1:
-        series = [(c, n, x) for c in event.calls for n, x in enumerate(c.args) if _is_series(c, x, len(gap))]
-        calls = [(call, n) for call, n, x in series if x.dim() == 3 or x.shape == gap.shape]
-        e.probes["squared"] = gap, calls[:1]
+        series = ((c, n, x) for c in event.calls for n, x in enumerate(c.args) if _is_series(c, x, len(gap)))
+        fit = ((gap, call, n) for call, n, x in series if x.dim() == 3 or x.shape == gap.shape)
+        e.probes["squared"] = next(fit, None)
     for n in event.entropies:
         y = n.target
         if n.fed is None or not readable(y) or not y.is_floating_point() or y.dim() not in (2, 3) or len(y) < 2:
@@ -71,15 +71,8 @@ def match(e: Evidence, event: Backward, loss: Tensor) -> None:
 
 
 def _is_series(call: Call, x, rows: int) -> bool:
-    return (
-        call.role == "model"
-        and call.grad
-        and isinstance(x, Tensor)
-        and readable(x)
-        and x.is_floating_point()
-        and x.dim() in (2, 3)
-        and len(x) == rows
-    )
+    learns = call.role == "model" and call.grad
+    return learns and readable(x) and x.is_floating_point() and x.dim() in (2, 3) and len(x) == rows
 
 
 def _squared(loss: Tensor) -> Tensor | None:
@@ -98,15 +91,9 @@ def _squared(loss: Tensor) -> Tensor | None:
 
 
 def _find(x: Tensor, y: Tensor) -> tuple[int, int] | None:
+    times = (1, 2)
     if x.dim() == 2:
-        if y.shape != x.shape:
-            return None
-        x, y = x.unsqueeze(-1), y.unsqueeze(-1)
-        return _along(x, y, (1,))
-    return _along(x, y, (1, 2))
-
-
-def _along(x: Tensor, y: Tensor, times: tuple[int, ...]) -> tuple[int, int] | None:
+        x, y, times = x.unsqueeze(-1), y.unsqueeze(-1), (1,)
     for time in times:
         s, t = (x, y) if time == 1 else (x.transpose(1, 2), y.transpose(1, 2) if y.dim() == 3 else y)
         if t.dim() == 2:
@@ -139,16 +126,15 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def run(e: Evidence) -> None:
     """Before the first step: e.probes["leak"]."""
-    shifted = e.probes.pop("shifted", None)
-    gap, calls = e.probes.pop("squared", (None, ()))
+    shifted, squared = e.probes.pop("shifted", None), e.probes.pop("squared", None)
     with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-        for call, number in calls if shifted is None and not e.opaque else ():
-            shifted = _undone(call, number, gap)
+        if shifted is None and squared is not None and not e.opaque:
+            shifted = _undone(*squared)
         if shifted is not None and not e.opaque and shifted.call.module() is not None and shifted.call.args:
             e.probes["leak"] = _leak(shifted)
 
 
-def _undone(call: Call, number: int, gap: Tensor) -> Shifted | None:
+def _undone(gap: Tensor, call: Call, number: int) -> Shifted | None:
     """The target of a loss by hand: what was answered, without the difference."""
     x = call.args[number].detach()
     for answer in _floats(_again(call, call.args)) if call.module() is not None else ():

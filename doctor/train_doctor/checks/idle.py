@@ -1,5 +1,5 @@
-"""Tensors that learn or rest against what was written: a misspelt flag, a table in a group of its
-own, a group without a rate: S18, S41, S42, N24.
+"""Tensors that learn or rest against what was written: a misspelt flag, a frozen table in a group of its own, what was
+frozen on the way, a group without a rate: S18, S41, S42, N24.
 
 Python lets anybody set an attribute that does not exist. `p.require_grad = False` and `module.requires_grad = False`
 do nothing at all, and nothing says so.
@@ -108,9 +108,8 @@ def frozen_on_the_way(e: Evidence) -> Fired | Verdict:
         held = [n for n in sorted(early - late) if n in names and id(names[n]) in optimizer.ids]
         still = [n for n in held if not names[n].requires_grad]
         if len(going) > 1 and still:
-            return fires(
-                f"{len(still)} tensors of {optimizer.kind.__name__} ({still[0]} ...)", "trainable", name=still[0]
-            )
+            kind = optimizer.kind.__name__
+            return fires(f"{len(still)} tensors of {kind} were frozen ({still[0]} ...)", "trainable", name=still[0])
     return OK
 
 

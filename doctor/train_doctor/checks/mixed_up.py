@@ -414,7 +414,7 @@ def weights_without_a_sum(e: Evidence) -> Fired | Verdict:
     """The loss of a mixture density network falls on and on, and its densities are far from the data's.
 
     Fires when what a layer answers is added to log-densities as it is, or multiplies densities without a sum of one,
-    and the sum over the components follows. Not where the logsumexp of these weights is asked for as well.
+    and the sum over the components follows. Not where the sum (or logsumexp) of these weights is asked for as well.
 
     WARN weights-without-a-sum: The {count} components of a mixture are weighted by numbers that are no shares: their
     sum is free, so the likelihood grows with them and without the data. Fix: F.log_softmax(weights, -1) in front of
@@ -450,7 +450,8 @@ def half_kept(e: Evidence) -> Fired | Verdict:
 def states_stand_still(e: Evidence) -> Fired | Verdict:
     """An agent that learns from a replay memory gets no better than one that acts by chance.
 
-    Fires when a batch has one state for two rows or more, on average, and at least twice as many next states.
+    Fires when a batch has one state for two rows or more, on average, and at least twice as many next states. Rows that
+    were repeated by a function (repeat, expand) are left alone.
 
     WARN states-stand-still: {rows} transitions have only {distinct} states, and at least twice as many next states: the
     state is not moved on after a step, so all of an episode are stored with that of its beginning. Fix: obs = next_obs
@@ -468,7 +469,8 @@ def states_stand_still(e: Evidence) -> Fired | Verdict:
 def fitted_and_asked(e: Evidence) -> Fired | Verdict:
     """A meta-learner fits each new task's few points, and errs everywhere else.
 
-    Fires when each target of the loss that is differentiated in the end was given to the loss of an inner step.
+    Fires when each target of the loss that is differentiated in the end was given to the loss of an inner step, which
+    took a derivative with a graph away from the optimizer's weights. Targets that are all alike are left alone.
 
     WARN fitted-and-asked: The outer loss has the targets that the inner step was fitted to: what is learned is to know
     these points by heart after a step, and not what lies between them. Fix: Take the outer loss on the query set.
@@ -535,7 +537,7 @@ def shifted_without_labels(e: Evidence) -> Fired | Verdict:
     """A model that labels each time of a series stays poor, and better without augmentation.
 
     Fires when a series is rolled along its times before it is given to the model, and a target with as many times was
-    not.
+    not, nor put together anew (cat, gather). A shift by one is left alone: it makes a decoder's input.
 
     WARN shifted-without-labels: The series is shifted in time (roll) and its labels, one for each of {times} times, are
     not, so each time is trained with the label of another. Fix: Roll the labels by the same number.

@@ -79,7 +79,7 @@ from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
-from train_doctor.watchers.shifted import ShiftedSeries
+from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slips import Slips

@@ -11,7 +11,6 @@ to the loss. So both are waited for until the backward.
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, distributions
@@ -38,14 +37,12 @@ class ComponentWeights(Watcher):
         self.known = Known(self)
         self.free: list[tuple[Tensor, int]] = []  # weights that are no shares, since the last backward
         self.taken: list[weakref.ref] = []  # of which the logsumexp or the sum was asked for
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("log_prob", "score", after=True)
 
-    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        result = original(of, value, *args, **kwargs)
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
         data = not (isinstance(value, Tensor) and value.requires_grad)
-        if self.eye.on and data and isinstance(result, Tensor) and result.requires_grad and result.dim() > 1:
+        if data and isinstance(result, Tensor) and result.requires_grad and result.dim() > 1:
             self.known.put(result, (LOG, None))
-        return result
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]

@@ -49,9 +49,10 @@ class IgnoredLabels(Watcher):
     def _look(self, labels: Tensor, ignored: int) -> None:
         kept = labels != ignored
         begun, left = kept.long().cumsum(1) > 0, kept.long().flip(1).cumsum(1).flip(1) > 0
-        midst, ends = int((~kept & begun & left).sum()), int((~left).sum())
-        if ends and midst > SHARE * (midst + int(kept.sum())):
-            self.note("F98", (ignored, midst / (midst + int(kept.sum()))))
+        within, ends = begun & left, bool((~left).any())
+        share = float((within & ~kept).sum() / within.sum().clamp(min=1))
+        if ends and share > SHARE:
+            self.note("F98", (ignored, share))
 
     def close(self) -> None:
         self.known.by_id.clear()

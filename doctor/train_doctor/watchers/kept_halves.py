@@ -11,7 +11,6 @@ Footguns: the cost of a controller squares the state as it is too, with what was
 one coupling alone can't but leave a half.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,17 +34,11 @@ class KeptHalves(Watcher):
         self.known = Known(self)
         self.data: dict[int, Tensor] = {}  # that pieces were made of, or that were masked, since the last backward
         self.scaled = 0  # how often something was multiplied by an exponential
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("log_prob", "score", after=True)
 
-    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        result = original(of, value, *args, **kwargs)
-        if self.eye.on and isinstance(value, Tensor) and value.requires_grad and self.scaled >= COUPLINGS:
-            with torch._C.DisableTorchFunction():  # the eye is not to see this
-                try:
-                    self._look(value)
-                except Exception:
-                    self.eye._fault(self)
-        return result
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
+        if isinstance(value, Tensor) and value.requires_grad and self.scaled >= COUPLINGS:
+            self._look(value)
 
     def saw(self, op: Op) -> None:
         x = op.given[0] if op.given else None
@@ -60,14 +53,14 @@ class KeptHalves(Watcher):
             self._look(x)
 
     def _look(self, z: Tensor) -> None:
-        for x in list(self.data.values()) if _is_table(z) else ():
+        for x in self.data.values() if _is_table(z) else ():
             if x.shape == z.shape:
-                z, x = z.detach()[:LOOKED], x[:LOOKED]
-                same = (z.T[:, None] == x.T[None]).all(-1)  # (columns of z, columns of x)
-                moving = (x != x[:1]).any(0)
+                given, made = x[:LOOKED].T, z.detach()[:LOOKED].T  # (columns, rows)
+                same = (made[:, None] == given[None]).all(-1)  # (columns of z, columns of x)
+                moving = (given != given[:, :1]).any(1)
                 kept = int((same & moving).any(1).sum())
-                if 0 < kept < z.shape[1]:
-                    self.note("S40", (kept, z.shape[1]))
+                if 0 < kept < len(made):
+                    self.note("S40", (kept, len(made)))
 
     def backward(self, loss: Tensor) -> None:
         self.data, self.scaled = {}, 0

@@ -14,7 +14,6 @@ log-probabilities themselves belong to a variational bound, and are left alone; 
 and the logsigmoid of something negated, which a generator may push down.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, distributions
@@ -53,14 +52,12 @@ class Likelihoods(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("log_prob", "score", after=True)
 
-    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        result = original(of, value, *args, **kwargs)
-        if self.eye.on and isinstance(result, Tensor):
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
+        if isinstance(result, Tensor):
             learns = result.requires_grad and not (isinstance(value, Tensor) and value.requires_grad)
             self.known.put(result, Signed(1) if learns else SCORE)
-        return result
 
     def saw(self, op: Op) -> None:
         made = self._made(op, [self.known.get(t) for t in op.given])

@@ -10,7 +10,7 @@ What came about so, or by arithmetic on it, is left alone. But logarithms of pro
 where they are the row, a column that was made on purpose is wrong as well.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, distributions
 
@@ -39,13 +39,11 @@ class OuterProducts(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("log_prob", "score", after=True)
 
-    def score(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
-        result = original(of, *args, **kwargs)
-        if self.eye.on and not self.eye.at.blind and isinstance(result, Tensor) and result.dim() == 1:
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
+        if isinstance(result, Tensor) and result.dim() == 1:
             self.known.put(result, SCORES)
-        return result
 
     def saw(self, op: Op) -> None:
         result = op.result

@@ -12,7 +12,6 @@ critic beside them; and a bound on padded series has a mask there. These are not
 """
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, distributions
@@ -33,22 +32,17 @@ class OwnSamples(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.of_distributions("rsample", "sampled")
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("rsample", "sampled", after=True)
+        self.of_distributions("log_prob", "score", after=True)
 
-    def sampled(self, original: Callable, of: distributions.Distribution, *args, **kwargs) -> Tensor:
-        result = original(of, *args, **kwargs)
-        if self.eye.on and isinstance(result, Tensor) and result.requires_grad:
+    def sampled(self, result: Any, of: distributions.Distribution, *shape: Any, **named: Any) -> None:
+        if isinstance(result, Tensor) and result.requires_grad:
             self.known.put(result, weakref.ref(of))
-        return result
 
-    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        result = original(of, value, *args, **kwargs)
-        drawn = self.known.get(value) if self.eye.on and isinstance(value, Tensor) else None
-        own = isinstance(drawn, weakref.ref) and drawn() is of
-        if own and isinstance(result, Tensor) and result.requires_grad:
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
+        drawn = self.known.get(value) if isinstance(value, Tensor) else None
+        if isinstance(drawn, weakref.ref) and drawn() is of and isinstance(result, Tensor) and result.requires_grad:
             self.known.put(result, SCORE)
-        return result
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]

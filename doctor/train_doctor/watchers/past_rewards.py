@@ -10,7 +10,6 @@ Footguns: a moving average scales both of its parts. Who reverses both lists is 
 that is not in the order of time says nothing. Rewards that are plain numbers of Python are not seen.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, distributions
@@ -35,14 +34,12 @@ class PastRewards(Watcher):
         self.known = Known(self)
         self.count = 0  # of log-probabilities
         self.pairs: list[tuple[int, int]] = []  # (when, how many sums), since the last backward
-        self.of_distributions("log_prob", "score")
+        self.of_distributions("log_prob", "score", after=True)
 
-    def score(self, original: Callable, of: distributions.Distribution, value: Any, *args, **kwargs) -> Tensor:
-        result = original(of, value, *args, **kwargs)
-        if self.eye.on and isinstance(result, Tensor) and result.requires_grad:
+    def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
+        if isinstance(result, Tensor) and result.requires_grad:
             self.count += 1
             self.known.put(result, (TIMES_OF, [self.count]))
-        return result
 
     def saw(self, op: Op) -> None:
         facts = [f for f in map(self.known.get, op.given) if f]

@@ -12,7 +12,6 @@ is learned is asked about the data that it stepped on, rightly; what is adapted 
 fitted may be the input.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,12 +22,13 @@ from train_doctor.eye import Eye, Known, Op, Watcher, tensors
 from train_doctor.fed import LOSSES
 from train_doctor.watchers.operators import MINUS, PLUS, TIMES
 
-NODES, FEW = 200, 4  # nodes that are looked through; of so many of what was differentiated for
+MOVES, TARGETS = MINUS | PLUS, MINUS | set(LOSSES)
+NODES, FEW, HELD = 200, 4, 32  # nodes that are looked through; of what was differentiated for; targets
 
 
 class SameSupport(Watcher):
-    names = MINUS | PLUS | TIMES | set(LOSSES)
-    begins = MINUS | set(LOSSES)
+    names = MOVES | TIMES | TARGETS
+    begins = TARGETS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -36,20 +36,12 @@ class SameSupport(Watcher):
         self.inner: dict[int, Tensor] = {}  # those that inner losses were given
         self.known = Known(self)  # derivatives of inner losses, times a number
         self.adapted = self.others = False  # weights minus such a one; something else was adapted
-        self.around(torch.autograd, "grad", "graded")
+        self.after(torch.autograd, "grad", "graded")
 
-    def graded(self, original: Callable, outputs: Any, inputs: Any, *args, **kwargs) -> Any:
-        result = original(outputs, inputs, *args, **kwargs)
-        graph = kwargs.get("create_graph", args[2] if len(args) > 2 else False)
-        if self.eye.on and graph and self.recent:
-            try:
-                self._ended(inputs, result)
-            except Exception:
-                self.eye._fault(self)
-        return result
-
-    def _ended(self, inputs: Any, result: Any) -> None:
-        """An inner loss."""
+    def graded(self, result: Any, outputs: Any, inputs: Any, *args: Any, **named: Any) -> None:
+        """With a graph of its own, after a loss with a target, it ends an inner loss."""
+        if not self.recent or not named.get("create_graph", args[2] if len(args) > 2 else False):
+            return
         of_weights = all(map(self._of_weights, list(tensors((inputs,)))[:FEW]))
         self.others |= not of_weights
         self.inner |= self.recent if of_weights else {}
@@ -66,12 +58,10 @@ class SameSupport(Watcher):
         facts = [self.known.get(t) for t in op.given]
         for r in op.results if op.name in TIMES and facts == [True] else ():
             self.known.put(r, True)
-        self.adapted |= op.name in MINUS | PLUS and facts in ([None, True], [True, None])
-        if op.name in TIMES | PLUS:
-            return
-        if len(op.given) == 2 and [t.requires_grad for t in op.given].count(True) == 1:
+        self.adapted |= op.name in MOVES and facts in ([None, True], [True, None])
+        if op.name in TARGETS and len(op.given) == 2 and [t.requires_grad for t in op.given].count(True) == 1:
             target = next(t for t in op.given if not t.requires_grad)
-            if target.dim() and target.grad_fn is None and len(self.recent) < 32:
+            if target.dim() and len(self.recent) < HELD:
                 self.recent[id(target)] = target
 
     def backward(self, loss: Tensor) -> None:

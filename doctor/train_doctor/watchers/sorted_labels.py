@@ -32,10 +32,7 @@ class SortedLabels(Watcher):
         rises = bool((labels[1:] >= labels[:-1]).all()) and len(labels.unique()) <= max(1, MANY * answer.shape[1])
         self.wrong = not rises or self.last is not None and int(labels[0]) < self.last
         self.last, self.steps = int(labels[-1]), self.steps + 1
-        if not self.wrong and self.steps >= 2 and self.e.restarted:
-            self.note("D27", (len(labels), len(labels.unique())))
-
-    def close(self) -> None:
-        """One batch that was not sorted says that the others were so by chance."""
         if self.wrong:
-            self.e.habits["D27"].clear()
+            self.e.habits["D27"].clear()  # the others were sorted by chance
+        elif self.steps >= 2 and self.e.restarted:
+            self.note("D27", (len(labels), len(labels.unique())))

@@ -18,7 +18,7 @@ from train_doctor.watchers.operators import MINUS
 
 LAYERS = {"linear", "conv1d", "lstm", "gru", "rnn_tanh"}
 PIECES = {"cat", "gather", "take_along_dim", "index_select"}
-TIMES_LEAST = 6
+LEAST = 6
 
 
 class ShiftedSeries(Watcher):
@@ -56,7 +56,7 @@ class ShiftedSeries(Watcher):
         if x.requires_grad or not isinstance(shift, int) or not isinstance(dim, int) or dim % x.dim() == 0:
             return
         times = x.shape[dim]
-        if x.dim() in (2, 3) and times >= TIMES_LEAST and op.results and abs(shift) != 1:  # by 0 as well: it is drawn
+        if x.dim() in (2, 3) and times >= LEAST and op.results and abs(shift) != 1:  # by 0 as well: it is drawn
             self.known.put(op.results[0], (len(x), times, x.dim()))
 
     def _compare(self, answer: Tensor, target: Tensor) -> None:
