@@ -36,6 +36,8 @@ def examine(name: str, mended: bool) -> doctor.Report:
             with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
                 for i in range(program["steps"]):
                     program["step"](i)
+                    if report.done:  # what comes after is not watched
+                        break
     finally:
         torch.set_num_threads(threads)
     return report

@@ -3,7 +3,7 @@
     python -m tests.step_programs judge10 FILE.json
 
 The authors had not seen the checks, and chose bugs that people often make. Every program has a mended twin. The watch
-is the default one and stands around its twenty steps. Beside the programs of a set lie
+is the default one, and its twenty steps end with it. Beside the programs of a set lie
 
 - `judge10_proofs.json`: the author's measure of both after more steps (lower is better), which proves the harm
 - `judge10_first_sight.json`: what was said before any check was changed for them; it is not to be edited
@@ -39,6 +39,7 @@ SETS = {
     "judge19": ("judge19_a",),
     "judge20": ("judge20_a", "judge20_b"),
     "judge21": ("judge21_a",),
+    "judge22": ("judge22_b",),
 }
 HERE = Path(__file__).parent
 
@@ -66,6 +67,8 @@ class Blind:
                 with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
                     for i in range(program["steps"]):
                         program["step"](i)
+                        if report.done:  # what comes after is not watched
+                            break
         finally:
             torch.set_num_threads(threads)
         return report

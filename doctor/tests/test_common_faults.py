@@ -229,13 +229,22 @@ class Dropping(nn.Module):
     def module(self, x):
         return self.two(self.drop(F.relu(self.one(x))))
 
+    def one_of_two(self, x):
+        x = F.dropout(x, 0.1, training=self.training)
+        return self.two(F.dropout(F.relu(self.one(x)), 0.5))
+
+    def ends_before(self, x):
+        if not self.training:
+            return self.two(F.relu(self.one(x)))
+        return self.two(F.dropout(F.relu(self.one(x)), 0.5))
+
 
 def regress(model):
     x = torch.randn(16, 4)
     return F.mse_loss(model(x), x.flip(1))
 
 
-@pytest.mark.parametrize("how", ("unaware", "over_lines"))
+@pytest.mark.parametrize("how", ("unaware", "over_lines", "one_of_two"))
 def test_a_dropout_that_stays_on(how):
     model = Dropping(how)
     report = quiet(lambda: train(regress, model))
@@ -244,7 +253,7 @@ def test_a_dropout_that_stays_on(how):
     assert not torch.equal(model.eval()(x), model(x))  # so it is
 
 
-@pytest.mark.parametrize("how", ("told", "told_by_name", "guarded", "module"))
+@pytest.mark.parametrize("how", ("told", "told_by_name", "guarded", "module", "ends_before"))
 def test_a_dropout_that_knows(how):
     assert "S24" not in said(quiet(lambda: train(regress, Dropping(how))))
 

@@ -1,4 +1,4 @@
-"""The faults of judge19 and judge20 that got a rule, in other words, and healthy programs that look like them."""
+"""The faults of judge19, 20 and 22 that got a rule, in other words, and healthy programs that look like them."""
 
 import collections
 import itertools
@@ -647,3 +647,94 @@ def test_rows_of_a_map_may_be_as_wide_as_it_has_classes():
         return z.square().mean()
 
     assert not blamed("F30", nn.Sequential(nn.Conv2d(2, 3, 3, padding=1)), loss)
+
+
+def test_states_that_are_drawn_again_meet_other_actions():
+    """A small memory: equal rows of states with their actions, and next states with an action drawn for each row."""
+    critic = net(9, 1)
+
+    def loss(model):
+        rows = torch.randint(0, 4, (ROWS,))
+        state, later = torch.randn(4, 6)[rows], torch.randn(4, 6)[rows]
+        with torch.no_grad():
+            far = critic(torch.cat([later, torch.randn(ROWS, 3)], 1))
+        return F.mse_loss(model(torch.cat([state, torch.randn(4, 3)[rows]], 1)), far)
+
+    assert not blamed("D24", net(9, 1), loss)
+
+
+# ------------------------------------------------------------------------------------------------ S43
+MESSAGES = {
+    "at their own end": (lambda x, e, f, far: (f(x[far[0]]), far[0]), True),
+    "selected": (lambda x, e, f, far: (f(x.index_select(0, far[0])).relu(), far[0]), True),
+    "at the other end": (lambda x, e, f, far: (f(x[far[0]]), far[1]), False),
+    "of both ends": (lambda x, e, f, far: (f(x[far[0]] - x[far[1]]), far[0]), False),
+    "of an edge": (lambda x, e, f, far: (f(x[far[0]] * e), far[0]), False),
+    "of an edge, later": (lambda x, e, f, far: ((f(x[far[0]]) + e).tanh(), far[0]), False),
+}
+
+
+@pytest.mark.parametrize("scattered", [True, False])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_go_to_another_node(name, scattered):
+    message_of, wrong = MESSAGES[name]
+
+    def loss(model):
+        x, edges, of_edges = torch.randn(30, 6), torch.randint(0, 30, (2, 90)), torch.randn(90, 1)
+        message, at = message_of(x, of_edges, model, edges)
+        if scattered:
+            sums = torch.zeros(30, 6).scatter_add(0, at[:, None].expand_as(message), message)
+        else:
+            sums = torch.zeros(30, 6)
+            sums.index_add_(0, at, message)
+        return (sums - x).square().mean()
+
+    assert blamed("S43", net(6, 6), loss) is wrong
+
+
+def test_shares_of_a_group_are_of_that_group():
+    """A softmax in groups takes the largest of each group at the index at which it sums."""
+
+    def loss(model):
+        x, at = torch.randn(60, 6), torch.arange(60) % 7
+        score = model(x)[:, 0]
+        largest = torch.zeros(7).scatter_reduce(0, at, score, "amax")
+        sums = torch.zeros(7).index_add(0, at, (score - largest[at]).exp())
+        return (score - largest[at] - sums.log()[at]).square().mean()
+
+    assert not blamed("S43", net(6, 1), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F20
+def yes(kind: str):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        scores, ones = model(x)[:, 0], torch.ones(ROWS)
+        if kind == "compared":
+            return F.binary_cross_entropy_with_logits(scores - model(x.flip(1))[:, 0], ones)
+        if kind == "with zeros":
+            scores, ones = torch.cat([scores, model(-x)[:, 0]]), torch.cat([ones, 0 * ones])
+        if kind == "zeros apart":
+            return F.binary_cross_entropy_with_logits(scores, ones) + F.softplus(model(-x)).mean()
+        if kind == "probabilities":
+            return F.binary_cross_entropy(scores.sigmoid(), ones)
+        return F.binary_cross_entropy_with_logits(scores, ones)
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["alone", "probabilities", "compared", "with zeros", "zeros apart"])
+def test_somebody_must_be_told_no(kind):
+    assert blamed("F20", net(6, 1), yes(kind)) is (kind in ("alone", "probabilities"))
+
+
+def test_a_generator_asks_for_yes_alone():
+    """Its judge has a loss of another kind, and a backward of its own."""
+    judge = net(6, 1)
+
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        (F.relu(1 - judge(x)) + F.relu(1 + judge(model(x).detach()))).mean().backward()
+        return F.binary_cross_entropy_with_logits(judge(model(x))[:, 0], torch.ones(ROWS))
+
+    assert not blamed("F20", net(6, 6), loss)

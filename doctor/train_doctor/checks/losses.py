@@ -217,7 +217,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less. A regression is
     held against what the last function of the model can give at all. Targets that are classes are named where each
     batch has one class only, not always the same, in every step that is measured, and the loss is given what a linear
-    layer gives.
+    layer gives. A binary loss that is all there is to be learned from must meet a 0 now and then; where it judges
+    differences of scores, 1 is all it asks for.
 
     ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
     lower end. Fix: Scale the targets to 0 .. 1 (classes -1 and 1: (y + 1) / 2; pixels: x / 255).
@@ -233,6 +234,9 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     is used), or leave {by} out.
     WARN wrong-targets/one-class: Every batch holds one class only: the data are sorted by class and not shuffled, so
     each step pulls all answers to the class it sees. Fix: Shuffle the training data (shuffle=True).
+    WARN wrong-targets/ones-alone: All targets are 1, and nothing else is in the loss: a model that answers yes to
+    everything is without fault, and becomes that. Fix: Draw examples whose target is 0 as well (for pairs of users and
+    things: random things), or use a loss of ranks.
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
@@ -266,6 +270,13 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
                 WARN,
                 "wrong-targets/one-class",
             )
+    if alone := _ones_alone(e):
+        return fires(
+            f"all {math.prod(alone[0].fed.shape)} targets of {alone[0].name} are 1, in {len(alone)} batches",
+            "targets of 0 as well",
+            WARN,
+            "wrong-targets/ones-alone",
+        )
     if any(n.fed.target_low is not None for calls in losses.values() for n in calls):
         return OK
     return not_applicable("no loss with targets that are numbers") if losses else unknown("no loss of torch was seen")
@@ -291,6 +302,26 @@ def _one_class(calls: list[Entropy]) -> bool:
         len({n.fed.only for n in calls}) > 1
     )  # a discriminator's or a contrastive loss may ask for one class for ever
     return len(by_round) >= 3 and several and many and alone and all(m[:1] and m[0] in LINEAR for m in makers)
+
+
+def _ones_alone(e: Evidence) -> list[Entropy]:
+    """The binary losses that all backwards of three rounds began at, if no target of theirs is a 0."""
+    found: dict[int, Entropy] = {}
+    for round, backwards in e.by_round(Backward).items():
+        used = [[n for n in b.entropies if n.fed is not None and n.used] for b in backwards]
+        if not any(used):
+            continue  # not measured
+        for b, losses in zip(backwards, used):
+            if len(losses) != 1 or losses[0].name not in fed.BINARY or not losses[0].number or not b.value:
+                return []
+            (n,), parts = losses, losses[0].number / b.value
+            ones = n.fed.target_low == n.fed.target_high == 1 and math.prod(n.fed.shape) >= 8
+            compared = {"Sub", "Rsub"} & set(n.fed.makers[:2])
+            close = min(abs(parts - whole) for whole in (1, len(backwards)))  # the mean itself, or its share of a step
+            if not ones or compared or close > 1e-3:
+                return []
+            found[round] = n
+    return list(found.values()) if len(found) >= 3 else []
 
 
 def _targets(name: str, n: Entropy) -> Fired | None:

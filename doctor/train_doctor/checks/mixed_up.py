@@ -1,4 +1,4 @@
-"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, N36 and N37.
+"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, S43, N36 and N37.
 
 Rows for places, a network for its own target, a tensor for its neighbour, a generator for a seed, the weights of one
 optimizer for another's. All were noted step by step by watchers; here it is asked whether they are a habit.
@@ -260,6 +260,22 @@ def edges_not_moved(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(seen)} steps edges ended in {touched} of {graphs} graphs", "in all", touched=touched, graphs=graphs
     )
+
+
+@check("S43")
+def own_messages(e: Evidence) -> Fired | Verdict:
+    """A network of graphs learns hardly more than from nodes alone.
+
+    Fires when rows are taken at an index (x[src]), go through functions that have nothing else of edges, and are summed
+    at the same index. Messages of both ends, and those with numbers of their edges, are left alone.
+
+    WARN own-messages: Messages are summed at the nodes that they come from, so a node is told what it is
+    itself, and nothing of its neighbours. Fix: Sum them at the other end: index_add(0, dst, message).
+    """
+    if (verdict := no_habit(e, seen := e.habits["S43"])) is not None:
+        return verdict
+    edges = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {edges} rows were summed at the index that they were taken at", "at another")
 
 
 @check("F91")

@@ -61,6 +61,7 @@ from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
+from train_doctor.watchers.own_messages import OwnMessages
 from train_doctor.watchers.own_samples import OwnSamples
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
@@ -177,6 +178,7 @@ ALL = (
     LogitsGiven,
     SwappedAverage,
     FirstGraphs,
+    OwnMessages,
     NoiseLevels,
     OneSide,
     Boxes,

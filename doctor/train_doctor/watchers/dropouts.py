@@ -4,7 +4,8 @@ nn.Dropout asks its module. The function does not know one: its third argument, 
 So `model.eval()` leaves it on, and the answers of the finished model are random.
 
 The mode sees the function with all its arguments filled in, whoever gave them. So the line that called it is read: the
-call must have neither a third argument nor training=, and the function around it must not ask for `training` at all.
+call must have neither a third argument nor training=, and the function around it must not ask for `training` but for
+another dropout.
 
 Footgun: where the text of a program can't be read (a notebook's cell can, code that was made by exec can't), nothing
 is said.
@@ -38,8 +39,6 @@ class Dropouts(Watcher):
         if frame is None or whose(frame.f_code.co_filename) != "program":
             return  # a module of torch, which knows its mode
         code, line = frame.f_code, frame.f_lineno
-        if "training" in (*code.co_names, *code.co_varnames, *code.co_freevars):
-            return
         if (code, line, op.name) in self.read:
             return
         self.read.add((code, line, op.name))
@@ -55,8 +54,16 @@ def unaware(code, line: int, name: str) -> bool:
     except (OSError, SyntaxError, TypeError):
         return False
     calls = [c for c in ast.walk(tree) if isinstance(c, ast.Call)]
-    here = [c for c in calls if begin + c.lineno - 1 <= line <= begin + (c.end_lineno or c.lineno) - 1]
-    here = [c for c in here if getattr(c.func, "attr", getattr(c.func, "id", "")) == name]
+    drops = [c for c in calls if _name(c.func) in NAMES]
+    here = [c for c in drops if begin + c.lineno - 1 <= line <= begin + (c.end_lineno or c.lineno) - 1]
+    here = [c for c in here if _name(c.func) == name]
+    of_others = {id(part) for c in drops for part in ast.walk(c)}
+    if any(_name(part) == "training" and id(part) not in of_others for part in ast.walk(tree)):
+        return False
     told = any(len(c.args) > 2 or any(k.arg in ("training", None) for k in c.keywords) for c in here)
     starred = any(isinstance(a, ast.Starred) for c in here for a in c.args)
     return bool(here) and not told and not starred
+
+
+def _name(node) -> str:
+    return getattr(node, "attr", getattr(node, "id", ""))

@@ -16,13 +16,14 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 LAYERS = {"linear", "conv2d"}
 REPEATS = {"repeat", "repeat_interleave", "expand", "tile"}
+JOINED = {"cat", "concat"}
 ROWS, FEW, COLUMNS = 16, 2, 512
 
 
 class StillStates(Watcher):
-    """Known are rows that were repeated on purpose."""
+    """Known are rows that were repeated on purpose, and states with their actions: what is drawn again is another."""
 
-    names = begins = LAYERS | REPEATS
+    names = begins = LAYERS | REPEATS | JOINED
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -31,9 +32,10 @@ class StillStates(Watcher):
         self.next: dict[tuple, Tensor] = {}
 
     def saw(self, op: Op) -> None:
-        if op.name in REPEATS:
+        if op.name not in LAYERS:
             for r in op.results:
-                self.known.put(r, True)
+                if op.name in REPEATS or len(r) == len(op.given[0]):  # else rows were put below rows
+                    self.known.put(r, True)
             return
         if len(op.given) < 2 or self.known.get(op.given[0]):
             return

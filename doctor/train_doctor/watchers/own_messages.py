@@ -1,0 +1,64 @@
+"""Messages along edges that are summed where they come from: each node is told what it says itself.
+
+    message = f(x[src])
+    sums.index_add(0, src, message)                     dst was meant: who is at the other end has no part
+
+Rows that were taken at an index are followed through functions of rows. If a sum at the same index is made of nothing
+else, an edge tells how many neighbours a node has, and nothing of them.
+
+Footgun: rows with an edge's own numbers, or of both ends, may be summed at either end. An index is known by its place
+in memory, since edge_index[0] is another tensor each time.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.first_graphs import SUMS
+
+TAKES = {"__getitem__", "index_select"}
+EDGES, KEPT = 8, 64
+
+
+class OwnMessages(Watcher):
+    """Known are rows and the places of the indices that they were taken at; None where there is more in them."""
+
+    begins = TAKES
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.kept: list[Tensor] = []  # indices, so that no other tensor comes to their places
+
+    def saw(self, op: Op) -> None:
+        index = next((t for t in op.given if not t.is_floating_point() and t.dtype.itemsize > 1), None)
+        rows = [t for t in op.given if t.is_floating_point() and t.dim()]
+        facts = [(t, fact) for t in rows if (fact := self.known.get(t))]
+        if op.name in SUMS and index is not None and facts:
+            (message, taken), *others = facts
+            if not others and taken == {_place(index)} and message.requires_grad:
+                self.note("S43", len(message))
+        elif op.name in TAKES and not facts:
+            if index is None or len(rows) != 1 or index.dim() != 1 or len(index) < EDGES or len(self.kept) > KEPT:
+                return
+            self.kept.append(index)
+            for r in op.results:
+                if len(r) == len(index) and r.dim() > 1:
+                    self.known.put(r, frozenset({_place(index)}))
+        elif facts and op.name not in SUMS:
+            of = len(facts[0][0])
+            whole = all(self.known.get(t) or len(t) != of for t in rows)
+            taken = frozenset().union(*(fact for _, fact in facts), () if whole else (None,))
+            for r in op.results:
+                if r.is_floating_point() and r.dim() and len(r) == of:
+                    self.known.put(r, taken)
+
+    def backward(self, loss: Tensor) -> None:
+        self.kept = []
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.kept = []
+
+
+def _place(index: Tensor) -> tuple[int, int]:
+    return index.data_ptr(), len(index)
