@@ -75,7 +75,7 @@ CASES = [
         "student",
         "'of the parameters' is",
         "of the parameters, {step} of {of} steps",
-        TINY | dict(steps=40, rows=32, others=False),
+        TINY | dict(steps=40, rows=16, others=False),
         cosine(4e-3, 40, 5),
     ),
 ]

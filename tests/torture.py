@@ -61,9 +61,9 @@ VARIES |= {"base.json", "training.pt"}  # whose hashes a manifest holds, and whi
 
 # Targets in turn, each with the kills of one chain: a notebook by its number, or what else is killed.
 CYCLE = """
-    14:4 adamw:6 cache:6 records:6 muon:3 base:2 sweep:3
-    13:4 12:4 10:5 11:5 00:4 refresh:4 01:3 cache:6 02:3 records:8 03:3 refresh:5 04:3 sweep:4 05:3 base:4
-    12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 15:5 records:8 muon:6 12:5
+    14:4 adamw:6 cache:6 records:6 muon:3 base:2 sweep:3 records:8 muon:6
+    13:4 12:4 10:5 11:5 00:4 refresh:4 01:3 cache:6 02:3 03:3 refresh:5 04:3 sweep:4 05:3 base:4
+    12:5 13:5 adamw:6 10:5 sweep:5 11:5 refresh:6 cache:6 base:5 15:5 records:8 12:5
     00:4 cache:6 10:4 adamw:6 11:4 sweep:5 base:4 14:4 refresh:5
 """
 
