@@ -7,6 +7,8 @@ module's fixture is paid by whichever of its tests runs first, so all of them ca
 A slower processor gets more seconds. How much slower it is, is measured only when a test is over the limit: a fixed
 piece of work against its time on the machine that the limit was set on. NBLIB_TEST_SECONDS sets the limit instead.
 
+The long tests also come first, so that none of them is begun when another worker has nothing left to do.
+
 Footgun: a test that sleeps uses no processor, and is not seen here.
 """
 
@@ -19,6 +21,17 @@ import pytest
 SECONDS = 5.0  # on one core of an EPYC with AVX-512 BF16, where the work below takes the seconds of REFERENCE
 REFERENCE = {"float32": 0.1, "bfloat16": 0.07}
 MARKS = ("slow", "base", "kernel", "browser", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Two halves with their long tests first: of two workers each does one, and the quicker one takes from the end of
+    the other's. Tests of a file stay together, for their fixtures."""
+    long = {item for item in items if any(map(item.get_closest_marker, MARKS))}
+    files = list(dict.fromkeys(item.path for item in items if item in long))
+    first, second = ([i for i in items if i in long and files.index(i.path) % 2 == half] for half in (0, 1))
+    short = [item for item in items if item not in long]
+    cut = max(0, len(items) // 2 - len(first))
+    items[:] = [*first, *short[:cut], *second, *short[cut:]]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -35,18 +35,6 @@ def pytest_sessionstart():
             text.documents(source)
 
 
-def pytest_collection_modifyitems(items):
-    """Two halves with their long tests first: a worker does one, and then takes from the end of the other. So what is
-    left at the end is short.
-    """
-    long = {item for item in items if {"slow", "kernel", "browser"} & {mark.name for mark in item.iter_markers()}}
-    files = list(dict.fromkeys(item.path for item in items if item in long))
-    first, second = ([i for i in items if i in long and files.index(i.path) % 2 == half] for half in (0, 1))
-    short = [item for item in items if item not in long]
-    cut = max(0, len(items) // 2 - len(first))
-    items[:] = [*first, *short[:cut], *second, *short[cut:]]
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item, load=base.load):
     """`make test` makes no base model, so a test that loads the stored one must say so."""

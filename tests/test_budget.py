@@ -76,6 +76,25 @@ def test_a_slower_machine_gets_more_seconds_and_none_gets_fewer(monkeypatch):
     assert budget.slowness() == 1
 
 
+class Item:
+    def __init__(self, path: str, mark: str = ""):
+        self.path, self.mark = path, mark
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name == self.mark
+
+
+def test_each_half_begins_with_long_tests_and_ends_with_short_ones():
+    items = [Item(path, mark) for path in "abcdef" for mark in ("slow", "kernel" if path < "d" else "", "", "", "")]
+    ordered = items.copy()
+    budget.pytest_collection_modifyitems(ordered)
+    halves = [[item.mark != "" for item in half] for half in (ordered[:15], ordered[15:])]
+    assert all(any(half) and half == sorted(half, reverse=True) for half in halves)
+    assert set(ordered) == set(items) and len(ordered) == len(items)
+    paths = [item.path for item in ordered if item.mark]
+    assert all(paths[paths.index(path) :][: paths.count(path)] == [path] * paths.count(path) for path in paths)
+
+
 def test_measuring_the_machine_leaves_the_generator_alone():
     import torch
 

@@ -1,112 +1,118 @@
+"""Small PyTorch training programs outside language modelling; each has a faulty and a mended version."""
 import copy
+import itertools
 import math
-import random
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributions import Categorical, Normal
-from torch.utils.data import DataLoader, TensorDataset
-
-CASES = []
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 
-def _case(name, group, what):
-    CASES.append({"name": name, "what": what, "group": group})
+# ---------------------------------------------------------------- image classification
+def _cls_double_softmax(bug):
+    torch.manual_seed(0)
 
+    class SmallCNN(nn.Module):
+        def __init__(self, num_classes):
+            super().__init__()
+            self.conv1 = nn.Conv2d(1, 12, 3, padding=1)
+            self.conv2 = nn.Conv2d(12, 24, 3, padding=1)
+            self.pool = nn.MaxPool2d(2)
+            self.fc1 = nn.Linear(24 * 4 * 4, 48)
+            self.fc2 = nn.Linear(48, num_classes)
 
-# ---------------------------------------------------------------------------------------------
-_case("house_price", "tabular regression",
-      "Predictions are (B, 1) and targets (B,), so the squared error broadcasts to (B, B); the net learns the mean.")
+        def forward(self, x):
+            x = self.pool(F.relu(self.conv1(x)))
+            x = self.pool(F.relu(self.conv2(x)))
+            x = F.relu(self.fc1(x.flatten(1)))
+            x = self.fc2(x)
+            if bug:
+                x = F.softmax(x, dim=1)
+            return x
 
+    protos = F.interpolate(torch.randn(10, 1, 6, 6), size=16, mode="bilinear")
 
-class HousePriceNet(nn.Module):
-    def __init__(self, n_in):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(n_in, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 1))
+    def draw(n):
+        y = torch.randint(0, 10, (n,))
+        return protos[y] + 1.3 * torch.randn(n, 1, 16, 16), y
 
-    def forward(self, x):
-        return self.net(x)
-
-
-def _house_price(bug):
-    torch.manual_seed(1)
-    x = torch.randn(2400, 8)
-    y = 1.5 * x[:, 0] - x[:, 1] + 0.8 * x[:, 2] * x[:, 3] + 0.1 * torch.randn(2400)
-    y = (y - y[:2000].mean()) / y[:2000].std()
-    loader = DataLoader(TensorDataset(x[:2000], y[:2000]), batch_size=64, shuffle=True, drop_last=True)
-    x_val, y_val = x[2000:], y[2000:]
-    model = HousePriceNet(8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    it = {"it": iter(loader)}
-
-    def next_batch():
-        try:
-            return next(it["it"])
-        except StopIteration:
-            it["it"] = iter(loader)
-            return next(it["it"])
+    train_x, train_y = draw(1500)
+    val_x, val_y = draw(400)
+    model = SmallCNN(10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9)
+    criterion = nn.CrossEntropyLoss()
 
     def step(i):
         model.train()
-        xb, yb = next_batch()
+        idx = torch.randint(0, len(train_x), (32,))
         optimizer.zero_grad()
-        if bug:
-            pred = model(xb)
-        else:
-            pred = model(xb).squeeze(-1)
-        loss = ((pred - yb) ** 2).mean()
+        loss = criterion(model(train_x[idx]), train_y[idx])
         loss.backward()
         optimizer.step()
 
     def probe():
         model.eval()
         with torch.no_grad():
-            err = (model(x_val).reshape(-1) - y_val).pow(2).mean().sqrt().item()
+            err = (model(val_x).argmax(1) != val_y).float().mean().item()
         model.train()
         return err
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
-# ---------------------------------------------------------------------------------------------
-_case("credit_default", "tabular classification",
-      "Class weights are set to the class frequencies instead of their inverse, so the rare class is ignored.")
+# ---------------------------------------------------------------- image folders
+def _cls_sorted_loader(bug):
+    torch.manual_seed(0)
 
+    class FolderLike(Dataset):
+        """Reads class folders one after the other, as ImageFolder does."""
 
-class CreditNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1 = nn.Linear(10, 32)
-        self.bn1 = nn.BatchNorm1d(32)
-        self.fc2 = nn.Linear(32, 16)
-        self.out = nn.Linear(16, 2)
+        def __init__(self, protos, per_class, noise):
+            self.samples = []
+            for c in range(len(protos)):
+                for _ in range(per_class):
+                    self.samples.append((protos[c] + noise * torch.randn_like(protos[c]), c))
 
-    def forward(self, x):
-        x = F.relu(self.bn1(self.fc1(x)))
-        return self.out(F.relu(self.fc2(x)))
+        def __len__(self):
+            return len(self.samples)
 
+        def __getitem__(self, k):
+            return self.samples[k]
 
-def _credit_default(bug):
-    torch.manual_seed(2)
-    n = 4000
-    x = torch.randn(n, 10)
-    score = x[:, 0] + 0.7 * x[:, 1] - 0.5 * x[:, 2] + 0.6 * torch.randn(n)
-    y = (score > 1.9).long()
-    x_tr, y_tr, x_va, y_va = x[:3000], y[:3000], x[3000:], y[3000:]
-    counts = torch.bincount(y_tr, minlength=2).float()
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.features = nn.Sequential(
+                nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            )
+            self.classifier = nn.Linear(16 * 9, 8)
+
+        def forward(self, x):
+            return self.classifier(self.features(x).flatten(1))
+
+    protos = 0.8 * torch.randn(8, 3, 12, 12)
+    train_set = FolderLike(protos, 64, 1.2)
+    val_set = FolderLike(protos, 40, 1.2)
     if bug:
-        weights = counts / counts.sum()
+        loader = DataLoader(train_set, batch_size=32)
     else:
-        weights = counts.sum() / (2 * counts)
-    model = CreditNet()
-    criterion = nn.CrossEntropyLoss(weight=weights)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-3)
+        loader = DataLoader(train_set, batch_size=32, shuffle=True)
+    val_x = torch.stack([s[0] for s in val_set.samples])
+    val_y = torch.tensor([s[1] for s in val_set.samples])
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
+    def batches():
+        while True:
+            yield from loader
+
+    stream = batches()
 
     def step(i):
-        model.train()
-        idx = torch.randint(0, len(x_tr), (128,))
-        loss = criterion(model(x_tr[idx]), y_tr[idx])
+        x, y = next(stream)
+        loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -114,1155 +120,105 @@ def _credit_default(bug):
     def probe():
         model.eval()
         with torch.no_grad():
-            pred = model(x_va).argmax(1)
+            err = (model(val_x).argmax(1) != val_y).float().mean().item()
         model.train()
-        recalls = [(pred[y_va == c] == c).float().mean().item() for c in (0, 1)]
-        return 1.0 - sum(recalls) / 2 + 1e-3
+        return err
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
-# ---------------------------------------------------------------------------------------------
-_case("claims_frequency", "count regression",
-      "The net outputs a positive rate (softplus) but PoissonNLLLoss keeps its default log_input=True, so the "
-      "rate is fitted to the log of the counts.")
+# ---------------------------------------------------------------- vision transformer
+def _vit_batch_first(bug):
+    torch.manual_seed(0)
 
+    class TinyViT(nn.Module):
+        def __init__(self, image=16, patch=4, dim=32, depth=2, heads=4, classes=6):
+            super().__init__()
+            n = (image // patch) ** 2
+            self.patch_embed = nn.Conv2d(1, dim, patch, stride=patch)
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+            self.pos_embed = nn.Parameter(0.02 * torch.randn(1, n + 1, dim))
+            if bug:
+                block = nn.TransformerEncoderLayer(dim, heads, 2 * dim, dropout=0.0)
+            else:
+                block = nn.TransformerEncoderLayer(dim, heads, 2 * dim, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(block, depth, enable_nested_tensor=False)
+            self.norm = nn.LayerNorm(dim)
+            self.head = nn.Linear(dim, classes)
 
-class ClaimsFrequency(nn.Module):
-    def __init__(self, n_features):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(n_features, 32), nn.Tanh(), nn.Linear(32, 1))
+        def forward(self, x):
+            x = self.patch_embed(x).flatten(2).transpose(1, 2)
+            cls = self.cls_token.expand(x.size(0), -1, -1)
+            x = torch.cat([cls, x], dim=1) + self.pos_embed
+            x = self.encoder(x)
+            return self.head(self.norm(x[:, 0]))
 
-    def forward(self, x):
-        return F.softplus(self.body(x)).squeeze(-1)
+    protos = torch.randn(6, 1, 16, 16)
 
+    def draw(n):
+        y = torch.randint(0, 6, (n,))
+        return protos[y] + 1.5 * torch.randn(n, 1, 16, 16), y
 
-def _claims_frequency(bug):
-    torch.manual_seed(3)
-    x = torch.randn(3000, 6)
-    rate = torch.exp(0.6 + 0.5 * x[:, 0] - 0.4 * x[:, 1] + 0.3 * torch.sin(2 * x[:, 2]))
-    claims = torch.poisson(rate)
-    train = TensorDataset(x[:2500], claims[:2500])
-    loader = DataLoader(train, batch_size=100, shuffle=True)
-    model = ClaimsFrequency(6)
-    criterion = nn.PoissonNLLLoss() if bug else nn.PoissonNLLLoss(log_input=False)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    batches = []
-
-    def step(i):
-        if not batches:
-            batches.extend(loader)
-        xb, yb = batches.pop()
-        loss = criterion(model(xb), yb)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            return (model(x[2500:]) - rate[2500:]).pow(2).mean().sqrt().item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("sensor_lstm", "time series",
-      "nn.LSTM is given (batch, time, features) without batch_first=True, so it recurs over the batch and the "
-      "'last step' output has only seen the last time step plus other samples.")
-
-
-class SensorLSTM(nn.Module):
-    def __init__(self, n_features=3, hidden=32, bug=False):
-        super().__init__()
-        if bug:
-            self.lstm = nn.LSTM(n_features, hidden, num_layers=1)
-        else:
-            self.lstm = nn.LSTM(n_features, hidden, num_layers=1, batch_first=True)
-        self.fc = nn.Linear(hidden, 1)
-
-    def forward(self, x):
-        out, _ = self.lstm(x)
-        return self.fc(out[:, -1]).squeeze(-1)
-
-
-def _sensor_lstm(bug):
-    torch.manual_seed(4)
-    n, t = 1200, 16
-    x = torch.randn(n, t, 3)
-    decay = 0.85 ** torch.arange(t - 1, -1, -1).float()
-    y = (x[:, :, 0] * decay).sum(1) - 0.5 * (x[:, :, 1] * decay).sum(1)
-    x_tr, y_tr, x_te, y_te = x[:1000], y[:1000], x[1000:], y[1000:]
-    model = SensorLSTM(bug=bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    loss_fn = nn.MSELoss()
+    train_x, train_y = draw(1200)
+    val_x, val_y = draw(300)
+    model = TinyViT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
 
     def step(i):
         model.train()
-        idx = torch.randperm(len(x_tr))[:64]
+        idx = torch.randint(0, len(train_x), (32,))
+        loss = F.cross_entropy(model(train_x[idx]), train_y[idx], label_smoothing=0.1)
         optimizer.zero_grad()
-        loss = loss_fn(model(x_tr[idx]), y_tr[idx])
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     def probe():
         model.eval()
         with torch.no_grad():
-            mse = F.mse_loss(model(x_te), y_te).item()
-        model.train()
-        return mse
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("eeg_conv", "time series classification",
-      "Recordings come as (batch, time, channels); view instead of permute is used to get (batch, channels, time) "
-      "for Conv1d, which scrambles time and channels.")
-
-
-class EEGConvNet(nn.Module):
-    def __init__(self, n_channels=4, n_classes=4, bug=False):
-        super().__init__()
-        self.bug = bug
-        self.conv1 = nn.Conv1d(n_channels, 16, 7, padding=3)
-        self.conv2 = nn.Conv1d(16, 16, 5, padding=2)
-        self.head = nn.Linear(16, n_classes)
-
-    def forward(self, x):
-        b, t, c = x.shape
-        if self.bug:
-            x = x.view(b, c, t)
-        else:
-            x = x.permute(0, 2, 1)
-        x = F.relu(self.conv1(x))
-        x = F.relu(self.conv2(x))
-        return self.head(x.mean(-1))
-
-
-def _eeg_conv(bug):
-    torch.manual_seed(5)
-    n, t, c = 1000, 48, 4
-    label = torch.randint(0, 4, (n,))
-    time = torch.arange(t).float()
-    phase = 6.28 * torch.rand(n, 1)
-    x = 1.0 * torch.randn(n, t, c)
-    x[torch.arange(n), :, label] += 1.0 * torch.sin(0.6 * time + phase)
-    ds = TensorDataset(x[:800], label[:800])
-    loader = DataLoader(ds, batch_size=40, shuffle=True)
-    model = EEGConvNet(bug=bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    state = {"iter": iter(loader)}
-
-    def step(i):
-        batch = next(state["iter"], None)
-        if batch is None:
-            state["iter"] = iter(loader)
-            batch = next(state["iter"])
-        signal, target = batch
-        optimizer.zero_grad()
-        F.cross_entropy(model(signal), target).backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            return (model(x[800:]).argmax(1) != label[800:]).float().mean().item() + 1e-3
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("demand_forecast", "probabilistic forecasting",
-      "The pinball loss takes the error as prediction minus target, so the 0.1 and 0.9 quantiles are swapped.")
-
-
-class QuantileGRU(nn.Module):
-    def __init__(self, n_quantiles):
-        super().__init__()
-        self.gru = nn.GRU(1, 24, batch_first=True)
-        self.head = nn.Linear(24, n_quantiles)
-
-    def forward(self, history):
-        _, h = self.gru(history)
-        return self.head(h[-1])
-
-
-def _demand_forecast(bug):
-    torch.manual_seed(6)
-    quantiles = torch.tensor([0.1, 0.5, 0.9])
-    t = torch.arange(1500).float()
-    series = torch.sin(2 * math.pi * t / 24) + 0.5 * torch.randn(1500)
-    windows = series.unfold(0, 25, 1)
-    hist, target = windows[:, :-1].unsqueeze(-1), windows[:, -1]
-    n_train = 1200
-    model = QuantileGRU(3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def pinball(pred, y):
-        if bug:
-            err = pred - y.unsqueeze(-1)
-        else:
-            err = y.unsqueeze(-1) - pred
-        return torch.maximum(quantiles * err, (quantiles - 1) * err).mean()
-
-    def step(i):
-        idx = torch.randint(0, n_train, (64,))
-        loss = pinball(model(hist[idx]), target[idx])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            diff = target[n_train:].unsqueeze(-1) - model(hist[n_train:])
-            return torch.where(diff >= 0, quantiles * diff, (quantiles - 1) * diff).mean().item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("load_forecast", "time series forecasting",
-      "An epoch-wise ExponentialLR(0.8) is stepped after every batch, so the learning rate is gone in some 30 steps.")
-
-
-class LoadForecaster(nn.Module):
-    def __init__(self, lookback, horizon):
-        super().__init__()
-        self.trend = nn.Linear(lookback, horizon)
-        self.res = nn.Sequential(nn.Linear(lookback, 64), nn.GELU(), nn.Linear(64, horizon))
-
-    def forward(self, x):
-        return self.trend(x) + self.res(x)
-
-
-def _load_forecast(bug):
-    torch.manual_seed(7)
-    t = torch.arange(2200).float()
-    load = torch.sin(2 * math.pi * t / 24) + 0.5 * torch.sin(2 * math.pi * t / 60) + 0.1 * torch.randn(2200)
-    win = load.unfold(0, 36, 1)
-    x, y = win[:, :30], win[:, 30:]
-    loader = DataLoader(TensorDataset(x[:1600], y[:1600]), batch_size=32, shuffle=True)
-    steps_per_epoch = len(loader)
-    model = LoadForecaster(30, 6)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.8)
-    it = [iter(loader)]
-
-    def step(i):
-        try:
-            xb, yb = next(it[0])
-        except StopIteration:
-            it[0] = iter(loader)
-            xb, yb = next(it[0])
-        loss = F.mse_loss(model(xb), yb)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if bug:
-            scheduler.step()
-        elif (i + 1) % steps_per_epoch == 0:
-            scheduler.step()
-
-    def probe():
-        with torch.no_grad():
-            return F.l1_loss(model(x[1700:]), y[1700:]).item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("gcn_nodes", "graph node classification",
-      "F.dropout is called without training=self.training, so dropout stays on in eval mode and predictions are "
-      "noisy.")
-
-
-class GCN(nn.Module):
-    def __init__(self, n_in, n_hid, n_cls, bug=False):
-        super().__init__()
-        self.w1 = nn.Linear(n_in, n_hid)
-        self.w2 = nn.Linear(n_hid, n_cls)
-        self.bug = bug
-
-    def forward(self, x, adj):
-        h = F.relu(adj @ self.w1(x))
-        if self.bug:
-            h = F.dropout(h, p=0.6)
-        else:
-            h = F.dropout(h, p=0.6, training=self.training)
-        return adj @ self.w2(h)
-
-
-def _gcn_nodes(bug):
-    torch.manual_seed(8)
-    n, k = 300, 3
-    label = torch.randint(0, k, (n,))
-    same = (label[:, None] == label[None, :]).float()
-    a = torch.bernoulli(0.02 * same + 0.008 * (1 - same)).triu(1)
-    a = a + a.t() + torch.eye(n)
-    d = a.sum(1).rsqrt()
-    adj = d[:, None] * a * d[None, :]
-    x = 0.7 * F.one_hot(label, k).float() @ torch.randn(k, 16) * 0.6 + torch.randn(n, 16)
-    perm = torch.randperm(n)
-    train, test = perm[:120], perm[120:]
-    model = GCN(16, 16, k, bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=5e-4)
-
-    def step(i):
-        model.train()
-        optimizer.zero_grad()
-        logits = model(x, adj)
-        loss = F.cross_entropy(logits[train], label[train])
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        model.eval()
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            nll = sum(F.cross_entropy(model(x, adj)[test], label[test]).item() for _ in range(5)) / 5
+            nll = F.cross_entropy(model(val_x), val_y).item()
         model.train()
         return nll
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
-# ---------------------------------------------------------------------------------------------
-_case("particle_graph", "graph regression",
-      "Messages are summed at the source nodes instead of the destination nodes, so each node gets the messages "
-      "it sent, never the ones addressed to it.")
-
-
-class InteractionLayer(nn.Module):
-    def __init__(self, dim, bug=False):
-        super().__init__()
-        self.message = nn.Sequential(nn.Linear(dim, 32), nn.ReLU(), nn.Linear(32, 16))
-        self.update = nn.Sequential(nn.Linear(dim + 16, 32), nn.ReLU(), nn.Linear(32, 1))
-        self.bug = bug
-
-    def forward(self, x, edge_index):
-        src, dst = edge_index
-        msg = self.message(x[src])
-        agg = torch.zeros(x.size(0), msg.size(1))
-        if self.bug:
-            agg = agg.index_add(0, src, msg)
-        else:
-            agg = agg.index_add(0, dst, msg)
-        return self.update(torch.cat([x, agg], dim=-1)).squeeze(-1)
-
-
-def _particle_graph(bug):
-    torch.manual_seed(9)
-    n_nodes = 40
-
-    def sample_graph():
-        x = torch.randn(n_nodes, 4)
-        edge_index = torch.randint(0, n_nodes, (2, 120))
-        force = torch.zeros(n_nodes).index_add(0, edge_index[1], x[edge_index[0], 0] * x[edge_index[0], 1].sign())
-        return x, edge_index, force + 0.5 * x[:, 2]
-
-    train_graphs = [sample_graph() for _ in range(100)]
-    test_graphs = [sample_graph() for _ in range(20)]
-    model = InteractionLayer(4, bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def step(i):
-        optimizer.zero_grad()
-        loss = 0.0
-        for g in torch.randint(0, len(train_graphs), (4,)).tolist():
-            x, edge_index, y = train_graphs[g]
-            loss = loss + F.mse_loss(model(x, edge_index), y) / 4
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            return sum(F.mse_loss(model(x, e), y).item() for x, e, y in test_graphs) / len(test_graphs)
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("dqn_corridor", "reinforcement learning (DQN)",
-      "The TD target bootstraps from the next state even when the episode ended, so Q-values are inflated.")
-
-
-class QNetwork(nn.Module):
-    def __init__(self, n_obs, n_actions):
-        super().__init__()
-        self.fc1 = nn.Linear(n_obs, 64)
-        self.fc2 = nn.Linear(64, 64)
-        self.fc3 = nn.Linear(64, n_actions)
-
-    def forward(self, x):
-        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
-
-
-class Corridor:
-    length = 7
-
-    @classmethod
-    def move(cls, pos, action):
-        pos = pos + (1 if action == 1 else -1)
-        if pos >= cls.length:
-            return pos, 1.0, True
-        if pos <= 0:
-            return pos, 0.2, True
-        return pos, -0.02, False
-
-
-def _dqn_corridor(bug):
-    torch.manual_seed(10)
-    gamma, n = 0.95, Corridor.length
-    q_net = QNetwork(2, 2)
-    target_net = copy.deepcopy(q_net)
-    optimizer = torch.optim.Adam(q_net.parameters(), lr=2e-3)
-    memory = []
-    rng = random.Random(10)
-    env = {"pos": 3}
-
-    def obs(pos):
-        p = torch.as_tensor(pos).float() / n
-        return torch.stack([p, 1 - p], -1)
-
-    def collect(k):
-        for _ in range(k):
-            s = env["pos"]
-            if rng.random() < 0.3:
-                a = rng.randrange(2)
-            else:
-                with torch.no_grad():
-                    a = q_net(obs(s)).argmax().item()
-            s2, r, done = Corridor.move(s, a)
-            memory.append((s, a, r, s2, float(done)))
-            env["pos"] = rng.randint(1, n - 1) if done else s2
-
-    def step(i):
-        collect(8 if memory else 128)
-        s, a, r, s2, done = map(torch.tensor, zip(*rng.sample(memory, 64)))
-        q = q_net(obs(s)).gather(1, a.unsqueeze(1)).squeeze(1)
-        with torch.no_grad():
-            next_q = target_net(obs(s2)).max(1).values
-            if bug:
-                target = r + gamma * next_q
-            else:
-                target = r + gamma * next_q * (1 - done)
-        loss = F.smooth_l1_loss(q, target)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if i % 5 == 0:
-            target_net.load_state_dict(q_net.state_dict())
-
-    true_q = torch.zeros(n + 1, 2)
-    for _ in range(200):
-        new_q = torch.zeros_like(true_q)
-        for s in range(1, n):
-            for a in range(2):
-                s2, r, done = Corridor.move(s, a)
-                new_q[s, a] = r if done else r + gamma * true_q[s2].max().item()
-        true_q = new_q
-
-    def probe():
-        with torch.no_grad():
-            return (q_net(obs(torch.arange(1, n))) - true_q[1:n]).pow(2).mean().sqrt().item()
-
-    return {"model": q_net, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("ddpg_point_mass", "reinforcement learning (DDPG)",
-      "The Polyak update assigns to the loop variable instead of writing into the target's parameters, so the "
-      "target networks keep their random initial weights for ever.")
-
-
-class DDPGActor(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 1), nn.Tanh())
-
-    def forward(self, s):
-        return self.net(s)
-
-
-class DDPGCritic(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def forward(self, s, a):
-        return self.net(torch.cat([s, a], dim=-1))
-
-
-def _ddpg_point_mass(bug):
-    torch.manual_seed(11)
-    gamma, tau = 0.9, 0.1
-
-    def dynamics(s, a):
-        v = 0.9 * s[:, 1:2] + 0.5 * a
-        p = s[:, 0:1] + 0.5 * v
-        reward = -(s[:, 0:1] ** 2) - 0.1 * s[:, 1:2] ** 2
-        return torch.cat([p, v], -1).clamp(-3, 3), reward
-
-    states = 2 * torch.rand(4000, 2) * torch.tensor([2.0, 1.0]) - torch.tensor([2.0, 1.0])
-    actions = 2 * torch.rand(4000, 1) - 1
-    next_states, rewards = dynamics(states, actions)
-    actor, critic = DDPGActor(), DDPGCritic()
-    actor_target, critic_target = copy.deepcopy(actor), copy.deepcopy(critic)
-    actor_opt = torch.optim.Adam(actor.parameters(), lr=2e-3)
-    critic_opt = torch.optim.Adam(critic.parameters(), lr=5e-3)
-
-    @torch.no_grad()
-    def soft_update(target, source):
-        for tp, sp in zip(target.parameters(), source.parameters()):
-            if bug:
-                tp = tau * sp + (1 - tau) * tp
-            else:
-                tp.copy_(tau * sp + (1 - tau) * tp)
-
-    def step(i):
-        idx = torch.randint(0, 4000, (128,))
-        s, a, r, s2 = states[idx], actions[idx], rewards[idx], next_states[idx]
-        with torch.no_grad():
-            y = r + gamma * critic_target(s2, actor_target(s2))
-        critic_loss = F.mse_loss(critic(s, a), y)
-        critic_opt.zero_grad()
-        critic_loss.backward()
-        critic_opt.step()
-
-        actor_loss = -critic(s, actor(s)).mean()
-        actor_opt.zero_grad()
-        actor_loss.backward()
-        actor_opt.step()
-
-        soft_update(critic_target, critic)
-        soft_update(actor_target, actor)
-
-    start = torch.tensor([[p, v] for p in (-1.5, -0.5, 0.5, 1.5) for v in (-0.5, 0.0, 0.5)])
-
-    def probe():
-        s, cost = start, 0.0
-        with torch.no_grad():
-            for _ in range(30):
-                s, r = dynamics(s, actor(s))
-                cost -= r.mean().item()
-        return cost
-
-    return {"model": [actor, critic], "optimizer": [actor_opt, critic_opt], "steps": 20, "step": step,
-            "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("ppo_navigation", "reinforcement learning (PPO)",
-      "The 'old' log-probabilities are recomputed with the current policy in each epoch with the graph attached, "
-      "so the ratio is identically one and the surrogate has no gradient.")
-
-
-class PPOAgent(nn.Module):
-    def __init__(self, n_obs, n_act):
-        super().__init__()
-        self.actor = nn.Sequential(nn.Linear(n_obs, 32), nn.Tanh(), nn.Linear(32, n_act))
-        self.critic = nn.Sequential(nn.Linear(n_obs, 32), nn.Tanh(), nn.Linear(32, 1))
-
-    def dist(self, obs):
-        return Categorical(logits=self.actor(obs))
-
-    def value(self, obs):
-        return self.critic(obs).squeeze(-1)
-
-
-def _ppo_navigation(bug):
-    torch.manual_seed(12)
-    moves = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]) * 0.3
-    n_envs, horizon, gamma, lam, clip = 32, 8, 0.9, 0.95, 0.2
-    agent = PPOAgent(2, 4)
-    optimizer = torch.optim.Adam(agent.parameters(), lr=5e-3)
-
-    def rollout():
-        pos = 2 * torch.rand(n_envs, 2) - 1
-        obs, acts, logps, rews, vals = [], [], [], [], []
-        with torch.no_grad():
-            for _ in range(horizon):
-                dist = agent.dist(pos)
-                act = dist.sample()
-                obs.append(pos)
-                acts.append(act)
-                logps.append(dist.log_prob(act))
-                vals.append(agent.value(pos))
-                pos = (pos + moves[act]).clamp(-2, 2)
-                rews.append(-pos.norm(dim=-1))
-            vals.append(agent.value(pos))
-        adv, gae = [], torch.zeros(n_envs)
-        for t in reversed(range(horizon)):
-            delta = rews[t] + gamma * vals[t + 1] - vals[t]
-            gae = delta + gamma * lam * gae
-            adv.insert(0, gae)
-        adv = torch.stack(adv)
-        ret = adv + torch.stack(vals[:-1])
-        return [v.flatten(0, 1) for v in (torch.stack(obs), torch.stack(acts), torch.stack(logps), adv, ret)]
-
-    def step(i):
-        obs, act, logp_old, adv, ret = rollout()
-        adv = (adv - adv.mean()) / (adv.std() + 1e-8)
-        for _ in range(4):
-            if bug:
-                logp_old = agent.dist(obs).log_prob(act)
-            dist = agent.dist(obs)
-            ratio = torch.exp(dist.log_prob(act) - logp_old)
-            surr = torch.min(ratio * adv, ratio.clamp(1 - clip, 1 + clip) * adv)
-            value_loss = F.mse_loss(agent.value(obs), ret)
-            loss = -surr.mean() + 0.5 * value_loss - 0.01 * dist.entropy().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
-            optimizer.step()
-
-    grid = torch.cartesian_prod(torch.linspace(-1, 1, 9), torch.linspace(-1, 1, 9))
-
-    def probe():
-        pos, cost = grid, 0.0
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            for _ in range(horizon):
-                pos = (pos + moves[agent.dist(pos).sample()]).clamp(-2, 2)
-                cost += pos.norm(dim=-1).mean().item()
-        return cost / horizon
-
-    return {"model": agent, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("sac_control", "reinforcement learning (SAC)",
-      "The actor draws its action with sample() instead of rsample(), so no gradient of Q reaches the actor.")
-
-
-class SquashedGaussianActor(nn.Module):
-    def __init__(self, n_obs, n_act, bug=False):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(n_obs, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
-        self.mu = nn.Linear(64, n_act)
-        self.log_std = nn.Linear(64, n_act)
-        self.bug = bug
-
-    def forward(self, s):
-        h = self.body(s)
-        dist = Normal(self.mu(h), self.log_std(h).clamp(-5, 1).exp())
-        if self.bug:
-            u = dist.sample()
-        else:
-            u = dist.rsample()
-        a = torch.tanh(u)
-        logp = (dist.log_prob(u) - torch.log(1 - a.pow(2) + 1e-6)).sum(-1, keepdim=True)
-        return a, logp
-
-
-class TwinQ(nn.Module):
-    def __init__(self, n_in):
-        super().__init__()
-        self.q1 = nn.Sequential(nn.Linear(n_in, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-        self.q2 = nn.Sequential(nn.Linear(n_in, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
-
-    def forward(self, s, a):
-        x = torch.cat([s, a], -1)
-        return self.q1(x), self.q2(x)
-
-
-def _sac_control(bug):
-    torch.manual_seed(13)
-    gamma, tau, alpha = 0.8, 0.05, 0.05
-
-    def env_step(s, a):
-        reward = -((s + 0.8 * a) ** 2).sum(-1, keepdim=True)
-        nxt = 0.5 * s + 0.5 * a + 0.4 * torch.randn_like(s)
-        return nxt.clamp(-2, 2), reward
-
-    actor, critic = SquashedGaussianActor(2, 2, bug), TwinQ(4)
-    critic_target = copy.deepcopy(critic)
-    actor_opt = torch.optim.Adam(actor.parameters(), lr=3e-3)
-    critic_opt = torch.optim.Adam(critic.parameters(), lr=3e-3)
-    buffer = []
-    world = {"s": torch.randn(16, 2)}
-
-    def interact():
-        with torch.no_grad():
-            a, _ = actor(world["s"])
-        s2, r = env_step(world["s"], a)
-        buffer.append((world["s"], a, r, s2))
-        world["s"] = s2
-
-    def step(i):
-        interact()
-        picks = torch.randint(0, len(buffer), (8,)).tolist()
-        s, a, r, s2 = (torch.cat(v) for v in zip(*[buffer[j] for j in picks]))
-        with torch.no_grad():
-            a2, logp2 = actor(s2)
-            y = r + gamma * (torch.min(*critic_target(s2, a2)) - alpha * logp2)
-        q1, q2 = critic(s, a)
-        critic_loss = F.mse_loss(q1, y) + F.mse_loss(q2, y)
-        critic_opt.zero_grad()
-        critic_loss.backward()
-        critic_opt.step()
-
-        a_pi, logp = actor(s)
-        actor_loss = (alpha * logp - torch.min(*critic(s, a_pi))).mean()
-        actor_opt.zero_grad()
-        actor_loss.backward()
-        actor_opt.step()
-        with torch.no_grad():
-            for tp, p in zip(critic_target.parameters(), critic.parameters()):
-                tp.lerp_(p, tau)
-
-    def probe():
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            s, cost = torch.randn(128, 2), 0.0
-            for _ in range(15):
-                a = torch.tanh(actor.mu(actor.body(s)))
-                s, r = env_step(s, a)
-                cost -= r.mean().item()
-        return cost / 15
-
-    return {"model": [actor, critic], "optimizer": [actor_opt, critic_opt], "steps": 20, "step": step,
-            "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("actor_critic_cues", "reinforcement learning (actor-critic)",
-      "Discounted returns are accumulated backwards but appended and never reversed, so each action is credited "
-      "with the return of the wrong time step.")
-
-
-class ActorCritic(nn.Module):
-    def __init__(self, n_obs, n_actions):
-        super().__init__()
-        self.shared = nn.Linear(n_obs, 48)
-        self.policy = nn.Linear(48, n_actions)
-        self.value = nn.Linear(48, 1)
-
-    def forward(self, s):
-        h = torch.relu(self.shared(s))
-        return Categorical(logits=self.policy(h)), self.value(h).squeeze(-1)
-
-
-def _actor_critic_cues(bug):
-    torch.manual_seed(14)
-    gamma, n_steps, n_envs = 0.6, 10, 16
-    target_map = torch.randn(4, 3)
-    model = ActorCritic(4, 3)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def env_step(s, a):
-        reward = (a == (s @ target_map).argmax(-1)).float()
-        return 0.3 * s + torch.randn_like(s), reward
-
-    def step(i):
-        s = torch.randn(n_envs, 4)
-        log_probs, values, rewards = [], [], []
-        for _ in range(n_steps):
-            dist, v = model(s)
-            a = dist.sample()
-            log_probs.append(dist.log_prob(a))
-            values.append(v)
-            s, r = env_step(s, a)
-            rewards.append(r)
-        returns, running = [], torch.zeros(n_envs)
-        for r in reversed(rewards):
-            running = r + gamma * running
-            if bug:
-                returns.append(running)
-            else:
-                returns.insert(0, running)
-        returns = torch.stack(returns)
-        advantage = returns - torch.stack(values)
-        actor_loss = -(torch.stack(log_probs) * advantage.detach()).mean()
-        loss = actor_loss + 0.5 * advantage.pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            s = torch.randn(1000, 4)
-            dist, _ = model(s)
-            best = (s @ target_map).argmax(-1)
-            return 1.0 - dist.probs.gather(1, best[:, None]).mean().item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("implicit_mf", "recommender systems",
-      "The implicit-feedback model is trained with BCE on observed interactions only, without negative sampling, "
-      "so every score is pushed up and the ranking suffers.")
-
-
-class ImplicitMF(nn.Module):
-    def __init__(self, n_users, n_items, dim=16):
-        super().__init__()
-        self.user = nn.Embedding(n_users, dim)
-        self.item = nn.Embedding(n_items, dim)
-        self.item_bias = nn.Embedding(n_items, 1)
-        nn.init.normal_(self.user.weight, std=0.1)
-        nn.init.normal_(self.item.weight, std=0.1)
-        nn.init.zeros_(self.item_bias.weight)
-
-    def forward(self, u, i):
-        return (self.user(u) * self.item(i)).sum(-1) + self.item_bias(i).squeeze(-1)
-
-
-def _implicit_mf(bug):
-    torch.manual_seed(15)
-    n_users, n_items = 120, 80
-    affinity = torch.randn(n_users, 4) @ torch.randn(4, n_items)
-    liked = affinity > 1.5
-    pairs = liked.nonzero()
-    pairs = pairs[torch.randperm(len(pairs))]
-    n_train = int(0.8 * len(pairs))
-    train_pairs, test_pairs = pairs[:n_train], pairs[n_train:]
-    not_liked = (~liked).nonzero()
-    test_neg = not_liked[torch.randperm(len(not_liked))[:2000]]
-    model = ImplicitMF(n_users, n_items)
-    criterion = nn.BCEWithLogitsLoss()
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-
-    def step(i):
-        batch = train_pairs[torch.randint(0, n_train, (256,))]
-        users, items, labels = batch[:, 0], batch[:, 1], torch.ones(256)
-        if not bug:
-            users = torch.cat([users, users])
-            items = torch.cat([items, torch.randint(0, n_items, (256,))])
-            labels = torch.cat([labels, torch.zeros(256)])
-        loss = criterion(model(users, items), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            pos = model(test_pairs[:, 0], test_pairs[:, 1])
-            neg = model(test_neg[:, 0], test_neg[:, 1])
-            auc = (pos[:, None] > neg[None, :]).float().mean().item()
-        return 1.0 - auc
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("pinn_growth", "physics-informed networks",
-      "du/dt is taken with retain_graph=True instead of create_graph=True, so the derivative term of the residual "
-      "is a constant for the optimizer.")
-
-
-class PINN(nn.Module):
-    def __init__(self, width=32):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                 nn.Linear(width, 1))
-
-    def forward(self, t):
-        return self.net(t)
-
-
-def _pinn_growth(bug):
-    torch.manual_seed(16)
-    rate, u0 = 1.0, 1.0
-    model = PINN()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def residual(t):
-        t = t.requires_grad_(True)
-        u = model(t)
-        if bug:
-            u_t = torch.autograd.grad(u, t, torch.ones_like(u), retain_graph=True)[0]
-        else:
-            u_t = torch.autograd.grad(u, t, torch.ones_like(u), create_graph=True)[0]
-        return u_t - rate * u
-
-    def step(i):
-        t = 1.5 * torch.rand(64, 1)
-        loss_ode = residual(t).pow(2).mean()
-        loss_ic = (model(torch.zeros(1, 1)) - u0).pow(2).mean()
-        loss = loss_ode + 10 * loss_ic
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    t_test = torch.linspace(0, 1.5, 101).unsqueeze(1)
-    exact = u0 * torch.exp(rate * t_test)
-
-    def probe():
-        with torch.no_grad():
-            return ((model(t_test) - exact).norm() / exact.norm()).item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("cox_deepsurv", "survival analysis",
-      "The batch is sorted by ascending time before the cumulative log-sum-exp, so the risk set holds the patients "
-      "who already left instead of those still at risk.")
-
-
-class DeepSurv(nn.Module):
-    def __init__(self, n_in):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(n_in, 32), nn.ELU(), nn.Linear(32, 1, bias=False))
-
-    def forward(self, x):
-        return self.layers(x).squeeze(-1)
-
-
-def _cox_deepsurv(bug):
-    torch.manual_seed(17)
-    n = 1500
-    x = torch.randn(n, 6)
-    log_hazard = 1.0 * x[:, 0] - 0.8 * x[:, 1] + 0.5 * x[:, 2] ** 2
-    event_time = -torch.log(torch.rand(n)) / torch.exp(log_hazard)
-    censor_time = -torch.log(torch.rand(n)) / 0.3
-    time = torch.minimum(event_time, censor_time)
-    event = (event_time <= censor_time).float()
-    model = DeepSurv(6)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, weight_decay=1e-4)
-
-    def neg_partial_log_likelihood(risk, t, e):
-        if bug:
-            order = torch.argsort(t)
-        else:
-            order = torch.argsort(t, descending=True)
-        risk, e = risk[order], e[order]
-        log_cum = torch.logcumsumexp(risk, dim=0)
-        return -((risk - log_cum) * e).sum() / e.sum().clamp(min=1)
-
-    def step(i):
-        idx = torch.randperm(1200)[:128]
-        loss = neg_partial_log_likelihood(model(x[idx]), time[idx], event[idx])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            r = model(x[1200:])
-        t, e = time[1200:], event[1200:]
-        comparable = (t[:, None] < t[None, :]) & (e[:, None] > 0)
-        concordant = (r[:, None] > r[None, :]) & comparable
-        return 1.0 - (concordant.sum() / comparable.sum()).item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("hetero_gaussian", "probabilistic regression",
-      "gaussian_nll_loss expects the variance but gets the standard deviation, so the predicted std is fitted to the "
-      "variance and the intervals are miscalibrated.")
-
-
-class HeteroscedasticNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(1, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU())
-        self.mean = nn.Linear(32, 1)
-        self.log_std = nn.Linear(32, 1)
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return self.mean(h), self.log_std(h).exp()
-
-
-def _hetero_gaussian(bug):
-    torch.manual_seed(18)
-    x = 4 * torch.rand(2000, 1) - 2
-    sigma = 0.04 + 0.05 * (x + 2)
-    y = torch.sin(2 * x) + sigma * torch.randn_like(x)
-    x_tr, y_tr, x_te, _ = x[:1600], y[:1600], x[1600:], y[1600:]
-    model = HeteroscedasticNet()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def step(i):
-        idx = torch.randint(0, 1600, (128,))
-        mu, std = model(x_tr[idx])
-        if bug:
-            loss = F.gaussian_nll_loss(mu, y_tr[idx], std)
-        else:
-            loss = F.gaussian_nll_loss(mu, y_tr[idx], std ** 2)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-
-    true_std = sigma[1600:]
-
-    def probe():
-        with torch.no_grad():
-            mu, std = model(x_te)
-            return (std.log() - true_std.log()).abs().mean().item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("maml_sine", "meta-learning",
-      "The outer (query) loss is computed with the original weights instead of the adapted fast weights, so the "
-      "inner loop has no part in the meta-gradient.")
-
-
-class SineRegressor(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.l1 = nn.Linear(1, 40)
-        self.l2 = nn.Linear(40, 40)
-        self.l3 = nn.Linear(40, 1)
-
-    def weights(self):
-        return list(self.parameters())
-
-    @staticmethod
-    def functional(x, w):
-        x = F.relu(F.linear(x, w[0], w[1]))
-        x = F.relu(F.linear(x, w[2], w[3]))
-        return F.linear(x, w[4], w[5])
-
-
-def _maml_sine(bug):
-    torch.manual_seed(19)
-    inner_lr, n_tasks, shots = 0.05, 4, 10
-
-    def sample_task():
-        amp, phase = 0.5 + 2.0 * torch.rand(1), 3.14 * torch.rand(1)
-
-        def draw(n):
-            x = 10 * torch.rand(n, 1) - 5
-            return x, amp * torch.sin(x + phase)
-
-        return draw(shots), draw(20)
-
-    def adapt(w, x, y, n_inner=2, create_graph=True):
-        for _ in range(n_inner):
-            loss = F.mse_loss(SineRegressor.functional(x, w), y)
-            grads = torch.autograd.grad(loss, w, create_graph=create_graph)
-            w = [p - inner_lr * g for p, g in zip(w, grads)]
-        return w
-
-    model = SineRegressor()
+# ---------------------------------------------------------------- age estimation
+def _age_broadcast(bug):
+    torch.manual_seed(0)
+
+    class AgeNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(
+                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+                nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+            )
+            self.out = nn.Linear(64, 1)
+
+        def forward(self, x):
+            return self.out(self.body(x))
+
+    def faces(n):
+        age = 15 + 60 * torch.rand(n)
+        wrinkle = torch.sin(torch.arange(16.0) * 2.2).view(1, 1, 16, 1) * ((age - 15) / 60).view(-1, 1, 1, 1)
+        return wrinkle + 0.3 * torch.randn(n, 1, 16, 16), age
+
+    train_x, train_age = faces(800)
+    val_x, val_age = faces(300)
+    mean, std = train_age.mean(), train_age.std()
+    model = AgeNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
     def step(i):
-        meta_loss = 0.0
-        for _ in range(n_tasks):
-            (xs, ys), (xq, yq) = sample_task()
-            fast = adapt(model.weights(), xs, ys)
-            if bug:
-                pred = model.functional(xq, model.weights())
-            else:
-                pred = model.functional(xq, fast)
-            meta_loss = meta_loss + F.mse_loss(pred, yq) / n_tasks
-        optimizer.zero_grad()
-        meta_loss.backward()
-        optimizer.step()
-
-    with torch.random.fork_rng():
-        torch.manual_seed(190)
-        test_tasks = [sample_task() for _ in range(40)]
-
-    def probe():
-        total = 0.0
-        for (xs, ys), (xq, yq) in test_tasks:
-            w = [p.detach().clone().requires_grad_(True) for p in model.weights()]
-            w = adapt(w, xs, ys, create_graph=False)
-            total += F.mse_loss(SineRegressor.functional(xq, w), yq).item()
-        return total / len(test_tasks)
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("multitask_net", "multi-task learning",
-      "Task heads are held in a plain Python list, so they are not registered and the optimizer never trains them.")
-
-
-class MultiTaskNet(nn.Module):
-    def __init__(self, n_in, n_tasks, bug=False):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(n_in, 24), nn.ReLU(), nn.Linear(24, 4), nn.ReLU())
-        heads = [nn.Linear(4, 1) for _ in range(n_tasks)]
-        if bug:
-            self.heads = heads
-        else:
-            self.heads = nn.ModuleList(heads)
-
-    def forward(self, x):
-        h = self.trunk(x)
-        return [head(h).squeeze(-1) for head in self.heads]
-
-
-def _multitask_net(bug):
-    torch.manual_seed(20)
-    n_tasks = 5
-    x = torch.randn(2000, 6)
-    basis = torch.stack([x[:, 0], x[:, 1] * x[:, 2].sign()], dim=1)
-    y = basis @ torch.randn(2, n_tasks) + torch.linspace(-2, 2, n_tasks) + 0.05 * torch.randn(2000, n_tasks)
-    model = MultiTaskNet(6, n_tasks, bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def step(i):
-        idx = torch.randint(0, 1600, (64,))
-        outputs = model(x[idx])
-        losses = [F.mse_loss(out, y[idx, t]) for t, out in enumerate(outputs)]
-        optimizer.zero_grad()
-        sum(losses).backward()
-        optimizer.step()
-
-    def probe():
-        with torch.no_grad():
-            return F.mse_loss(torch.stack(model(x[1600:]), 1), y[1600:]).item()
-
-    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
-
-
-# ---------------------------------------------------------------------------------------------
-_case("trajectory_transformer", "transformers on sensor sequences",
-      "src_key_padding_mask is True at the valid steps instead of at the padding, so attention only sees padding.")
-
-
-class TrajectoryTransformer(nn.Module):
-    def __init__(self, n_features=3, d_model=24, max_len=20, bug=False):
-        super().__init__()
-        self.embed = nn.Linear(n_features, d_model)
-        self.pos = nn.Parameter(0.02 * torch.randn(1, max_len, d_model))
-        layer = nn.TransformerEncoderLayer(d_model, 4, 48, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(d_model, 1)
-        self.bug = bug
-
-    def forward(self, x, lengths):
-        steps = torch.arange(x.size(1))[None, :]
-        if self.bug:
-            mask = steps < lengths[:, None]
-        else:
-            mask = steps >= lengths[:, None]
-        h = self.encoder(self.embed(x) + self.pos, src_key_padding_mask=mask)
-        return self.head(h[:, 0]).squeeze(-1)
-
-
-def _trajectory_transformer(bug):
-    torch.manual_seed(21)
-    n, t = 1000, 20
-    lengths = torch.randint(6, t, (n,))
-    valid = (torch.arange(t)[None, :] < lengths[:, None]).float()
-    x = (torch.randn(n, t, 3) + torch.randn(n, 1, 3)) * valid[..., None]
-    y = (x[..., 0] * valid).sum(1) / lengths + 0.5 * (x[..., 1] * valid).sum(1) / lengths
-    loader = DataLoader(TensorDataset(x[:800], lengths[:800], y[:800]), batch_size=32, shuffle=True)
-    model = TrajectoryTransformer(bug=bug)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    stream = {"it": iter(loader)}
-
-    def step(i):
         model.train()
-        try:
-            xb, lb, yb = next(stream["it"])
-        except StopIteration:
-            stream["it"] = iter(loader)
-            xb, lb, yb = next(stream["it"])
-        loss = F.mse_loss(model(xb, lb), yb)
+        idx = torch.randint(0, len(train_x), (32,))
+        target = (train_age[idx] - mean) / std
+        if bug:
+            pred = model(train_x[idx])
+        else:
+            pred = model(train_x[idx]).squeeze(1)
+        loss = ((pred - target) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -1270,54 +226,751 @@ def _trajectory_transformer(bug):
     def probe():
         model.eval()
         with torch.no_grad():
-            mse = F.mse_loss(model(x[800:], lengths[800:]), y[800:]).item()
+            years = model(val_x).flatten() * std + mean
+        model.train()
+        return (years - val_age).abs().mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- cutout
+def _aug_cutout_inplace(bug):
+    torch.manual_seed(0)
+
+    class CutoutSet(Dataset):
+        def __init__(self, images, labels, size=6):
+            self.images, self.labels, self.size = images, labels, size
+
+        def __len__(self):
+            return len(self.images)
+
+        def __getitem__(self, k):
+            if bug:
+                img = self.images[k]
+            else:
+                img = self.images[k].clone()
+            top = int(torch.randint(0, img.size(1) - self.size + 1, ()))
+            left = int(torch.randint(0, img.size(2) - self.size + 1, ()))
+            img[:, top:top + self.size, left:left + self.size] = 0.0
+            return img, self.labels[k]
+
+    protos = torch.randn(6, 3, 12, 12)
+
+    def draw(n):
+        y = torch.randint(0, 6, (n,))
+        return 0.8 * protos[y] + 1.3 * torch.randn(n, 3, 12, 12), y
+
+    train_x, train_y = draw(120)
+    val_x, val_y = draw(300)
+    loader = DataLoader(CutoutSet(train_x, train_y), batch_size=24, shuffle=True)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(144, 6),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
+    state = {"it": iter(loader)}
+
+    def step(i):
+        try:
+            x, y = next(state["it"])
+        except StopIteration:
+            state["it"] = iter(loader)
+            x, y = next(state["it"])
+        loss = F.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            err = (model(val_x).argmax(1) != val_y).float().mean().item()
+        model.train()
+        return err
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- lesion segmentation
+def _seg_flip_mask(bug):
+    torch.manual_seed(0)
+
+    class MiniUNet(nn.Module):
+        def __init__(self, ch=10):
+            super().__init__()
+            self.down1 = nn.Sequential(nn.Conv2d(1, ch, 3, padding=1), nn.ReLU())
+            self.down2 = nn.Sequential(nn.Conv2d(ch, 2 * ch, 3, padding=1), nn.ReLU())
+            self.up = nn.ConvTranspose2d(2 * ch, ch, 2, stride=2)
+            self.fuse = nn.Sequential(nn.Conv2d(2 * ch, ch, 3, padding=1), nn.ReLU(), nn.Conv2d(ch, 1, 1))
+
+        def forward(self, x):
+            a = self.down1(x)
+            b = self.down2(F.max_pool2d(a, 2))
+            return self.fuse(torch.cat([a, self.up(b)], dim=1))
+
+    yy, xx = torch.meshgrid(torch.arange(20.0), torch.arange(20.0), indexing="ij")
+
+    def draw(n):
+        cy, cx = 3 + 14 * torch.rand(n, 1, 1), 3 + 14 * torch.rand(n, 1, 1)
+        r = 2.5 + 2 * torch.rand(n, 1, 1)
+        mask = ((yy - cy) ** 2 + (xx - cx) ** 2 < r ** 2).float().unsqueeze(1)
+        return mask + 0.6 * torch.randn(n, 1, 20, 20), mask
+
+    train_x, train_m = draw(400)
+    val_x, val_m = draw(100)
+    model = MiniUNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def augment(img, mask):
+        if torch.rand(()) < 0.5:
+            img = torch.flip(img, dims=[-1])
+            if not bug:
+                mask = torch.flip(mask, dims=[-1])
+        return img, mask
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (16,))
+        pairs = [augment(train_x[k], train_m[k]) for k in idx]
+        img, mask = torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
+        loss = F.binary_cross_entropy_with_logits(model(img), mask)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            pred = (model(val_x) > 0).float()
+        model.train()
+        inter = (pred * val_m).sum()
+        return (1 - inter / (pred + val_m - pred * val_m).sum()).item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- semantic segmentation
+def _seg_view_logits(bug):
+    torch.manual_seed(0)
+    num_classes = 4
+
+    class FCN(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enc = nn.Sequential(
+                nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(),
+                nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
+            )
+            self.cls = nn.Conv2d(16, num_classes, 1)
+
+        def forward(self, x):
+            return self.cls(self.enc(x))
+
+    palette = torch.randn(num_classes, 3)
+
+    def scenes(n):
+        coarse = torch.randint(0, num_classes, (n, 4, 4))
+        label = coarse.repeat_interleave(4, 1).repeat_interleave(4, 2)
+        image = palette[label].permute(0, 3, 1, 2) + 0.8 * torch.randn(n, 3, 16, 16)
+        return image, label
+
+    train_x, train_y = scenes(300)
+    val_x, val_y = scenes(60)
+    model = FCN()
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (16,))
+        out = model(train_x[idx])
+        if bug:
+            logits = out.reshape(-1, num_classes)
+        else:
+            logits = out.permute(0, 2, 3, 1).reshape(-1, num_classes)
+        loss = criterion(logits, train_y[idx].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            wrong = (model(val_x).argmax(1) != val_y).float().mean().item()
+        model.train()
+        return wrong
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- single-object localisation
+def _det_hflip_boxes(bug):
+    torch.manual_seed(0)
+
+    class BoxNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Sequential(
+                nn.Conv2d(1, 8, 3, stride=2, padding=1), nn.ReLU(),
+                nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.ReLU(),
+            )
+            self.head = nn.Sequential(nn.Flatten(), nn.Linear(16 * 36, 64), nn.ReLU(), nn.Linear(64, 4))
+
+        def forward(self, x):
+            return self.head(self.conv(x)).sigmoid()
+
+    size = 24
+
+    def draw(n):
+        wh = torch.randint(6, 14, (n, 2))
+        xy = (torch.rand(n, 2) * (size - wh)).long()
+        boxes = torch.cat([xy, xy + wh], dim=1)
+        imgs = 0.2 * torch.randn(n, 1, size, size)
+        for k, (x1, y1, x2, y2) in enumerate(boxes.tolist()):
+            imgs[k, 0, y1:y2, x1:x2] += 1.0
+        return imgs, boxes.float() / size
+
+    train_x, train_b = draw(500)
+    val_x, val_b = draw(150)
+
+    def random_hflip(img, box, p=0.5):
+        flip = torch.rand(len(img)) < p
+        img, box = img.clone(), box.clone()
+        img[flip] = img[flip].flip(-1)
+        if bug:
+            box[flip, 0], box[flip, 2] = 1 - box[flip, 0], 1 - box[flip, 2]
+        else:
+            box[flip, 0], box[flip, 2] = 1 - box[flip, 2], 1 - box[flip, 0]
+        return img, box
+
+    model = BoxNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (24,))
+        img, box = random_hflip(train_x[idx], train_b[idx])
+        loss = F.smooth_l1_loss(model(img), box, beta=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            p = model(val_x)
+        model.train()
+        lt, rb = torch.maximum(p[:, :2], val_b[:, :2]), torch.minimum(p[:, 2:], val_b[:, 2:])
+        inter = (rb - lt).clamp(min=0).prod(1)
+        area = (p[:, 2:] - p[:, :2]).clamp(min=0).prod(1) + (val_b[:, 2:] - val_b[:, :2]).prod(1)
+        return (1 - inter / (area - inter)).mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- centre heatmap detection
+def _det_heatmap_xy(bug):
+    torch.manual_seed(0)
+
+    class CenterHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Conv2d(1, 12, 5, padding=2), nn.ReLU(),
+                nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(),
+                nn.Conv2d(12, 1, 1),
+            )
+            nn.init.constant_(self.net[-1].bias, -2.2)
+
+        def forward(self, x):
+            return self.net(x).squeeze(1)
+
+    S = 20
+    grid = torch.arange(float(S))
+
+    def draw(n):
+        cx, cy = torch.randint(2, S - 2, (n,)), torch.randint(2, S - 2, (n,))
+        dx2, dy2 = (grid[None] - cx[:, None]) ** 2, (grid[None] - cy[:, None]) ** 2
+        blob = torch.exp(-(dy2[:, :, None] / 8 + dx2[:, None, :] / 3))
+        return (1.5 * blob + 0.4 * torch.randn(n, S, S)).unsqueeze(1), torch.stack([cx, cy], dim=1)
+
+    train_x, train_c = draw(400)
+    val_x, val_c = draw(150)
+
+    def gaussian_target(centers):
+        hm = torch.zeros(len(centers), S, S)
+        dx2 = (grid[None] - centers[:, 0:1]) ** 2
+        dy2 = (grid[None] - centers[:, 1:2]) ** 2
+        if bug:
+            hm += torch.exp(-(dx2[:, :, None] + dy2[:, None, :]) / 2)
+        else:
+            hm += torch.exp(-(dy2[:, :, None] + dx2[:, None, :]) / 2)
+        return hm
+
+    model = CenterHead()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (16,))
+        loss = F.binary_cross_entropy_with_logits(model(train_x[idx]), gaussian_target(train_c[idx]))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            peak = model(val_x).flatten(1).argmax(1)
+        model.train()
+        found = torch.stack([peak % S, peak // S], dim=1).float()
+        return (found - val_c).norm(dim=1).mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- speech recognition with CTC
+def _audio_ctc_blank(bug):
+    torch.manual_seed(0)
+    phones, blank, feat, T = 6, 6, 12, 32
+
+    class AcousticModel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv1d(feat, 32, 5, padding=2)
+            self.conv2 = nn.Conv1d(32, 32, 3, padding=1)
+            self.proj = nn.Linear(32, phones + 1)
+
+        def forward(self, x):
+            h = F.relu(self.conv2(F.relu(self.conv(x))))
+            return self.proj(h.permute(2, 0, 1)).log_softmax(-1)
+
+    sound = 1.5 * torch.randn(phones, feat)
+
+    def utterances(n):
+        xs, ys, lens = torch.zeros(n, feat, T), torch.zeros(n, 5, dtype=torch.long), torch.zeros(n, dtype=torch.long)
+        for k in range(n):
+            lens[k] = int(torch.randint(3, 6, ()))
+            t = 1
+            for j in range(int(lens[k])):
+                ys[k, j] = int(torch.randint(0, phones, ()))
+                dur = int(torch.randint(2, 5, ()))
+                xs[k, :, t:t + dur] = sound[ys[k, j]].unsqueeze(1)
+                t += dur + int(torch.randint(1, 3, ()))
+        return xs + 0.8 * torch.randn_like(xs), ys, lens
+
+    train_x, train_y, train_l = utterances(400)
+    val_x, val_y, val_l = utterances(80)
+    model = AcousticModel()
+    if bug:
+        ctc = nn.CTCLoss(zero_infinity=True)
+    else:
+        ctc = nn.CTCLoss(blank=blank, zero_infinity=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (16,))
+        log_probs = model(train_x[idx])
+        loss = ctc(log_probs, train_y[idx], torch.full((16,), T, dtype=torch.long), train_l[idx])
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+
+    def edit_distance(a, b):
+        row = list(range(len(b) + 1))
+        for i, ca in enumerate(a, 1):
+            prev, row[0] = row[0], i
+            for j, cb in enumerate(b, 1):
+                prev, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, prev + (ca != cb))
+        return row[-1]
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            best = model(val_x).argmax(-1).T.tolist()
+        model.train()
+        errors = total = 0
+        for path, y, n in zip(best, val_y.tolist(), val_l.tolist()):
+            hyp = [p for p, _ in itertools.groupby(path) if p != blank]
+            errors += edit_distance(hyp, y[:n])
+            total += n
+        return errors / total
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- audio clip classification
+def _audio_last_frame(bug):
+    torch.manual_seed(0)
+    T, bands, classes = 50, 8, 5
+
+    class ClipGRU(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru = nn.GRU(bands, 24, batch_first=True)
+            self.fc = nn.Linear(24, classes)
+
+        def forward(self, x, lengths):
+            out, _ = self.gru(x)
+            if bug:
+                last = out[:, -1]
+            else:
+                last = out[torch.arange(len(x)), lengths - 1]
+            return self.fc(last)
+
+    spectra = torch.randn(classes, bands)
+
+    def clips(n):
+        y = torch.randint(0, classes, (n,))
+        lengths = torch.randint(6, T + 1, (n,))
+        x = 0.5 * spectra[y].unsqueeze(1) + torch.randn(n, T, bands)
+        x = x * (torch.arange(T)[None, :, None] < lengths[:, None, None])
+        return x, lengths, y
+
+    train = clips(600)
+    val = clips(300)
+    model = ClipGRU()
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+
+    def step(i):
+        idx = torch.randint(0, 600, (24,))
+        x, lengths, y = (t[idx] for t in train)
+        loss = F.cross_entropy(model(x, lengths), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            err = (model(val[0], val[1]).argmax(1) != val[2]).float().mean().item()
+        model.train()
+        return err
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- keyword spotting
+def _audio_lambda_lr(bug):
+    torch.manual_seed(0)
+    base_lr, warmup, total = 0.05, 5, 400
+
+    class KeywordNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Sequential(
+                nn.Conv1d(10, 24, 5, padding=2), nn.BatchNorm1d(24), nn.ReLU(), nn.MaxPool1d(2),
+                nn.Conv1d(24, 24, 5, padding=2), nn.BatchNorm1d(24), nn.ReLU(),
+            )
+            self.fc = nn.Linear(24, 8)
+
+        def forward(self, mfcc):
+            return self.fc(self.conv(mfcc).mean(-1))
+
+    words = F.interpolate(torch.randn(8, 10, 7), size=28, mode="linear")
+
+    def draw(n):
+        y = torch.randint(0, 8, (n,))
+        return words[y] + 2.2 * torch.randn(n, 10, 28), y
+
+    train_x, train_y = draw(1000)
+    val_x, val_y = draw(300)
+
+    def schedule(s):
+        factor = (s + 1) / warmup if s < warmup else 0.5 * (1 + math.cos(math.pi * min(s / total, 1.0)))
+        if bug:
+            return base_lr * factor
+        return factor
+
+    model = KeywordNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=base_lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+
+    def step(i):
+        model.train()
+        idx = torch.randint(0, len(train_x), (32,))
+        loss = F.cross_entropy(model(train_x[idx]), train_y[idx])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            err = (model(val_x).argmax(1) != val_y).float().mean().item()
+        model.train()
+        return err
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- SimCLR
+def _simclr_batch_aug(bug):
+    torch.manual_seed(0)
+
+    class Encoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Sequential(nn.Linear(40, 64), nn.ReLU(), nn.Linear(64, 32))
+            self.projector = nn.Sequential(nn.ReLU(), nn.Linear(32, 16))
+
+        def forward(self, x):
+            return F.normalize(self.projector(self.backbone(x)), dim=1)
+
+    mix = torch.randn(12, 40) / 3
+
+    def instances(n):
+        return torch.randn(n, 12) @ mix
+
+    nuisance = torch.randn(6, 40)
+
+    def augment(x):
+        if bug:
+            strength = torch.randn(6)
+        else:
+            strength = torch.randn(len(x), 6)
+        return x + 0.8 * strength @ nuisance + 0.3 * torch.randn_like(x)
+
+    train_x = instances(1000)
+    val = instances(200)
+    view_a, view_b = (val + 0.8 * torch.randn(200, 6) @ nuisance + 0.3 * torch.randn(200, 40) for _ in range(2))
+
+    def nt_xent(z1, z2, tau=0.1):
+        n = len(z1)
+        z = torch.cat([z1, z2])
+        sim = z @ z.T / tau
+        sim = sim.masked_fill(torch.eye(2 * n, dtype=torch.bool), float("-inf"))
+        targets = torch.cat([torch.arange(n, 2 * n), torch.arange(n)])
+        return F.cross_entropy(sim, targets)
+
+    model = Encoder()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
+    def step(i):
+        x = train_x[torch.randint(0, len(train_x), (32,))]
+        loss = nt_xent(model(augment(x)), model(augment(x)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            hit = (model(view_a) @ model(view_b).T).argmax(1) == torch.arange(200)
+        model.train()
+        return 1 - hit.float().mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- SimSiam
+def _simsiam_stopgrad(bug):
+    torch.manual_seed(0)
+
+    class SimSiam(nn.Module):
+        def __init__(self, d_in=48, dim=32):
+            super().__init__()
+            self.encoder = nn.Sequential(nn.Linear(d_in, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, dim))
+            self.predictor = nn.Sequential(nn.Linear(dim, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, dim))
+
+        def forward(self, x1, x2):
+            z1, z2 = self.encoder(x1), self.encoder(x2)
+            p1, p2 = self.predictor(z1), self.predictor(z2)
+            if bug:
+                return p1, p2, z1, z2
+            return p1, p2, z1.detach(), z2.detach()
+
+    centers = 0.5 * torch.randn(8, 48)
+
+    def draw(n):
+        y = torch.randint(0, 8, (n,))
+        return centers[y] + 0.9 * torch.randn(n, 48), y
+
+    train_x, _ = draw(1000)
+    bank_x, bank_y = draw(300)
+    val_x, val_y = draw(300)
+
+    def augment(x):
+        return x * (torch.rand_like(x) > 0.3) + 0.4 * torch.randn_like(x)
+
+    model = SimSiam()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-4)
+
+    def step(i):
+        model.train()
+        x = train_x[torch.randint(0, len(train_x), (64,))]
+        p1, p2, z1, z2 = model(augment(x), augment(x))
+        loss = -(F.cosine_similarity(p1, z2).mean() + F.cosine_similarity(p2, z1).mean()) / 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            bank, query = (F.normalize(model.encoder(t), dim=1) for t in (bank_x, val_x))
+            near = (query @ bank.T).topk(5).indices
+        model.train()
+        votes = F.one_hot(bank_y[near], 8).sum(1).argmax(1)
+        return (votes != val_y).float().mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- GAN
+def _energy_distance(a, b):
+    return (2 * torch.cdist(a, b).mean() - torch.cdist(a, a).mean() - torch.cdist(b, b).mean()).item()
+
+
+def _gan_detached_fake(bug):
+    torch.manual_seed(0)
+
+    class Generator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 2))
+
+        def forward(self, z):
+            return self.net(z)
+
+    class Discriminator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(2, 48), nn.LeakyReLU(0.2), nn.Linear(48, 48), nn.LeakyReLU(0.2),
+                                     nn.Linear(48, 1))
+
+        def forward(self, x):
+            return self.net(x)
+
+    def sample_real(n):
+        t = 2 * math.pi * torch.rand(n)
+        return torch.stack([2 + t.cos(), 1 + 0.5 * t.sin()], 1) + 0.05 * torch.randn(n, 2)
+
+    G, D = Generator(), Discriminator()
+    opt_g = torch.optim.Adam(G.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    opt_d = torch.optim.Adam(D.parameters(), lr=1e-3, betas=(0.5, 0.999))
+    bce = nn.BCEWithLogitsLoss()
+    val_real, val_z = sample_real(500), torch.randn(500, 6)
+    ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
+
+    def step(i):
+        z = torch.randn(64, 6)
+        if bug:
+            fake = G(z).detach()
+        else:
+            fake = G(z)
+        opt_d.zero_grad()
+        d_loss = bce(D(sample_real(64)), ones) + bce(D(fake.detach()), zeros)
+        d_loss.backward()
+        opt_d.step()
+
+        opt_g.zero_grad()
+        g_loss = bce(D(fake), ones)
+        g_loss.backward()
+        opt_g.step()
+
+    def probe():
+        with torch.no_grad():
+            return _energy_distance(G(val_z), val_real)
+
+    return {"model": [G, D], "optimizer": [opt_g, opt_d], "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- VAE
+def _vae_kl_scale(bug):
+    torch.manual_seed(0)
+
+    class VAE(nn.Module):
+        def __init__(self, d=64, h=64, z=6):
+            super().__init__()
+            self.enc = nn.Sequential(nn.Linear(d, h), nn.ReLU())
+            self.mu, self.logvar = nn.Linear(h, z), nn.Linear(h, z)
+            self.dec = nn.Sequential(nn.Linear(z, h), nn.ReLU(), nn.Linear(h, d))
+
+        def forward(self, x):
+            h = self.enc(x)
+            mu, logvar = self.mu(h), self.logvar(h)
+            z = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)
+            return self.dec(z), mu, logvar
+
+    basis = torch.randn(4, 64) * 0.6
+
+    def images(n):
+        return torch.tanh(torch.randn(n, 4) @ basis) + 0.1 * torch.randn(n, 64)
+
+    train_x, val_x = images(1000), images(200)
+    model = VAE()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+
+    def step(i):
+        x = train_x[torch.randint(0, len(train_x), (32,))]
+        recon, mu, logvar = model(x)
+        if bug:
+            rec = F.mse_loss(recon, x)
+        else:
+            rec = F.mse_loss(recon, x, reduction="sum") / len(x)
+        kl = -0.5 * torch.sum(1 + logvar - mu ** 2 - logvar.exp()) / len(x)
+        loss = rec + kl
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            mse = F.mse_loss(model.dec(model.mu(model.enc(val_x))), val_x).item()
         model.train()
         return mse
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
-# ---------------------------------------------------------------------------------------------
-_case("series_decoder", "transformers on time series",
-      "The autoregressive forecaster is trained without a causal mask, so each position sees the value it has to "
-      "predict, and real forecasts from a prefix are poor.")
+# ---------------------------------------------------------------- DDPM
+def _ddpm_broadcast(bug):
+    torch.manual_seed(0)
+    steps_T, side = 100, 16
+    betas = torch.linspace(1e-4, 0.06, steps_T)
+    alpha_bar = torch.cumprod(1 - betas, dim=0)
 
+    class EpsNet(nn.Module):
+        def __init__(self, ch=16):
+            super().__init__()
+            self.time = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, ch))
+            self.inp = nn.Conv2d(1, ch, 3, padding=1)
+            self.mid = nn.Conv2d(ch, ch, 3, padding=1)
+            self.mid2 = nn.Conv2d(ch, ch, 3, padding=2, dilation=2)
+            self.out = nn.Conv2d(ch, 1, 3, padding=1)
 
-class SeriesTransformer(nn.Module):
-    def __init__(self, d_model=24, max_len=24, bug=False):
-        super().__init__()
-        self.inp = nn.Linear(1, d_model)
-        self.pos = nn.Parameter(0.1 * torch.randn(1, max_len, d_model))
-        layer = nn.TransformerEncoderLayer(d_model, 4, 48, dropout=0.0, batch_first=True, norm_first=True)
-        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.out = nn.Linear(d_model, 1)
-        self.bug = bug
+        def forward(self, x, t):
+            freq = torch.exp(-torch.arange(8) * math.log(1000.0) / 8)
+            arg = t[:, None].float() * freq
+            emb = self.time(torch.cat([arg.sin(), arg.cos()], 1))
+            h = F.silu(self.inp(x) + emb[:, :, None, None])
+            h = h + F.silu(self.mid(h))
+            h = h + F.silu(self.mid2(h))
+            return self.out(h)
 
-    def forward(self, x):
-        t = x.size(1)
-        h = self.inp(x.unsqueeze(-1)) + self.pos[:, :t]
-        if self.bug:
-            h = self.blocks(h)
-        else:
-            h = self.blocks(h, mask=nn.Transformer.generate_square_subsequent_mask(t))
-        return self.out(h).squeeze(-1)
+    def images(n):
+        low = torch.randn(n, 1, 4, 4).sign()
+        return low.repeat_interleave(4, 2).repeat_interleave(4, 3) * 0.9
 
+    train_x = images(500)
+    val_x, val_t, val_eps = images(128), torch.randint(0, steps_T, (128,)), torch.randn(128, 1, side, side)
+    val_ab = alpha_bar[val_t].view(-1, 1, 1, 1)
+    val_noisy = val_ab.sqrt() * val_x + (1 - val_ab).sqrt() * val_eps
+    model = EpsNet()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
-def _series_decoder(bug):
-    torch.manual_seed(22)
-    n, t = 800, 24
-    freq = 0.3 + 0.5 * torch.rand(n, 1)
-    phase = 2 * math.pi * torch.rand(n, 1)
-    series = torch.sin(freq * torch.arange(t + 1).float() + phase) + 0.05 * torch.randn(n, t + 1)
-    train, test = series[:600], series[600:]
-    model = SeriesTransformer(bug=bug)
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    def q_sample(x0, t, eps):
+        ab = alpha_bar[t]
+        if not bug:
+            ab = ab.view(-1, 1, 1, 1)
+        return ab.sqrt() * x0 + (1 - ab).sqrt() * eps
 
     def step(i):
-        model.train()
-        batch = train[torch.randint(0, 600, (32,))]
-        pred = model(batch[:, :-1])
-        loss = F.mse_loss(pred, batch[:, 1:])
+        x0 = train_x[torch.randint(0, len(train_x), (16,))]
+        t = torch.randint(0, steps_T, (16,))
+        eps = torch.randn_like(x0)
+        loss = F.mse_loss(model(q_sample(x0, t, eps), t), eps)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -1325,184 +978,571 @@ def _series_decoder(bug):
     def probe():
         model.eval()
         with torch.no_grad():
-            errs = [F.mse_loss(model(test[:, :k])[:, -1], test[:, k]).item() for k in (10, 14, 18, 22)]
+            mse = F.mse_loss(model(val_noisy, val_t), val_eps).item()
         model.train()
-        return sum(errs) / len(errs)
+        return mse
 
     return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
 
 
-def house_price_bad():
-    return _house_price(True)
+# ---------------------------------------------------------------- siamese verification
+def _siamese_label(bug):
+    torch.manual_seed(0)
+
+    class Siamese(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Sequential(
+                nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Flatten(), nn.Linear(144, 16),
+            )
+
+        def forward(self, a, b):
+            return self.trunk(a), self.trunk(b)
+
+    class ContrastiveLoss(nn.Module):
+        """y = 1 for a pair of the same signer, 0 otherwise."""
+
+        def __init__(self, margin=1.5):
+            super().__init__()
+            self.margin = margin
+
+        def forward(self, a, b, y):
+            d = F.pairwise_distance(a, b)
+            if bug:
+                return ((1 - y) * d ** 2 + y * F.relu(self.margin - d) ** 2).mean()
+            return (y * d ** 2 + (1 - y) * F.relu(self.margin - d) ** 2).mean()
+
+    signers = torch.randn(20, 1, 12, 12)
+
+    def pairs(n):
+        a = torch.randint(0, 20, (n,))
+        same = torch.rand(n) < 0.5
+        b = torch.where(same, a, (a + torch.randint(1, 20, (n,))) % 20)
+        return (signers[a] + torch.randn(n, 1, 12, 12), signers[b] + torch.randn(n, 1, 12, 12), same.float())
+
+    val_a, val_b, val_same = pairs(400)
+    model, criterion = Siamese(), ContrastiveLoss()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step(i):
+        a, b, y = pairs(32)
+        loss = criterion(*model(a, b), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            d = F.pairwise_distance(*model(val_a, val_b))
+        model.train()
+        same, diff = d[val_same == 1], d[val_same == 0]
+        return (same[:, None] >= diff[None]).float().mean().item()
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- distillation
+def _distill_kldiv(bug):
+    torch.manual_seed(0)
+
+    class ConvNet(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.f = nn.Sequential(
+                nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+                nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            )
+            self.fc = nn.Linear(2 * width * 9, 8)
+
+        def forward(self, x):
+            return self.fc(self.f(x).flatten(1))
+
+    protos = torch.randn(8, 1, 12, 12)
+
+    def draw(n):
+        y = torch.randint(0, 8, (n,))
+        return protos[y] + 1.6 * torch.randn(n, 1, 12, 12), y
+
+    train_x, train_y = draw(800)
+    val_x, val_y = draw(300)
+
+    teacher = ConvNet(16)
+    opt_t = torch.optim.Adam(teacher.parameters(), lr=3e-3)
+    for _ in range(80):
+        x, y = draw(64)
+        loss = F.cross_entropy(teacher(x), y)
+        opt_t.zero_grad()
+        loss.backward()
+        opt_t.step()
+    teacher.eval().requires_grad_(False)
+
+    student = ConvNet(6)
+    optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
+    kl_div = nn.KLDivLoss(reduction="batchmean")
+    temp = 2.0
+
+    def step(i):
+        student.train()
+        x = train_x[torch.randint(0, len(train_x), (32,))]
+        with torch.no_grad():
+            soft = F.softmax(teacher(x) / temp, dim=1)
+        if bug:
+            pred = F.softmax(student(x) / temp, dim=1)
+        else:
+            pred = F.log_softmax(student(x) / temp, dim=1)
+        loss = kl_div(pred, soft) * temp ** 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        student.eval()
+        with torch.no_grad():
+            nll = F.cross_entropy(student(val_x), val_y).item()
+        student.train()
+        return nll
+
+    return {"model": student, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- transfer learning from a checkpoint
+def _transfer_prefix(bug):
+    torch.manual_seed(0)
+
+    class Backbone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer1 = nn.Linear(80, 48)
+            self.layer2 = nn.Linear(48, 16)
+
+        def forward(self, x):
+            return F.relu(self.layer2(F.relu(self.layer1(x))))
+
+    class Classifier(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.backbone = Backbone()
+            self.fc = nn.Linear(16, classes)
+
+        def forward(self, x):
+            return self.fc(self.backbone(x))
+
+    lift = torch.randn(6, 80)
+    clutter = torch.randn(30, 80)
+
+    def domain(codes, n):
+        y = torch.randint(0, len(codes), (n,))
+        h = codes[y] + 0.5 * torch.randn(n, 6)
+        return h @ lift / 3 + torch.randn(n, 30) @ clutter / 6, y
+
+    source_codes, target_codes = torch.randn(20, 6), torch.randn(6, 6)
+
+    pre = Classifier(20)
+    opt = torch.optim.Adam(pre.parameters(), lr=3e-3)
+    for _ in range(400):
+        x, y = domain(source_codes, 64)
+        opt.zero_grad()
+        F.cross_entropy(pre(x), y).backward()
+        opt.step()
+    checkpoint = {"state_dict": {"module." + k: v.clone() for k, v in pre.backbone.state_dict().items()}}
+
+    train_x, train_y = domain(target_codes, 60)
+    val_x, val_y = domain(target_codes, 400)
+    model = Classifier(6)
+    state = checkpoint["state_dict"]
+    if not bug:
+        state = {k.removeprefix("module."): v for k, v in state.items()}
+    model.backbone.load_state_dict(state, strict=False)
+    for p in model.backbone.parameters():
+        p.requires_grad = False
+    optimizer = torch.optim.Adam(model.fc.parameters(), lr=1e-2)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (20,))
+        loss = F.cross_entropy(model(train_x[idx]), train_y[idx])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            err = (model(val_x).argmax(1) != val_y).float().mean().item()
+        model.train()
+        return err
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- transfer learning, fine-tuning
+def _transfer_head_optim(bug):
+    torch.manual_seed(0)
+
+    class ResBlock(nn.Module):
+        def __init__(self, ch):
+            super().__init__()
+            self.c1, self.c2 = nn.Conv2d(ch, ch, 3, padding=1), nn.Conv2d(ch, ch, 3, padding=1)
+
+        def forward(self, x):
+            return F.relu(x + self.c2(F.relu(self.c1(x))))
+
+    class TinyResNet(nn.Module):
+        def __init__(self, classes):
+            super().__init__()
+            self.stem = nn.Conv2d(1, 12, 3, stride=2, padding=1)
+            self.block = ResBlock(12)
+            self.pool = nn.AdaptiveAvgPool2d(3)
+            self.fc = nn.Linear(108, classes)
+
+        def forward(self, x):
+            return self.fc(self.pool(self.block(F.relu(self.stem(x)))).flatten(1))
+
+    def make_domain(k):
+        protos = torch.randn(k, 1, 12, 12)
+
+        def draw(n):
+            y = torch.randint(0, k, (n,))
+            return protos[y] + 0.8 * torch.randn(n, 1, 12, 12), y
+        return draw
+
+    source, target = make_domain(12), make_domain(5)
+    model = TinyResNet(12)
+    pre_opt = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(80):
+        x, y = source(32)
+        pre_opt.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        pre_opt.step()
+
+    train_x, train_y = target(200)
+    val_x, val_y = target(300)
+    if bug:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+        model.fc = nn.Linear(108, 5)
+    else:
+        model.fc = nn.Linear(108, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+
+    def step(i):
+        idx = torch.randint(0, len(train_x), (20,))
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(train_x[idx]), train_y[idx])
+        loss.backward()
+        optimizer.step()
+
+    def probe():
+        model.eval()
+        with torch.no_grad():
+            nll = F.cross_entropy(model(val_x), val_y).item()
+        model.train()
+        return nll
+
+    return {"model": model, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+# ---------------------------------------------------------------- mean teacher
+def _mean_teacher_ema(bug):
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Linear(30, 48), nn.BatchNorm1d(48), nn.ReLU(), nn.Linear(48, 32), nn.BatchNorm1d(32), nn.ReLU(),
+                nn.Linear(32, 5),
+            )
+
+        def forward(self, x):
+            return self.net(x)
+
+    centers = 0.9 * torch.randn(5, 30)
+
+    def draw(n):
+        y = torch.randint(0, 5, (n,))
+        return 2.0 + 3.0 * (centers[y] + torch.randn(n, 30)), y
+
+    lab_x, lab_y = draw(40)
+    unl_x, _ = draw(1500)
+    val_x, val_y = draw(400)
+    student = Net()
+    teacher = copy.deepcopy(student).requires_grad_(False).eval()
+    optimizer = torch.optim.Adam(student.parameters(), lr=3e-3)
+
+    @torch.no_grad()
+    def update_teacher(decay=0.95):
+        for t, s in zip(teacher.parameters(), student.parameters()):
+            t.mul_(decay).add_(s, alpha=1 - decay)
+        if not bug:
+            for t, s in zip(teacher.buffers(), student.buffers()):
+                t.copy_(s)
+
+    def step(i):
+        student.train()
+        a, b = torch.randint(0, len(lab_x), (20,)), torch.randint(0, len(unl_x), (40,))
+        out = student(torch.cat([lab_x[a], unl_x[b] + 1.0 * torch.randn(40, 30)]))
+        sup = F.cross_entropy(out[:20], lab_y[a])
+        with torch.no_grad():
+            target = F.softmax(teacher(unl_x[b]), dim=1)
+        cons = F.mse_loss(F.softmax(out[20:], dim=1), target)
+        loss = sup + 10.0 * cons
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        update_teacher()
+
+    def probe():
+        student.eval()
+        with torch.no_grad():
+            err = (student(val_x).argmax(1) != val_y).float().mean().item()
+        student.train()
+        return err
+
+    return {"model": student, "optimizer": optimizer, "steps": 20, "step": step, "probe": probe}
+
+
+CASES = [
+    {"name": "cls_double_softmax", "group": "image classification",
+     "what": "The model ends in a softmax and is trained with CrossEntropyLoss, which applies log-softmax "
+             "again: the gradients are flat and learning is slow."},
+    {"name": "cls_sorted_loader", "group": "image classification",
+     "what": "The DataLoader does not shuffle a dataset that lies sorted by class, so every batch holds one "
+             "class only and the network forgets the others."},
+    {"name": "vit_batch_first", "group": "image classification",
+     "what": "nn.TransformerEncoderLayer is built without batch_first=True but gets (batch, tokens, dim): "
+             "attention runs over the images of the batch, and the class token never sees its patches."},
+    {"name": "age_broadcast", "group": "image regression",
+     "what": "Predictions of shape (B, 1) minus targets of shape (B,) broadcast to (B, B): the loss compares "
+             "every prediction with every age and the model learns the mean age."},
+    {"name": "aug_cutout_inplace", "group": "augmentation",
+     "what": "Cutout writes into the stored image (no clone), so the holes pile up over the epochs and the "
+             "training set is erased."},
+    {"name": "seg_flip_mask", "group": "segmentation",
+     "what": "The random horizontal flip is applied to the image but not to its mask, so half of the labels "
+             "are mirrored wrongly."},
+    {"name": "seg_view_logits", "group": "segmentation",
+     "what": "NCHW logits are reshaped to (-1, C) without a permute to NHWC, so logits and pixel labels do "
+             "not belong together."},
+    {"name": "det_hflip_boxes", "group": "detection",
+     "what": "The flip of the boxes mirrors x1 and x2 without swapping them, so flipped boxes have x1 > x2 "
+             "and the predicted boxes lose their width."},
+    {"name": "det_heatmap_xy", "group": "detection",
+     "what": "The centre heatmap target is drawn with x as row and y as column (transposed), so peaks are "
+             "trained at the wrong places."},
+    {"name": "audio_ctc_blank", "group": "audio",
+     "what": "CTCLoss keeps the default blank=0 although 0 is a real phone and the blank is the last class; "
+             "the model learns phone 0 as blank and decoding is full of errors."},
+    {"name": "audio_last_frame", "group": "audio",
+     "what": "The GRU classifier takes out[:, -1], the last padded frame, instead of the last real frame of "
+             "every clip."},
+    {"name": "audio_lambda_lr", "group": "schedule",
+     "what": "The function given to LambdaLR returns the learning rate and not a factor, so the rate is lr * "
+             "lr and the training crawls."},
+    {"name": "simclr_batch_aug", "group": "contrastive",
+     "what": "The random augmentation is drawn once for the whole batch and not per image: within a view all "
+             "images share it, so the encoder need not become invariant to it."},
+    {"name": "simsiam_stopgrad", "group": "self-supervised",
+     "what": "SimSiam without the stop-gradient on the targets: the embeddings collapse."},
+    {"name": "gan_detached_fake", "group": "GAN",
+     "what": "The fake batch is detached when it is made and then used again for the generator loss, so the "
+             "generator gets no gradient and never learns."},
+    {"name": "vae_kl_scale", "group": "VAE",
+     "what": "The reconstruction loss is a mean over pixels while the KL is a sum per image, so the KL "
+             "dominates and the posterior collapses."},
+    {"name": "ddpm_broadcast", "group": "diffusion",
+     "what": "alpha_bar[t] of shape (B,) is not reshaped to (B, 1, 1, 1); as B equals the image width it "
+             "broadcasts over columns, so every column gets another image's noise level."},
+    {"name": "siamese_label", "group": "metric learning",
+     "what": "The contrastive loss takes the label the other way round (1 = same in the data, 1 = different "
+             "in the formula): same pairs are pushed apart."},
+    {"name": "distill_kldiv", "group": "distillation",
+     "what": "KLDivLoss gets the student's softmax in place of its log_softmax, so the loss is no KL "
+             "divergence and pushes to overconfident one-hot outputs."},
+    {"name": "transfer_prefix", "group": "transfer learning",
+     "what": "The checkpoint's keys carry DataParallel's 'module.' prefix and are loaded with strict=False, "
+             "so nothing is loaded and the frozen backbone is random."},
+    {"name": "transfer_head_optim", "group": "transfer learning",
+     "what": "The optimizer is made before the head is replaced, so the new head is not among its parameters "
+             "and stays at its random start."},
+    {"name": "mean_teacher_ema", "group": "semi-supervised",
+     "what": "The teacher's EMA copies only the parameters and not the BatchNorm buffers, so the teacher in "
+             "eval mode uses initial statistics and gives wrong targets."},
+]
+
+
+def cls_double_softmax_bad():
+    return _cls_double_softmax(True)
+
+
+def cls_double_softmax_good():
+    return _cls_double_softmax(False)
+
+
+def cls_sorted_loader_bad():
+    return _cls_sorted_loader(True)
+
+
+def cls_sorted_loader_good():
+    return _cls_sorted_loader(False)
+
 
+def vit_batch_first_bad():
+    return _vit_batch_first(True)
 
-def house_price_good():
-    return _house_price(False)
 
+def vit_batch_first_good():
+    return _vit_batch_first(False)
 
-def credit_default_bad():
-    return _credit_default(True)
 
+def age_broadcast_bad():
+    return _age_broadcast(True)
 
-def credit_default_good():
-    return _credit_default(False)
 
+def age_broadcast_good():
+    return _age_broadcast(False)
 
-def claims_frequency_bad():
-    return _claims_frequency(True)
 
+def aug_cutout_inplace_bad():
+    return _aug_cutout_inplace(True)
 
-def claims_frequency_good():
-    return _claims_frequency(False)
 
+def aug_cutout_inplace_good():
+    return _aug_cutout_inplace(False)
 
-def sensor_lstm_bad():
-    return _sensor_lstm(True)
 
+def seg_flip_mask_bad():
+    return _seg_flip_mask(True)
 
-def sensor_lstm_good():
-    return _sensor_lstm(False)
 
+def seg_flip_mask_good():
+    return _seg_flip_mask(False)
 
-def eeg_conv_bad():
-    return _eeg_conv(True)
 
+def seg_view_logits_bad():
+    return _seg_view_logits(True)
 
-def eeg_conv_good():
-    return _eeg_conv(False)
 
+def seg_view_logits_good():
+    return _seg_view_logits(False)
 
-def demand_forecast_bad():
-    return _demand_forecast(True)
 
+def det_hflip_boxes_bad():
+    return _det_hflip_boxes(True)
 
-def demand_forecast_good():
-    return _demand_forecast(False)
 
+def det_hflip_boxes_good():
+    return _det_hflip_boxes(False)
 
-def load_forecast_bad():
-    return _load_forecast(True)
 
+def det_heatmap_xy_bad():
+    return _det_heatmap_xy(True)
 
-def load_forecast_good():
-    return _load_forecast(False)
 
+def det_heatmap_xy_good():
+    return _det_heatmap_xy(False)
 
-def gcn_nodes_bad():
-    return _gcn_nodes(True)
 
+def audio_ctc_blank_bad():
+    return _audio_ctc_blank(True)
 
-def gcn_nodes_good():
-    return _gcn_nodes(False)
 
+def audio_ctc_blank_good():
+    return _audio_ctc_blank(False)
 
-def particle_graph_bad():
-    return _particle_graph(True)
 
+def audio_last_frame_bad():
+    return _audio_last_frame(True)
 
-def particle_graph_good():
-    return _particle_graph(False)
 
+def audio_last_frame_good():
+    return _audio_last_frame(False)
 
-def dqn_corridor_bad():
-    return _dqn_corridor(True)
 
+def audio_lambda_lr_bad():
+    return _audio_lambda_lr(True)
 
-def dqn_corridor_good():
-    return _dqn_corridor(False)
 
+def audio_lambda_lr_good():
+    return _audio_lambda_lr(False)
 
-def ddpg_point_mass_bad():
-    return _ddpg_point_mass(True)
 
+def simclr_batch_aug_bad():
+    return _simclr_batch_aug(True)
 
-def ddpg_point_mass_good():
-    return _ddpg_point_mass(False)
 
+def simclr_batch_aug_good():
+    return _simclr_batch_aug(False)
 
-def ppo_navigation_bad():
-    return _ppo_navigation(True)
 
+def simsiam_stopgrad_bad():
+    return _simsiam_stopgrad(True)
 
-def ppo_navigation_good():
-    return _ppo_navigation(False)
 
+def simsiam_stopgrad_good():
+    return _simsiam_stopgrad(False)
 
-def sac_control_bad():
-    return _sac_control(True)
 
+def gan_detached_fake_bad():
+    return _gan_detached_fake(True)
 
-def sac_control_good():
-    return _sac_control(False)
 
+def gan_detached_fake_good():
+    return _gan_detached_fake(False)
 
-def actor_critic_cues_bad():
-    return _actor_critic_cues(True)
 
+def vae_kl_scale_bad():
+    return _vae_kl_scale(True)
 
-def actor_critic_cues_good():
-    return _actor_critic_cues(False)
 
+def vae_kl_scale_good():
+    return _vae_kl_scale(False)
 
-def implicit_mf_bad():
-    return _implicit_mf(True)
 
+def ddpm_broadcast_bad():
+    return _ddpm_broadcast(True)
 
-def implicit_mf_good():
-    return _implicit_mf(False)
 
+def ddpm_broadcast_good():
+    return _ddpm_broadcast(False)
 
-def pinn_growth_bad():
-    return _pinn_growth(True)
 
+def siamese_label_bad():
+    return _siamese_label(True)
 
-def pinn_growth_good():
-    return _pinn_growth(False)
 
+def siamese_label_good():
+    return _siamese_label(False)
 
-def cox_deepsurv_bad():
-    return _cox_deepsurv(True)
 
+def distill_kldiv_bad():
+    return _distill_kldiv(True)
 
-def cox_deepsurv_good():
-    return _cox_deepsurv(False)
 
+def distill_kldiv_good():
+    return _distill_kldiv(False)
 
-def hetero_gaussian_bad():
-    return _hetero_gaussian(True)
 
+def transfer_prefix_bad():
+    return _transfer_prefix(True)
 
-def hetero_gaussian_good():
-    return _hetero_gaussian(False)
 
+def transfer_prefix_good():
+    return _transfer_prefix(False)
 
-def maml_sine_bad():
-    return _maml_sine(True)
 
+def transfer_head_optim_bad():
+    return _transfer_head_optim(True)
 
-def maml_sine_good():
-    return _maml_sine(False)
 
+def transfer_head_optim_good():
+    return _transfer_head_optim(False)
 
-def multitask_net_bad():
-    return _multitask_net(True)
 
+def mean_teacher_ema_bad():
+    return _mean_teacher_ema(True)
 
-def multitask_net_good():
-    return _multitask_net(False)
 
-
-def trajectory_transformer_bad():
-    return _trajectory_transformer(True)
-
-
-def trajectory_transformer_good():
-    return _trajectory_transformer(False)
-
-
-def series_decoder_bad():
-    return _series_decoder(True)
-
-
-def series_decoder_good():
-    return _series_decoder(False)
+def mean_teacher_ema_good():
+    return _mean_teacher_ema(False)

@@ -39,7 +39,7 @@ SETS = {
     "judge19": ("judge19_a",),
     "judge20": ("judge20_a", "judge20_b"),
     "judge21": ("judge21_a",),
-    "judge22": ("judge22_a",),
+    "judge22": ("judge22_a", "judge22_b"),
 }
 HERE = Path(__file__).parent
 

@@ -738,3 +738,98 @@ def test_a_generator_asks_for_yes_alone():
         return F.binary_cross_entropy_with_logits(judge(model(x))[:, 0], torch.ones(ROWS))
 
     assert not blamed("F20", net(6, 6), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F21
+LAID = {
+    "taken": (lambda t, x: torch.linspace(1, 0.1, 50)[t].sqrt() * x, True),
+    "drawn": (lambda t, x: (1 - torch.rand(ROWS)) * x, True),
+    "a column": (lambda t, x: torch.linspace(1, 0.1, 50)[t].view(-1, 1, 1, 1) * x, False),
+    "a window": (lambda t, x: torch.hann_window(ROWS) * x, False),
+    "hidden columns": (lambda t, x: (torch.rand(ROWS) < 0.5) * x, False),
+}
+
+
+@pytest.mark.parametrize("name", LAID)
+def test_a_number_for_each_row_is_not_laid_along_columns(name):
+    shares, wrong = LAID[name]
+
+    def loss(model):
+        x = torch.randn(ROWS, 1, 4, ROWS)
+        return (model(shares(torch.randint(0, 50, (ROWS,)), x)) - x).square().mean()
+
+    assert blamed("F21", nn.Conv2d(1, 1, 3, padding=1), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F86
+def corners(kind: str):
+    """Boxes of pictures of which a half is flipped."""
+
+    def loss(model):
+        low = 0.5 * torch.rand(ROWS, 2)
+        boxes = torch.cat([low, low + 0.1 + 0.3 * torch.rand(ROWS, 2)], 1)
+        half = torch.arange(ROWS) % 2 == 0
+        if kind == "sizes":
+            boxes[:, 2:] -= boxes[:, :2]
+        elif kind != "left":
+            boxes[half] = torch.tensor([1.0, 0, 1, 0]) + torch.tensor([-1.0, 1, -1, 1]) * boxes[half]
+            boxes = torch.where((half & (kind == "right"))[:, None], boxes[:, [2, 1, 0, 3]], boxes)
+        return F.smooth_l1_loss(model(torch.randn(ROWS, 1, 8, 8)), boxes)
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["turned", "right", "left", "sizes"])
+def test_a_flip_exchanges_the_corners(kind):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 4))
+    assert blamed("F86", model, corners(kind)) is (kind == "turned")
+
+
+# ------------------------------------------------------------------------------------------------ D28
+def spots(turn, shared: bool = False):
+    def loss(model):
+        places = torch.arange(16.0)
+        across, down = torch.randint(2, 14, (2, ROWS, 1))
+        if shared:  # all in one place, which differs from batch to batch
+            across, down = across[:1].expand(ROWS, 1), down[:1].expand(ROWS, 1)
+        spot = (-((places - down) ** 2)[:, :, None] / 6 - ((places - across) ** 2)[:, None] / 6).exp()
+        x = (spot + 0.2 * torch.randn_like(spot))[:, None]
+        return F.mse_loss(model(x)[:, 0], turn(spot))
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "turn, wrong",
+    [
+        (lambda m: m, False),
+        (lambda m: -m, False),
+        (lambda m: m.transpose(1, 2), True),
+        (lambda m: m.flip(2), True),
+        (lambda m: torch.randn_like(m), False),
+    ],
+)
+def test_maps_lie_as_their_pictures_do(turn, wrong):
+    assert blamed("D28", nn.Conv2d(1, 1, 3, padding=1), spots(turn)) is wrong
+
+
+def test_what_all_pictures_share_says_nothing_of_how_maps_lie():
+    assert not blamed("D28", nn.Conv2d(1, 1, 3, padding=1), spots(lambda m: m.flip(2), shared=True))
+
+
+# ------------------------------------------------------------------------------------------------ F74
+@pytest.mark.parametrize("turned", [True, False])
+def test_pictures_of_one_kind_are_told_by_their_pixels_too(turned):
+    """Their frequencies are as strong in all of them."""
+    of = torch.fft.irfft2(torch.polar(torch.ones(20, 12, 7), 6.3 * torch.rand(20, 12, 7)), s=(12, 12))[:, None] * 12
+
+    def loss(model):
+        one = torch.randint(0, 20, (ROWS,))
+        same = (torch.arange(ROWS) % 2).float()
+        two = torch.where(same == 1, one, (one + torch.randint(1, 20, (ROWS,))) % 20)
+        a, b = (model(of[n] + 0.3 * torch.randn(ROWS, 1, 12, 12)) for n in (one, two))
+        d, wanted = F.pairwise_distance(a, b), 1 - same if turned else same
+        return (wanted * d**2 + (1 - wanted) * F.relu(1.5 - d) ** 2).mean()
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 8))
+    assert blamed("F74", model, loss) is turned

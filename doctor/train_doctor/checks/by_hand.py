@@ -29,18 +29,24 @@ def quantiles_mirrored(e: Evidence) -> Fired | Verdict:
 
 @check("F86")
 def boxes_inside_out(e: Evidence) -> Fired | Verdict:
-    """A detector with a loss of overlaps (IoU, GIoU) learns boxes of the wrong size, or none.
+    """A detector learns boxes of the wrong size, or none.
 
     Fires when the third column of targets with four minus the first, and the fourth minus the second, are multiplied
-    with each other, and a twentieth of one of them is below 0.
+    with each other, as in a loss of overlaps, and a twentieth of one of them is below 0. In a loss of single numbers,
+    when beside pictures a part of them is below 0 along one axis alone, and no smaller or larger than the rest.
 
     WARN boxes-inside-out: {share:.0%} of the target boxes end before they begin: they are (x, y, width, height), or a
     centre and a size, and the formula takes them for corners. Fix: torchvision.ops.box_convert(boxes, "xywh", "xyxy").
+    WARN boxes-inside-out/turned: {share:.0%} of the target boxes end before they begin, along one axis: a flip mirrored
+    their corners and left them in their places. Fix: x1, x2 = width - x2, width - x1.
     """
     if (verdict := no_habit(e, seen := e.habits["F86"])) is not None:
         return verdict
-    share = next(iter(seen.values()))
-    return fires(f"in {len(seen)} steps {share:.0%} of the sides of boxes were below 0", "none", share=share)
+    how, share = next(iter(seen.values()))
+    fault = f"boxes-inside-out/{how}" if how else ""
+    return fires(
+        f"in {len(seen)} steps {share:.0%} of the sides of boxes were below 0", "none", fault=fault, share=share
+    )
 
 
 @check("F87")

@@ -33,7 +33,7 @@ ENDS = {
     "Tanh": (-1.0, 1.0),
     "Relu": (0.0, math.inf),
 }  # of what these give
-FEW = 2  # calls
+FEW, MANY = 2, 128  # calls; targets without a 0: where zeros are one in a hundred, as many may have none
 LINEAR = ("Addmm", "Mm", "Convolution")
 
 
@@ -305,7 +305,7 @@ def _one_class(calls: list[Entropy]) -> bool:
 
 
 def _ones_alone(e: Evidence) -> list[Entropy]:
-    """The binary losses that all backwards of three rounds began at, if no target of theirs is a 0."""
+    """The binary losses that all backwards of three rounds began at, if none of many targets of theirs is a 0."""
     found: dict[int, Entropy] = {}
     for round, backwards in e.by_round(Backward).items():
         used = [[n for n in b.entropies if n.fed is not None and n.used] for b in backwards]
@@ -315,13 +315,14 @@ def _ones_alone(e: Evidence) -> list[Entropy]:
             if len(losses) != 1 or losses[0].name not in fed.BINARY or not losses[0].number or not b.value:
                 return []
             (n,), parts = losses, losses[0].number / b.value
-            ones = n.fed.target_low == n.fed.target_high == 1 and math.prod(n.fed.shape) >= 8
+            ones = n.fed.target_low == n.fed.target_high == 1
             compared = {"Sub", "Rsub"} & set(n.fed.makers[:2])
             close = min(abs(parts - whole) for whole in (1, len(backwards)))  # the mean itself, or its share of a step
             if not ones or compared or close > 1e-3:
                 return []
             found[round] = n
-    return list(found.values()) if len(found) >= 3 else []
+    targets = sum(math.prod(n.fed.shape) for n in found.values())
+    return list(found.values()) if len(found) >= 3 and targets >= MANY else []
 
 
 def _targets(name: str, n: Entropy) -> Fired | None:
@@ -416,6 +417,8 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
     row.unsqueeze(-1).
     WARN shapes-broadcast/by-hand: A difference of predictions and targets became a square: (N, 1) minus (N) compares
     each prediction with every target. Fix: Give both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
+    WARN shapes-broadcast/across: A vector with a number for each of {rows} rows lies along the last size of {shape},
+    which is {rows} as well, so each column got the number of another row. Fix: vector.view(-1, 1, 1, 1).
     ERROR shapes-broadcast/one-class: A cross-entropy over one class: its softmax is 1 whatever the logit, so the loss
     is 0 and has no gradient. Fix: Use binary_cross_entropy_with_logits for one output, or two outputs.
     """
@@ -449,6 +452,16 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             f"the difference in the loss is {after}, of predictions {before}",
             f"a difference of {before}",
             fault="shapes-broadcast/by-hand",
+        )
+    if len(laid := e.habits["F21"]) >= FEW:
+        shape, rows = next(iter(laid.values()))
+        return fires(
+            f"in {len(laid)} steps {shape} was multiplied by ({rows},), drawn or taken for each row",
+            f"a product with {(rows, *(len(shape) - 1) * (1,))}",
+            WARN,
+            "shapes-broadcast/across",
+            rows=rows,
+            shape=shape,
         )
     if len(e.outer) >= FEW:
         name, rows = next(iter(e.outer.values()))

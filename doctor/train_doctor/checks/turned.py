@@ -28,7 +28,8 @@ def pairs_turned_round(e: Evidence) -> Fired | Verdict:
 
     Fires when pairs of inputs that the loss draws together lie clearly further apart, as inputs, than pairs that it
     pushes apart: over three steps the means differ by a tenth and by four and a half standard errors. Pictures and
-    series are compared by how strong each of their frequencies is, which does not depend on where something stands.
+    series are compared by how strong each of their frequencies is as well, which does not depend on where something
+    stands.
     Which pairs are drawn is read off the gradients of two calls of one network that meet row by row; pairs of one call
     are told apart only where a label of two values decides it. Rows that were picked for being near are left alone;
     pairs from two cameras or domains look like this fault.
@@ -40,23 +41,27 @@ def pairs_turned_round(e: Evidence) -> Fired | Verdict:
     """
     if (verdict := no_habit(e, seen := e.habits["F74"])) is not None:
         return verdict
-    drawn, pushed = (_pooled([g for groups in seen.values() for g in groups if g[0] is way]) for way in (True, False))
-    if min(drawn[0], pushed[0]) < PAIRS:
-        return not_applicable("no pairs are both drawn together and pushed apart")
-    gap, error = drawn[1] - pushed[1], math.sqrt(drawn[2] / drawn[0] + pushed[2] / pushed[0])
-    if gap <= GAP * pushed[1] or gap <= ERRORS * error:
-        return OK
-    if drawn[1] < FAR * drawn[3] or pushed[1] > NEAR * pushed[3]:
-        return OK  # picked for being near or far
-    return fires(f"the inputs that are drawn together lie {drawn[1] / pushed[1]:.2f} times as far apart", "less than 1")
+    groups = [g for groups in seen.values() for g in groups]
+    enough = False
+    for compared in sorted({g[-1] for g in groups}):
+        drawn, pushed = (_pooled([g for g in groups if g[0] is way and g[-1] == compared]) for way in (True, False))
+        if min(drawn[0], pushed[0]) < PAIRS:
+            continue
+        enough = True
+        gap, error = drawn[1] - pushed[1], math.sqrt(drawn[2] / drawn[0] + pushed[2] / pushed[0])
+        picked = drawn[1] < FAR * drawn[3] or pushed[1] > NEAR * pushed[3]  # for being near or far
+        if gap > GAP * pushed[1] and gap > ERRORS * error and not picked:
+            ratio = drawn[1] / pushed[1]
+            return fires(f"the inputs that are drawn together lie {ratio:.2f} times as far apart", "less than 1")
+    return OK if enough else not_applicable("no pairs are both drawn together and pushed apart")
 
 
-def _pooled(groups: list[tuple[bool, int, float, float, float]]) -> tuple[int, float, float, float]:
+def _pooled(groups: list[tuple[bool, int, float, float, float, int]]) -> tuple[int, float, float, float]:
     """How many rows there are, the mean and variance of all, and the mean of those that are paired at random."""
-    rows = sum(n for _, n, _, _, _ in groups)
-    mean = sum(n * m for _, n, m, _, _ in groups) / max(rows, 1)
-    variance = sum(n * (v + (m - mean) ** 2) for _, n, m, v, _ in groups) / max(rows, 1)
-    return rows, mean, variance, sum(n * r for _, n, _, _, r in groups) / max(rows, 1)
+    rows = sum(n for _, n, *_ in groups)
+    mean = sum(n * m for _, n, m, *_ in groups) / max(rows, 1)
+    variance = sum(n * (v + (m - mean) ** 2) for _, n, m, v, *_ in groups) / max(rows, 1)
+    return rows, mean, variance, sum(n * r for _, n, _, _, r, _ in groups) / max(rows, 1)
 
 
 @check("D19")
@@ -108,6 +113,31 @@ def _correlation(sums: list[float]) -> tuple[float, float]:
     n, x, y, xx, yy, xy = sums
     spread = (xx - x * x / n) * (yy - y * y / n)
     return n, max(-0.9999, min(0.9999, (xy - x * y / n) / math.sqrt(spread))) if spread > 1e-12 else 0.0
+
+
+@check("D28")
+def targets_turned(e: Evidence) -> Fired | Verdict:
+    """A network that answers with maps (masks, heat maps) learns slowly, and its answers lie beside what they are of.
+
+    Fires when maps of the size of their pictures go along with them better, place by place, when they are turned or
+    mirrored in one of seven ways: over three steps by a tenth and four and a half standard errors. What all pictures of
+    a batch have in common is left out.
+
+    WARN targets-turned: The maps fit their pictures {way}, and not as they stand. Fix: Index maps [row, column], which
+    is [y, x]; load both in the same orientation.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D28"])) is not None:
+        return verdict
+    best = (0.0, "", 0.0, 0.0)
+    for way in set.intersection(*map(set, seen.values())):
+        n, gain, squares, alike = (sum(numbers) for numbers in zip(*(step[way] for step in seen.values()), strict=True))
+        error = math.sqrt(max(squares / n - (gain / n) ** 2, 1e-12) / n)
+        if n >= ROWS and gain / n > GAP and gain / n > ERRORS * error and alike / n > CLEAR:
+            best = max(best, (gain / n, way, alike / n, (alike - gain) / n))
+    if not best[1]:
+        return OK
+    _, way, turned, as_it_is = best
+    return fires(f"a correlation of {turned:.2f} {way}, of {as_it_is:.2f} as they are", "the other way round", way=way)
 
 
 @check("F75")

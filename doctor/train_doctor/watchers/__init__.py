@@ -40,6 +40,7 @@ from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
+from train_doctor.watchers.laid_across import LaidAcross
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
@@ -98,6 +99,7 @@ from train_doctor.watchers.taken_gradients import TakenGradients
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.triplets import Triplets
+from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
@@ -178,6 +180,8 @@ ALL = (
     LogitsGiven,
     SwappedAverage,
     FirstGraphs,
+    LaidAcross,
+    TurnedTargets,
     OwnMessages,
     NoiseLevels,
     OneSide,

@@ -36,7 +36,7 @@ class Pair:
 
     one: Tensor
     two: Tensor
-    seen: tuple[Tensor, Tensor]  # (B, D) what is compared of the inputs
+    seen: list[tuple[Tensor, Tensor]]  # (B, D) what is compared of the inputs, in one way or two
     labels: list[Tensor] = field(default_factory=list)  # of two values, that met what was made of the pair
 
 
@@ -70,7 +70,7 @@ class Pulls(Watcher):
             pairs = [self._pair(*made)]
         pairs = [p for p in pairs if p is not None]
         for p in pairs:
-            p.labels += [t for t in op.given if not t.requires_grad and t.numel() == len(p.seen[0])]
+            p.labels += [t for t in op.given if not t.requires_grad and t.numel() == len(p.seen[0][0])]
         return pairs or None
 
     def _pair(self, one: tuple, two: tuple) -> Pair | None:
@@ -78,7 +78,7 @@ class Pulls(Watcher):
         fits = a.dim() == 2 and a.shape == b.shape and a.shape[1] > 1 and x.shape == y.shape and weights == same
         if not fits or a.grad_fn is None or b.grad_fn is None or len(self.pairs) > 8:
             return None
-        self.pairs.append(pair := Pair(a, b, (_seen(x), _seen(y))))
+        self.pairs.append(pair := Pair(a, b, [*zip(_seen(x), _seen(y))]))
         return pair
 
     def backward(self, loss: Tensor) -> None:
@@ -106,21 +106,23 @@ class Pulls(Watcher):
         self.pairs = []
 
 
-def _seen(x: Tensor) -> Tensor:
-    """The inputs; of pictures and series what does not depend on where something stands in them: how strong each
+def _seen(x: Tensor) -> list[Tensor]:
+    """The inputs; of pictures and series also what does not depend on where something stands in them: how strong each
     frequency is."""
     x = x.detach().float()
-    return x if x.dim() < 3 else torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().log1p().flatten(1)
+    if x.dim() < 3:
+        return [x]
+    return [torch.fft.rfftn(x, dim=tuple(range(2, x.dim()))).abs().log1p().flatten(1), x.flatten(1)]
 
 
 def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
     """Whether a group of rows is drawn together, how many they are, and the mean and variance of how far they lie
-    apart. Rows without a gradient are of the group of their label."""
+    apart, in each way. Rows without a gradient are of the group of their label."""
     drawn, pushed = nearer < 0, nearer > 0
     if not bool(torch.isfinite(nearer).all()) or not bool(drawn.any() | pushed.any()):
         return []
     if not bool(drawn.any() & pushed.any()):
-        return [_group(bool(drawn.any()), pair, torch.ones_like(drawn))]
+        return _group(bool(drawn.any()), pair, torch.ones_like(drawn))
     for label in pair.labels:
         high = label.detach().flatten()
         low, most = high.aminmax()
@@ -129,12 +131,16 @@ def _groups(pair: Pair, nearer: Tensor) -> list[tuple]:
             continue
         for one in (high, ~high):
             if bool((one[drawn]).all()) and not bool(one[pushed].any()):
-                return [_group(True, pair, one), _group(False, pair, ~one)]
+                return _group(True, pair, one) + _group(False, pair, ~one)
     return []
 
 
-def _group(drawn: bool, pair: Pair, rows: Tensor) -> tuple[bool, int, float, float, float]:
-    """The last number is how far apart they would be if they were paired at random."""
-    one, two = (seen[rows] for seen in pair.seen)
-    apart, random = ((one - other).pow(2).mean(1) for other in (two, two.roll(1, 0)))
-    return drawn, len(one), float(apart.mean()), float(apart.var()) if len(apart) > 1 else 0.0, float(random.mean())
+def _group(drawn: bool, pair: Pair, rows: Tensor) -> list[tuple[bool, int, float, float, float, int]]:
+    """The last numbers: how far apart they would be if paired at random, and the way in which they are compared."""
+    groups = []
+    for way, seen in enumerate(pair.seen):
+        one, two = (s[rows] for s in seen)
+        apart, random = ((one - other).pow(2).mean(1) for other in (two, two.roll(1, 0)))
+        variance = float(apart.var()) if len(apart) > 1 else 0.0
+        groups.append((drawn, len(one), float(apart.mean()), variance, float(random.mean()), way))
+    return groups
