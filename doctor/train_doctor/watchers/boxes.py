@@ -44,7 +44,7 @@ class Boxes(Watcher):
         if x is None:
             return
         self.pictures = self.pictures or op.name == "conv2d"
-        if op.name in PLAIN:
+        if op.name in PLAIN and len(op.given) > 1:
             self._flipped(*op.given[:2])
             return
         facts = [self.known.get(t) for t in op.given]
