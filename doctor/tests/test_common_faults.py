@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, MultiStepLR, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, CosineAnnealingWarmRestarts, ExponentialLR, MultiStepLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import train_doctor as doctor
@@ -374,6 +374,62 @@ def test_a_schedule_that_lasts(schedule):
 @pytest.mark.parametrize("schedule", KINDS)
 def test_a_schedule_of_epochs_by_epoch(schedule):
     assert "N9" not in said(epochs(schedule, every=11))
+
+
+@pytest.mark.parametrize("how, wrong", [("watched", True), ("after", True), ("whole run", False), ("restarts", False)])
+def test_a_cosine_that_comes_back(how, wrong):
+    def schedule(optimizer):
+        if how == "restarts":
+            return CosineAnnealingWarmRestarts(optimizer, 5)
+        return CosineAnnealingLR(optimizer, {"watched": 5, "after": 16, "whole run": 40}[how])
+
+    report = epochs(schedule, steps=12 if how == "watched" else 32)
+    assert ("N9" in said(report)) is wrong, f"\n{report}"
+    assert not wrong or report.root.name == "schedule-comes-back"
+
+
+# ------------------------------------------------------------------------------------------------ F15
+def tagged(how: str):
+    """A tagger of rows that are padded with id 0. Tag 0 is a tag."""
+
+    def loss_of(model):
+        ids, lengths = torch.randint(1, 30, (16, 12)), torch.randint(3, 13, (16,))
+        pads = torch.arange(12) >= lengths[:, None]
+        tags = (ids % 5).masked_fill(pads, {"ignored": 5, "out": -100}.get(how, 0))
+        logits = model(ids.masked_fill(pads, 0))
+        if how == "weighted":
+            return (F.cross_entropy(logits.transpose(1, 2), tags, reduction="none") * ~pads).sum() / (~pads).sum()
+        if how == "classes first":
+            return F.cross_entropy(logits.transpose(1, 2), tags)
+        if how == "picked":
+            return F.cross_entropy(logits[~pads], tags[~pads])
+        ignored = {"ignore_index": 5} if how == "ignored" else {}
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]), tags.view(-1), **ignored)
+
+    return loss_of
+
+
+class Tagger(nn.Module):
+    def __init__(self, classes: int):
+        super().__init__()
+        self.table, self.reader = nn.Embedding(30, 8, padding_idx=0), nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, ids):
+        return self.head(self.reader(self.table(ids))[0])
+
+
+@pytest.mark.parametrize("how", ("", "classes first"))
+def test_padding_that_counts_as_a_tag(how):
+    report = quiet(lambda: train(tagged(how), Tagger(5)))
+    assert named(report, "F15") and report.root.name == "padding-supervised/tags"
+
+
+@pytest.mark.parametrize(
+    "how, classes", [*((how, 5) for how in ("out", "weighted", "picked")), ("ignored", 6), ("", 30)]
+)
+def test_padding_that_does_not_count_or_is_written(how, classes):
+    assert "F15" not in said(quiet(lambda: train(tagged(how), Tagger(classes))))
 
 
 def test_when_the_rate_is_a_hundredth():

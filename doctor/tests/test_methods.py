@@ -606,8 +606,12 @@ def test_what_should_grow_has_a_minus(how):
 
 
 # ------------------------------------------------------------------------------------------------ F72
-@pytest.mark.parametrize("of_student, of_teacher, wrong", [(1, 4, True), (4, 4, False), (1, 1, False), (2, 2, False)])
-def test_one_temperature_for_both(of_student, of_teacher, wrong):
+TEMPERATURES = [(1, 4, True), (4, 1, True), (4, 4, False), (1, 1, False), (2, 2, False)]
+
+
+@pytest.mark.parametrize("of_student, of_teacher, wrong", TEMPERATURES)
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_one_temperature_for_both(of_student, of_teacher, wrong, by_hand):
     teacher = net().eval()
 
     def loss_of(model):
@@ -617,9 +621,23 @@ def test_one_temperature_for_both(of_student, of_teacher, wrong):
         student = model(x) / of_student if of_student > 1 else model(x)
         soft = F.softmax(logits / of_teacher if of_teacher > 1 else logits, 1)
         hard = F.cross_entropy(model(x), x[:, :3].argmax(1))
+        if by_hand:
+            return hard - (soft * student.log_softmax(1)).sum(1).mean()
         return hard + F.kl_div(F.log_softmax(student, 1), soft, reduction="batchmean") * of_teacher**2
 
     assert told("F72", loss_of) is wrong
+
+
+def test_a_temperature_that_is_a_tensor_may_be_any():
+    teacher, four = net().eval(), torch.tensor(4.0)
+
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        with torch.no_grad():
+            soft = F.softmax(teacher(x) / 4, 1)
+        return F.kl_div(F.log_softmax(model(x) / four, 1), soft, reduction="batchmean")
+
+    assert not told("F72", loss_of)
 
 
 # ------------------------------------------------------------------------------------------------ N35

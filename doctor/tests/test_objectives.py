@@ -1,10 +1,14 @@
 """F35 to F41: lines between a model and its loss; each with its mended twin, and what looks like it and is healthy."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical
 from torch.nn import functional as F
+
+import train_doctor as doctor
 
 from .bench import quiet
 from .test_arithmetic import net, said, train
@@ -199,6 +203,46 @@ def q_learning(how: str):
 @pytest.mark.parametrize("how", ("", "amax", "by hand"))
 def test_the_largest_value_learns(how):
     assert named(quiet(lambda: train(q_learning(how))), "F39")
+
+
+def looks_ahead(how: str):
+    """Q-learning with a target network; the one word says what is different."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+    target = copy.deepcopy(model).requires_grad_(False)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with doctor.watch(model, optimizer=optimizer, say=False) as report:
+        for step in range(11):
+            states, coming, gain = torch.randn(16, 4), torch.randn(16, 4), torch.randn(16)
+            going_on = (torch.rand(16) > 0.1).float()
+            with torch.no_grad():
+                values = target(states if how == "own state" else coming)
+                best = values.max() if how == "of all" else values.max(1).values
+                if how == "both states":
+                    best = best + 0.1 * target(states).logsumexp(1)
+                wanted = gain + 0.9 * going_on * best
+                if how == "scaled":
+                    wanted = gain * target(coming).max() / 10
+            taken = model(states).gather(1, torch.randint(0, 4, (16, 1))).squeeze(1)
+            optimizer.zero_grad()
+            F.smooth_l1_loss(taken, wanted).backward()
+            optimizer.step()
+            if how == "copied" or step == 5:
+                target.load_state_dict(model.state_dict())
+    return report
+
+
+@pytest.mark.parametrize("how, name", [("of all", "largest-not-taken/of-all"), ("own state", "largest-not-taken/own-state"),
+                                       ("copied", "follows-at-once/copied")])  # fmt: skip
+def test_a_target_that_does_not_look_ahead(how, name):
+    report = quiet(lambda: looks_ahead(how))
+    assert not report.faults and report.root is not None and report.root.name == name, f"\n{report}"
+
+
+@pytest.mark.parametrize("how", ("", "both states", "scaled"))
+def test_a_target_that_looks_ahead(how):
+    report = quiet(lambda: looks_ahead(how))
+    assert not report.faults and not said(report) & {"F39", "F28"}, f"\n{report}"
 
 
 @pytest.mark.parametrize("how", ("taken", "double", "pooled"))

@@ -87,6 +87,18 @@ def test_positions_along_the_batch_are_named(how):
     assert report.root is not None and report.root.check == "S23", f"\n{report}"
 
 
+def test_a_table_with_as_many_columns_as_rows_in_the_batch_is_no_state():
+    model = Positions("along the batch")
+    x = torch.randn(D, T, D)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with doctor.watch(model, optimizer=optimizer, steps=3, say=False) as report:
+        for _ in range(3):
+            F.cross_entropy(model(x), torch.randint(3, (D,))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "S23" in said(report), f"\n{report}"
+
+
 @pytest.mark.parametrize("how", ["along the time", "along the time, attention batch_first"])
 def test_positions_along_the_time_are_right(how):
     report = quiet(lambda: run(Positions(how)))

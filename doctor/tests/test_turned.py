@@ -421,6 +421,26 @@ def test_pushed_from_a_reference_that_weights_made():
     assert not told("F75", net(6, 1), loss)
 
 
+@pytest.mark.parametrize("how, wrong", [("minus in front", True), ("of the loss", True), ("right", False)])
+def test_a_focal_loss_of_chosen_probabilities(how, wrong):
+    """p is that of the label: p or 1 - p, put together by where."""
+    torch.manual_seed(0)
+
+    def loss(model):
+        x, y = numbers()
+        logits, label = model(x), (y > 0).float()
+        p = torch.where(label == 1, logits.sigmoid(), 1 - logits.sigmoid())
+        return {
+            "minus in front": lambda: (-(p**2) * p.log()).mean(),
+            "of the loss": lambda: (
+                0.25 * p**2 * F.binary_cross_entropy_with_logits(logits, label, reduction="none")
+            ).mean(),
+            "right": lambda: (-((1 - p) ** 2) * p.log()).mean(),
+        }[how]()
+
+    assert told("F80", net(6, 1), loss) is wrong
+
+
 def test_the_entropy_is_no_focal_loss():
     torch.manual_seed(0)
 

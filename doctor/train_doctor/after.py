@@ -4,11 +4,11 @@
         for x, y in train: ...              steps 1 to 40 of each epoch; ten are watched
         model.eval(); accuracy(model)       and nobody calls model.train() again
 
-Three things are looked at, for less than one part in a hundred of a tiny step: whether the parts that were in train
+Four things are looked at, for less than one part in a hundred of a tiny step: whether the parts that were in train
 mode (dropouts, normalisations with statistics) still are when an optimizer steps; whether a learning rate has become 0,
-or a millionth of what it was; and, at the 1st, 2nd, 4th, 8th, 16th ... of these steps, whether a tensor that gets a
-gradient is in no optimizer. What was seen becomes a finding of the check that looks for the same within the window
-(N16, N11, S3), and says at which steps.
+or a millionth of what it was; whether that of a cosine has come down and goes up again; and, at the 1st, 2nd, 4th, 8th,
+16th ... of these steps, whether a tensor that gets a gradient is in no optimizer. What was seen becomes a finding of
+the check that looks for the same within the window (N16, N11, N9, S3), and says at which steps.
 
 Footguns: late in a run statistics may be frozen on purpose, so all parts must be in eval mode, dropouts and all. A
 schedule ends near 0, so the rate must be there for the last tenth of the steps that were counted, and three at least.
@@ -23,7 +23,8 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from train_doctor.check import Fired, fires
-from train_doctor.evidence import Evidence, Step
+from train_doctor.checks.schedules import AGAIN, LOW
+from train_doctor.evidence import Evidence, Schedule, Step
 from train_doctor.finding import WARN
 
 LEAST, SHARE = 3, 0.1  # steps, in number and of all
@@ -49,6 +50,8 @@ class After:
         self.asleep: list[int] = []  # steps made while all parts were in eval mode; the same for the rates
         self.zero: list[int] = []
         self.tiny: list[int] = []
+        self.cosine = {s.kind for s in e.of(Schedule)} == {"CosineAnnealingLR"}
+        self.low, self.again = (math.inf, 0), (0.0, 0)  # a rate and its step: the lowest, and one that rose from there
         self.missing: dict[int, list[int]] = {}  # tensors with a gradient that no optimizer holds -> steps
         self.steps, self.lowest, self.look = 0, 0.0, 1
         self.remove: Callable[[], None] = dict
@@ -72,6 +75,11 @@ class After:
             if rate < TINY * usual:
                 (self.tiny if rate else self.zero).append(self.steps)
                 self.lowest = max(self.lowest, rate)
+        if self.cosine and usual and rate is not None and not self.again[1]:
+            if rate < self.low[0]:
+                self.low = float(rate), self.steps
+            elif self.low[0] < LOW * usual < rate and rate > AGAIN * self.low[0]:
+                self.again = float(rate), self.steps
         if self.steps == self.look:
             self.look *= 2
             self._look_at_gradients()
@@ -102,6 +110,10 @@ class After:
         elif self._lasting(self.tiny):
             what = f"made with a rate of {self.lowest:.3g} or less"
             told.append(("N11", fires(self._at(self.tiny, what), usual, WARN, "learning-rate-zero/tiny")))
+        if self.again[1]:
+            what = [f"{rate:.2g} in step {self.first + step}" for rate, step in (self.low, self.again)]
+            wanted = "a rate that falls to the end of the run"
+            told.append(("N9", fires(f"the rate was {' and '.join(what)}", wanted, WARN, "schedule-comes-back")))
         lost = [self.names[key] for key, steps in self.missing.items() if len(steps) > 1 and steps[-1] * 2 == self.look]
         if lost:
             what = f"{len(lost)} tensors got a gradient after the watched steps and were in no optimizer: "

@@ -298,13 +298,11 @@ class Evidence:
         self.lookups: list[Tensor] = []  # ids given to embeddings since the last backward
         self.hiding: dict[int, bool] = {}  # round -> whether a mask hides the text and shows the padding
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
-        self.regrouped: dict[int, tuple[str, tuple, tuple]] = {}  # round -> function, shape before and after
         self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated
         self.ratios: dict[int, tuple[int, ...]] = {}  # round -> shape of a difference of a score and itself
         self.blended: dict[int, str] = {}  # round -> how classes were interpolated
         self.cosines: dict[int, float] = {}  # round -> what cosines were multiplied by before a cross-entropy
         self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
-        self.largest: dict[int, tuple[int, ...]] = {}  # round -> shape of what both sides of a loss are a maximum of
         self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
         self.negated: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is taken from the loss

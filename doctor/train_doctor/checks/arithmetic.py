@@ -219,17 +219,24 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
 
     Fires when a line of the program calls reshape or view on a tensor and what comes out has the same sizes in another
     order, like (32, 20, 40) of (32, 40, 20). That regroups the numbers along the memory. Sizes of 1 do not count, and
-    equal sizes can't be seen. Reshapes to other sizes are left alone.
+    equal sizes can't be seen. Reshapes to other sizes are left alone, but for a picture that is cut into as many pieces
+    as it has squares of their size.
 
     WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
     places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
+    WARN axes-regrouped/patches: {name} makes {after} of {before}, which cuts each picture into pieces of its lines, and
+    not into square patches. Fix: nn.Conv2d(C, D, p, stride=p), or x.reshape(B, C, H // p, p, W // p, p).permute(0, 2,
+    4, 1, 3, 5).reshape(B, -1, C * p * p).
     """
-    if (verdict := no_habit(e, e.regrouped)) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F30"])) is not None:
         return verdict
-    name, before, after = next(iter(e.regrouped.values()))
+    name, before, after, patches = next(iter(seen.values()))
+    pieces = f"as many pieces as it has patches, {after}"
     return fires(
-        f"in {len(e.regrouped)} steps {name} gave a tensor of {before} the same sizes in another order, {after}",
+        f"in {len(seen)} steps {name} gave a tensor of {before} "
+        + (pieces if patches else f"the same sizes in another order, {after}"),
         "transpose or permute where axes change places",
+        fault="axes-regrouped" + ("/patches" if patches else ""),
         name=name,
         before=str(before),
         after=str(after),
@@ -394,15 +401,27 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
     """Q-learning runs and its loss falls, and the policy is no better than chance.
 
     Fires when in a regression the side that learns is a maximum over actions, and the target holds a maximum over as
-    many values without a graph.
+    many values without a graph. Or the target holds the maximum of all rows together, added to something that has a
+    number for each row; or one of the values of the very states that learn, and of no other.
 
     WARN largest-not-taken: What learns is the value of the best action and not of the action that was taken, so rewards
     are credited to another action. Fix: q = net(states).gather(1, actions.unsqueeze(1)).squeeze(1).
+    WARN largest-not-taken/of-all: The target holds the largest value of all rows and actions together, {shape}, and not
+    that of each row's next state. Fix: target_net(next_states).max(dim=1).values.
+    WARN largest-not-taken/own-state: The target looks ahead from the state that the action was taken in, and not from
+    the one that it led to. Fix: target = reward + gamma * target_net(next_states).max(1).values.
     """
-    if (verdict := no_habit(e, e.largest)) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F39"])) is not None:
         return verdict
-    shape = next(iter(e.largest.values()))
-    return fires(f"in {len(e.largest)} steps both sides of a loss were maxima over the columns of {shape}", "gather")
+    fault, shape = next(iter(seen.values()))
+    what = {
+        "": f"both sides of a loss were maxima over the columns of {shape}",
+        "of-all": f"one number of all {shape} values was part of each row's target",
+        "own-state": f"the values {shape} in the target were of the states whose values learn",
+    }[fault]
+    wanted = {"": "gather", "of-all": "the largest of each row", "own-state": "values of the next states"}[fault]
+    fault = "largest-not-taken" + (f"/{fault}" if fault else "")
+    return fires(f"in {len(seen)} steps {what}", wanted, fault=fault, shape=shape)
 
 
 @check("F40")

@@ -93,12 +93,20 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
 
     Counts targets that are padding: where the attention mask is 0, or, without a mask, in runs of the pad token at the
     end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
-    be learnt.
+    be learnt. Of programs that name each word of a row, it is asked whether one and the same label stands at all of the
+    padding and counts.
 
     ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
     which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
     pass ignore_index=pad_token_id).
+    WARN padding-supervised/tags: {share:.0%} of the labels stand at padding, all of them {label}, and the loss counts
+    them: easy answers that make it look better than it is, and draw rare classes to {label}. Fix: Set the labels of
+    padding to -100 (pad_sequence(tags, batch_first=True, padding_value=-100)), or ignore_index.
     """
+    if seen := e.habits["F15"]:
+        label, share = next(iter(seen.values()))
+        what = f"in {len(seen)} steps labels at the ends of rows, where one id fills them up, were all {label}"
+        return fires(what, "-100 there", WARN, "padding-supervised/tags", label=label, share=share)
     bad = total = outside = 0
     masked = seen = False
     for batch in batches(e):

@@ -217,20 +217,24 @@ def score_minimised(e: Evidence) -> Fired | Verdict:
 def temperatures_differ(e: Evidence) -> Fired | Verdict:
     """A distilled student is unsure of everything, and worse than one that learned from labels alone.
 
-    Fires when a divergence compares the softmax of the student's logits as they are with that of a teacher's, which
-    were divided by more than 1.
+    Fires when a divergence or a cross-entropy compares the softmax of one's logits as they are with that of the other
+    one's, which were divided by more than 1.
 
-    WARN temperatures-differ: The teacher's logits are divided by a temperature ({teacher:.3g}) and the student's are
+    WARN temperatures-differ: The teacher's logits are divided by a temperature ({by:.3g}) and the student's are
     not, so the student learns to be as unsure as the teacher was made. Fix: log_softmax(student / T) beside
     softmax(teacher / T), and T * T in front of it.
+    WARN temperatures-differ/student: The student's logits are divided by a temperature ({by:.3g}) and the teacher's are
+    not, so the student learns to be far too sure, and of what the teacher thinks of the other classes hardly anything
+    is left. Fix: log_softmax(student / T) beside softmax(teacher / T), and T * T in front of it.
     """
     if (verdict := no_habit(e, seen := e.habits["F72"])) is not None:
         return verdict
-    teacher = next(iter(seen.values()))
+    who, by = next(iter(seen.values()))
     return fires(
-        f"in {len(seen)} steps the teacher's logits were divided by {teacher:.3g} and the student's by nothing",
+        f"in {len(seen)} steps the {who}'s logits were divided by {by:.3g} and the other one's by nothing",
         "one temperature for both",
-        teacher=teacher,
+        fault="temperatures-differ" + ("/student" if who == "student" else ""),
+        by=by,
     )
 
 
@@ -292,7 +296,8 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     scaling) while all others lie well above it, spread out, and the mean is taken over all places. Of tables and series
     the batch must also hold flags of just these places. Targets that were NaN until they were filled in need no other
     sign. Whole numbers, maps that end at 1, losses under a mask, answers that were masked, and places where the input
-    has nothing either are left alone.
+    has nothing either are left alone. Targets of two to eight numbers for each place (boxes) are compared with the
+    classes of the same step: are all of them 0 just where the class is 0, in more than half of the places?
 
     WARN gaps-as-targets: {share:.0%} of the targets are one number apart from all others, as a sensor writes where it
     saw nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
@@ -300,16 +305,19 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     WARN gaps-as-targets/filled: {share:.0%} of the targets were NaN, as what nobody knows, and were filled in, and the
     loss asks for them as for data. Fix: known = ~target.isnan(); (loss * known).sum() / known.sum(), with
     reduction="none".
+    WARN gaps-as-targets/background: {share:.0%} of the places hold nothing, and the loss of the boxes asks for zeros
+    there: their error is a mean over all places, of which few have a box. Fix: on = classes > 0;
+    F.smooth_l1_loss(boxes[on], wanted[on]).
     """
     if (verdict := no_habit(e, seen := e.habits["D18"])) is not None:
         return verdict
-    share = next(iter(seen.values()))
-    filled = share < 0
+    what, share = next(iter(seen.values()))
+    were = {"": "such zeros", "filled": "NaN before", "background": "zeros at places of class 0"}[what]
     return fires(
-        f"in {len(seen)} steps {abs(share):.0%} of the targets were {'NaN before' if filled else 'such zeros'}",
+        f"in {len(seen)} steps {share:.0%} of the targets were {were}",
         "a mask of what is known",
-        fault="gaps-as-targets/filled" if filled else "gaps-as-targets",
-        share=abs(share),
+        fault="gaps-as-targets" + (f"/{what}" if what else ""),
+        share=share,
     )
 
 

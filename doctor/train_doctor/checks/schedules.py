@@ -15,6 +15,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
 SOON, VERY_SOON = 100, 50  # steps
+LOW, AGAIN = 0.1, 3.0  # of the highest rate; of the lowest one
 PASSES = 10  # over the data
 
 
@@ -78,7 +79,8 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
     ExponentialLR has made a hundred times smaller within the steps watched, or will have within two passes over the
     data and a hundred steps; where no loader tells of passes, within fifty steps, each on other data. Of a LambdaLR it
-    is asked whether its factor is the learning rate itself and does not rise from there.
+    is asked whether its factor is the learning rate itself and does not rise from there, and of a CosineAnnealingLR
+    whether the rate has come down and goes up again, in the steps watched or after them.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
@@ -87,6 +89,9 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     WARN schedule-falls-fast: The learning rate falls to a {share} of what it was within {steps} steps: {kind} counts
     epochs in most recipes, and is stepped at every batch. Fix: Step it once per epoch, or give it step_size,
     milestones or gamma meant for single steps.
+    WARN schedule-comes-back: The learning rate has come to its end and rises again: CosineAnnealingLR has made its
+    T_max steps and goes back up. Fix: T_max is the number of scheduler.step() calls of the whole run: epochs *
+    len(loader) where it is stepped at every batch.
     WARN schedule-absolute: The function of LambdaLR returns a learning rate; torch multiplies the optimizer's rate by
     it, so the rate is squared: {rate:.2g} in place of {base:g}. Fix: Return a factor (1 for the full rate), or give the
     optimizer lr=1.
@@ -117,7 +122,7 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     many = ratio >= 1.5 and len(worst) >= 3 and not (world > 1 and abs(ratio - world) < 0.5)
     if not many and not early:
         return (
-            OK if e.late else _ended_early(e) or _fell(e) or _squared(e) or OK
+            OK if e.late else _ended_early(e) or _fell(e) or _came_back(e) or _squared(e) or OK
         )  # late, that may be the end of the run
     if not many:
         return fires(
@@ -161,6 +166,22 @@ def _fell(e: Evidence) -> Fired | None:
         share=f"{round(rates[0] / rates[-1])}th",
         steps=len(rates),
         kind=min(kinds),
+    )
+
+
+def _came_back(e: Evidence) -> Fired | None:
+    if {s.kind for s in e.of(Schedule)} != {"CosineAnnealingLR"}:
+        return None
+    rates = _by_round(e)
+    at = min(range(len(rates)), key=rates.__getitem__, default=0)
+    before, after = max(rates[: at + 1], default=0.0), rates[-1] if rates else 0.0
+    if not rates[at] < LOW * before or after < max(AGAIN * rates[at], LOW * before):
+        return None
+    return fires(
+        f"the learning rate went from {before:.2g} to {rates[at]:.2g} in {at + 1} steps, and was {after:.2g} in step "
+        f"{len(rates)}",
+        "a rate that falls to the end of the run",
+        fault="schedule-comes-back",
     )
 
 

@@ -243,11 +243,15 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
 
     Looks at tensors without a gradient that began equal to one that learns. Fires when they go the same share of the
     way to it at each step, and that is more than half of it and less than all. A copy, and an average whose rate
-    falls from step to step, are left alone.
+    falls from step to step, are left alone, but for a copy at every step that is asked for the largest value of the
+    next state.
 
     WARN follows-at-once: The teacher takes {rate:.3g} of its student at each step, so it is hardly an average: the
     decay and its complement are swapped. Fix: teacher = decay * teacher + (1 - decay) * student, with a decay of 0.9
     or more.
+    WARN follows-at-once/copied: The target network is copied from the network at every step, so it is none: targets
+    move with each update. Fix: Copy it every thousand steps or so, or target = (1 - tau) * target + tau * network with
+    a tau of 0.005.
     """
     pairs = [p for p in e.followers if len(p.rates) >= FOLLOWED and any(p.rates)]
     if not e.followers:
@@ -262,6 +266,9 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
                 "a tenth of it or less",
                 rate=low,
             )
+    if e.habits["F28"] and all(min(p.rates) > 0.9995 for p in pairs):
+        what = f"{pairs[0].name} was equal to its student after each of {len(pairs[0].rates)} steps"
+        return fires(what, "a target that stays for a while", fault="follows-at-once/copied")
     return OK
 
 

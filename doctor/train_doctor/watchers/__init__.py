@@ -13,6 +13,7 @@ from train_doctor.watchers.aims import Aims
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
+from train_doctor.watchers.background import Background
 from train_doctor.watchers.bare_layers import BareLayers
 from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
@@ -143,6 +144,7 @@ ALL = (
     LossGraphs,
     MovedRows,
     Gaps,
+    Background,
     SampledActions,
     EndsOfEpisodes,
     Wraps,

@@ -1,42 +1,56 @@
-"""The value of the best action where that of the action taken was meant: both sides of a Q-learning loss are a maximum.
+"""Q-learning whose target, or what meets it, is the value of another action or state than the one that was meant.
 
-    q = net(states).max(1).values                   that of another action than the one that earned the reward
+    q = net(states).gather(1, actions[:, None]).squeeze(1)
     target = reward + gamma * target_net(next_states).max(1).values
 
-The target of Q-learning asks for the best next action; what learns is the value of the action that was taken, picked by
-`gather`. So maxima without a graph are followed through arithmetic into a target, and it is asked what meets them.
+    q = net(states).max(1).values                   that of another action than the one that earned the reward
+    target_net(next_states).max()                   the largest of the whole batch, for each of its rows
+    target_net(states).max(1).values                where the action was taken, and not where it led to
 
-Footgun: a maximum that learns is right elsewhere (pooling, several instances). Only one over as many values as the
-target's own maximum is meant here.
+Maxima without a graph are followed through arithmetic into a target, and it is asked what meets them there.
+
+Footguns: a maximum that learns is right elsewhere (pooling, several instances), so only one over as many values as the
+target's own maximum is meant. Targets are also scaled by their largest number; a bootstrap is added to something that
+has a number for each row. And a network may be asked for the value of the same state for other ends, so all that it was
+asked without a graph must be of the states that learn.
 """
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN, VIEWS, kind, shape_of
+from train_doctor.watchers.operators import PLUS
 
 KEPT = {
     *("mul", "multiply", "add", "sub", "subtract", "rsub", "__rsub__", "where", "masked_fill", "squeeze", "unsqueeze"),
     *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
 }
+LAYERS = {"linear", "conv2d"}
 LEAST = 2  # sizes of what a maximum is taken of
 
 
 class Bootstraps(Watcher):
-    """What is known of a tensor without a graph: the shape of what it is a maximum of."""
+    """What is known of a tensor without a graph: the shape of what it is a maximum of, whether it is the maximum of all
+    of it, and whether something with a number for each row was added."""
 
-    names = {"max", "amax", *PLAIN} | KEPT
-    begins = {"max", "amax"}
+    names = {"max", "amax", *PLAIN} | KEPT | LAYERS
+    begins = {"max", "amax"} | LAYERS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.asked: dict[bool, dict[tuple, list[Tensor]]] = {True: {}, False: {}}  # to learn or not -> shapes -> given
 
     def saw(self, op: Op) -> None:
+        if op.name in LAYERS:
+            self._layer(op)
+            return
         if op.name in ("max", "amax"):
             if op.results and op.given and op.given[0].dim() == LEAST and not op.results[0].requires_grad:
-                if op.results[0].dim() and op.given[0].is_floating_point():
-                    self.known.put(op.results[0], tuple(op.given[0].shape))
+                if op.given[0].is_floating_point() and len(op.given) == 1:
+                    whole = not op.results[0].dim() and len(op.given[0]) > 1
+                    self.known.put(op.results[0], (tuple(op.given[0].shape), whole, False))
             return
         if not self.known.by_id or not op.given:
             return
@@ -45,15 +59,46 @@ class Bootstraps(Watcher):
         fact = next((f for f in map(self.known.get, op.given) if f), None) if op.name in KEPT else None
         for r in op.results if fact else ():
             if not r.requires_grad:
-                self.known.put(r, fact)
+                shape, whole, added = fact
+                others = [t for t in op.given if not self.known.get(t)]
+                added = added or op.name in PLUS and any(t.numel() == shape[0] for t in others)
+                self.known.put(r, (shape, whole, added))
+
+    def _layer(self, op: Op) -> None:
+        x, weights = (*op.given, None, None)[:2]
+        if weights is None or x.requires_grad or not x.is_floating_point() or x.dim() < 2 or len(x) < 2:
+            return
+        learns = self.eye.grad and weights.requires_grad
+        self.asked[learns].setdefault((tuple(x.shape), tuple(weights.shape)), []).append(x)
 
     def _compare(self, sides: list[Tensor]) -> None:
         for one, two in (sides, sides[::-1]) if len(sides) == 2 else ():
-            wanted, node = self.known.get(two), one.grad_fn
-            while wanted and kind(node) in VIEWS:
+            fact, node = self.known.get(two), one.grad_fn
+            if not fact or node is None:
+                continue
+            shape, whole, added = fact
+            if added:
+                self.note("F28", shape)
+            while kind(node) in VIEWS:
                 node = node.next_functions[0][0]
-            if wanted and kind(node) in ("Max", "Amax") and shape_of(node.next_functions[0][0]) == wanted:
-                self.e.largest.setdefault(self.eye.turn, wanted)
+            if kind(node) in ("Max", "Amax") and shape_of(node.next_functions[0][0]) == shape:
+                self.note("F39", ("", shape))
+            elif whole and added and one.numel() == shape[0]:
+                self.note("F39", ("of-all", shape))
+            elif added and self._same_states():
+                self.note("F39", ("own-state", shape))
+
+    def _same_states(self) -> bool:
+        """All that a network was asked without a graph is what it was asked with one."""
+        states, later = self.asked[True], self.asked[False]
+        both = states.keys() & later.keys()
+        return bool(both) and all(
+            any(x is s or torch.equal(x, s) for s in states[key]) for key in both for x in later[key]
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        self.asked = {True: {}, False: {}}
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.asked = {True: {}, False: {}}

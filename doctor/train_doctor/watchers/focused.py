@@ -13,6 +13,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import TIMES
 
+NEGATIVE = {"neg", "negative", "__neg__"}
 LEAST, LOOKED = 4, 2**20
 APART = 0.02  # p and 1 - p, so that they can be told apart
 
@@ -44,6 +45,8 @@ class Focused(Watcher):
                     self.known.put(op.result, p.detach())
         elif op.name in TIMES:
             self._times(op)
+        elif op.name in NEGATIVE and (p := self.known.get(op.given[0])) is not None:
+            self.known.put(op.result, p)
 
     def _times(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]

@@ -60,7 +60,7 @@ class Gaps(Watcher):
         if op.name in FLAGGED:
             share = self.filled.get(op.given[1]) if len(op.given) == 2 else None  # three have weights
             if share and op.kwargs.get("reduction") != "none":
-                self.note("D18", -share)
+                self.note("D18", ("filled", share))
             return
         if op.name in CASTS | SAME and (share := self.filled.get(op.given[0])):
             for r in op.results:
@@ -117,7 +117,7 @@ class Gaps(Watcher):
         if own:
             self.e.gaps.setdefault(self.eye.turn, (share, name))
         else:
-            self.note("D18", share)
+            self.note("D18", ("filled", -share) if share < 0 else ("", share))
 
     def _share(self, sides: list[Tensor]) -> tuple[float, bool] | None:
         """Of gaps in the target, and whether that is the input."""

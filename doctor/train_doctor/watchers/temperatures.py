@@ -2,10 +2,11 @@
 
     F.kl_div(F.log_softmax(student, 1), F.softmax(teacher / 4, 1))            log_softmax(student / 4, 1) was meant
 
-The student is asked to be as unsure at 1 as the teacher is at 4, so it learns to be unsure.
+The student is asked to be as unsure at 1 as the teacher is at 4, so it learns to be unsure. The other way round it is
+asked to be as sure at 4 as the teacher is at 1.
 
-Footgun: other losses have two temperatures rightly (DINO sharpens its teacher), so only a divergence is looked at, one
-of whose sides was divided by more than 1, and the other by nothing.
+Footgun: other losses have two temperatures rightly (DINO sharpens its teacher). So one of the two sides must have been
+divided by more than 1, and the other by nothing.
 """
 
 from torch import Tensor
@@ -30,11 +31,12 @@ class Temperatures(Watcher):
         result, facts = op.result, [self.known.get(t) for t in op.given]
         if not isinstance(result, Tensor):
             return
-        if op.name == "kl_div":
-            if len(facts) == 2 and all(isinstance(f, tuple) for f in facts):
-                (student,), (teacher,) = facts
-                if op.given[0].requires_grad and not op.given[1].requires_grad and student == 1.0 < teacher:
-                    self.note("F72", teacher)
+        if len(facts) == 2 and all(isinstance(f, tuple) for f in facts):  # kl_div, or a product by hand
+            learns = [t.requires_grad for t in op.given]
+            if sum(learns) == 1 and min(facts) == (1.0,) < max(facts):
+                self.note("F72", ("student" if learns[facts.index(max(facts))] else "teacher", max(facts)[0]))
+        elif op.name in OVER | TIMES and len(op.given) == 2 and result.dim() > 1 and op.given[1].numel() == 1:
+            self.known.put(result, -1.0)  # by a tensor, whatever it is
         elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1:
             numbers = [a for a in op.args if isinstance(a, int | float) and a]
             if numbers:
