@@ -40,6 +40,7 @@ SETS = {
     "judge20": ("judge20_a", "judge20_b"),
     "judge21": ("judge21_a",),
     "judge22": ("judge22_a", "judge22_b"),
+    "judge23": ("judge23_a", "judge23_b"),
 }
 HERE = Path(__file__).parent
 

@@ -19,10 +19,10 @@ NAMED = {
     "inpaint_positions": "S19",
     "vq_straight_through": "F93",
     "wavenet_padding": "F11",
+    "centernet_xy_swap": "D28",
+    "cutmix_area_weight": "F68",
 }
 UNSEEN = {
-    "cutmix_area_weight": "the share of what was pasted is known to the slices alone",
-    "centernet_xy_swap": "which coordinate is across stands nowhere",
     "item_vectors_from_pretrained": "from_pretrained freezes, and often that is meant",
     "two_stream_norm": "two inputs of one network share a normalisation on purpose as well",
     "gnn_edge_direction": "the direction of an edge stands nowhere",

@@ -48,11 +48,11 @@ NAMED = {
     "lm_bf16_weights": "N4",
     "lm_dpo_reference_alias": "N14",
     "simsiam_stop_gradient": "F57",
+    "mixture_density_logsum": "F95",
 }
 UNSEEN = {
     "dqn_terminal_bootstrap": "that an episode ended is a number like others",
     "ranking_margin_sign": "which of two rows is the better one stands nowhere",
-    "mixture_density_logsum": "a sum of weighted logarithms is right for an expectation",
     "lm_packed_documents": "packed without a mask between documents is how many language models are trained",
     "lm_resume_prefix": "weights that were loaded before the watch began leave no trace of what was missing",
 }

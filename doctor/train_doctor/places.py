@@ -66,7 +66,8 @@ def run(e: Evidence) -> None:
 
 
 def _has_state(module: nn.Module, rows: int) -> bool:
-    kept = [x for m in module.modules() for x in (*vars(m).values(), *m._buffers.values()) if isinstance(x, Tensor)]
+    own = [m for m in module.modules() if not isinstance(m, nn.modules.batchnorm._NormBase)]
+    kept = [x for m in own for x in (*vars(m).values(), *m._buffers.values()) if isinstance(x, Tensor)]
     return any(rows in x.shape[:2] for x in kept)  # a table of positions may have as many columns
 
 

@@ -223,7 +223,8 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     as it has squares of their size.
 
     WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
-    places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes.
+    places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes;
+    F.pixel_shuffle for a larger picture.
     WARN axes-regrouped/patches: {name} makes {after} of {before}, which cuts each picture into pieces of its lines, and
     not into square patches. Fix: nn.Conv2d(C, D, p, stride=p), or x.reshape(B, C, H // p, p, W // p, p).permute(0, 2,
     4, 1, 3, 5).reshape(B, -1, C * p * p).
@@ -231,10 +232,8 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     if (verdict := no_habit(e, seen := e.habits["F30"])) is not None:
         return verdict
     name, before, after, patches = next(iter(seen.values()))
-    pieces = f"as many pieces as it has patches, {after}"
     return fires(
-        f"in {len(seen)} steps {name} gave a tensor of {before} "
-        + (pieces if patches else f"the same sizes in another order, {after}"),
+        f"in {len(seen)} steps {name} made a tensor of {before} into one of {after}",
         "transpose or permute where axes change places",
         fault="axes-regrouped" + ("/patches" if patches else ""),
         name=name,
@@ -358,11 +357,14 @@ def cosines_shrunk(e: Evidence) -> Fired | Verdict:
     """A contrastive loss stays near the logarithm of the number of rows.
 
     Follows the product of vectors of length one through factors that are plain numbers. Fires when what a cross-entropy
-    is given can't leave -0.5 to 0.5. A factor that learns is left alone, and so are cosines as they are, and attention.
+    is given can't leave -0.5 to 0.5, or is cosines as they are, of 64 rows or more. A factor that learns is left alone,
+    and so is attention.
 
     WARN cosines-shrunk: The logits are cosines multiplied by {factor:.3g}, so they lie between -{factor:.3g} and
     {factor:.3g} and the softmax stays flat whatever is learned: the temperature multiplies where it should divide.
     Fix: similarity / temperature.
+    WARN cosines-shrunk/as-they-are: The logits are cosines, from -1 to 1, so the softmax over many rows stays nearly
+    flat whatever is learned: there is no temperature. Fix: similarity / 0.07, or a factor that learns.
     """
     if (verdict := no_habit(e, e.cosines)) is not None:
         return verdict
@@ -370,6 +372,7 @@ def cosines_shrunk(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(e.cosines)} steps a cross-entropy was given cosines times {factor:.3g}",
         "cosines divided by a temperature below 1",
+        fault="cosines-shrunk" + ("/as-they-are" if factor == 1 else ""),
         factor=factor,
     )
 
@@ -431,8 +434,8 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows with its usual factor
     of one half, and another term of the loss is a mean over the same rows. Fires as well when each row's divergence is
     a sum, and the reconstruction a mean over 64 numbers of a row or more, or when the divergence is a mean over all of
-    its numbers and another term a sum over all of its own. A weight in front of it, and sums (or means)
-    in both terms, are left alone.
+    its numbers and another term a sum over all of its own. Or when a divergence of a thousand weights or more is added
+    as it is to a mean over rows. A weight in front of it, and sums (or means) in both terms, are left alone.
 
     WARN divergence-summed: The divergence (KL) is summed over the {rows} rows of the batch and the other term is a mean
     over them, so it weighs {rows} times too much, and the posterior collapses. Fix: Sum it over its dimensions and take
@@ -444,14 +447,18 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
     WARN divergence-summed/averaged: The reconstruction is a sum over the batch and the divergence (KL) a mean over all
     its {numbers} numbers, so it costs that many times too little, and samples from the prior are nothing like the data.
     Fix: Sum both: -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp()).
+    WARN divergence-summed/weights: The divergence (KL) of {numbers} weights is added as it is to a mean over rows, so
+    it weighs as much as the whole data, and the weights stay at their prior. Fix: loss = nll.mean() + kl /
+    len(train_data).
     """
     if len(seen := e.habits["F40"]) >= STEPS:
-        return fires(
-            f"in {len(seen)} steps a divergence was a mean over its {next(iter(seen.values()))} numbers, beside a sum",
-            "both a sum over the rows",
-            fault="divergence-summed/averaged",
-            numbers=next(iter(seen.values())),
-        )
+        what, numbers = next(iter(seen.values()))
+        told = {
+            "averaged": f"a divergence was a mean over its {numbers} numbers, beside a sum",
+            "weights": f"a divergence of {numbers} weights was added as it is, beside a mean",
+        }[what]
+        wanted = {"averaged": "both a sum over the rows", "weights": "divided by the rows of all data"}[what]
+        return fires(f"in {len(seen)} steps {told}", wanted, fault=f"divergence-summed/{what}", numbers=numbers)
     if (verdict := no_habit(e, e.summed)) is not None:
         if no_habit(e, e.over_numbers) is not None:
             return verdict

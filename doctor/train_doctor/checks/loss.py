@@ -4,6 +4,7 @@ Footgun: at the start of training every token costs about ln(vocabulary), so val
 targets were seen, they decide.
 """
 
+import itertools
 import math
 
 import torch
@@ -296,6 +297,8 @@ def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
     first = next(iter(e.of(Backward)), None)
     if e.late or first is None or first.round:
         return unknown("the first backward was not seen")
+    if e.habits["F4"]:
+        return not_applicable("the logits are cosines times a scale, which begin far from guessing")
     losses = [n for n in first.entropies if n.used and n.fed is not None and (n.fed.classes or 0) > 1]
     means = [n for n in losses if n.reduction == "mean" and n.name in ("cross_entropy", "nll_loss")]
     alone = first.value if len(losses) == 1 else None  # of one that was called by a name of the user's own
@@ -428,14 +431,22 @@ def _accumulates(backwards: list[Backward]) -> bool:
 
 def _adds_means(backwards: list[Backward]) -> bool:
     """Each backward has a forward and a batch of its own, and is of nothing but the mean that one loss gave. Two are
-    left alone: real and fake, or two tasks."""
+    left alone: real and fake, or two tasks. So are several tasks on one batch."""
     used = [[n for n in b.entropies if n.used] for b in backwards]
     if len(backwards) < 3 or any(len(ns) != 1 or ns[0].reduction != "mean" or not ns[0].number for ns in used):
         return False
-    forwards = [sum(c.role == "model" and c.grad for c in b.calls) for b in backwards]
+    calls = [[c for c in b.calls if c.role == "model" and c.grad] for b in backwards]
+    marks = [cs[0].mark for cs in calls if cs and cs[0].mark is not None]
+    if any(a.shape == b.shape and torch.equal(a, b) for a, b in itertools.combinations(marks, 2)):
+        return False
     whole = all(abs(b.value - ns[0].number) <= 1e-4 * abs(ns[0].number) for b, ns in zip(backwards, used) if b.value)
     kinds = {(ns[0].name, ns[0].shape[1:]) for ns in used}
-    return set(forwards) == {1} and whole and len(kinds) == 1 and len({b.value for b in backwards}) == len(backwards)
+    return (
+        set(map(len, calls)) == {1}
+        and whole
+        and len(kinds) == 1
+        and len({b.value for b in backwards}) == len(backwards)
+    )
 
 
 @check("N17")

@@ -134,14 +134,22 @@ def targets_not_mixed(e: Evidence) -> Fired | Verdict:
     """With mixup the training loss stays high, and the model is worse than without.
 
     Fires when a batch is summed with itself in another order, with one share for all rows, nothing else of its length
-    was put into that order or turned, the order was used for nothing else, and a cross-entropy is asked for.
+    was put into that order or turned, the order was used for nothing else, and a cross-entropy is asked for. Or when
+    the loss of the labels in that order has the share of the rows that were not, which differs clearly.
 
     WARN targets-not-mixed: The inputs are mixed with those of other rows and the targets are not, so each row is asked
     for the label of one half alone. Fix: loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
+    WARN targets-not-mixed/shares: The rows in another order make up {share:.0%} of the inputs, and the loss of their
+    labels counts {asked:.0%}: the shares are exchanged. Fix: lam is the share of the row itself (in CutMix 1 - area):
+    loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
     """
     if (verdict := no_habit(e, seen := e.habits["F68"])) is not None:
         return verdict
-    return fires(f"in {len(seen)} steps {next(iter(seen.values()))} rows were mixed and no target", "targets mixed too")
+    fact = next(iter(seen.values()))
+    if isinstance(fact, tuple):
+        (share, asked), what = fact, f"in {len(seen)} steps the factor of a loss was one minus the share of its rows"
+        return fires(what, "the share itself", fault="targets-not-mixed/shares", share=share, asked=asked)
+    return fires(f"in {len(seen)} steps {fact} rows were mixed and no target", "targets mixed too")
 
 
 @check("F69")

@@ -128,15 +128,41 @@ def hidden_cells_shown(e: Evidence) -> Fired | Verdict:
     """A model that fills in what is missing is perfect in training and useless where something is missing.
 
     Fires when a loss asks for cells that a mask of random numbers picks, the whole target was among the inputs, and the
-    mask was put on nothing else.
+    mask was put on nothing else; or when it asks for just those cells that the mask has left in the input.
 
     WARN hidden-cells-shown: The cells that the loss asks for stand in the input, so the model copies them. Fix:
     model(x * observed), and the loss on the others.
+    WARN hidden-cells-shown/left: The loss asks for the cells that the mask has left in the input, and never for those
+    that it has hidden: one of the two takes the mask the other way round. Fix: (error * hidden).sum() / hidden.sum().
     """
     if (verdict := no_habit(e, seen := e.habits["D21"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "left":
+        what = f"in {len(seen)} steps the mask of the loss was that of what the input kept"
+        return fires(what, "the other cells", fault="hidden-cells-shown/left")
     return fires(
         f"in {len(seen)} steps the input was the target, whole", "an input without the cells that are asked for"
+    )
+
+
+@check("D29")
+def labels_laid_across(e: Evidence) -> Fired | Verdict:
+    """Frames, patches or words of a clip are classified hardly better than by guessing.
+
+    Fires when labels were repeated as a whole (repeat), the pieces of as many rows were laid one after the other, all
+    of the first row and then those of the next, and both meet in a loss.
+
+    WARN labels-laid-across: The {rows} labels are repeated as a whole and the {pieces} pieces of each row lie side by
+    side, so most pieces get the label of another row. Fix: labels.repeat_interleave({pieces}).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D29"])) is not None:
+        return verdict
+    rows, pieces = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps {rows} labels were repeated {pieces} times, beside rows of {pieces} pieces",
+        "each label repeated in its place",
+        rows=rows,
+        pieces=pieces,
     )
 
 
@@ -430,15 +456,21 @@ def weights_without_a_sum(e: Evidence) -> Fired | Verdict:
     """The loss of a mixture density network falls on and on, and its densities are far from the data's.
 
     Fires when what a layer answers is added to log-densities as it is, or multiplies densities without a sum of one,
-    and the sum over the components follows. Not where the sum (or logsumexp) of these weights is asked for as well.
+    and the sum over the components follows. Not where the sum (or logsumexp) of these weights is asked for as well. Or
+    when the loss is minus a mean of sums over shares (a softmax) times what has a square in it, as log-densities have.
 
     WARN weights-without-a-sum: The {count} components of a mixture are weighted by numbers that are no shares: their
     sum is free, so the likelihood grows with them and without the data. Fix: F.log_softmax(weights, -1) in front of
     the sum.
+    WARN weights-without-a-sum/of-logarithms: The loss is a sum of the {count} components' logarithms by their shares,
+    and not the logarithm of their sum, so every component is drawn to all of the data. Fix: loss =
+    -torch.logsumexp(log_pi + log_density, -1).mean().
     """
     if (verdict := no_habit(e, seen := e.habits["F95"])) is not None:
         return verdict
-    count = next(iter(seen.values()))
+    if (count := next(iter(seen.values()))) < 0:
+        what = f"in {len(seen)} steps {-count} log-densities were summed by their shares"
+        return fires(what, "a logarithm of a sum", fault="weights-without-a-sum/of-logarithms", count=-count)
     return fires(
         f"in {len(seen)} steps {count} components had weights that do not sum to one", "a sum of 1", count=count
     )
@@ -569,13 +601,20 @@ def least_of_masked(e: Evidence) -> Fired | Verdict:
     """A triplet loss stays at its margin: the nearest negative is always at distance zero.
 
     Fires when numbers that learn are multiplied by a mask, and their minimum over a dim is one of the masked zeros in
-    nearly each row.
+    nearly each row. Or when the least is taken of a table of distances of which only the diagonal was put out of the
+    way, though a table of rows of one class was put on distances as well.
 
     WARN least-of-masked: The minimum is taken of numbers times a mask, and what is masked is 0, which is less than any
     distance: the answer is always 0 and has no gradient. Fix: distances.masked_fill(mask == 0, float("inf")).min(dim).
+    WARN least-of-masked/own-class: The hardest negative of a row may be of its own class: only the row itself was left
+    out of the minimum, so what belongs together is pushed apart. Fix: distances.masked_fill(labels[:, None] == labels,
+    float("inf")).min(1).
     """
     if (verdict := no_habit(e, seen := e.habits["F99"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "itself":
+        what = f"in {len(seen)} steps the least was taken of all distances but the diagonal"
+        return fires(what, "those to other classes", fault="least-of-masked/own-class")
     return fires(f"in {len(seen)} steps the minimum of {next(iter(seen.values()))} was a masked zero", "a distance")
 
 

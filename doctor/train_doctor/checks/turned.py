@@ -9,6 +9,7 @@ way round. So these checks warn.
 """
 
 import math
+from collections.abc import Iterable
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
@@ -17,9 +18,10 @@ from train_doctor.finding import OK, Verdict, not_applicable
 from train_doctor.watchers.aims import AWAY, NEARER
 
 PAIRS, GAP, ERRORS = 32, 0.1, 4.5  # of each kind, at least; of their means, as a share and in standard errors
-STEPS = 3
+STEPS, NARROWER = 3, 0.1
 FAR, NEAR = 0.93, 0.95  # of the distance of rows that are paired at random
 ROWS, CLEAR = 16, 0.25  # of a correlation; how large it is at least
+ALWAYS, ABOUT = 0.95, 0.15  # of the pictures; of the distance of two points
 
 
 @check("F74")
@@ -72,11 +74,16 @@ def places_left_behind(e: Evidence) -> Fired | Verdict:
     Fires when some pictures are flipped before the network sees them, and a number of their targets goes along with
     where a picture's weight lies, in those that were flipped the other way than in those that were not: the two
     correlations have opposite signs, 0.25 at least, and differ by four and a half standard errors. Counts and classes
-    go along with neither, and a number that goes along with how much there is in a picture is left alone.
+    go along with neither, and a number that goes along with how much there is in a picture is left alone. Of key points
+    (N, K, 2): when two pairs of them or more, about one middle, stand in one order in all pictures as they are, and in
+    the other order in all flipped ones.
 
     WARN places-left-behind: Pictures are flipped {way}, and number {number} of their targets stays where it was, though
     it tells a place: in flipped pictures it is on the wrong side. Fix: Flip the coordinates as well (x = width - 1 - x;
     of a pair, change left and right), or the sign of an angle.
+    WARN places-left-behind/names: In flipped pictures {pairs} pairs of key points have exchanged their sides and kept
+    their names: a left eye is asked for at the right one. Fix: After x = width - 1 - x, exchange the points of each
+    pair: points = points[[1, 0, 3, 2, ...]].
     """
     if (verdict := no_habit(e, seen := e.habits["D19"])) is not None:
         return verdict
@@ -98,7 +105,36 @@ def places_left_behind(e: Evidence) -> Fired | Verdict:
                     way=way,
                     number=number,
                 )
+    pairs = _exchanged(seen.values())
+    if pairs > 1:
+        what = f"{pairs} pairs of points in one order in pictures as they are, and in the other order in flipped ones"
+        return fires(what, "left points on the left in both", fault="places-left-behind/names", pairs=pairs)
     return OK
+
+
+def _exchanged(steps: Iterable) -> int:
+    """How many pairs of points, about one middle, change their order with a flip."""
+    steps = list(steps)
+    both = [_summed(steps, "order", flipped) for flipped in (False, True)]
+    if not all(both) or min(sums[0][0] for sums in both) < ROWS:
+        return 0
+    points = math.isqrt(len(both[0][0]) - 1)  # K + K * K numbers
+    (rows, *kept), (turned, *flipped) = both[0][0], both[1][0]
+    places, orders = [x / rows for x in kept[:points]], (kept[points:], flipped[points:])
+    found: list[tuple[float, float, set[int]]] = []
+    for i in range(points):
+        for j in range(points):
+            before, after = orders[0][i * points + j] / rows, orders[1][i * points + j] / turned
+            if before > ALWAYS and after < 1 - ALWAYS:
+                found.append(((places[i] + places[j]) / 2, places[j] - places[i], {i, j}))
+    most = 0
+    for middle, width, _ in found:
+        used = set()
+        for other, _, pair in found:
+            if abs(other - middle) < ABOUT * width and not used & pair:
+                used |= pair
+        most = max(most, len(used) // 2)
+    return most
 
 
 def _summed(steps, axis: int | str, flipped: bool | tuple[int, bool]) -> list[list[float]]:
@@ -119,9 +155,9 @@ def _correlation(sums: list[float]) -> tuple[float, float]:
 def targets_turned(e: Evidence) -> Fired | Verdict:
     """A network that answers with maps (masks, heat maps) learns slowly, and its answers lie beside what they are of.
 
-    Fires when maps of the size of their pictures go along with them better, place by place, when they are turned or
-    mirrored in one of seven ways: over three steps by a tenth and four and a half standard errors. What all pictures of
-    a batch have in common is left out.
+    Fires when maps of the size of their pictures, or coarser by a whole number, go along with them better, place by
+    place, when they are turned or mirrored in one of seven ways: over three steps by a tenth and four and a half
+    standard errors. What all pictures of a batch have in common is left out.
 
     WARN targets-turned: The maps fit their pictures {way}, and not as they stand. Fix: Index maps [row, column], which
     is [y, x]; load both in the same orientation.
@@ -245,3 +281,33 @@ def focus_turned_round(e: Evidence) -> Fired | Verdict:
     if (verdict := no_habit(e, seen := e.habits["F80"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the weight of -log(p) was a power of p", "a power of 1 - p")
+
+
+@check("S44")
+def groups_cut_across(e: Evidence) -> Fired | Verdict:
+    """Few-shot classification hardly gets better: the prototypes are alike.
+
+    Fires when answers (N, D) are cut into groups of which the mean is taken, and the inputs of the rows are clearly
+    more alike within the groups that come about the other way round: rows of a group that lie side by side, or that lie
+    apart by the number of groups.
+
+    WARN groups-cut-across: The means of {count} groups of {size} rows are taken across what belongs together: rows of
+    one class lie {where}. Fix: {fix}.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S44"])) is not None:
+        return verdict
+    told = [fact for step in seen.values() for fact in step]
+    gains = [gain for gain, *_ in told]
+    mean = sum(gains) / len(gains)
+    error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / len(gains) / len(gains))
+    if len(gains) < STEPS or mean > -NARROWER or mean > -ERRORS * error:
+        return OK
+    _, count, size, dim = told[0]
+    return fires(
+        f"within the other groups the inputs vary {math.exp(mean):.2f} times as much, in {len(gains)} cuts",
+        "about as much, or more",
+        count=count,
+        size=size,
+        where=f"{count} apart" if dim else "side by side",
+        fix="z.view(shots, classes, -1).mean(0)" if dim else "z.view(classes, shots, -1).mean(1)",
+    )

@@ -39,6 +39,7 @@ from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.gaps import Gaps
+from train_doctor.watchers.groups import Groups
 from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.laid_across import LaidAcross
@@ -50,7 +51,9 @@ from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.mined import Mined
 from train_doctor.watchers.mirrored import Mirrored
+from train_doctor.watchers.mix_shares import MixShares
 from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
@@ -99,6 +102,7 @@ from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.taken_gradients import TakenGradients
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
+from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
@@ -157,15 +161,18 @@ ALL = (
     MadeAnew,
     Mixtures,
     Mixups,
+    MixShares,
     LentGradients,
     Likelihoods,
     Temperatures,
+    TiledLabels,
     DeadTerms,
     Adapted,
     RiskSets,
     Triplets,
     Pulls,
     Mirrored,
+    Mined,
     Aims,
     Surrogates,
     Squashed,
@@ -199,6 +206,7 @@ ALL = (
     PastRewards,
     OwnSamples,
     IgnoredLabels,
+    Groups,
     ShiftedSeries,
     MaskedLeast,
     SortedLabels,

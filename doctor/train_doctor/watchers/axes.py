@@ -8,8 +8,8 @@ something.
 
 The output of a detector's last convolution is known too, where its channels go last by a view alone, that of a
 segmenter, `logits.view(-1, C)` of (B, C, H, W), and the states of a recurrent network, `h_n.view(B, -1)` of an h_n of
-shape (2, B, H). And so are the patches of a picture, `x.reshape(B, (H // p) * (W // p), C * p * p)`: what comes out are
-pieces of lines.
+shape (2, B, H). And so are the patches of a picture, `x.reshape(B, (H // p) * (W // p), C * p * p)`, where pieces of
+lines come out, and the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
 of a picture may be the rows of a sequence.
@@ -33,7 +33,7 @@ class Axes(Watcher):
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
-        apart = apart or _pixels(x, op.result)
+        apart = apart or _pixels(x, op.result) or _larger(x, op.result)
         patches = not apart and _patches(x, op.result)
         if (apart or patches) and place() is not None:
             self.note("F30", (op.name, tuple(x.shape), tuple(op.result.shape), patches))
@@ -47,6 +47,16 @@ def _states(x: Tensor, result: Tensor) -> bool:
     return recurrent and x.shape[0] != x.shape[1] == len(result) and result.shape[1] == x.shape[0] * x.shape[2]
 
 
+def _larger(x: Tensor, result: Tensor) -> bool:
+    """The channels of a convolution laid one below the other, as the pixels of a larger picture."""
+    if x.dim() != 4 or result.dim() != 4 or not x.requires_grad or not x.is_contiguous() or len(x) != len(result):
+        return False
+    times = result.shape[2] // x.shape[2]
+    sizes = result.shape[1] * times**2 == x.shape[1] and result.shape[3] == x.shape[3] * times
+    convolved = type(x.grad_fn).__name__.startswith(("Convolution", "Slow", "Mkldnn"))
+    return convolved and times > 1 and sizes and result.shape[2] == x.shape[2] * times
+
+
 def _patches(x: Tensor, result: Tensor) -> bool:
     """A picture (B, C, H, W) cut into as many pieces as it has squares of p by p pixels, along its lines."""
     if x.dim() != 4 or result.dim() != 3 or x.requires_grad or len(x) != len(result) or not x.is_floating_point():
@@ -56,7 +66,7 @@ def _patches(x: Tensor, result: Tensor) -> bool:
     side = round((numbers / channels) ** 0.5)
     squares = (height // side) * (width // side) if side > 1 else 0
     whole = numbers == channels * side**2 and height % side == 0 == width % side
-    return whole and 1 < pieces == squares and numbers not in (width, channels * width)
+    return whole and 1 < pieces == squares and numbers != width
 
 
 def _pixels(x: Tensor, result: Tensor) -> bool:

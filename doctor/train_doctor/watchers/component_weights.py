@@ -6,16 +6,25 @@
 
 The same among densities: `(pi * component.log_prob(y).exp()).sum(-1).log()`, where pi does not sum to one.
 
+And a sum of logarithms in place of the logarithm of a sum:
+
+    loss = -(pi * log_density).sum(-1).mean()
+
+where a share is rewarded with its component's logarithm, so all of it goes to one component, and all components to the
+middle of the data. What pi multiplies has a square in it, as densities have, and pi is in nothing else.
+
 Footgun: who subtracts the logsumexp of the weights afterwards is right too, and so is an intensity whose sum is added
 to the loss. So both are waited for until the backward.
 """
 
+import itertools
 import weakref
 from typing import Any
 
 from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import kind, shape_of
 from train_doctor.watchers.operators import PLUS, TIMES
 
 LAYERS = {"linear", "addmm", "matmul", "__matmul__", "conv1d", "conv2d"}
@@ -24,7 +33,8 @@ VIEWS |= {"__getitem__", "narrow", "select", "expand", "contiguous", "float", "t
 SHAPED = VIEWS | {"sum"}
 RAW, LOG, DENSITY = "raw", "log", "density"
 PRICES = {"logsumexp", "sum"}
-CLOSE, MOST = 1e-2, 1000
+CLOSE, MOST, PIECES = 1e-2, 1000, 24
+POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Div"}
 
 
 class ComponentWeights(Watcher):
@@ -85,6 +95,8 @@ class ComponentWeights(Watcher):
             self.free.append((weights, x.shape[back]))
 
     def backward(self, loss: Tensor) -> None:
+        if components := _summed_logarithms(loss.grad_fn):
+            self.note("F95", -components)
         free, self.free, taken, self.taken = self.free, [], self.taken, []
         for weights, count in free:
             if not any(t() is weights for t in taken):
@@ -93,6 +105,34 @@ class ComponentWeights(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.free, self.taken = [], []
+
+
+def _summed_logarithms(node) -> int:
+    """How many components there are in -(pi * log_density).sum(dim).mean(), the whole of a loss; 0 in any other."""
+    signs = 0
+    while kind(node) in ("Neg", "Mean", "Mul", "Div") and (
+        kind(node) in ("Neg", "Mean") or node._saved_other is not None
+    ):
+        signs += kind(node) == "Neg"
+        node = node.next_functions[0][0]
+    if signs % 2 == 0 or kind(node) != "Sum" or kind(node.next_functions[0][0]) != "Mul":
+        return 0
+    for shares, logs in itertools.permutations(edge for edge, _ in node.next_functions[0][0].next_functions):
+        soft = shares.next_functions[0][0] if kind(shares) == "Exp" else shares
+        if kind(soft) not in ("Softmax", "LogSoftmax") or (kind(soft) == "LogSoftmax") == (soft is shares):
+            continue
+        queue, squares, own = [logs], False, False
+        for _ in range(PIECES):
+            here = queue.pop(0) if queue else None
+            squares = (
+                squares or kind(here) == "Pow" or kind(here) == "Mul" and len({e for e, _ in here.next_functions}) == 1
+            )
+            own = own or here is soft
+            if kind(here) in POINTWISE:
+                queue += [edge for edge, _ in here.next_functions if edge is not None]
+        if squares and not own:
+            return shape_of(node.next_functions[0][0])[-1]
+    return 0
 
 
 def _other(op: Op, facts: list, kind: str | None) -> Tensor | None:

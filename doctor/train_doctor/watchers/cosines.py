@@ -4,18 +4,21 @@
 
 A cosine lies between -1 and 1. Divided by a temperature of 0.1 it becomes a logit from -10 to 10. Multiplied by it, the
 softmax over N rows stays flat and the loss near ln N, for ever. So vectors of length one are followed into a product,
-and the product through factors that are plain numbers into a cross-entropy.
+and the product through factors that are plain numbers into a cross-entropy. Cosines as they are do little better where
+there are many rows: of 500 with logits up to 1, the right one can have a share of 1.5 percent.
 
 Footgun: a factor that learns (CLIP's logit_scale) finds its size by itself. Attention with normalised queries may be
 flat on purpose; it has more dimensions, and ends in a softmax.
 """
+
+import math
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 LARGEST = 0.5  # a factor above it may be meant
-LEAST = 4  # rows to choose from
+LEAST, MANY = 4, 64  # rows to choose from; with cosines as they are
 NORMS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 PRODUCTS = {"matmul", "mm", "__matmul__", "linear"}
 VIEWS = {
@@ -29,7 +32,7 @@ ENDS = {"cross_entropy", "log_softmax", "logsumexp", "exp"}
 class Cosines(Watcher):
     """What is known of a tensor: ("length of", id), ("unit",), ("cosine", factor)."""
 
-    names = {"normalize"} | NORMS | PRODUCTS | SCALED | VIEWS | ENDS
+    names = {"normalize", "add", "sub"} | NORMS | PRODUCTS | SCALED | VIEWS | ENDS
     begins = {"normalize"} | NORMS
 
     def __init__(self, eye: Eye):
@@ -52,8 +55,11 @@ class Cosines(Watcher):
         if not any(facts):
             return None
         if name in ENDS:
-            small = facts[0] is not None and facts[0][0] == "cosine" and facts[0][1] <= LARGEST
-            if small and first.requires_grad and first.dim() == 2 and first.shape[1] >= LEAST:
+            factor = facts[0][1] if facts[0] is not None and facts[0][0] == "cosine" else math.inf
+            if 1 < factor < math.inf and name == "cross_entropy":
+                self.note("F4", factor)  # a scale that begins far from guessing on purpose
+            least = LEAST if factor <= LARGEST else MANY if factor == 1 and name == "cross_entropy" else math.inf
+            if first.requires_grad and first.dim() == 2 and first.shape[1] >= least:
                 self.e.cosines.setdefault(self.eye.turn, facts[0][1])
             return None
         if name in PRODUCTS and len(facts) == 2 and facts[0] == facts[1] == ("unit",):
@@ -65,6 +71,9 @@ class Cosines(Watcher):
             if factor:
                 return "cosine", facts[0][1] * (factor if name in ("mul", "multiply") else 1 / factor)
             return None
+        fact = next(f for f in facts if f)
+        if name == "where" or name in ("add", "sub") and len(facts) < 3 and fact[0] == "cosine":  # a margin
+            return fact
         return facts[0] if name in VIEWS and facts[0] and facts[0][0] != "length of" else None
 
     def backward(self, loss: Tensor) -> None:

@@ -10,6 +10,9 @@ sums and factors that are plain numbers are followed to the reductions of its te
 The reconstruction may also be a mean over all numbers of a row, beside a divergence that is summed in each row. Then
 the divergence outweighs it by the numbers of a row.
 
+A divergence of weights (Bayes by backprop) counts once for all data: as it is, beside a mean over the rows of a batch,
+it weighs as much as all rows of the data together.
+
 The other way round, a divergence that is a mean over all its numbers, beside a reconstruction that is a sum over all of
 its own, costs nearly nothing.
 
@@ -29,6 +32,8 @@ from train_doctor.fed import kind, shape_of
 
 LEAST = 8  # rows, below which a sum is not far from a mean
 HALF = 0.4, 0.6  # the factor in front of the divergence
+WEIGHTS = 1000  # numbers whose divergence is summed
+DATA = {"Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "Index"}  # a term with data
 MANY = 64  # numbers of a row, of which it is not the same to take the mean or the sum
 TERMS, PIECES = 40, 16  # nodes that are looked through, of the loss and of a term
 LOSSES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}
@@ -45,6 +50,7 @@ class Divergences(Watcher):
     def backward(self, loss: Tensor) -> None:
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
             terms = list(_terms(loss.grad_fn)) if not self.e.packed else []
+            self._of_weights(terms)
             for node, factor in terms:
                 self._averaged(node, factor, terms)
                 term, factor, rows = _in_each_row(node, factor)
@@ -60,13 +66,34 @@ class Divergences(Watcher):
                 if HALF[0] <= abs(factor) <= HALF[1] and numbers >= MANY:
                     self.e.over_numbers.setdefault(self.eye.turn, numbers)
 
+    def _of_weights(self, terms: list) -> None:
+        """Sums over weights and nothing else, with a logarithm in them, beside a mean over rows."""
+        sums = [n for n, factor in terms if kind(n) == "Sum" and 0.9 < factor < 1.1 and _weights_alone(n)]
+        numbers = sum(math.prod(shape_of(n.next_functions[0][0])) for n in sums)
+        others = [(n, f) for n, f in terms if n not in sums]
+        if numbers >= WEIGHTS and any(_mean(n, f, shape_of(n.next_functions[0][0])[0]) for n, f in others):
+            self.note("F40", ("weights", numbers))
+
     def _averaged(self, node, factor: float, terms: list) -> None:
         """A mean over all numbers of a divergence, beside a sum over all numbers of as many rows."""
         shape = shape_of(node.next_functions[0][0]) if kind(node) == "Mean" else ()
         if len(shape) < 2 or shape[0] < LEAST or not HALF[0] <= abs(factor) <= HALF[1]:
             return
         if any(_whole(*t, shape[0]) for t in terms) and _is_divergence(node.next_functions[0][0]):
-            self.note("F40", math.prod(shape))
+            self.note("F40", ("averaged", math.prod(shape)))
+
+
+def _weights_alone(node) -> bool:
+    """Whether a sum is one over weights, of which a logarithm is taken, and no data."""
+    queue, seen, logarithm = [node], 0, False
+    while queue:
+        node, seen = queue.pop(), seen + 1
+        what = kind(node)
+        if what in DATA or seen > TERMS:
+            return False
+        logarithm = logarithm or what == "Log"
+        queue += [edge for edge, _ in node.next_functions if edge is not None]
+    return logarithm
 
 
 def _whole(node, factor: float, rows: int) -> bool:

@@ -9,6 +9,9 @@ a count goes no way, and a place that was forgotten goes the other way.
 
 A size of something that is always on one side goes along with both; it goes along with how much there is, too.
 
+Of key points it is also counted which of two is left of the other. A left eye that keeps its name in a flipped picture
+is the right one.
+
 Footgun: where the flip is drawn for each picture, it is followed into the batch (as in moved_rows.py); loaders with
 workers show nothing.
 """
@@ -95,6 +98,13 @@ class Mirrored(Watcher):
                 if bool(rows.any()):
                     told.append((axis, flipped, _sums(middles[rows, n], numbers[rows])))
                     told.append(("whole", (axis, flipped), _sums(middles[rows, 2], numbers[rows])))
+        if target.dim() == 3 and target.shape[2] == 2:
+            left = target.detach()[:, :, 0].float()  # (B, K)
+            for flipped in (False, True):
+                rows = torch.tensor([a == AXES[1] if flipped else a is None for a in axes], device=left.device)
+                of = left[rows]
+                orders = (of[:, :, None] < of[:, None]).sum(0).flatten().tolist()
+                told.append(("order", flipped, [[len(of), *of.sum(0).tolist(), *orders]]))
         self.pictures = []
 
     def backward(self, loss: Tensor) -> None:

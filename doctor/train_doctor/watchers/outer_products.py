@@ -3,7 +3,7 @@
     loss = -(ratio * advantage).mean()          ratio (B), advantage (B, 1) from a critic or a loader
 
 Nothing is raised, and the mean of a table is a number as well. Here each row is credited with the mean of all, so what
-was to be learned cancels.
+was to be learned cancels. The column may also be a network's answer, as in `reward + gamma * critic(x)`.
 
 Footgun: tables of pairs are made on purpose, by unsqueeze, by None in an index, or by a sum that keeps its dimension.
 What came about so, or by arithmetic on it, is left alone. But logarithms of probabilities are no side of such a table:
@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import OVER, PLUS
 
 MADE = {"mul", "multiply", "__mul__", "__rmul__", "sub", "subtract", "__sub__", "rsub", "__rsub__"}
 COLUMNS = {  # functions that can make a column on purpose
@@ -27,14 +28,15 @@ COLUMNS = {  # functions that can make a column on purpose
 
 
 KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "squeeze", "exp", "clamp"}
+ARITHMETIC = MADE | PLUS | OVER
 JOINED = {"cat", "concat", "stack"}
-MEANT, SCORES = 1, 2
+MEANT, SCORES, ANSWER = 1, 2, 3
 
 
 class OuterProducts(Watcher):
-    """Known are columns that were made on purpose, and what a distribution's log_prob gave."""
+    """Known are columns that were made on purpose, what a distribution's log_prob gave, and columns of layers."""
 
-    begins = COLUMNS | MADE
+    begins = COLUMNS | MADE | {"linear"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -55,12 +57,16 @@ class OuterProducts(Watcher):
                 self.known.put(result, SCORES)
         if result.dim() != 2:
             return
-        if result.shape[1] == 1:
+        if result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC):
+            self.known.put(result, ANSWER)
+        elif result.shape[1] == 1:
             meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
             meant = meant and op.name not in ("tensor", "as_tensor", "linear") and op.given[0].dim() > 0
             if meant or MEANT in facts:
                 self.known.put(result, MEANT)
-        elif op.name in MADE and len(op.given) == 2 and result.requires_grad and result.shape[0] == result.shape[1] > 1:
+        elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
+            if op.name in PLUS and ANSWER not in facts or not result.requires_grad and ANSWER not in facts:
+                return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
                 if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant:

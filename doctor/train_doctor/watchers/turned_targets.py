@@ -4,7 +4,8 @@
 
 What a map (a mask, a heat map, a depth) says of a picture lies where something is in the picture. So maps go along with
 how far pictures are from their middle grey, place by place. Whether they do so better when they are turned is asked of
-all eight ways to lay a square on itself, for each picture.
+all eight ways to lay a square on itself, for each picture. A map may be coarser than its picture: the cells of a
+detector.
 
 Footgun: pictures have the sky above, and their maps do too. What all pictures of a batch have in common is taken away
 first.
@@ -16,7 +17,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import LOSSES
 
-LEAST, LOOKED = 8, 2**21  # pictures, numbers
+LEAST, LOOKED, CELLS = 8, 2**21, 4  # pictures, numbers, rows and columns of a map
 WAYS = {
     "with rows and columns exchanged": lambda m: m.transpose(1, 2),
     "with left and right exchanged": lambda m: m.flip(2),
@@ -48,11 +49,14 @@ class TurnedTargets(Watcher):
 
     def _compare(self, x: Tensor, target: Tensor) -> None:
         maps = target[:, 0] if target.dim() == 4 and target.shape[1] == 1 else target
-        if maps.dim() != 3 or maps.shape != (len(x), *x.shape[2:]) or self.eye.turn in self.e.habits["D28"]:
+        if maps.dim() != 3 or len(maps) != len(x) or self.eye.turn in self.e.habits["D28"]:
+            return
+        cell = x.shape[2] // maps.shape[1]
+        if min(maps.shape[1:]) < CELLS or [cell * size for size in maps.shape[1:]] != list(x.shape[2:]):
             return
         x, maps = x.detach().float(), maps.detach().float()
         grey = x.flatten(2).median(2).values[..., None, None]  # (B, C, 1, 1)
-        far = _apart((x - grey).abs().sum(1))
+        far = _apart(torch.nn.functional.avg_pool2d((x - grey).abs().sum(1), cell))
         as_it_is = _alike(far, _apart(maps))
         ways = {}
         for name, turn in WAYS.items():
