@@ -14,11 +14,12 @@ NOTEBOOKS ?=
 WORKERS ?= 2
 KILLS ?= 200
 SEED ?= 0
-# The notebooks need the facts of the pitfalls (lessons/facts.py), and are validated beside the other tests: these wait
-# a fifth of their time for kills, browsers and queues. (With a space, pytest would take the folder for one of tests.)
+# The notebooks need the facts of the pitfalls (lessons/facts.py). They are validated beside the other tests, and the
+# doctor is tested there: the others wait for kills, browsers and queues, and these two only compute. (With a space,
+# pytest would take the folder for one of tests.)
 PITFALLS = tests/lessons/test_pitfalls.py
 FACTS = --facts=outputs/tests/facts
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 
@@ -66,12 +67,13 @@ test-notebooks: env  ## run notebooks again and compare their checked cells: tho
 test-all: env $(BOOK)  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
+	beside() { nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml; local one=$$?; \
+	  nice -n 19 $(PYTEST) --junit-xml=outputs/tests/doctor.xml doctor/tests && return $$one; }; \
 	status=0; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \
-	nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml \
-	  >outputs/tests/notebooks.txt 2>&1 & trap "kill $$! 2>/dev/null" EXIT; \
-	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/tests.xml --ignore=$(PITFALLS) || status=1; \
-	echo "the notebooks, validated beside the tests:"; wait $$! || status=1; cat outputs/tests/notebooks.txt; \
+	beside >outputs/tests/beside.txt 2>&1 & beside=$$!; trap 'kill $$beside $$(pgrep -P $$beside) 2>/dev/null' EXIT; \
+	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/tests.xml tests --ignore=$(PITFALLS) || status=1; \
+	echo "beside these, the notebooks and the doctor:"; wait $$beside || status=1; cat outputs/tests/beside.txt; \
 	$(BIN)/python tests/slowest.py outputs/tests/*.xml; exit $$status
 
 torture: env  ## kill any process at any time, go on, compare with runs that nobody killed; KILLS=200 SEED=0 ONLY=13

@@ -210,11 +210,8 @@ def estimate(
     own. So `peak`, the number to compare with a card, is counted and not added up.
     """
     config = getattr(config, "config", config)
-    for name, value, allowed in (
-        ("optimizer", optimizer, OPTIMIZERS),
-        ("precision", precision, PRECISIONS),
-        ("logits", logits, LOGITS),
-    ):
+    choices = (optimizer, OPTIMIZERS), (precision, PRECISIONS), (logits, LOGITS)
+    for name, (value, allowed) in zip(("optimizer", "precision", "logits"), choices):
         if not callable(value) and value not in allowed:
             raise ValueError(f"{name} = {value!r}: allowed are {', '.join(allowed)}")
     sizes = (("rows", rows, 1), ("length", length, 2), ("rank", rank, 0), ("accumulate", accumulate, 1))

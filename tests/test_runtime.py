@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import numpy
 import pytest
@@ -99,3 +101,10 @@ def test_peak_sees_what_was_freed_and_not_what_was_there():
     with pytest.raises(FileNotFoundError, match="nowhere"), memory.peak():
         open("/nowhere")
     assert small.bytes < 2**23 and there.numel()
+
+
+def test_a_process_ends_without_a_search_through_all_of_torch():
+    """What is registered first runs last, and sees what nblib left."""
+    code = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0)); import nblib"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "True\n"

@@ -1,7 +1,7 @@
 """Forty-four programs of two authors who had not seen the checks: pictures and generators, and all other fields.
 
-The first sight of them is in judge23_first_sight.json: 30 of 44 named first, nothing wrong of them, and of the twins one
-wrong warning: three tasks that are learned from one batch were taken for parts of a batch (N6).
+The first sight of them is in judge23_first_sight.json: 30 of 44 named first, nothing wrong of them, and of the twins
+one wrong warning: three tasks that are learned from one batch were taken for parts of a batch (N6).
 """
 
 from .step_programs import Blind, judged
