@@ -349,3 +349,26 @@ def test_tasks_on_one_batch_are_no_parts_of_a_batch(tasks):
         return report
 
     assert ("N6" in {f.check for f in quiet(program).findings}) is not tasks
+
+
+# ------------------------------------------------------------------------------------------------ D20
+@pytest.mark.parametrize("how", ("generator", "generator, drawn anew", "denoiser", "one picture", "standardised"))
+def test_noise_that_was_drawn_once(how):
+    torch.manual_seed(0)
+    kept, table = torch.randn(32, 8), torch.randn(32, 8)
+    table = (table - table.mean(0)) / table.std(0, unbiased=False)
+    maker, judge = net(8, 8), net(8, 1)
+
+    def loss(model):
+        x = torch.randn(32, 1) + 0.1 * torch.randn(32, 8)
+        if how == "denoiser":
+            share = torch.rand(32, 1)
+            return F.mse_loss(model[0](share.sqrt() * x + (1 - share).sqrt() * kept), kept)
+        if how == "one picture":
+            return F.mse_loss(model[0](kept), torch.ones(32, 8))
+        if how == "standardised":  # users' features, and items that are drawn
+            return -(model[0](table) * model[0](x)).sum(1).sigmoid().log().mean()
+        z = torch.randn(32, 8) if "anew" in how else kept
+        return F.softplus(-model[1](x)).mean() + F.softplus(model[1](model[0](z))).mean()
+
+    assert blamed("D20", nn.ModuleList([maker, judge]), loss) is (how in ("generator", "denoiser"))

@@ -112,14 +112,21 @@ def same_draw_each_step(e: Evidence) -> Fired | Verdict:
     """A model that is trained with noise, masks or samples knows these by heart and fails with any other.
 
     Fires when the same random numbers were drawn in three steps, with gradients on, and were added to or multiplied
-    with something of their size that was another each time.
+    with something of their size that was another each time. And when what looks like standard normal draws was the same
+    in three steps, as the input of a first layer that learns or the target of a regression, while all other inputs were
+    others each time.
 
     WARN same-draw-each-step: {name} gives the same numbers in every step: its generator, or the program's, is seeded
     anew each time. Fix: Make the generator once, before the loop.
+    WARN same-draw-each-step/kept: The noise {shape} was drawn once and is used in every step, while data change: the
+    model learns these numbers by heart. Fix: Draw it in each step, z = torch.randn(...), inside of the loop.
     """
     if (verdict := no_habit(e, seen := e.habits["D20"])) is not None:
         return verdict
     name, shape = next(iter(seen.values()))
+    if name == "kept":
+        what = f"in {len(seen)} steps the same {shape} numbers were used, beside other data each time"
+        return fires(what, "others in each step", fault="same-draw-each-step/kept", shape=shape)
     return fires(f"in {len(seen)} steps {name} drew the same {shape} numbers", "others in each step", name=name)
 
 

@@ -42,6 +42,7 @@ from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.groups import Groups
 from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
+from train_doctor.watchers.kept_noise import KeptNoise
 from train_doctor.watchers.laid_across import LaidAcross
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
@@ -189,6 +190,7 @@ ALL = (
     LogitsGiven,
     SwappedAverage,
     FirstGraphs,
+    KeptNoise,
     LaidAcross,
     TurnedTargets,
     OwnMessages,

@@ -51,7 +51,7 @@ class Redrawn(Watcher):
             return
         if op.name in DRAWS:
             if not r.requires_grad and r.numel() >= LEAST:
-                some = _some(r)
+                some = few(r)
                 if len(set(some)) > 2:
                     self.known.put(r, (op.name, tuple(r.shape), some, self.eye.turn))
             return
@@ -63,7 +63,7 @@ class Redrawn(Watcher):
         others = [t for t, f in zip(op.given, facts) if f is None and _data(t) and t.shape == shape]
         if op.name in MEETS and others and len(self.seen) < LONGEST:
             *draw, turn = fact
-            self.seen.setdefault(tuple(draw), {}).setdefault(_some(others[0]), turn)
+            self.seen.setdefault(tuple(draw), {}).setdefault(few(others[0]), turn)
         elif op.name in KEEPS or op.name in MEETS:
             self.known.put(r, fact)
 
@@ -80,5 +80,5 @@ def _data(t: Tensor) -> bool:
     return t.is_floating_point() and not t.requires_grad
 
 
-def _some(t: Tensor) -> tuple:
+def few(t: Tensor) -> tuple:
     return tuple(t.detach().flatten()[:: max(1, t.numel() // SOME)][:SOME].tolist())
