@@ -9,7 +9,7 @@ import train_doctor as doctor
 
 from .bench import quiet
 from .test_meetings import blamed
-from .test_turned import net
+from .test_turned import net, watched
 
 
 def conv(out: int, *, channels: int = 1):
@@ -372,3 +372,120 @@ def test_noise_that_was_drawn_once(how):
         return F.softplus(-model[1](x)).mean() + F.softplus(model[1](model[0](z))).mean()
 
     assert blamed("D20", nn.ModuleList([maker, judge]), loss) is (how in ("generator", "denoiser"))
+
+
+# ------------------------------------------------------------------------------------------------ F63, F71, F90, F27
+class Critic(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net(6, 1)
+
+    def forward(self, state, action):
+        return self.net(torch.cat([state, action], 1))
+
+
+ACTORS = [("grows", True), ("falls", False), ("a tensor's factor", False), ("an adversary", False)]
+
+
+@pytest.mark.parametrize("how, wrong", ACTORS)
+def test_an_actor_looks_for_high_values(how, wrong):
+    torch.manual_seed(0)
+    actor, critic = net(4, 2), Critic()
+    of_actor, of_critic = (torch.optim.Adam(m.parameters(), 1e-3) for m in (actor, critic))
+
+    def program():
+        with doctor.watch(nn.ModuleList([actor, critic]), optimizer=[of_actor, of_critic], say=False) as report:
+            for _ in range(11):
+                states, actions = torch.randn(32, 4), torch.randn(32, 2)
+                of_critic.zero_grad()
+                if how == "an adversary":  # its own convention: low for what is real
+                    made = actor(states).detach()
+                    (critic(states, actions).mean() - critic(states, made).mean()).backward()
+                else:
+                    F.mse_loss(critic(states, actions), -actions.pow(2).sum(1, keepdim=True)).backward()
+                of_critic.step()
+                of_actor.zero_grad()
+                value = critic(states, actor(states)).mean()
+                if how == "a tensor's factor":  # TD3 + BC
+                    value = -(2.5 / value.abs().detach()) * value
+                (-value if how == "falls" else value).backward()
+                of_actor.step()
+        return report
+
+    report = quiet(program)
+    assert not report.faults and ("F63" in {f.check for f in report.findings}) is wrong, f"\n{report}"
+
+
+@pytest.mark.parametrize("how, wrong", [("itself", True), ("one minus", False), ("minus", False), ("logarithm", False)])
+def test_the_overlap_of_boxes_is_to_grow(how, wrong):
+    def corners(middle, size):
+        return torch.cat([middle - size / 2, middle + size / 2], 1)
+
+    def area(box):
+        return (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+
+    def loss(model):
+        middle, size = torch.rand(32, 2), torch.rand(32, 2) + 0.2
+        out, wanted = model(torch.cat([middle, size], 1)), corners(middle, size)
+        box = corners(out[:, :2], F.softplus(out[:, 2:]))
+        extent = (torch.min(box[:, 2:], wanted[:, 2:]) - torch.max(box[:, :2], wanted[:, :2])).clamp(min=0)
+        both = extent[:, 0] * extent[:, 1]
+        iou = both / (area(box) + area(wanted) - both + 1e-6)
+        return {
+            "itself": lambda: iou.mean(),
+            "one minus": lambda: (1 - iou).mean(),
+            "minus": lambda: -iou.mean(),
+            "logarithm": lambda: -(iou + 0.01).log().mean(),
+        }[how]()
+
+    assert blamed("F71", net(4, 4), loss) is wrong
+
+
+@pytest.mark.parametrize("wrong", (True, False))
+def test_the_hinge_on_a_spread(wrong):
+    """VICReg. Its covariances are of columns with themselves, which are not two views (F27)."""
+
+    def loss(model):
+        x = torch.randn(32, 6)
+        sides = [model(x + 0.1 * torch.randn_like(x)) for _ in range(2)]
+        total = 25 * F.mse_loss(*sides)
+        for z in sides:
+            spread = (z.var(dim=0) + 1e-4).sqrt()
+            total = total + 25 * F.relu(spread - 1 if wrong else 1 - spread).mean()
+            total = total + (((z - z.mean(0)).T @ (z - z.mean(0)) / 31).fill_diagonal_(0) ** 2).sum() / 8
+        return total
+
+    assert blamed("F90", net(6, 8), loss) is wrong
+    assert not blamed("F27", net(6, 8), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F72, F66
+@pytest.mark.parametrize("how, wrong", [("0.9", True), ("as it is", True), ("squared", False), ("no labels", False)])
+def test_the_square_of_a_temperature(how, wrong):
+    teacher = net(6, 3).requires_grad_(False)
+
+    def loss(model):
+        x = torch.randn(32, 6)
+        soft = F.kl_div(F.log_softmax(model(x) / 5, 1), F.softmax(teacher(x) / 5, 1), reduction="batchmean")
+        soft = {"0.9": 0.9, "squared": 0.9 * 25}.get(how, 1) * soft if how != "as it is" else soft
+        return soft if how == "no labels" else soft + 0.1 * F.cross_entropy(model(x), x[:, :3].argmax(1))
+
+    assert blamed("F72", net(6, 3), loss) is wrong
+
+
+@pytest.mark.parametrize("how", ("of the filled rows", "of the labels", "a blank within"))
+def test_lengths_of_labels_that_were_filled_up(how):
+    def loss(model):
+        lengths = torch.randint(2, 6, (8,))
+        labels = torch.randint(1, 4, (8, 6)).masked_fill(torch.arange(6) >= lengths[:, None], 0)
+        if how == "a blank within":
+            labels[0, 0] = 0
+        scores = model(torch.randn(20, 8, 6)).log_softmax(2)
+        given = torch.full((8,), 6) if how == "of the filled rows" else lengths
+        return F.ctc_loss(scores, labels, torch.full((8,), 20), given, zero_infinity=True)
+
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(net(6, 4), loss))
+    findings = [f for f in report.findings if f.check == "F66"]
+    assert bool(findings) is (how != "of the labels")
+    assert not findings or ("lengths" in findings[0].diagnosis) is (how == "of the filled rows")

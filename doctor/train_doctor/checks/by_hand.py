@@ -118,11 +118,17 @@ def divergence_per_class(e: Evidence) -> Fired | Verdict:
 def margin_taken_away(e: Evidence) -> Fired | Verdict:
     """A triplet loss is 0 after a few steps, and positives lie hardly nearer than negatives.
 
-    Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0.
+    Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0;
+    or from the spread of columns over a batch.
 
     WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
     right. Fix: torch.relu(d_positive - d_negative + margin).
+    WARN margin-taken-away/spread: The hinge punishes columns that are spread by more than a bound and not those that
+    are spread by less, so the features of all rows come together. Fix: torch.relu(1 - std).mean().
     """
     if (verdict := no_habit(e, seen := e.habits["F90"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "spread":
+        what = f"in {len(seen)} steps a spread over the batch, less a number, was cut at 0"
+        return fires(what, "a number less the spread", fault="margin-taken-away/spread")
     return fires(f"in {len(seen)} steps a margin was taken from the difference of distances", "added to it")

@@ -34,14 +34,20 @@ def policy_pushed_away(e: Evidence) -> Fired | Verdict:
     Fires when the loss grows with log-probabilities (or ratios of them) that were multiplied by weights. Weights that
     were negated first, and those made of log-probabilities, of a loss, of a distance or of an answer minus what came,
     are left alone, and so is a loss that is to grow (maximize=True, backward from -1). Where the weights are costs of
-    another kind, the sign is right.
+    another kind, the sign is right. Also when an actor's loss grows with what a critic answers that is trained by a
+    regression.
 
     WARN policy-pushed-away: The loss grows with the log-probability of actions times their weights, so what was better
     than expected becomes less likely: the minus is missing, unless the weights are costs. Fix: loss = -(log_prob *
     advantage).mean().
+    WARN policy-pushed-away/value: The actor's loss grows with the critic's value of its actions, so it looks for the
+    worst ones: the minus is missing, unless the values are costs. Fix: actor_loss = -critic(s, actor(s)).mean().
     """
     if (verdict := no_habit(e, seen := e.habits["F63"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "value":
+        what = f"in {len(seen)} steps the loss of the actor grew with the critic's answer"
+        return fires(what, "a loss that falls with it", fault="policy-pushed-away/value")
     return fires(f"in {len(seen)} steps the loss grew with weighted log-probabilities", "a loss that falls with them")
 
 
@@ -95,13 +101,16 @@ def blank_among_labels(e: Evidence) -> Fired | Verdict:
     ERROR blank-among-labels: {count} of {total} labels are {blank}, which ctc_loss takes for the blank: that label can
     never be told from nothing. Fix: Begin labels at 1 and give the model one output more, or CTCLoss(blank=number of
     labels).
+    WARN blank-among-labels/lengths: The lengths of the targets are those of the filled rows, so the {count} blanks at
+    their ends (of {total} labels) count as text. Fix: target_lengths hold how many labels each row really has.
     """
     if (verdict := no_habit(e, seen := e.habits["F66"])) is not None:
         return verdict
-    blank, count, total = next(iter(seen.values()))
+    blank, count, total, at_ends = next(iter(seen.values()))
     return fires(
         f"in {len(seen)} steps the labels held the index of the blank, {blank}",
         "no blank among the labels",
+        fault="blank-among-labels" + ("/lengths" if at_ends else ""),
         blank=blank,
         count=count,
         total=total,
@@ -226,7 +235,8 @@ def temperatures_differ(e: Evidence) -> Fired | Verdict:
     """A distilled student is unsure of everything, and worse than one that learned from labels alone.
 
     Fires when a divergence or a cross-entropy compares the softmax of one's logits as they are with that of the other
-    one's, which were divided by more than 1.
+    one's, which were divided by more than 1. Or when a divergence at 3 or more is added to a cross-entropy with labels
+    with a factor of 1 or less.
 
     WARN temperatures-differ: The teacher's logits are divided by a temperature ({by:.3g}) and the student's are
     not, so the student learns to be as unsure as the teacher was made. Fix: log_softmax(student / T) beside
@@ -234,10 +244,15 @@ def temperatures_differ(e: Evidence) -> Fired | Verdict:
     WARN temperatures-differ/student: The student's logits are divided by a temperature ({by:.3g}) and the teacher's are
     not, so the student learns to be far too sure, and of what the teacher thinks of the other classes hardly anything
     is left. Fix: log_softmax(student / T) beside softmax(teacher / T), and T * T in front of it.
+    WARN temperatures-differ/square: The divergence at a temperature of {by:.3g} has gradients 1 / T**2 as large, and
+    nothing makes up for it, so the labels alone teach. Fix: kl_div(...) * T * T.
     """
     if (verdict := no_habit(e, seen := e.habits["F72"])) is not None:
         return verdict
     who, by = next(iter(seen.values()))
+    if who == "square":
+        what = f"in {len(seen)} steps a divergence at {by:.3g} was added with a factor of 1 or less"
+        return fires(what, f"a factor of about {by * by:.3g}", fault="temperatures-differ/square", by=by)
     return fires(
         f"in {len(seen)} steps the {who}'s logits were divided by {by:.3g} and the other one's by nothing",
         "one temperature for both",

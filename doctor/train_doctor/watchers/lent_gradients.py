@@ -9,9 +9,15 @@ Where the critic steps before the actor's loss, or its gradients are cleared in 
 asked of each backward whether its loss is a plain mean (sum, smaller of two) of what weights of an optimizer answer,
 while gradients of another loss wait on them for a step, and whether that optimizer steps next.
 
+    actor_loss = critic(s, actor(s)).mean()         the minus is missing: the actor looks for the worst action
+
+Where the critic is trained by a regression, such a loss of the actor must fall as the value rises.
+
 Footgun: two losses of one network are meant to be added. Only an answer that is to rise by itself, beside one that is
 held to a target, is taken for this.
 """
+
+import math
 
 from torch import Tensor
 
@@ -23,6 +29,7 @@ from train_doctor.fed import kind
 NODES, PATHS = 3000, 60
 PLAIN = set("Mean Sum Neg Sub Add Rsub Minimum Min Mul Div".split())
 PLAIN |= set("Squeeze Unsqueeze View UnsafeView Reshape ReshapeAlias Select Slice Permute T Cat Stack".split())
+REGRESSIONS = {"MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"}
 LAYERS = {"Addmm", "Mm", "Linear", "Convolution"}
 
 
@@ -33,6 +40,7 @@ class LentGradients(Watcher):
         super().__init__(eye)
         self.waiting: dict[int, int] = {}  # optimizer whose own loss was differentiated -> its steps so far
         self.lent: dict[int, int] = {}  # the same, where an answer that is to rise was added since
+        self.regressed: set[int] = set()  # optimizers whose own loss was a regression
 
     def saw(self, op: Op) -> None:
         """Nothing: the graphs tell it."""
@@ -51,6 +59,10 @@ class LentGradients(Watcher):
                 continue
             valued, now = _valued(loss.grad_fn, o.ids), steps.count(index)
             others = any(reached & other.ids - o.ids for other in self.e.optimizers)
+            if valued > 0 and others and index in self.regressed and not self.eye.rising:
+                self.note("F63", "value")
+            if not valued and not others and kind(_first(loss.grad_fn)) in REGRESSIONS:
+                self.regressed.add(index)
             if valued and others and self.waiting.get(index) == now and _full(o):
                 self.lent[index] = now
             elif not valued:
@@ -60,19 +72,40 @@ class LentGradients(Watcher):
         self.waiting, self.lent = {}, {}
 
 
-def _valued(node, ids: set[int]) -> bool:
-    """Whether a loss is a sum of what a layer with one of these weights answers, as it is."""
-    queue = [node]
+def _first(node):
+    """The loss behind a factor."""
+    while kind(node) in ("Mul", "Div", "Add", "ToCopy") and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _valued(node, ids: set[int]) -> float:
+    """The sign with which a loss holds what a layer with one of these weights answers, as it is, or nan where a factor
+    may have any; 0 for no such loss."""
+    queue = [(node, 1.0)]
     for _ in range(PATHS):
-        node = queue.pop() if queue else None
-        if kind(node) in LAYERS:
+        node, sign = queue.pop() if queue else (None, 0)
+        what = kind(node)
+        if what in LAYERS:
             if any(id(getattr(n, "variable", None)) in ids for n in graphs.near(node)):
-                return True
-        elif kind(node) in PLAIN:
-            edges = [edge for edge, _ in node.next_functions if edge is not None]
-            if kind(node) not in ("Mul", "Div") or len(edges) == 1:
-                queue += edges
-    return False
+                return sign
+        elif what in PLAIN:
+            edges = [edge for edge, _ in node.next_functions]
+            live = [edge for edge in edges if edge is not None]
+            if what in ("Mul", "Div") and len(live) == 1:
+                queue.append((live[0], sign * _factor(node)))
+            elif what not in ("Mul", "Div"):
+                turns = [what in ("Neg", "Rsub") or what == "Sub" and n == 1 for n in range(len(edges))]
+                queue += [(e, -sign if turn else sign) for e, turn in zip(edges, turns) if e is not None]
+    return 0
+
+
+def _factor(node) -> float:
+    """The sign of what an answer is multiplied by."""
+    other = node._saved_other if node._saved_other is not None else getattr(node, "_saved_self", None)
+    if isinstance(other, Tensor):
+        other = float(other) if other.numel() == 1 and other.device.type == "cpu" else None
+    return math.nan if other is None else math.copysign(1.0, other)
 
 
 def _full(o) -> bool:

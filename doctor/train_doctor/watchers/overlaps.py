@@ -5,7 +5,8 @@
 
 Both come from formulas with the same letters and run without a word. An overlap of numbers below 0 has no lower end,
 and of a hinge with targets of 0 the rows of one class count for nothing. A product of answers, of both signs, with
-zeros and ones is followed into a quotient or into what is cut at zero.
+zeros and ones is followed into a quotient or into what is cut at zero. The overlap of boxes is known too: extents
+between the larger and the smaller of two edges, their product, and its quotient.
 
 Footgun: answers are picked by zeros and ones on purpose (q * actions), and masked. Neither ends in a quotient whose
 lower half learns, nor in 1 - x.
@@ -19,26 +20,30 @@ from train_doctor.watchers.operators import OVER, PLUS, TIMES
 SUMS = {"sum", "mean", "view", "reshape", "flatten", "squeeze"}
 FROM_ONE = {"rsub", "__rsub__", "sub", "__sub__", "subtract"}
 CUT = {"relu", "clamp", "clamp_min", "clip", "maximum"}
+ENDS, PARTS = {"max", "min", "maximum", "minimum"}, {"__getitem__", "unbind", "squeeze", "prod"}
 LEAST, LOOKED = 8, 2**22
 
 
 class Overlaps(Watcher):
     """What is known of a tensor: (the step of the formula, least and largest answer)."""
 
-    names = TIMES | SUMS | PLUS | OVER | FROM_ONE | CUT
-    begins = TIMES
+    names = TIMES | SUMS | PLUS | OVER | FROM_ONE | CUT | ENDS | PARTS
+    begins = TIMES | ENDS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
 
     def saw(self, op: Op) -> None:
-        if not isinstance(op.result, Tensor) or not op.given:
+        if not op.results or not op.given:
             return
         fact = next((f for f in map(self.known.get, op.given) if f), None)
-        made = self._of_answers(op) if fact is None and op.name in TIMES else self._next(op, fact) if fact else None
-        if made is not None:
-            self.known.put(op.result, made)
+        if fact is None and op.name in ENDS and [t.requires_grad for t in op.given] in ([True, False], [False, True]):
+            made = "edge", 0, 0
+        else:
+            made = self._of_answers(op) if fact is None and op.name in TIMES else self._next(op, fact) if fact else None
+        for r in op.results if made is not None else ():
+            self.known.put(r, made)
 
     def _of_answers(self, op: Op) -> tuple | None:
         if len(op.given) != 2 or op.given[0].shape != op.given[1].shape or not LEAST <= op.given[0].numel() <= LOOKED:
@@ -76,6 +81,10 @@ class Overlaps(Watcher):
             return "score", low, high
         elif what == "shares" and alone and op.name in TIMES | PLUS | SUMS:
             return fact
+        elif what == "edge" and op.name in FROM_ONE and len(op.given) == 2:
+            return "extent", low, high
+        elif what == "extent" and (op.name in CUT | PARTS and alone or op.name in TIMES and len(op.given) == 2):
+            return "shares" if op.name in TIMES or op.name == "prod" else "extent", low, high
         elif what == "score" and op.name in SUMS | PLUS:
             return fact
         elif what == "margin" and op.name in CUT:

@@ -9,6 +9,9 @@ A difference of two distances that learn is followed to the loss; relu, clamp an
 
 asks nothing of a triplet that is wrong by less than the margin; it must be added.
 
+And the hinge that keeps columns apart (VICReg) has its floor at a spread of 1: relu(1 - std). With relu(std - 1) it
+draws all rows together.
+
 Footgun: distances of what lies on a sphere have an end by themselves, so nothing is said of cosines.
 """
 
@@ -17,14 +20,14 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES
 
-DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT, SHORT = range(1, 8)
+DIFFERENCE, SQUARE, DISTANCE, GAP, SUMMED, UNIT, SHORT, SPREAD, BEYOND = range(1, 10)
 BOUNDED = {"normalize", "tanh", "sigmoid", "softmax"}
 CUT = {"relu", "clamp", "clamp_min", "maximum", "max"}
 KEEPS = {"view", "squeeze", "flatten", "sqrt"} | PLUS | TIMES | OVER
 
 
 class Triplets(Watcher):
-    begins = {"pairwise_distance"} | MINUS | BOUNDED | OVER
+    begins = {"pairwise_distance", "std", "var"} | MINUS | BOUNDED | OVER
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -41,6 +44,16 @@ class Triplets(Watcher):
         name, one, pair = op.name, facts[0], len(op.given) == 2
         if name in BOUNDED or name in OVER and pair and op.given[1].shape[1:] == (1,) and op.given[1].requires_grad:
             return UNIT
+        if name in ("std", "var"):
+            dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+            return SPREAD if op.given[0].dim() == 2 and dim in (0, -2) else None
+        if one == SPREAD and not pair:
+            above = name in MINUS and any(isinstance(a, int | float) and a > 0 for a in op.args)
+            return BEYOND if above else SPREAD if name in KEEPS else None
+        if one == BEYOND:
+            if name in CUT:
+                self.note("F90", "spread")
+            return None
         if name == "pairwise_distance":
             return DISTANCE if UNIT not in facts and pair and all(t.requires_grad for t in op.given) else None
         if name in MINUS and not pair and one == GAP:
@@ -48,7 +61,7 @@ class Triplets(Watcher):
             return SHORT if margin > 0 else GAP
         if one == SHORT:
             if name in CUT:
-                self.note("F90", True)
+                self.note("F90", "margin")
             return None
         if name in MINUS and pair:
             if one == facts[1] == DISTANCE:

@@ -36,6 +36,8 @@ class Views(Watcher):
         if op.name.endswith(("mul", "multiply", "mm", "__")) and one.dim() != 2:
             return
         made = one.grad_fn, two.grad_fn
+        if op.name.endswith(("mm", "matmul__", "matmul")) and _is_turned(made[0]) and not _is_turned(made[1]):
+            return  # a covariance of columns, of which each is compared with itself as well
         two = two if two.shape == one.shape else two.T if two.dim() == 2 and two.T.shape == one.shape else two
         if one.shape != two.shape or one.dim() < 2 or len(one) < 2 or one.numel() == len(one) or one.dtype != two.dtype:
             return
@@ -81,6 +83,10 @@ def same_functions(one, two) -> bool:
 
 def _unturned(node):
     """Without a transposition, which the other side of a product needs."""
-    while node is not None and type(node).__name__.startswith(("TBackward", "TransposeBackward", "PermuteBackward")):
+    while _is_turned(node):
         node = node.next_functions[0][0]
     return node
+
+
+def _is_turned(node) -> bool:
+    return type(node).__name__.startswith(("TBackward", "TransposeBackward", "PermuteBackward"))
