@@ -24,7 +24,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from train_doctor.check import Fired, fires
 from train_doctor.checks.schedules import AGAIN, LOW
-from train_doctor.evidence import Evidence, Schedule, Step
+from train_doctor.evidence import Evidence, Step
 from train_doctor.finding import WARN
 
 LEAST, SHARE = 3, 0.1  # steps, in number and of all
@@ -50,7 +50,7 @@ class After:
         self.asleep: list[int] = []  # steps made while all parts were in eval mode; the same for the rates
         self.zero: list[int] = []
         self.tiny: list[int] = []
-        self.cosine = {s.kind for s in e.of(Schedule)} == {"CosineAnnealingLR"}
+        self.cosines = list(e.cosines_of.values())
         self.low, self.again = (math.inf, 0), (0.0, 0)  # a rate and its step: the lowest, and one that rose from there
         self.missing: dict[int, list[int]] = {}  # tensors with a gradient that no optimizer holds -> steps
         self.steps, self.lowest, self.look = 0, 0.0, 1
@@ -75,11 +75,13 @@ class After:
             if rate < TINY * usual:
                 (self.tiny if rate else self.zero).append(self.steps)
                 self.lowest = max(self.lowest, rate)
-        if self.cosine and usual and rate is not None and not self.again[1]:
+        if self.cosines and usual and rate is not None and not self.again[1]:
             if rate < self.low[0]:
                 self.low = float(rate), self.steps
             elif self.low[0] < LOW * usual < rate and rate > AGAIN * self.low[0]:
-                self.again = float(rate), self.steps
+                past = [s for ref in self.cosines if (s := ref()) is not None and s.optimizer is optimizer]
+                if any(s.last_epoch > s.T_max for s in past):
+                    self.again = float(rate), self.steps
         if self.steps == self.look:
             self.look *= 2
             self._look_at_gradients()

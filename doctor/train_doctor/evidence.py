@@ -173,6 +173,7 @@ class Schedule(Event):
     scheduler: int = 0  # id of it
     kind: str = ""  # its class
     hundredth: int | None = None  # of its steps, after which the rate is a hundredth
+    past: bool = False  # a cosine has made more steps than its T_max
     mode: str = ""  # of ReduceLROnPlateau
     metric: float | None = None  # what it was given
     peak: float | None = None  # the largest factor that a LambdaLR will give
@@ -296,6 +297,7 @@ class Evidence:
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
         self.echoed: dict[int, str] = {}  # round -> which targets went in at their own place, see echoes.py
         self.lookups: list[Tensor] = []  # ids given to embeddings since the last backward
+        self.cosines_of: dict[int, Any] = {}  # id of a CosineAnnealingLR -> weak reference to it
         self.hiding: dict[int, bool] = {}  # round -> whether a mask hides the text and shows the padding
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
         self.overwritten: dict[int, tuple[int, int]] = {}  # round -> indices of a sum, and how many were repeated

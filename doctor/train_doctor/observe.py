@@ -23,6 +23,7 @@ import dis
 import math
 import time
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -496,6 +497,9 @@ class Optimizers(Part):
         index = self.seen.get(id(optimizer), -1)
         epochal, kind = isinstance(scheduler, ReduceLROnPlateau), type(scheduler).__name__
         made = Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler))
+        if kind == "CosineAnnealingLR":
+            self.e.cosines_of[id(scheduler)] = weakref.ref(scheduler)
+            made.past = scheduler.last_epoch > scheduler.T_max
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric = scheduler.mode, float(metric)
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):

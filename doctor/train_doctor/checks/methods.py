@@ -234,9 +234,9 @@ def score_minimised(e: Evidence) -> Fired | Verdict:
 def temperatures_differ(e: Evidence) -> Fired | Verdict:
     """A distilled student is unsure of everything, and worse than one that learned from labels alone.
 
-    Fires when a divergence or a cross-entropy compares the softmax of one's logits as they are with that of the other
-    one's, which were divided by more than 1. Or when a divergence at 3 or more is added to a cross-entropy with labels
-    with a factor of 1 or less.
+    Fires when a divergence compares the softmax of one's logits as they are with that of the other one's, which were
+    divided by more than 1. Squares of attention are left alone. Or when a divergence at 3 or more is added to a
+    cross-entropy with labels with a factor of 1 or less.
 
     WARN temperatures-differ: The teacher's logits are divided by a temperature ({by:.3g}) and the student's are
     not, so the student learns to be as unsure as the teacher was made. Fix: log_softmax(student / T) beside
@@ -320,7 +320,7 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     the batch must also hold flags of just these places. Targets that were NaN until they were filled in need no other
     sign. Whole numbers, maps that end at 1, losses under a mask, answers that were masked, and places where the input
     has nothing either are left alone. Targets of two to eight numbers for each place (boxes) are compared with the
-    classes of the same step: are all of them 0 just where the class is 0, in more than half of the places?
+    classes of the same step: are all of them 0 just where the class is 0, in nine of ten places or more?
 
     WARN gaps-as-targets: {share:.0%} of the targets are one number apart from all others, as a sensor writes where it
     saw nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *

@@ -266,8 +266,9 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
                 "a tenth of it or less",
                 rate=low,
             )
-    if e.habits["F28"] and all(min(p.rates) > 0.9995 for p in pairs):
-        what = f"{pairs[0].name} was equal to its student after each of {len(pairs[0].rates)} steps"
+    copied = [p for p in pairs if id(p.teacher) in e.habits["F28"].values() and min(p.rates) > 0.9995]
+    if copied:
+        what = f"{copied[0].name} was equal to its student after each of {len(copied[0].rates)} steps"
         return fires(what, "a target that stays for a while", fault="follows-at-once/copied")
     return OK
 

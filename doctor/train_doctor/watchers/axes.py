@@ -49,10 +49,10 @@ def _states(x: Tensor, result: Tensor) -> bool:
 
 def _larger(x: Tensor, result: Tensor) -> bool:
     """The channels of a convolution laid one below the other, as the pixels of a larger picture."""
-    if x.dim() != 4 or result.dim() != 4 or not x.requires_grad or not x.is_contiguous() or len(x) != len(result):
+    if x.dim() != 4 or result.dim() != 4 or not x.requires_grad or not x.is_contiguous() or x.shape[2:].numel() < 2:
         return False
     times = result.shape[2] // x.shape[2]
-    sizes = result.shape[1] * times**2 == x.shape[1] and result.shape[3] == x.shape[3] * times
+    sizes = len(x) == len(result) and result.shape[1] * times**2 == x.shape[1] and result.shape[3] == x.shape[3] * times
     convolved = type(x.grad_fn).__name__.startswith(("Convolution", "Slow", "Mkldnn"))
     return convolved and times > 1 and sizes and result.shape[2] == x.shape[2] * times
 
@@ -66,7 +66,7 @@ def _patches(x: Tensor, result: Tensor) -> bool:
     side = round((numbers / channels) ** 0.5)
     squares = (height // side) * (width // side) if side > 1 else 0
     whole = numbers == channels * side**2 and height % side == 0 == width % side
-    return whole and 1 < pieces == squares and numbers != width
+    return whole and 1 < pieces == squares and numbers != width and numbers % (height * width) > 0
 
 
 def _pixels(x: Tensor, result: Tensor) -> bool:

@@ -6,7 +6,8 @@
 Most places hold nothing, so most of what the boxes are asked for is zeros. Targets of several numbers for each place
 are compared with those of a loss of classes in the same step: are they all 0 just where the class is 0?
 
-Footgun: an amount may be 0 rightly where nothing happened. So there must be two to eight numbers for each place.
+Footgun: an amount may be 0 rightly where nothing happened. So there must be two to eight numbers for each place, and
+nine places of ten must hold nothing.
 """
 
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import BINARY, CLASSES, PLAIN
 
-NUMBERS, EMPTY, LEAST, LOOKED = (2, 8), 0.5, 8, 2**22  # for each place; share of background; places that hold something
+NUMBERS, EMPTY, LEAST, LOOKED = (2, 8), 0.9, 8, 2**22  # for each place; share of background; places that hold something
 
 
 class Background(Watcher):

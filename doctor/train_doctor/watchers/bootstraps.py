@@ -12,7 +12,9 @@ Maxima without a graph are followed through arithmetic into a target, and it is 
 Footguns: a maximum that learns is right elsewhere (pooling, several instances), so only one over as many values as the
 target's own maximum is meant. Targets are also scaled by their largest number; a bootstrap is added to something that
 has a number for each row. And a network may be asked for the value of the same state for other ends, so all that it was
-asked without a graph must be of the states that learn.
+asked without a graph must be of the states that learn, what learns must be the value of an action that was
+picked, and the maximum be one of the network's answer itself. A largest number that is taken off first, and added again
+after an exponential, changes nothing.
 """
 
 import torch
@@ -40,6 +42,8 @@ class Bootstraps(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.stable = False  # a maximum of all was taken off all, in this step
+        self.answers = Known(self)  # of a layer without a graph -> its weight
         self.asked: dict[bool, dict[tuple, list[Tensor]]] = {True: {}, False: {}}  # to learn or not -> shapes -> given
 
     def saw(self, op: Op) -> None:
@@ -50,25 +54,30 @@ class Bootstraps(Watcher):
             if op.results and op.given and op.given[0].dim() == LEAST and not op.results[0].requires_grad:
                 if op.given[0].is_floating_point() and len(op.given) == 1:
                     whole = not op.results[0].dim() and len(op.given[0]) > 1
-                    self.known.put(op.results[0], (tuple(op.given[0].shape), whole, False))
+                    weight = self.answers.get(op.given[0])
+                    self.known.put(op.results[0], (tuple(op.given[0].shape), whole, False, weight))
             return
         if not self.known.by_id or not op.given:
             return
+        if op.name in ("sub", "subtract") and len(op.given) == 2 and (fact := self.known.get(op.given[1])):
+            self.stable = self.stable or fact[1] and tuple(op.given[0].shape) == fact[0]
         if op.name in PLAIN or op.name in ("sub", "subtract"):
             self._compare(op.given[:2])
         fact = next((f for f in map(self.known.get, op.given) if f), None) if op.name in KEPT else None
         for r in op.results if fact else ():
             if not r.requires_grad:
-                shape, whole, added = fact
+                shape, whole, added, weight = fact
                 others = [t for t in op.given if not self.known.get(t)]
                 added = added or op.name in PLUS and any(t.numel() == shape[0] for t in others)
-                self.known.put(r, (shape, whole, added))
+                self.known.put(r, (shape, whole, added, weight))
 
     def _layer(self, op: Op) -> None:
         x, weights = (*op.given, None, None)[:2]
         if weights is None or x.requires_grad or not x.is_floating_point() or x.dim() < 2 or len(x) < 2:
             return
         learns = self.eye.grad and weights.requires_grad
+        if not learns and isinstance(op.result, Tensor):
+            self.answers.put(op.result, weights)
         self.asked[learns].setdefault((tuple(x.shape), tuple(weights.shape)), []).append(x)
 
     def _compare(self, sides: list[Tensor]) -> None:
@@ -76,16 +85,19 @@ class Bootstraps(Watcher):
             fact, node = self.known.get(two), one.grad_fn
             if not fact or node is None:
                 continue
-            shape, whole, added = fact
-            if added:
-                self.note("F28", shape)
+            shape, whole, added, weight = fact
+            if added and weight is not None:
+                self.note("F28", id(weight))
+            picked = False
             while kind(node) in VIEWS:
+                picked = picked or kind(node) == "Index"
                 node = node.next_functions[0][0]
+            picked = picked or kind(node) == "Gather"
             if kind(node) in ("Max", "Amax") and shape_of(node.next_functions[0][0]) == shape:
                 self.note("F39", ("", shape))
-            elif whole and added and one.numel() == shape[0]:
+            elif whole and added and one.numel() == shape[0] and not self.stable:
                 self.note("F39", ("of-all", shape))
-            elif added and self._same_states():
+            elif added and picked and weight is not None and not whole and self._same_states():
                 self.note("F39", ("own-state", shape))
 
     def _same_states(self) -> bool:
@@ -97,8 +109,9 @@ class Bootstraps(Watcher):
         )
 
     def backward(self, loss: Tensor) -> None:
-        self.asked = {True: {}, False: {}}
+        self.asked, self.stable = {True: {}, False: {}}, False
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.answers.by_id.clear()
         self.asked = {True: {}, False: {}}

@@ -11,7 +11,7 @@ And a sum of logarithms in place of the logarithm of a sum:
     loss = -(pi * log_density).sum(-1).mean()
 
 where a share is rewarded with its component's logarithm, so all of it goes to one component, and all components to the
-middle of the data. What pi multiplies has a square in it, as densities have, and pi is in nothing else.
+middle of the data. What pi multiplies has a square and a spread in it, as densities have, and pi is in nothing else.
 
 Footgun: who subtracts the logsumexp of the weights afterwards is right too, and so is an intensity whose sum is added
 to the loss. So both are waited for until the backward.
@@ -34,7 +34,7 @@ SHAPED = VIEWS | {"sum"}
 RAW, LOG, DENSITY = "raw", "log", "density"
 PRICES = {"logsumexp", "sum"}
 CLOSE, MOST, PIECES = 1e-2, 1000, 24
-POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Div"}
+POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Div", "Pow"}
 
 
 class ComponentWeights(Watcher):
@@ -121,16 +121,17 @@ def _summed_logarithms(node) -> int:
         soft = shares.next_functions[0][0] if kind(shares) == "Exp" else shares
         if kind(soft) not in ("Softmax", "LogSoftmax") or (kind(soft) == "LogSoftmax") == (soft is shares):
             continue
-        queue, squares, own = [logs], False, False
+        queue, squares, own, spread = [logs], False, False, False
         for _ in range(PIECES):
             here = queue.pop(0) if queue else None
             squares = (
                 squares or kind(here) == "Pow" or kind(here) == "Mul" and len({e for e, _ in here.next_functions}) == 1
             )
             own = own or here is soft
+            spread = spread or kind(here) in ("Exp", "Log", "Clamp")
             if kind(here) in POINTWISE:
                 queue += [edge for edge, _ in here.next_functions if edge is not None]
-        if squares and not own:
+        if squares and spread and not own:
             return shape_of(node.next_functions[0][0])[-1]
     return 0
 

@@ -58,7 +58,14 @@ class Cosines(Watcher):
             factor = facts[0][1] if facts[0] is not None and facts[0][0] == "cosine" else math.inf
             if 1 < factor < math.inf and name == "cross_entropy":
                 self.note("F4", factor)  # a scale that begins far from guessing on purpose
-            least = LEAST if factor <= LARGEST else MANY if factor == 1 and name == "cross_entropy" else math.inf
+            classes = len(op.given) > 1 and not op.given[1].is_floating_point()  # shares may be of cosines as well
+            least = (
+                LEAST
+                if factor <= LARGEST
+                else MANY
+                if factor == 1 and name == "cross_entropy" and classes
+                else math.inf
+            )
             if first.requires_grad and first.dim() == 2 and first.shape[1] >= least:
                 self.e.cosines.setdefault(self.eye.turn, facts[0][1])
             return None

@@ -32,7 +32,7 @@ from train_doctor.fed import kind, shape_of
 
 LEAST = 8  # rows, below which a sum is not far from a mean
 HALF = 0.4, 0.6  # the factor in front of the divergence
-WEIGHTS = 1000  # numbers whose divergence is summed
+WEIGHTS, MUCH = 1000, 0.1  # numbers whose divergence is summed; a factor of them, at least
 DATA = {"Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "Index"}  # a term with data
 MANY = 64  # numbers of a row, of which it is not the same to take the mean or the sum
 TERMS, PIECES = 40, 16  # nodes that are looked through, of the loss and of a term
@@ -84,16 +84,23 @@ class Divergences(Watcher):
 
 
 def _weights_alone(node) -> bool:
-    """Whether a sum is one over weights, of which a logarithm is taken, and no data."""
-    queue, seen, logarithm = [node], 0, False
+    """Whether a sum is one over weights, of which logarithms and squares are taken, and no data, as it is."""
+    queue, seen, logarithm, square = [node], 0, False, False
+    inside = node.next_functions[0][0]
+    while kind(inside) in ("Mul", "Div") and sum(edge is not None for edge, _ in inside.next_functions) == 1:
+        number = _number(inside) or 1.0
+        if not MUCH < abs(number if kind(inside) == "Mul" else 1 / number):
+            return False  # it is divided before
+        inside = next(edge for edge, _ in inside.next_functions if edge is not None)
     while queue:
         node, seen = queue.pop(), seen + 1
-        what = kind(node)
+        what, edges = kind(node), [edge for edge, _ in node.next_functions if edge is not None]
         if what in DATA or seen > TERMS:
             return False
         logarithm = logarithm or what == "Log"
-        queue += [edge for edge, _ in node.next_functions if edge is not None]
-    return logarithm
+        square = square or what == "Pow" or what == "Mul" and len(edges) == 2 and edges[0] is edges[1]
+        queue += edges
+    return logarithm and square
 
 
 def _whole(node, factor: float, rows: int) -> bool:

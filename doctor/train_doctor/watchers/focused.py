@@ -4,17 +4,19 @@ Each row's loss has a weight that falls as the row is learned. Turned round, the
 others hardly do. A power of a probability (above 1) is followed through plain factors to a product with that
 probability's own negative logarithm; numbers tell whether it is one.
 
-Footgun: p * log(p) is an entropy, so a power of 1 says nothing.
+Footguns: a distance between 0 and 1 (r**2 * log(r), a spline) is no probability, so it must come from a softmax, a
+sigmoid or an exponential. p * log(p) is an entropy, so a power of 1 says nothing.
 """
 
 import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import kind
 from train_doctor.watchers.operators import TIMES
 
 NEGATIVE = {"neg", "negative", "__neg__"}
-LEAST, LOOKED = 4, 2**20
+LEAST, LOOKED, NODES = 4, 2**20, 16
 APART = 0.02  # p and 1 - p, so that they can be told apart
 
 
@@ -39,6 +41,7 @@ class Focused(Watcher):
                 and p.requires_grad
                 and op.result.requires_grad
                 and LEAST <= p.numel() <= LOOKED
+                and _likely(p.grad_fn)
             ):
                 low, high = p.detach().aminmax()
                 if 0 <= low and high <= 1 and low < high:
@@ -64,3 +67,14 @@ class Focused(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _likely(node) -> bool:
+    """Whether a softmax, a sigmoid or an exponential is near."""
+    queue = [node]
+    for _ in range(NODES):
+        here = queue.pop(0) if queue else None
+        if kind(here) in ("Sigmoid", "Softmax", "LogSoftmax", "Exp", "LogSigmoidForward"):
+            return True
+        queue += [edge for edge, _ in here.next_functions if edge is not None] if here is not None else []
+    return False

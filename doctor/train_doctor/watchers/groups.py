@@ -7,8 +7,10 @@
 Which rows belong together is written down nowhere; but they are more alike, as inputs. So the inputs of the rows are
 grouped both ways, and it is asked which groups are the narrower ones.
 
-Footgun: rows that are alike in nothing that can be measured tell nothing, and episodes are small. So what three steps
-say is put together, and the difference must be clear.
+Footguns: means of hours, cameras or leads are taken across what is more alike. So only a mean that answers of the same
+size are compared with, as queries are with prototypes, is asked about. And rows that are alike in nothing that can be
+measured tell nothing, and episodes are small. So what three steps say is put together, and the difference must be
+clear.
 """
 
 import math
@@ -17,6 +19,18 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
+COMPARES = {
+    "cdist",
+    "sub",
+    "subtract",
+    "__sub__",
+    "matmul",
+    "mm",
+    "__matmul__",
+    "cosine_similarity",
+    "pairwise_distance",
+}
+VIEWS = {"unsqueeze", "__getitem__", "t", "T", "transpose", "normalize", "expand"}
 FIRST, CUTS = {"linear", "conv2d", "conv1d"}, {"view", "reshape", "unflatten"}
 LEAST, LOOKED = 6, 2**20  # rows; numbers
 
@@ -48,10 +62,16 @@ class Groups(Watcher):
             given = self.inputs.get(len(x)) if x.requires_grad and x.dim() == 2 == result.dim() - 1 else None
             if given is not None and min(result.shape[:2]) > 1 and result.shape[2] == x.shape[1]:
                 self.known.put(result, (*result.shape[:2], given))
+        elif op.name in COMPARES and len(op.given) == 2 and all(t.requires_grad and not t.is_leaf for t in op.given):
+            for fact in filter(None, map(self.known.get, op.given)):
+                if len(fact) == 4:
+                    self._compare(*fact)
         elif op.name == "mean" and (fact := self.known.get(x)):
             dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
             if dim in (0, 1, -3, -2):
-                self._compare(*fact, dim % 3)
+                self.known.put(result, (*fact, dim % 3))
+        elif op.name in VIEWS and (fact := self.known.get(x)) and len(fact) == 4:
+            self.known.put(result, fact)
 
     def _compare(self, first: int, second: int, given: Tensor, dim: int) -> None:
         """Of (first, second, ...) the mean is taken over `dim`; the other way to get as many groups is asked too."""

@@ -25,7 +25,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
 CLASSES, SHARE, MOST = 64, 0.2, 0.5  # of classes, at most; of the labels that stand in the midst; of a map
-PADDED, RUN = 0.1, 3  # share of the labels that stand at padding; its length in some rows
+PADDED, RUN, WORDS = 0.1, 3, 16  # share of the labels that stand at padding; its length in some rows; rows of a table
 
 
 class IgnoredLabels(Watcher):
@@ -40,7 +40,13 @@ class IgnoredLabels(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name == "embedding":
-            if len(op.given) == 2 and op.given[0].dim() == 2 and self.eye.grad and len(self.words) < 4:
+            if (
+                len(op.given) == 2
+                and op.given[0].dim() == 2
+                and len(op.given[1]) >= WORDS
+                and self.eye.grad
+                and len(self.words) < 4
+            ):
                 self.words.append((op.given[0], len(op.given[1])))
             return
         if op.name in FLAT:

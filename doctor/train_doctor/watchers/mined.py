@@ -9,7 +9,8 @@ In a batch with several rows of a class the nearest other row is often one of th
 table of distances is looked at: what was added to it, or filled in, before.
 
 Footgun: without labels each row is a class of its own. So a table of "the same", with more in it than the diagonal,
-must have been put on the distances in the same step, for the positives.
+must have been put on the distances in the same step, for the positives. And where the least of what the classes leave
+is asked for as well, that of all others is a price of its own (KoLeo). A least that keeps its dim is taken off the row.
 """
 
 import torch
@@ -31,11 +32,12 @@ class Mined(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.mined = self.labelled = False
+        self.mined = self.labelled = self.sorted = False
 
     def saw(self, op: Op) -> None:
         if op.name in LEAST:
-            self.mined = self.mined or any(self.known.get(t) == ITSELF for t in op.given)
+            facts = [self.known.get(t) for t in op.given if op.results and op.results[0].dim() == 1]
+            self.mined, self.sorted = self.mined or ITSELF in facts, self.sorted or CLASS in facts
             return
         table, result = next((t for t in op.given if _table(t) and t.requires_grad), None), op.result
         if table is None or not isinstance(result, Tensor):
@@ -43,13 +45,13 @@ class Mined(Watcher):
         other = next((t for t in op.given if t is not table and _table(t) and not t.requires_grad), None)
         what = ITSELF if op.name == "fill_diagonal" else _what(other) if other is not None else None
         self.labelled = self.labelled or what == CLASS
-        if what == ITSELF and op.name not in TIMES:
-            self.known.put(result, ITSELF)
+        if what is not None and op.name not in TIMES:
+            self.known.put(result, what)
 
     def backward(self, loss: Tensor) -> None:
-        if self.mined and self.labelled:
+        if self.mined and self.labelled and not self.sorted:
             self.note("F99", "itself")
-        self.mined = self.labelled = False
+        self.mined = self.labelled = self.sorted = False
 
     def close(self) -> None:
         self.known.by_id.clear()

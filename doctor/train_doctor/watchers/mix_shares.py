@@ -33,6 +33,7 @@ class MixShares(Watcher):
         self.known = Known(self)
         self.share: float | None = None  # of the other rows in the mixed batch, since the last backward
         self.asked: float | None = None  # the factor of their labels' loss
+        self.both = False  # both sides are in an order of their own
 
     def saw(self, op: Op) -> None:
         result, facts = op.result, [self.known.get(t) for t in op.given]
@@ -45,7 +46,7 @@ class MixShares(Watcher):
         elif op.name in TAKES and (ORDER, 1.0) in facts[1:]:
             whole = result.is_floating_point() and result.dim() > 1
             self.known.put(result, (PIECE if whole else LABELS, 1.0))
-        elif op.name == "__getitem__" and facts[0] == (PIECE, 1.0) and len(result) == len(op.given[0]):
+        elif op.name in ("__getitem__", "clone") and facts[0] == (PIECE, 1.0) and len(result) == len(op.given[0]):
             self.known.put(result, facts[0])
         elif op.name in CLASSES and len(facts) > 1 and facts[1] == (LABELS, 1.0) and not result.dim():
             self.known.put(result, (LABELS, 1.0))
@@ -53,6 +54,7 @@ class MixShares(Watcher):
             self._times(op, next(f for f in facts if f))
         elif op.name in PLUS and len(op.given) == 2:
             kind, share = next(f for f in facts if f)
+            self.both = self.both or all(facts)
             if kind == PIECE and result.dim() > 1 and not result.requires_grad:
                 self.share = share
             elif kind == LABELS and not result.dim():
@@ -60,6 +62,7 @@ class MixShares(Watcher):
 
     def _pasted(self, op: Op, facts: list) -> None:
         x, value = op.args[0], op.args[-1]
+        self.both = self.both or isinstance(x, Tensor) and bool(self.known.get(x))
         if isinstance(value, Tensor) and self.known.get(value) == (PIECE, 1.0) and isinstance(x, Tensor) and x.numel():
             if len(value) == len(x) >= LEAST:
                 self.share = value.numel() / x.numel()
@@ -73,8 +76,9 @@ class MixShares(Watcher):
             self.known.put(op.result, (fact[0], fact[1] * factor))
 
     def backward(self, loss: Tensor) -> None:
-        share, asked, self.share, self.asked = self.share, self.asked, None, None
-        if share is not None and asked is not None and math.isclose(asked, 1 - share, abs_tol=CLOSE):
+        share, asked, both = self.share, self.asked, self.both
+        self.share, self.asked, self.both = None, None, False
+        if not both and share is not None and asked is not None and math.isclose(asked, 1 - share, abs_tol=CLOSE):
             if abs(asked - share) > CLEAR:
                 self.note("F68", (share, asked))
 

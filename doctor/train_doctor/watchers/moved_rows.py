@@ -8,9 +8,6 @@ were flipped, turned or rolled are followed into the batch, and the batches into
 is wrong where pictures were moved and targets of the same size never were, or where some pictures were moved alone and
 some targets alone. Both must have been put together in sight.
 
-Rows of a batch may be turned in their places, `x[i] = x[i].flip(-1)`. Then a target of which nothing is known was left
-as it is.
-
 Footgun: only what the main process does is seen, so a loader with workers shows nothing. What went through numpy is not
 followed, and nothing is said where a batch was not seen to be stacked.
 """
@@ -28,21 +25,17 @@ LEAST = 4  # rows
 class MovedRows(Watcher):
     """What is known of a tensor: True of a row that was moved, or for each row of a batch whether it was."""
 
-    begins = MOVES | {"stack"} | set(LOSSES)
+    begins = MOVES | {"stack"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.pictures: list[tuple[tuple, tuple]] = []  # of a first layer: sizes, moved rows
-        self.in_place = False  # rows of a batch were
 
     def saw(self, op: Op) -> None:
         result = op.result if isinstance(op.result, Tensor) else None
         if op.name == "stack" and result is not None and result.dim() > 2 and len(op.given) >= LEAST:
             self.known.put(result, tuple(self.known.get(t) is True for t in op.given))
-            return
-        if op.name == "__setitem__":
-            self._turned_in_place(op)
             return
         if not op.given or result is None and not op.results:
             return
@@ -53,24 +46,16 @@ class MovedRows(Watcher):
             return
         if not self.known.by_id:
             return
-        if op.name in LOSSES and len(op.given) > 1:
-            rows, target = self.known.get(op.given[1]), op.given[1]
-            self._compare(target, (False,) * len(target) if rows is None and self.in_place and target.dim() else rows)
         fact = next((f for f in map(self.known.get, op.given) if f is not None), None)
         if fact is None:
             return
         if op.name in FIRST and isinstance(fact, tuple) and self.known.get(first) is fact:
             self.pictures.append((tuple(first.shape), fact))
+        elif op.name in LOSSES and len(op.given) > 1:
+            self._compare(op.given[1], self.known.get(op.given[1]))
         for r in op.results:
             if not r.requires_grad and (fact is True or r.dim() and len(r) == len(fact)):
                 self.known.put(r, fact)
-
-    def _turned_in_place(self, op: Op) -> None:
-        batch, row, value = op.args
-        if type(row) is int and isinstance(value, Tensor) and self.known.get(value) is True and batch.dim() > 2:
-            rows = list(self.known.get(batch) or [False] * len(batch))
-            rows[row] = self.in_place = True
-            self.known.put(batch, tuple(rows))
 
     def _compare(self, target: Tensor, rows: tuple | bool | None) -> None:
         for shape, moved in self.pictures:
@@ -81,7 +66,7 @@ class MovedRows(Watcher):
                     told[n] += number
 
     def backward(self, loss: Tensor) -> None:
-        self.pictures, self.in_place = [], False
+        self.pictures = []
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -55,6 +55,8 @@ class OuterProducts(Watcher):
         if result.dim() == 1 and facts[0] == SCORES:
             if op.name in KEPT or op.name in JOINED and set(facts) == {SCORES}:
                 self.known.put(result, SCORES)
+        if result.dim() == 1 and facts[0] == ANSWER and op.name in ("squeeze", "flatten", "view", "__getitem__"):
+            self.known.put(result, ANSWER)  # scores of pairs, or of two ends of an edge, meet as a table
         if result.dim() != 2:
             return
         if result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC):
@@ -69,7 +71,8 @@ class OuterProducts(Watcher):
                 return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
-                if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant:
+                answers = self.known.get(column) == ANSWER and (row.requires_grad or self.known.get(row) == ANSWER)
+                if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant and not answers:
                     self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
 
     def close(self) -> None:

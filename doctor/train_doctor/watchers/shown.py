@@ -49,7 +49,7 @@ KEEPS |= {
 }
 PUTS = TIMES | {"where", "masked_fill", "__setitem__", "__getitem__", "masked_select", "index_fill"}
 FIRST = {"linear", "conv1d", "conv2d", "lstm", "gru"}
-MASK, ERROR = "mask", "error"
+MASK, ERROR, MASKED = "mask", "error", "masked"
 LOOKED = 2**22
 
 
@@ -80,15 +80,17 @@ class Shown(Watcher):
             self.masked = self.masked or ERROR in facts
             self.hidden = self.hidden or ERROR not in facts  # on data, or on what was made of them
             self._sides(op, op.given[facts.index(MASK)], ERROR in facts)
-            if ERROR in facts:
-                self._put(op, ERROR)
+            if ERROR in facts or not any(t.requires_grad for t in op.given):
+                self._put(op, ERROR if ERROR in facts else MASKED)
         elif MASK in facts and op.name in KEEPS:
             self._put(op, MASK)
         elif ERROR in facts and op.name in ("pow", "square", "abs", "__pow__", "mean", "sum"):
             self._put(op, ERROR)
         elif len(op.given) == 2 and op.given[0].requires_grad != op.given[1].requires_grad:
             target = op.given[1 if op.given[0].requires_grad else 0]
-            if (op.name in MINUS or "loss" in op.name) and any(_same(x, target) for x in self.inputs):
+            if MASKED in facts:
+                self.left.clear()  # what is asked for is what was given: nothing was to be filled in
+            elif (op.name in MINUS or "loss" in op.name) and any(_same(x, target) for x in self.inputs):
                 self._put(op, ERROR)
 
     def _put(self, op: Op, fact: str) -> None:

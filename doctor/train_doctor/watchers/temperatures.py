@@ -42,13 +42,14 @@ class Temperatures(Watcher):
             return
         if not result.dim() and result.requires_grad:
             return self._scalar(op, facts)
-        if len(facts) == 2 and all(isinstance(f, tuple) for f in facts):  # kl_div, or a product by hand
-            self._compared(op, facts)
+        if op.name == "kl_div":
+            if len(facts) == 2 and all(isinstance(f, tuple) for f in facts):
+                self._compared(op, facts)
         elif op.name in OVER | TIMES and len(op.given) == 2 and result.dim() > 1 and op.given[1].numel() == 1:
             self.known.put(result, -1.0)  # by a tensor, whatever it is
         elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1:
             numbers = [a for a in op.args if isinstance(a, int | float) and a]
-            if numbers:
+            if numbers and (op.given[0].requires_grad or bool((op.given[0] > 0).any())):  # not minus a distance
                 self.known.put(result, float(numbers[0]) if op.name in OVER else 1 / float(numbers[0]))
         elif op.name in SOFT and op.given:
             self.known.put(result, (facts[0] if isinstance(facts[0], float) else 1.0,))
@@ -56,7 +57,9 @@ class Temperatures(Watcher):
             self.known.put(result, facts[0])
 
     def _compared(self, op: Op, facts: list) -> None:
-        learns = [t.requires_grad for t in op.given]
+        learns, x = [t.requires_grad for t in op.given], op.given[0]
+        if x.dim() > 2 and x.shape[-1] == x.shape[-2]:
+            return  # attention, whose scores may be divided before or after
         if sum(learns) == 1 and min(facts) == (1.0,) < max(facts):
             self.note("F72", ("student" if learns[facts.index(max(facts))] else "teacher", max(facts)[0]))
 

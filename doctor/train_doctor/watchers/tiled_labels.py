@@ -7,13 +7,14 @@
 Both have B * T rows, so nothing is raised, and most frames get the label of another clip. What went into the network is
 remembered with its two sizes, and so are labels that were repeated.
 
-Footgun: frames that were laid one time after the other, (T, B, ...), want `repeat`. So the sizes are compared in order.
+Footguns: frames that were laid one time after the other, (T, B, ...), want `repeat`. So the sizes are compared in
+order, and must differ. And answers may be laid anew before the loss.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import LOSSES
+from train_doctor.fed import LOSSES, VIEWS, kind
 
 FLAT, TILES = {"flatten", "view", "reshape"}, {"repeat", "tile"}
 LEAST = 2
@@ -35,11 +36,15 @@ class TiledLabels(Watcher):
             return
         if op.name in LOSSES:
             sizes = self.known.get(op.given[1]) if len(op.given) > 1 else None
-            if sizes and sizes in self.frames and len(x) == sizes[0] * sizes[1]:
+            node, laid = x.grad_fn, False
+            while kind(node) in VIEWS:
+                laid = laid or kind(node) in ("Transpose", "Permute")
+                node = node.next_functions[0][0]
+            if sizes and sizes in self.frames and not laid and len(x) == sizes[0] * sizes[1]:
                 self.note("D29", sizes)
         elif op.name in TILES and x.dim() == 1 and result.dim() == 1 and not x.requires_grad:
             often = len(result) // max(1, len(x))
-            if min(len(x), often) >= LEAST:
+            if min(len(x), often) >= LEAST and len(x) != often:
                 self.known.put(result, (len(x), often))
         elif op.name in FLAT and x.dim() > 2 and result.dim() == x.dim() - 1 and x.is_floating_point():
             if len(result) == x.shape[0] * x.shape[1] and result.shape[1:] == x.shape[2:] and x.is_contiguous():

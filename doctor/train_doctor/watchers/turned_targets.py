@@ -7,16 +7,17 @@ how far pictures are from their middle grey, place by place. Whether they do so 
 all eight ways to lay a square on itself, for each picture. A map may be coarser than its picture: the cells of a
 detector.
 
-Footgun: pictures have the sky above, and their maps do too. What all pictures of a batch have in common is taken away
-first.
+Footguns: pictures have the sky above, and their maps do too. What all pictures of a batch have in common is taken away
+first. And an answer may be turned back before it meets the map, or come from a dense layer, which can turn anything.
 """
 
 import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.fed import LOSSES
+from train_doctor.fed import LOSSES, kind
 
+NODES = 5  # that an answer is followed back
 LEAST, LOOKED, CELLS = 8, 2**21, 4  # pictures, numbers, rows and columns of a map
 WAYS = {
     "with rows and columns exchanged": lambda m: m.transpose(1, 2),
@@ -44,7 +45,7 @@ class TurnedTargets(Watcher):
             fits = not x.requires_grad and x.dim() == 4 and len(x) >= LEAST and x.numel() <= LOOKED
             if fits and x.is_floating_point() and self.eye.grad and len(self.pictures) < 3:
                 self.pictures.append(x)
-        elif len(self.pictures) == 1 and x.requires_grad and not other.requires_grad and not other.is_complex():
+        elif len(self.pictures) == 1 and _upright(x) and not other.requires_grad and not other.is_complex():
             self._compare(self.pictures[0], other)
 
     def _compare(self, x: Tensor, target: Tensor) -> None:
@@ -70,6 +71,18 @@ class TurnedTargets(Watcher):
 
     def close(self) -> None:
         self.pictures = []
+
+
+def _upright(x: Tensor) -> bool:
+    """Whether an answer stands as the pictures did: it was not turned, and comes from no dense layer."""
+    node = x.grad_fn
+    if node is None or x.dim() < 3 or x.stride(-2) < x.stride(-1):
+        return False
+    for _ in range(NODES):
+        if kind(node) in ("Flip", "Rot90", "Addmm"):
+            return False
+        node = next((edge for edge, _ in node.next_functions if edge is not None), None) if node is not None else None
+    return True
 
 
 def _apart(x: Tensor) -> Tensor:
