@@ -41,6 +41,7 @@ SETS = {
     "judge21": ("judge21_a",),
     "judge22": ("judge22_a", "judge22_b"),
     "judge23": ("judge23_a", "judge23_b"),
+    "judge24": ("judge24_a", "judge24_b"),
 }
 HERE = Path(__file__).parent
 

@@ -51,9 +51,9 @@ NAMED = {
     "dae_target_is_noisy_input": "F73",
     "siamese_pair_label_convention": "F74",
     "keypoints_not_flipped_with_image": "D19",
+    "flow_warp_grid_rows_first": "D30",
 }
 UNSEEN = {
-    "flow_warp_grid_rows_first": "rows and columns are numbers alike",
     "bbb_kl_unscaled": "a divergence of weights beside a mean may have that weight on purpose",
     "fedavg_state_dict_alias": "the first average comes after twenty steps; the watch has ended",
 }

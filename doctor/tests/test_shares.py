@@ -474,3 +474,110 @@ def test_lengths_of_labels_that_were_filled_up(how):
     findings = [f for f in report.findings if f.check == "F66"]
     assert bool(findings) is (how != "of the labels")
     assert not findings or ("lengths" in findings[0].diagnosis) is (how == "of the filled rows")
+
+
+# ------------------------------------------------------------------------------------------------ judge24
+@pytest.mark.parametrize("how, wrong", [("y first", True), ("x first", False), ("some turned", False)])
+def test_the_places_of_a_grid(how, wrong):
+    def loss(model):
+        x = torch.randn(8, 1, 12, 12)
+        steps = torch.linspace(-1, 1, 12)
+        down, across = torch.meshgrid(steps, steps, indexing="ij")
+        straight, turned = torch.stack((across, down), -1), torch.stack((down, across), -1)
+        grid = turned if how == "y first" else straight
+        grid = torch.stack([turned, *[grid] * 7]) if how == "some turned" else grid.expand(8, -1, -1, -1)
+        return (model(F.grid_sample(x, grid, align_corners=True)) - x).pow(2).mean()
+
+    assert blamed("D30", conv(1), loss) is wrong
+
+
+class Flow(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.layers = how, nn.ModuleList([net(1, 2) for _ in range(4)])
+
+    def forward(self, x):
+        total = torch.zeros(len(x))
+        for n, layer in enumerate(self.layers):
+            a, b = (x[:, 1:], x[:, :1]) if n % 2 else (x[:, :1], x[:, 1:])
+            s, t = layer(a).tanh().chunk(2, 1)
+            b = b * s.exp() + t
+            x = torch.cat([b, a] if n % 2 else [a, b], 1)
+            total = s.sum(1) if self.how == "last alone" else total + s.sum(1)
+        return x, total
+
+
+@pytest.mark.parametrize("how, wrong", [("last alone", True), ("all", False)])
+def test_a_flow_counts_all_of_its_scales(how, wrong):
+    def loss(model):
+        z, total = model(torch.randn(32, 2))
+        return (0.5 * z.pow(2).sum(1) - total).mean()
+
+    assert blamed("F82", Flow(how), loss) is wrong
+
+
+class Placed(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        zeros = torch.zeros(1, 5, 8)
+        self.places = nn.Parameter(zeros) if how == "parameter" else torch.randn(1, 5, 8) if how == "fixed" else zeros
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x) + self.places).mean(1))
+
+
+@pytest.mark.parametrize("how", ("zeros", "parameter", "fixed"))
+def test_places_of_zeros_that_nothing_trains(how):
+    def loss(model):
+        x = torch.randn(16, 5, 6)
+        return F.cross_entropy(model(x), x[:, 0, :3].argmax(1))
+
+    assert blamed("S19", Placed(how), loss) is (how == "zeros")
+
+
+class Words(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.turned = how == "turned"
+        self.table, self.reader = nn.Embedding(20, 6), nn.LSTM(6, 6, batch_first=how == "rows first")
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, ids):
+        h = self.table(ids)
+        h = self.reader(h.transpose(0, 1))[0].transpose(0, 1) if self.turned else self.reader(h)[0]
+        return self.head(h)
+
+
+@pytest.mark.parametrize("picked", (True, False))
+@pytest.mark.parametrize("how, wrong", [("", True), ("rows first", False), ("turned", False)])
+def test_words_have_rows_first(how, wrong, picked):
+    data = torch.randint(20, (64, 7))
+
+    def loss(model):
+        index = torch.randint(64, (8,))
+        ids = data[index] if picked else torch.stack([data[i] for i in index.tolist()])
+        return F.cross_entropy(model(ids).flatten(0, 1), (ids % 4).flatten())
+
+    assert blamed("S21", Words(how), loss) is wrong
+
+
+@pytest.mark.parametrize("turned", (True, False))
+def test_returns_of_an_episode_that_is_scored_at_once(turned):
+    def loss(model):
+        states, actions, rewards = [], [], []
+        with torch.no_grad():
+            for _ in range(6):
+                states.append(torch.randn(4, 6))
+                actions.append(torch.distributions.Categorical(logits=model(states[-1])).sample())
+                rewards.append(torch.rand(4))
+        returns, running = [], torch.zeros(4)
+        for reward in reversed(rewards):
+            running = reward + 0.9 * running
+            returns.append(running)
+        if turned:
+            returns.reverse()
+        scores = torch.distributions.Categorical(logits=model(torch.cat(states))).log_prob(torch.cat(actions))
+        return -(scores * (torch.cat(returns) - 1)).mean()
+
+    assert blamed("F96", net(6, 3), loss) is not turned

@@ -173,6 +173,21 @@ def labels_laid_across(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("D30")
+def grid_turned(e: Evidence) -> Fired | Verdict:
+    """A warp, a spatial transformer or a flow learns nothing useful, and what it samples lies on its side.
+
+    Fires when in each picture of a batch the first number of grid_sample's places changes from row to row and the
+    second one along a row.
+
+    WARN grid-turned: grid_sample takes (x, y), how far across and how far down, and is given (y, x), so rows and
+    columns of the picture are exchanged. Fix: torch.stack((xs, ys), dim=-1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D30"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the places {next(iter(seen.values()))} were (y, x)", "(x, y)")
+
+
 @check("F82")
 def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     """A flow or a predicted spread collapses or grows without end while the loss falls below every bound.
@@ -183,9 +198,16 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
     exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +
     log_det).mean() for z = x * exp(s), log_det = s.sum(1); of a spread, error**2 * exp(-s) + s.
+    WARN scale-and-its-logarithm/of-some: {total} scales of one shape stretch the data, and the loss holds the
+    logarithms of {held} of them: the others can grow or shrink for nothing. Fix: log_det = log_det + s.sum(1) in each
+    layer.
     """
     if (verdict := no_habit(e, seen := e.habits["F82"])) is not None:
         return verdict
+    if isinstance(fact := next(iter(seen.values())), tuple):
+        held, total = fact
+        what = f"in {len(seen)} steps the loss held {held} of {total} logarithms"
+        return fires(what, "all of them", fault="scale-and-its-logarithm/of-some", held=held, total=total)
     sign = "+" if next(iter(seen.values())) > 0 else "-"
     return fires(f"in {len(seen)} steps the loss held {sign}s, and exp({sign}s) was a factor", "opposite signs")
 
@@ -543,9 +565,9 @@ def rewards_of_the_past(e: Evidence) -> Fired | Verdict:
 
     Fires when sums r + gamma * sum meet the log-probabilities of an episode, and each later action has one sum more.
 
-    WARN rewards-of-the-past: The returns are summed forward in time: each of {steps} actions is credited with the
-    rewards before it, which it can't change, and never with those that it causes. Fix: for r in reversed(rewards):
-    running = r + gamma * running; returns.insert(0, running).
+    WARN rewards-of-the-past: The returns are summed forward in time, or backwards into a list that was not turned round
+    afterwards: each of {steps} actions is credited with what others caused. Fix: for r in reversed(rewards): running =
+    r + gamma * running; returns.insert(0, running).
     """
     if (verdict := no_habit(e, seen := e.habits["F96"])) is not None:
         return verdict

@@ -62,12 +62,18 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
     """The answer to one row depends on the other rows of its batch, and the order within a row counts for nothing.
 
     Fires when an attention or recurrent module without batch_first was given (rows, length, features): its first size
-    is that of the loss, its second one is not in the loss.
+    is that of the loss, its second one is not in the loss. Or when it was given what a table has for ids that were
+    stacked from rows of words, or picked by an index.
 
     WARN batch-as-time: {name} takes (time, batch, features) unless batch_first=True, and is given (batch, time,
     features): it runs along the batch and mixes its rows. Fix: Build it with batch_first=True, or transpose(0, 1)
     before and after it.
     """
+    if len(seen := e.habits["S21"]) >= STEPS:
+        name, shape = next(iter(seen.values()))
+        return fires(
+            f"{name} is given {shape}, of ids (rows, length)", "(time, batch, features)", name=f"nn.{name.upper()}"
+        )
     if not e.sequences:
         return not_applicable("no attention or recurrent module without batch_first was called")
     shapes = [n.fed.shape for calls in judged(e).values() for n in calls]

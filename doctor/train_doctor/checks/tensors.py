@@ -112,11 +112,14 @@ def not_registered(e: Evidence) -> Fired | Verdict:
 
     Fires when a module holds a tensor that requires a gradient as a plain attribute, as a buffer, or in a Python list
     or dict (also inside modules in such a list), so that model.parameters() does not have it, and it got a gradient.
+    Also when a plain attribute of zeros is added to what learns, in each step that is looked at.
 
     WARN not-registered: model.parameters() does not have this tensor, because it is {how}; so no optimizer is given it.
     Fix: {fix}.
     WARN not-registered/unsaved: An optimizer trains this tensor, but the model does not have it in its state_dict,
     because it is {how}; a saved model loses it. Fix: {fix}.
+    WARN not-registered/zeros: {name} is a plain tensor of zeros, which nothing trains, so adding it changes nothing.
+    Fix: self.pos_embed = nn.Parameter(torch.zeros(1, n, d)).
     """
     if not e.models:
         return unknown("no model was seen")
@@ -132,6 +135,16 @@ def not_registered(e: Evidence) -> Fired | Verdict:
                 t, how = _made_of(t), "made of an nn.Parameter and no longer one"
             if t is not None and id(t) not in known and t.requires_grad and t.is_leaf and t.is_floating_point():
                 found.setdefault(id(t), (f"{prefix}.{name}".removeprefix("."), how, t))
+    zeros = set(e.habits["S19"].values())
+    still = [
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in e.modules()
+        for name, how, t in _loose(module, teaching)
+        if how == "a plain tensor" and t is not None and id(t) in zeros
+    ]
+    if still:
+        what = f"{still[0]} was added in {len(e.habits['S19'])} steps, and is 0 everywhere"
+        return fires(what, "an nn.Parameter, or other numbers", fault="not-registered/zeros", name=still[0])
     used = [each for each in found.values() if each[2].grad is not None or not e.trainable()]
     if not used:
         return OK

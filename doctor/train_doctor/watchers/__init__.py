@@ -82,8 +82,10 @@ from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
+from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
+from train_doctor.watchers.sampling_grids import SamplingGrids
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
 from train_doctor.watchers.shifted_series import ShiftedSeries
@@ -110,6 +112,7 @@ from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.wraps import Wraps
+from train_doctor.watchers.zeros_added import ZerosAdded
 
 ALL = (
     Dropped,
@@ -131,6 +134,7 @@ ALL = (
     Bootstraps,
     Divergences,
     Averages,
+    SamplingGrids,
     Scales,
     Spreads,
     Straight,
@@ -153,6 +157,7 @@ ALL = (
     SampledActions,
     EndsOfEpisodes,
     Wraps,
+    ZerosAdded,
     DotProducts,
     Entropies,
     Stored,
@@ -204,6 +209,7 @@ ALL = (
     ComponentWeights,
     KeptHalves,
     StillStates,
+    RowsFirst,
     SameSupport,
     PastRewards,
     OwnSamples,

@@ -23,9 +23,22 @@ NORMS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 PRODUCTS = {"matmul", "mm", "__matmul__", "linear"}
 VIEWS = {
     *("T", "t", "transpose", "permute", "view", "reshape", "__getitem__", "cat", "stack", "detach", "unsqueeze", "mT"),
-    *("chunk", "clone", "contiguous", "squeeze", "masked_fill", "where", "float", "to", "concat", "split", "unbind"),
+    *(
+        "clamp",
+        "chunk",
+        "clone",
+        "contiguous",
+        "squeeze",
+        "masked_fill",
+        "where",
+        "float",
+        "to",
+        "concat",
+        "split",
+        "unbind",
+    ),
 }
-SCALED = {"mul", "multiply", "div", "true_divide", "divide"}
+SCALED = {"mul", "__rmul__", "__mul__", "multiply", "div", "true_divide", "divide"}
 ENDS = {"cross_entropy", "log_softmax", "logsumexp", "exp"}
 
 
@@ -76,7 +89,7 @@ class Cosines(Watcher):
         if name in SCALED and facts[0] and facts[0][0] == "cosine":
             factor = _number(op.args[1]) if len(op.args) == 2 else None
             if factor:
-                return "cosine", facts[0][1] * (factor if name in ("mul", "multiply") else 1 / factor)
+                return "cosine", facts[0][1] * (factor if "mul" in name else 1 / factor)
             return None
         fact = next(f for f in facts if f)
         if name == "where" or name in ("add", "sub") and len(facts) < 3 and fact[0] == "cosine":  # a margin

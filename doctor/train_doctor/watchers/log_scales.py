@@ -7,7 +7,8 @@
 
 In a negative log-likelihood a scale and its logarithm pull in opposite directions. With the same sign both pull one
 way, and the scale goes to 0 or without end. So the graph of a loss is read from its end: each logarithm that it holds
-as a sum, with its sign, and each exp of the same tensor that multiplies something.
+as a sum, with its sign, and each exp of the same tensor that multiplies something. Of several scales of one shape, as
+the layers of a flow have, the loss must hold all.
 
 Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
 """
@@ -18,11 +19,12 @@ from torch import Tensor
 
 from train_doctor import graphs
 from train_doctor.eye import Op, Watcher
-from train_doctor.fed import kind
+from train_doctor.fed import kind, shape_of
 from train_doctor.watchers.operators import OVER, TIMES
 
 SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "Cat", "Add", "Clone", "Expand", "Select"}
 CHOICES = {"Minimum", "Maximum", "Where", "Clamp", "ClampMin", "Relu"}
+LAYERS = 3  # scales of one shape, at least
 NODES, KEY = 3000, "train_doctor_factor"
 
 
@@ -50,6 +52,19 @@ class LogScales(Watcher):
             for edge, sign in scales.items():
                 if len(sign) == 1 and held.get(edge) == sign:
                     self.note("F82", next(iter(sign)))
+            self._of_some(scales, held)
+
+    def _of_some(self, scales: dict, held: dict) -> None:
+        """Logarithms that are missing beside others of their shape and making, which stand there with a right sign."""
+        sorts: dict[tuple, list[bool | None]] = {}
+        for edge, sign in scales.items():
+            if len(sign) == 1:
+                found = held.get(edge)
+                right = None if found and found != {-one for one in sign} else bool(found)
+                sorts.setdefault((kind(edge[0]), edge[1], shape_of(edge[0])), []).append(right)
+        for each in sorts.values():
+            if len(each) >= LAYERS and None not in each and 0 < sum(each) < len(each):
+                self.note("F82", (sum(each), len(each)))
 
 
 def _scales(node) -> Iterator[tuple]:

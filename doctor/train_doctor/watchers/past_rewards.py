@@ -4,7 +4,8 @@
     for r in rewards:           running = r + gamma * running; returns.append(running)      the past of each step
 
 Each sum `r + gamma * running` knows how many such sums are in it, and each log-probability when it was asked for. Where
-they meet in a product, later actions must have fewer sums, not more.
+they meet in a product, later actions must have fewer sums, not more. Actions of an episode that are scored together are
+known by when they were drawn.
 
 Footguns: a moving average scales both of its parts. Who reverses both lists is right, so a list of log-probabilities
 that is not in the order of time says nothing. Rewards that are plain numbers of Python are not seen.
@@ -34,12 +35,21 @@ class PastRewards(Watcher):
         self.known = Known(self)
         self.count = 0  # of log-probabilities
         self.pairs: list[tuple[int, int]] = []  # (when, how many sums), since the last backward
+        self.drawn = 0  # samples
         self.of_distributions("log_prob", "score", after=True)
+        self.of_distributions("sample", "draw", after=True)
+
+    def draw(self, result: Any, *of: Any, **how: Any) -> None:
+        if isinstance(result, Tensor):
+            self.drawn += 1
+            self.known.put(result, (TIMES_OF, [self.drawn]))
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
         if isinstance(result, Tensor) and result.requires_grad:
             self.count += 1
-            self.known.put(result, (TIMES_OF, [self.count]))
+            taken = self.known.get(value) if isinstance(value, Tensor) else None
+            together = taken is not None and len(taken[1]) >= LEAST  # of actions of an episode, put together
+            self.known.put(result, taken if together else (TIMES_OF, [self.count]))
 
     def saw(self, op: Op) -> None:
         facts = [f for f in map(self.known.get, op.given) if f]

@@ -49,8 +49,10 @@ class Temperatures(Watcher):
             self.known.put(result, -1.0)  # by a tensor, whatever it is
         elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1:
             numbers = [a for a in op.args if isinstance(a, int | float) and a]
-            if numbers and (op.given[0].requires_grad or bool((op.given[0] > 0).any())):  # not minus a distance
-                self.known.put(result, float(numbers[0]) if op.name in OVER else 1 / float(numbers[0]))
+            if numbers:
+                by = float(numbers[0]) if op.name in OVER else 1 / float(numbers[0])
+                distances = not op.given[0].requires_grad and not bool((op.given[0] > 0).any())  # or logarithms
+                self.known.put(result, -1.0 if distances else by)
         elif op.name in SOFT and op.given:
             self.known.put(result, (facts[0] if isinstance(facts[0], float) else 1.0,))
         elif op.name in KEEPS and facts and facts[0] is not None:

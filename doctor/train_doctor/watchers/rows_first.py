@@ -1,0 +1,47 @@
+"""A recurrent network without batch_first whose input has rows first, of words that are named one by one.
+
+    ids = torch.stack(rows)  (or data[index])           (B, T)
+    nn.LSTM(...)(table(ids))                            takes (T, B, E): it runs along the batch
+
+S21 is told by the shape of the loss; where a label for each word is flattened, (B * T) rows tell nothing. But ids that
+were stacked from rows of words, or picked by an index, have a row in each place of their first dimension.
+
+Footgun: steps of time are stacked too, but those are rows of features, or are transposed afterwards.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+LEAST = 4  # rows
+
+
+class RowsFirst(Watcher):
+    """Known are ids (B, T), and what a table gave for them."""
+
+    begins = {"stack", "__getitem__"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+
+    def saw(self, op: Op) -> None:
+        result = op.result
+        if op.name in NETWORKS:
+            packed = len(op.args) > 1 and isinstance(op.args[1], Tensor) and not op.args[1].is_floating_point()
+            if not packed and op.args[-1] is False and self.known.get(op.given[0]):
+                self.note("S21", (op.name, tuple(op.given[0].shape)))
+        elif not isinstance(result, Tensor) or result.dim() < 2 or len(result) < LEAST:
+            return
+        elif op.name == "stack" and not result.is_floating_point() and op.given[0].dim() == 1:
+            self.known.put(result, True)
+        elif op.name == "__getitem__" and len(op.given) == 2 and not op.given[0].is_floating_point():
+            index = op.given[1]
+            if op.args[1] is index and index.dim() == 1 and not index.is_floating_point() and op.given[0].dim() == 2:
+                self.known.put(result, True)
+        elif op.name in ("embedding", "dropout", "to", "long") and any(map(self.known.get, op.given)):
+            self.known.put(result, True)
+
+    def close(self) -> None:
+        self.known.by_id.clear()
