@@ -80,7 +80,7 @@ class After:
                 self.low = float(rate), self.steps
             elif self.low[0] < LOW * usual < rate and rate > AGAIN * self.low[0]:
                 past = [s for ref in self.cosines if (s := ref()) is not None and s.optimizer is optimizer]
-                if any(s.last_epoch > s.T_max for s in past):
+                if any(s.last_epoch > getattr(s, "T_max", math.inf) for s in past):
                     self.again = float(rate), self.steps
         if self.steps == self.look:
             self.look *= 2

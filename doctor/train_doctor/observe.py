@@ -499,7 +499,7 @@ class Optimizers(Part):
         made = Schedule(self.e.rounds, index, epochal, id(scheduler), kind, _hundredth(scheduler))
         if kind == "CosineAnnealingLR":
             self.e.cosines_of[id(scheduler)] = weakref.ref(scheduler)
-            made.past = scheduler.last_epoch > scheduler.T_max
+            made.past = scheduler.last_epoch > getattr(scheduler, "T_max", math.inf)
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric = scheduler.mode, float(metric)
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):

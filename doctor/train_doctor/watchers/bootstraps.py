@@ -11,10 +11,10 @@ Maxima without a graph are followed through arithmetic into a target, and it is 
 
 Footguns: a maximum that learns is right elsewhere (pooling, several instances), so only one over as many values as the
 target's own maximum is meant. Targets are also scaled by their largest number; a bootstrap is added to something that
-has a number for each row. And a network may be asked for the value of the same state for other ends, so all that it was
-asked without a graph must be of the states that learn, what learns must be the value of an action that was
-picked, and the maximum be one of the network's answer itself. A largest number that is taken off first, and added again
-after an exponential, changes nothing.
+has a number for each row. A network may be asked for the value of the same state for other ends, so all that it was
+asked without a graph must be of the states that learn, what learns must be the value of an action that was picked, and
+the maximum be one of the network's answer itself. A largest number that is taken off first, and added again after an
+exponential, changes nothing.
 """
 
 import torch
@@ -29,7 +29,7 @@ KEPT = {
     *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
 }
 LAYERS = {"linear", "conv2d"}
-LEAST = 2  # sizes of what a maximum is taken of
+LEAST, MANY = 2, 8  # sizes of what a maximum is taken of; calls of one shape in a step
 
 
 class Bootstraps(Watcher):
@@ -78,7 +78,9 @@ class Bootstraps(Watcher):
         learns = self.eye.grad and weights.requires_grad
         if not learns and isinstance(op.result, Tensor):
             self.answers.put(op.result, weights)
-        self.asked[learns].setdefault((tuple(x.shape), tuple(weights.shape)), []).append(x)
+        given = self.asked[learns].setdefault((tuple(x.shape), tuple(weights.shape)), [])
+        if len(given) < MANY:
+            given.append(x)
 
     def _compare(self, sides: list[Tensor]) -> None:
         for one, two in (sides, sides[::-1]) if len(sides) == 2 else ():
@@ -104,9 +106,9 @@ class Bootstraps(Watcher):
         """All that a network was asked without a graph is what it was asked with one."""
         states, later = self.asked[True], self.asked[False]
         both = states.keys() & later.keys()
-        return bool(both) and all(
-            any(x is s or torch.equal(x, s) for s in states[key]) for key in both for x in later[key]
-        )
+        few = all(len(later[key]) < MANY for key in both)  # an evaluation would not be kept whole
+        same = (any(x is s or torch.equal(x, s) for s in states[key]) for key in both for x in later[key])
+        return bool(both) and few and all(same)
 
     def backward(self, loss: Tensor) -> None:
         self.asked, self.stable = {True: {}, False: {}}, False
