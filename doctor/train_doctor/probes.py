@@ -232,10 +232,14 @@ def padding(e: Evidence, call: Call) -> Tensor | None:
     return None if pad is None else runs(call.ids, pad)
 
 
+def tail(ids: Tensor, token: int | Tensor) -> Tensor:
+    """Where a row ends in a run of one token."""
+    return (ids == token).flip(1).int().cumprod(1).flip(1).bool()
+
+
 def runs(ids: Tensor, pad: int) -> Tensor:
     """Runs of at least two pad tokens at either end of a row."""
-    is_pad = ids == pad
-    left, right = is_pad.int().cumprod(1).bool(), is_pad.flip(1).int().cumprod(1).flip(1).bool()
+    left, right = (ids == pad).int().cumprod(1).bool(), tail(ids, pad)
     left &= left.sum(1, keepdim=True) > 1
     right &= right.sum(1, keepdim=True) > 1
     return left | right

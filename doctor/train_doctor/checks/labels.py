@@ -13,7 +13,7 @@ from torch import Tensor
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
-from train_doctor.probes import runs
+from train_doctor.probes import runs, tail
 from train_doctor.targets import IGNORED, shifted
 
 
@@ -145,8 +145,8 @@ def _guessed(ids: Tensor) -> Tensor | None:
     """Runs of one and the same token at the end of several rows, of different lengths: padding without a name."""
     last = ids[:, -1]
     token = int(last.mode().values)
-    tail = (ids == token).flip(1).int().cumprod(1).flip(1).bool()
-    lengths = tail.sum(1)
+    ends = tail(ids, token)
+    lengths = ends.sum(1)
     long = lengths[lengths >= 4]
     if (
         len(long) < 2
@@ -155,7 +155,7 @@ def _guessed(ids: Tensor) -> Tensor | None:
         or bool((lengths == ids.shape[1]).all())
     ):
         return None
-    return tail & (lengths >= 4)[:, None]
+    return ends & (lengths >= 4)[:, None]
 
 
 @check("F16")

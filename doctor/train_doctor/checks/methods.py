@@ -235,7 +235,7 @@ def temperatures_differ(e: Evidence) -> Fired | Verdict:
     """A distilled student is unsure of everything, and worse than one that learned from labels alone.
 
     Fires when a divergence compares the softmax of one's logits as they are with that of the other one's, which were
-    divided by more than 1. Squares of attention are left alone. Or when a divergence at 3 or more is added to a
+    divided by more than 1. Attention is left alone. Or when a divergence at 3 or more is added to a
     cross-entropy with labels with a factor of 1 or less.
 
     WARN temperatures-differ: The teacher's logits are divided by a temperature ({by:.3g}) and the student's are

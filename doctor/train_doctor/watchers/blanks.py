@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Op, Watcher
+from train_doctor.probes import tail
 
 
 class Blanks(Watcher):
@@ -24,8 +25,7 @@ class Blanks(Watcher):
         if targets.dim() == 2:
             lengths = torch.as_tensor(op.args[3], device=targets.device).view(-1, 1)
             blanks = targets == blank
-            ends = blanks.flip(1).int().cumprod(1).flip(1).bool()
-            at_ends = bool((lengths == targets.shape[1]).all()) and torch.equal(blanks, ends)
+            at_ends = bool((lengths == targets.shape[1]).all()) and torch.equal(blanks, tail(targets, blank))
             targets = targets[torch.arange(targets.shape[1], device=targets.device) < lengths]
         if count := int((targets == blank).sum()):
             self.note("F66", (blank, count, targets.numel(), at_ends))

@@ -25,6 +25,7 @@ from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import kind, shape_of
+from train_doctor.watchers import divergences
 from train_doctor.watchers.operators import PLUS, TIMES
 
 LAYERS = {"linear", "addmm", "matmul", "__matmul__", "conv1d", "conv2d"}
@@ -109,13 +110,11 @@ class ComponentWeights(Watcher):
 
 def _summed_logarithms(node) -> int:
     """How many components there are in -(pi * log_density).sum(dim).mean(), the whole of a loss; 0 in any other."""
-    signs = 0
-    while kind(node) in ("Neg", "Mean", "Mul", "Div") and (
-        kind(node) in ("Neg", "Mean") or node._saved_other is not None
-    ):
-        signs += kind(node) == "Neg"
-        node = node.next_functions[0][0]
-    if signs % 2 == 0 or kind(node) != "Sum" or kind(node.next_functions[0][0]) != "Mul":
+    terms = list(divergences.terms_of(node))
+    if len(terms) != 1 or kind(terms[0][0]) != "Mean" or terms[0][1] >= 0:
+        return 0
+    node = terms[0][0].next_functions[0][0]
+    if kind(node) != "Sum" or kind(node.next_functions[0][0]) != "Mul":
         return 0
     for shares, logs in itertools.permutations(edge for edge, _ in node.next_functions[0][0].next_functions):
         soft = shares.next_functions[0][0] if kind(shares) == "Exp" else shares
@@ -124,11 +123,10 @@ def _summed_logarithms(node) -> int:
         queue, squares, own, spread = [logs], False, False, False
         for _ in range(PIECES):
             here = queue.pop(0) if queue else None
-            squares = (
-                squares or kind(here) == "Pow" or kind(here) == "Mul" and len({e for e, _ in here.next_functions}) == 1
-            )
+            by_itself = kind(here) == "Mul" and len({edge for edge, _ in here.next_functions}) == 1
+            squares = squares or by_itself or kind(here) == "Pow"
             own = own or here is soft
-            spread = spread or kind(here) in ("Exp", "Log", "Clamp")
+            spread = spread or kind(here) in ("Exp", "Log")
             if kind(here) in POINTWISE:
                 queue += [edge for edge, _ in here.next_functions if edge is not None]
         if squares and spread and not own:

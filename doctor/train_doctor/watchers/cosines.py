@@ -16,28 +16,28 @@ import math
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import plain_number
 
 LARGEST = 0.5  # a factor above it may be meant
 LEAST, MANY = 4, 64  # rows to choose from; with cosines as they are
 NORMS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 PRODUCTS = {"matmul", "mm", "__matmul__", "linear"}
 VIEWS = {
-    *("T", "t", "transpose", "permute", "view", "reshape", "__getitem__", "cat", "stack", "detach", "unsqueeze", "mT"),
-    *(
-        "clamp",
-        "chunk",
-        "clone",
-        "contiguous",
-        "squeeze",
-        "masked_fill",
-        "where",
-        "float",
-        "to",
-        "concat",
-        "split",
-        "unbind",
-    ),
+    "T",
+    "t",
+    "transpose",
+    "permute",
+    "view",
+    "reshape",
+    "__getitem__",
+    "cat",
+    "stack",
+    "detach",
+    "unsqueeze",
+    "mT",
 }
+VIEWS |= {"clamp", "chunk", "clone", "contiguous", "squeeze", "masked_fill", "where", "float", "to", "concat", "split"}
+VIEWS |= {"unbind"}
 SCALED = {"mul", "__rmul__", "__mul__", "multiply", "div", "true_divide", "divide"}
 ENDS = {"cross_entropy", "log_softmax", "logsumexp", "exp"}
 
@@ -72,13 +72,8 @@ class Cosines(Watcher):
             if 1 < factor < math.inf and name == "cross_entropy":
                 self.note("F4", factor)  # a scale that begins far from guessing on purpose
             classes = len(op.given) > 1 and not op.given[1].is_floating_point()  # shares may be of cosines as well
-            least = (
-                LEAST
-                if factor <= LARGEST
-                else MANY
-                if factor == 1 and name == "cross_entropy" and classes
-                else math.inf
-            )
+            bare = factor == 1 and name == "cross_entropy" and classes
+            least = LEAST if factor <= LARGEST else MANY if bare else math.inf
             if first.requires_grad and first.dim() == 2 and first.shape[1] >= least:
                 self.e.cosines.setdefault(self.eye.turn, facts[0][1])
             return None
@@ -87,7 +82,7 @@ class Cosines(Watcher):
         if name in ("div", "true_divide", "divide") and len(facts) == 2 and facts[1] == ("length of", id(first)):
             return ("unit",)
         if name in SCALED and facts[0] and facts[0][0] == "cosine":
-            factor = _number(op.args[1]) if len(op.args) == 2 else None
+            factor = plain_number(op.args[1]) if len(op.args) == 2 else None
             if factor:
                 return "cosine", facts[0][1] * (factor if "mul" in name else 1 / factor)
             return None
@@ -101,10 +96,3 @@ class Cosines(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
-
-
-def _number(given) -> float | None:
-    if isinstance(given, Tensor):
-        still = given.numel() == 1 and not given.requires_grad and given.device.type == "cpu"
-        given = given.item() if still else None
-    return abs(float(given)) if isinstance(given, (int, float)) else None

@@ -49,7 +49,7 @@ class Divergences(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
-            terms = list(_terms(loss.grad_fn)) if not self.e.packed else []
+            terms = list(terms_of(loss.grad_fn)) if not self.e.packed else []
             self._of_weights(terms)
             for node, factor in terms:
                 self._averaged(node, factor, terms)
@@ -116,7 +116,7 @@ def _in_each_row(node, factor: float):
         return node.next_functions[0][0], factor, False
     if kind(node) != "Mean":
         return None, factor, True
-    for term, times in _terms(node.next_functions[0][0], factor):
+    for term, times in terms_of(node.next_functions[0][0], factor):
         if kind(term) == "Sum":
             return term.next_functions[0][0], times, True
     return None, factor, True
@@ -132,7 +132,7 @@ def _numbers(node, factor: float, rows: int) -> int:
     return math.prod(shape[1:])
 
 
-def _terms(node, factor: float = 1.0, left: int = TERMS):
+def terms_of(node, factor: float = 1.0, left: int = TERMS):
     """The reductions that a loss is a sum of, each with its factor."""
     queue = [(node, factor)]
     while queue and left:

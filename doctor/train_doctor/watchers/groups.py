@@ -13,30 +13,23 @@ measured tell nothing, and episodes are small. So what three steps say is put to
 clear.
 """
 
+import itertools
 import math
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS
 
-COMPARES = {
-    "cdist",
-    "sub",
-    "subtract",
-    "__sub__",
-    "matmul",
-    "mm",
-    "__matmul__",
-    "cosine_similarity",
-    "pairwise_distance",
-}
+COMPARES = MINUS | {"cdist", "matmul", "mm", "__matmul__", "cosine_similarity", "pairwise_distance"}
 VIEWS = {"unsqueeze", "__getitem__", "t", "T", "transpose", "normalize", "expand"}
 FIRST, CUTS = {"linear", "conv2d", "conv1d"}, {"view", "reshape", "unflatten"}
 LEAST, LOOKED = 6, 2**20  # rows; numbers
 
 
 class Groups(Watcher):
-    """Known are answers that were cut into groups -> the two sizes and the rows' inputs."""
+    """Known are answers that were cut into groups -> the two sizes and the rows' inputs; of their means also the dim
+    and a number."""
 
     begins = FIRST | CUTS
 
@@ -44,19 +37,15 @@ class Groups(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.inputs: dict[int, Tensor] = {}  # rows -> the last input of as many
+        self.means, self.compared = itertools.count(), set()  # numbers of means, and of those that were asked about
 
     def saw(self, op: Op) -> None:
         x, result = (*op.given, None)[0], op.result
         if x is None or not isinstance(result, Tensor):
             return
         if op.name in FIRST:
-            if (
-                not x.requires_grad
-                and x.is_floating_point()
-                and x.dim() > 1
-                and LEAST <= len(x)
-                and x.numel() <= LOOKED
-            ):
+            data = x.is_floating_point() and not x.requires_grad
+            if data and x.dim() > 1 and len(x) >= LEAST and x.numel() <= LOOKED:
                 self.inputs[len(x)] = x
         elif op.name in CUTS:
             given = self.inputs.get(len(x)) if x.requires_grad and x.dim() == 2 == result.dim() - 1 else None
@@ -64,13 +53,14 @@ class Groups(Watcher):
                 self.known.put(result, (*result.shape[:2], given))
         elif op.name in COMPARES and len(op.given) == 2 and all(t.requires_grad and not t.is_leaf for t in op.given):
             for fact in filter(None, map(self.known.get, op.given)):
-                if len(fact) == 4:
-                    self._compare(*fact)
-        elif op.name == "mean" and (fact := self.known.get(x)):
+                if len(fact) == 5 and fact[4] not in self.compared:
+                    self.compared.add(fact[4])
+                    self._compare(*fact[:4])
+        elif op.name == "mean" and (fact := self.known.get(x)) and len(fact) == 3:
             dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
             if dim in (0, 1, -3, -2):
-                self.known.put(result, (*fact, dim % 3))
-        elif op.name in VIEWS and (fact := self.known.get(x)) and len(fact) == 4:
+                self.known.put(result, (*fact, dim % 3, next(self.means)))
+        elif op.name in VIEWS and (fact := self.known.get(x)) and len(fact) == 5:
             self.known.put(result, fact)
 
     def _compare(self, first: int, second: int, given: Tensor, dim: int) -> None:

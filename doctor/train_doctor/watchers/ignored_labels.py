@@ -19,9 +19,11 @@ where most are ignored on purpose. Who writes words (as many classes as the tabl
 end.
 """
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.probes import tail
 
 FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
 CLASSES, SHARE, MOST = 64, 0.2, 0.5  # of classes, at most; of the labels that stand in the midst; of a map
@@ -40,14 +42,9 @@ class IgnoredLabels(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name == "embedding":
-            if (
-                len(op.given) == 2
-                and op.given[0].dim() == 2
-                and len(op.given[1]) >= WORDS
-                and self.eye.grad
-                and len(self.words) < 4
-            ):
-                self.words.append((op.given[0], len(op.given[1])))
+            ids, rows = op.given[0], len(op.given[-1])
+            if ids.dim() == 2 and rows >= WORDS and self.eye.grad and len(self.words) < 4:
+                self.words.append((ids, rows))
             return
         if op.name in FLAT:
             x = op.given[0]
@@ -97,11 +94,9 @@ class IgnoredLabels(Watcher):
 
 def padding(ids: Tensor) -> Tensor | None:
     """(B, T): runs at the ends of rows, of different lengths, of one id that stands nowhere else."""
-    same = (ids == ids[:, -1:]).flip(1).int().cumprod(1).flip(1).bool()
-    runs = same.sum(1)
-    ends = ids[runs >= RUN, -1]
+    ends = ids[tail(ids, ids[:, -1:]).sum(1) >= RUN, -1]
     if not len(ends) or bool((ends != ends[0]).any()):
         return None
-    pads = same & (ids[:, -1:] == ends[0])
-    different = len(set(runs[pads.any(1)].tolist())) > 1
-    return pads if different and bool((pads == (ids == ends[0])).all()) else None
+    pads = ids == ends[0]
+    different = len(set(pads.sum(1)[pads.any(1)].tolist())) > 1
+    return pads if different and torch.equal(pads, tail(ids, ends[0])) else None

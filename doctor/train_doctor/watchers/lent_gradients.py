@@ -25,6 +25,7 @@ from train_doctor import graphs
 from train_doctor.evidence import Step
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
+from train_doctor.watchers.log_scales import factor_sign
 
 NODES, PATHS = 3000, 60
 PLAIN = set("Mean Sum Neg Sub Add Rsub Minimum Min Mul Div".split())
@@ -93,19 +94,11 @@ def _valued(node, ids: set[int]) -> float:
             edges = [edge for edge, _ in node.next_functions]
             live = [edge for edge in edges if edge is not None]
             if what in ("Mul", "Div") and len(live) == 1:
-                queue.append((live[0], sign * _factor(node)))
+                queue.append((live[0], sign * (factor_sign(node) or math.nan)))
             elif what not in ("Mul", "Div"):
                 turns = [what in ("Neg", "Rsub") or what == "Sub" and n == 1 for n in range(len(edges))]
                 queue += [(e, -sign if turn else sign) for e, turn in zip(edges, turns) if e is not None]
     return 0
-
-
-def _factor(node) -> float:
-    """The sign of what an answer is multiplied by."""
-    other = node._saved_other if node._saved_other is not None else getattr(node, "_saved_self", None)
-    if isinstance(other, Tensor):
-        other = float(other) if other.numel() == 1 and other.device.type == "cpu" else None
-    return math.nan if other is None else math.copysign(1.0, other)
 
 
 def _full(o) -> bool:

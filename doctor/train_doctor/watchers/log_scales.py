@@ -79,13 +79,13 @@ def _scales(node) -> Iterator[tuple]:
         if edge[0] is None or kind(edge[0]) != "Exp":
             continue
         edge = edge[0].next_functions[0]
-        while edge[0] is not None and (way := _factor(edge[0])):
+        while edge[0] is not None and (way := factor_sign(edge[0])):
             sign, edge = sign * way, edge[0].next_functions[0]
         if edge[0] is not None:
             yield edge, sign
 
 
-def _factor(node) -> int:
+def factor_sign(node) -> int:
     """1 or -1 for a negative or a product with one plain number, 0 for anything else."""
     return -1 if kind(node) == "Neg" else node.metadata.get(KEY, 0) if kind(node) in ("Mul", "Div") else 0
 
@@ -106,7 +106,7 @@ def _held(root) -> dict[tuple, set[int]]:
         elif what in ("Sub", "Rsub"):
             turned = 0 if what == "Rsub" else 1
             left += [(e, -sign if n == turned else sign) for n, e in enumerate(node.next_functions)]
-        elif way := _factor(node):
+        elif way := factor_sign(node):
             left += [(e, sign * way) for e in node.next_functions if e[0] is not None]
         elif what in CHOICES or what == "Mul" and sum(e is not None for e, _ in node.next_functions) == 1:
             for below in _below(node):  # weighted: by advantages, for example

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import CLASSES
-from train_doctor.watchers.operators import PLUS, TIMES
+from train_doctor.watchers.operators import PLUS, TIMES, plain_number
 
 TAKES = {"__getitem__", "index_select", "flip", "roll"}
 LEAST, CLEAR, CLOSE = 4, 0.05, 1e-3
@@ -68,11 +68,8 @@ class MixShares(Watcher):
                 self.share = value.numel() / x.numel()
 
     def _times(self, op: Op, fact: tuple) -> None:
-        factor = next((a for a in op.args if isinstance(a, int | float)), None)
-        other = next((t for t in op.given if self.known.get(t) != fact and t.numel() == 1), None)
-        if factor is None and other is not None and not other.requires_grad and other.device.type == "cpu":
-            factor = float(other)
-        if factor is not None:
+        others = [a for a in op.args if not (isinstance(a, Tensor) and self.known.get(a) == fact)]
+        if len(others) == 1 and (factor := plain_number(others[0])) is not None:
             self.known.put(op.result, (fact[0], fact[1] * factor))
 
     def backward(self, loss: Tensor) -> None:

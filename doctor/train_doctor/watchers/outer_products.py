@@ -67,7 +67,7 @@ class OuterProducts(Watcher):
             if meant or MEANT in facts:
                 self.known.put(result, MEANT)
         elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
-            if op.name in PLUS and ANSWER not in facts or not result.requires_grad and ANSWER not in facts:
+            if ANSWER not in facts and (op.name not in MADE or not result.requires_grad):
                 return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES

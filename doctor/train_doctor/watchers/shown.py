@@ -19,34 +19,9 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, TIMES
 
 DRAWS = {"rand", "rand_like", "bernoulli", "uniform", "randperm", "randint"}
-KEEPS = {
-    "lt",
-    "gt",
-    "le",
-    "ge",
-    "__lt__",
-    "__gt__",
-    "__le__",
-    "__ge__",
-    "__invert__",
-    "float",
-    "to",
-    "rsub",
-    "__rsub__",
-}
-KEEPS |= {
-    "bool",
-    "logical_not",
-    "bitwise_not",
-    "unsqueeze",
-    "expand",
-    "view",
-    "reshape",
-    "type",
-    "expand_as",
-    "repeat",
-    "argsort",
-}
+KEEPS = {"lt", "gt", "le", "ge", "__lt__", "__gt__", "__le__", "__ge__", "__invert__", "logical_not", "bitwise_not"}
+KEEPS |= {"float", "to", "bool", "type", "rsub", "__rsub__", "unsqueeze", "expand", "expand_as", "view", "reshape"}
+KEEPS |= {"repeat", "argsort"}
 PUTS = TIMES | {"where", "masked_fill", "__setitem__", "__getitem__", "masked_select", "index_fill"}
 FIRST = {"linear", "conv1d", "conv2d", "lstm", "gru"}
 MASK, ERROR, MASKED = "mask", "error", "masked"
