@@ -67,8 +67,10 @@ test-notebooks: env  ## run notebooks again and compare their checked cells: tho
 test-all: env $(BOOK)  ## before a merge: every test, the browser, every notebook; ends with the ten slowest
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
-	beside() { nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml; local one=$$?; \
-	  nice -n 19 $(PYTEST) --junit-xml=outputs/tests/doctor.xml doctor/tests && return $$one; }; \
+	beside() { \
+	  nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml; local one=$$?; \
+	  nice -n 19 $(PYTEST) --junit-xml=outputs/tests/doctor.xml doctor/tests && return $$one; \
+	}; \
 	status=0; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \
 	beside >outputs/tests/beside.txt 2>&1 & beside=$$!; trap 'kill $$beside $$(pgrep -P $$beside) 2>/dev/null' EXIT; \

@@ -388,6 +388,25 @@ def test_a_cosine_that_comes_back(how, wrong):
     assert not wrong or report.root.name == "schedule-comes-back"
 
 
+def test_a_second_cosine_that_begins_anew():
+    """After the watched steps; the first one is kept, and has made its steps and no more."""
+    torch.manual_seed(0)
+    model = net()
+    optimizer, kept = torch.optim.SGD(model.parameters(), 0.05), []
+    with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+        for step in range(32):
+            if step % 16 == 0:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"] = 0.05
+                kept.append(CosineAnnealingLR(optimizer, 16))
+            x = torch.randn(16, 4)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), x.flip(1)).backward()
+            optimizer.step()
+            kept[-1].step()
+    assert "N9" not in said(report), f"\n{report}"
+
+
 # ------------------------------------------------------------------------------------------------ F15
 def tagged(how: str):
     """A tagger of rows that are padded with id 0. Tag 0 is a tag."""

@@ -216,6 +216,8 @@ def looks_ahead(how: str):
             states, coming, gain = torch.randn(16, 4), torch.randn(16, 4), torch.randn(16)
             going_on = (torch.rand(16) > 0.1).float()
             with torch.no_grad():
+                for _ in range(9 if how == "asked often" else 0):
+                    target(states)  # how sure it is of them, say
                 values = target(states if how == "own state" else coming)
                 best = values.max() if how == "of all" else values.max(1).values
                 if how == "both states":
@@ -245,7 +247,7 @@ def test_a_target_that_does_not_look_ahead(how, told):
     assert not report.faults and named(report, told[0]) and told[1] in report.root.diagnosis, f"\n{report}"
 
 
-@pytest.mark.parametrize("how", ("", "both states", "scaled"))
+@pytest.mark.parametrize("how", ("", "both states", "scaled", "asked often"))
 def test_a_target_that_looks_ahead(how):
     report = quiet(lambda: looks_ahead(how))
     assert not report.faults and not said(report) & {"F39", "F28"}, f"\n{report}"

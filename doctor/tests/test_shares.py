@@ -255,6 +255,20 @@ def test_prototypes_of_one_class_each(how, wrong):
 
 
 # ------------------------------------------------------------------------------------------------ D18
+def test_a_mean_counts_once_however_often_it_is_compared():
+    torch.manual_seed(0)
+
+    def loss(model):
+        middles = 3 * torch.randn(5, 6)
+        z = model(middles.repeat_interleave(4, 0) + 0.5 * torch.randn(20, 6))
+        prototypes, queries = z.view(4, 5, -1).mean(0), model(middles)
+        far = torch.stack([(queries - prototypes[n]).pow(2).sum(1) for n in range(5)], 1)
+        return F.cross_entropy(-far, torch.arange(5))
+
+    report = quiet(lambda: watched(net(6, 8), loss))
+    assert report.root.check == "S44" and report.root.observed.endswith("in 3 cuts")
+
+
 @pytest.mark.parametrize("how", ("grid", "anchors", "of what is there", "with weights", "amounts"))
 def test_boxes_of_the_background(how):
     def loss(model):
@@ -503,11 +517,12 @@ class Flow(nn.Module):
             s, t = layer(a).tanh().chunk(2, 1)
             b = b * s.exp() + t
             x = torch.cat([b, a] if n % 2 else [a, b], 1)
-            total = s.sum(1) if self.how == "last alone" else total + s.sum(1)
+            counts = s * (torch.rand_like(s) > 0.2) if self.how == "one masked" and n == 3 else s
+            total = counts.sum(1) if self.how == "last alone" else total + counts.sum(1)
         return x, total
 
 
-@pytest.mark.parametrize("how, wrong", [("last alone", True), ("all", False)])
+@pytest.mark.parametrize("how, wrong", [("last alone", True), ("all", False), ("one masked", False)])
 def test_a_flow_counts_all_of_its_scales(how, wrong):
     def loss(model):
         z, total = model(torch.randn(32, 2))
@@ -534,6 +549,26 @@ def test_places_of_zeros_that_nothing_trains(how):
         return F.cross_entropy(model(x), x[:, 0, :3].argmax(1))
 
     assert blamed("S19", Placed(how), loss) is (how == "zeros")
+
+
+class Masked(nn.Module):
+    """Attention with a mask that hides nothing, as a plain tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask, self.first, self.last = torch.zeros(5, 5), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last(((h @ h.transpose(1, 2) + self.mask).softmax(-1) @ h).mean(1))
+
+
+def test_a_mask_of_zeros_is_no_embedding():
+    def loss(model):
+        x = torch.randn(16, 5, 6)
+        return F.cross_entropy(model(x), x[:, 0, :3].argmax(1))
+
+    assert not blamed("S19", Masked(), loss)
 
 
 class Words(nn.Module):

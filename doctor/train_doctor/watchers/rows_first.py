@@ -29,8 +29,7 @@ class RowsFirst(Watcher):
     def saw(self, op: Op) -> None:
         result = op.result
         if op.name in NETWORKS:
-            packed = len(op.args) > 1 and isinstance(op.args[1], Tensor) and not op.args[1].is_floating_point()
-            if not packed and op.args[-1] is False and self.known.get(op.given[0]):
+            if op.args[-1] is False and self.known.get(op.given[0]):
                 self.note("S21", (op.name, tuple(op.given[0].shape)))
         elif not isinstance(result, Tensor) or result.dim() < 2 or len(result) < LEAST:
             return
