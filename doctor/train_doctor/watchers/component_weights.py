@@ -96,7 +96,7 @@ class ComponentWeights(Watcher):
             self.free.append((weights, x.shape[back]))
 
     def backward(self, loss: Tensor) -> None:
-        if components := _summed_logarithms(loss.grad_fn):
+        if components := _summed_logarithms(divergences.terms_of_loss(self.e, loss)):
             self.note("F95", -components)
         free, self.free, taken, self.taken = self.free, [], self.taken, []
         for weights, count in free:
@@ -108,9 +108,8 @@ class ComponentWeights(Watcher):
         self.free, self.taken = [], []
 
 
-def _summed_logarithms(node) -> int:
+def _summed_logarithms(terms: list[tuple]) -> int:
     """How many components there are in -(pi * log_density).sum(dim).mean(), the whole of a loss; 0 in any other."""
-    terms = list(divergences.terms_of(node))
     if len(terms) != 1 or kind(terms[0][0]) != "Mean" or terms[0][1] >= 0:
         return 0
     node = terms[0][0].next_functions[0][0]

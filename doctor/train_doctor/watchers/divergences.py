@@ -27,6 +27,7 @@ import math
 
 from torch import Tensor
 
+from train_doctor.evidence import Evidence
 from train_doctor.eye import Op, Watcher
 from train_doctor.fed import kind, shape_of
 
@@ -49,7 +50,7 @@ class Divergences(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
-            terms = list(terms_of(loss.grad_fn)) if not self.e.packed else []
+            terms = terms_of_loss(self.e, loss)
             self._of_weights(terms)
             for node, factor in terms:
                 self._averaged(node, factor, terms)
@@ -130,6 +131,13 @@ def _numbers(node, factor: float, rows: int) -> int:
     if not mean or not plain or len(shape) < 2 or shape[0] != rows:
         return 0
     return math.prod(shape[1:])
+
+
+def terms_of_loss(e: Evidence, loss: Tensor) -> list[tuple]:
+    """Of a loss; none where its graph can't be read, because the program packs what nodes save."""
+    with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
+        return list(terms_of(loss.grad_fn)) if not e.packed else []
+    return []
 
 
 def terms_of(node, factor: float = 1.0, left: int = TERMS):
