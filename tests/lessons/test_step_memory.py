@@ -19,8 +19,9 @@ def test_no_cure_changes_the_loss_and_only_chunks_lower_the_peak(peaks):
 
 
 def test_predicted_and_measured_lie_close():
-    (row,) = step_memory.compared(step_memory.config_of(8192), [dict(logits="full")], rows=4, length=128)
-    assert row["logits"] == "full" and 0.8 < row["ratio"] < 1.25
+    """Nearer of two: what else goes on in this process can only make a measured peak larger."""
+    rows = step_memory.compared(step_memory.config_of(8192), [dict(logits="full")] * 2, rows=4, length=128)
+    assert {row["logits"] for row in rows} == {"full"} and 0.8 < max(row["ratio"] for row in rows) < 1.25
 
 
 def test_the_chart_names_the_largest_kind_and_the_peak():
