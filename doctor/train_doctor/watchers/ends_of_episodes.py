@@ -13,6 +13,8 @@ Footguns: an end by time alone is left out on purpose, so it is asked whether an
 actions may be zeros and ones as well, but they are whole numbers.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,12 @@ class EndsOfEpisodes(Watcher):
         self.shares: list[float] = []  # of ones, in flags that met a next value
         self.opposite = False  # flags were turned into those of what goes on
         self.unused: dict[int, int] = {}  # length of the flags of this step -> 1, or 0 once any of them was used
+        self.after(torch, "from_numpy", "made")  # which no mode is told of
+
+    def made(self, result: Any, *given: Any) -> None:
+        if isinstance(result, Tensor) and _flags(result):
+            self.known.put(result, "flags")
+            self.unused.setdefault(result.numel(), 1)
 
     def saw(self, op: Op) -> None:
         if op.name in ("max", "amax"):
@@ -57,10 +65,8 @@ class EndsOfEpisodes(Watcher):
             share = float(flags.float().mean())
             if flags.numel() >= FLAGS and share < RARE:
                 self.shares.append(share)
-        result = op.result
-        if op.name in MAKES and isinstance(result, Tensor) and _flags(result):
-            self.known.put(result, "flags")
-            self.unused.setdefault(result.numel(), 1)
+        if op.name in MAKES:
+            self.made(op.result)
 
     def _of_the_next(self, op: Op, facts: list) -> None:
         if op.name in PLAIN and len(op.given) > 1 and self.unused.get(op.given[1].numel()):

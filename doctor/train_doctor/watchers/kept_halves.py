@@ -46,9 +46,10 @@ class KeptHalves(Watcher):
             self.known.put(op.results[0], True)
         elif op.name in TIMES and len(op.given) == 2 and any(map(self.known.get, op.given)):
             self.scaled += 1
-        if op.name in PARTED and x is not None and not x.requires_grad and _is_table(x):
-            if len(self.data) < HELD:
-                self.data[id(x)] = x
+        if op.name in PARTED:
+            for t in op.given:  # z * mask or mask * z
+                if not t.requires_grad and _is_table(t) and len(self.data) < HELD:
+                    self.data[id(t)] = t
         elif op.name in POWERS and self.scaled >= COUPLINGS and x is not None and x.requires_grad:
             self._look(x)
 

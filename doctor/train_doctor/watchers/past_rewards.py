@@ -7,12 +7,16 @@ Each sum `r + gamma * running` knows how many such sums are in it, and each log-
 they meet in a product, later actions must have fewer sums, not more. Actions of an episode that are scored together are
 known by when they were drawn.
 
+Sums of plain numbers of Python are not seen before they are a tensor. Rewards come in few kinds, so what is left of
+each sum without gamma times the one before it (or after it) is one of a few numbers, for one of the usual gammas.
+
 Footguns: a moving average scales both of its parts. Who reverses both lists is right, so a list of log-probabilities
-that is not in the order of time says nothing. Rewards that are plain numbers of Python are not seen.
+that is not in the order of time says nothing. Rewards that are all different tell nothing as plain numbers.
 """
 
 from typing import Any
 
+import torch
 from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -22,13 +26,15 @@ STACKS = {"stack", "cat", "concat"}
 KEEPS = {"view", "reshape", "squeeze", "unsqueeze", "float", "to", "detach", "flatten", "neg", "clone"}
 KEEPS |= MINUS | OVER | TIMES
 SCALED, SUMS, TIMES_OF = "scaled", "sums", "times"
+DRAWS, PICKS, MAKES = {"multinomial"}, {"gather", "__getitem__", "take_along_dim"}, {"tensor", "as_tensor"}
 LEAST = 4  # steps of an episode
+GAMMAS, LONG, FEW = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0), 8, 4  # steps of plain numbers; kinds of rewards
 
 
 class PastRewards(Watcher):
     """What is known of a tensor: (SCALED, sums in it), (SUMS, [sums of each row]) or (TIMES_OF, [number of each])."""
 
-    begins = TIMES
+    begins = TIMES | DRAWS | MAKES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -38,11 +44,16 @@ class PastRewards(Watcher):
         self.drawn = 0  # samples
         self.of_distributions("log_prob", "score", after=True)
         self.of_distributions("sample", "draw", after=True)
+        self.after(torch, "from_numpy", "made")
 
     def draw(self, result: Any, *of: Any, **how: Any) -> None:
         if isinstance(result, Tensor):
             self.drawn += 1
             self.known.put(result, (TIMES_OF, [self.drawn]))
+
+    def made(self, result: Any, *given: Any, **how: Any) -> None:
+        if isinstance(result, Tensor) and summed_forward(result):
+            self.known.put(result, (SUMS, list(range(len(result)))))
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
         if isinstance(result, Tensor) and result.requires_grad:
@@ -52,9 +63,17 @@ class PastRewards(Watcher):
             self.known.put(result, taken if together else (TIMES_OF, [self.count]))
 
     def saw(self, op: Op) -> None:
+        if op.name in DRAWS | MAKES:
+            (self.draw if op.name in DRAWS else self.made)(op.result)
+            return
         facts = [f for f in map(self.known.get, op.given) if f]
         made = None
-        if op.name in TIMES and not any(t.requires_grad for t in op.given):
+        if op.name in PICKS:  # log-probabilities, by actions
+            made = facts[0] if len(op.given) == 2 and [f[0] for f in facts] == [TIMES_OF] else None
+        elif op.name == "unbind" and facts and len(facts[0][1]) == len(op.results):
+            for n, r in zip(facts[0][1], op.results):
+                self.known.put(r, (facts[0][0], [n]))
+        elif op.name in TIMES and not any(t.requires_grad for t in op.given):
             made = self._scaled(op, facts)
         elif op.name in PLUS and [f[0] for f in facts] == [SCALED] and not op.given[0].requires_grad:
             made = SUMS, [facts[0][1] + 1]
@@ -92,3 +111,18 @@ class PastRewards(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.pairs = []
+
+
+def summed_forward(sums: Tensor) -> bool:
+    """Whether each is a reward and gamma times the one before it, and not the one after it."""
+    if sums.dim() != 1 or not LONG <= len(sums) <= 10_000 or not sums.is_floating_point() or sums.requires_grad:
+        return False
+    x = sums.detach().double().cpu()
+    left = [(_kinds(x[1:] - gamma * x[:-1], x[0]), _kinds(x[:-1] - gamma * x[1:], x[-1])) for gamma in GAMMAS]
+    forward, backward = min(f for f, _ in left), min(b for _, b in left)
+    return forward <= FEW < backward and 2 * forward < len(sums) and len(x.unique()) > FEW
+
+
+def _kinds(rewards: Tensor, first: Tensor) -> int:
+    """How many different rewards there are, the one that the sums begin with among them."""
+    return len(torch.cat([rewards, first[None]]).mul(1e4).round().unique())
