@@ -50,11 +50,11 @@ NAMED = {
     "jet_sets": "F34",
     "bilstm_tagger": "F30",
     "pointnet_ema": "N28",
+    "rollout_control": "S38",
 }
 UNSEEN = {
     "ridge_awr": "returns that were summed up before training, across the ends of episodes",
     "proto_episodes": "what makes classes alike is hidden below what makes rows differ",
-    "rollout_control": "a state that is judged in each turn may be cut there on purpose",
 }
 
 

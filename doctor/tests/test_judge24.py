@@ -50,12 +50,12 @@ NAMED = {
     "ewc_anchor_aliased": "S35",
     "amp_clip_before_unscale": "N7",
     "ema_without_bn_buffers": "N29",
+    "fixmatch_arcs": "F107",
+    "control_rollout_detached": "S38",
 }
 UNSEEN = {
     "pose_flip": "one pair of points that changes sides with a flip may be a head and a tail",
-    "fixmatch_arcs": "two loaders with an order of their own are right for labelled and unlabelled data",
     "multitask_missing_as_negative": "what was missing had been filled in before training",
-    "control_rollout_detached": "a state that is judged in each turn may be cut there on purpose",
 }
 TRUE = {"a2c_returns_left_reversed": {"B6"}}
 

@@ -152,12 +152,17 @@ def targets_not_mixed(e: Evidence) -> Fired | Verdict:
     labels counts {asked:.0%}: the shares are exchanged. Fix: lam is the share of the row itself (in CutMix 1 - area):
     loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
     """
-    if (verdict := no_habit(e, seen := e.habits["F68"])) is not None:
+    seen = e.habits["F68"]
+    shares = [fact for fact in seen.values() if isinstance(fact, tuple)]
+    if shares:  # exact, so one step is enough: many mix in every second one
+        (share, asked), what = (
+            shares[0],
+            f"in {len(shares)} steps the factor of a loss was one minus the share of its rows",
+        )
+        return fires(what, "the share itself", fault="targets-not-mixed/shares", share=share, asked=asked)
+    if (verdict := no_habit(e, seen)) is not None:
         return verdict
     fact = next(iter(seen.values()))
-    if isinstance(fact, tuple):
-        (share, asked), what = fact, f"in {len(seen)} steps the factor of a loss was one minus the share of its rows"
-        return fires(what, "the share itself", fault="targets-not-mixed/shares", share=share, asked=asked)
     return fires(f"in {len(seen)} steps {fact} rows were mixed and no target", "targets mixed too")
 
 

@@ -362,13 +362,19 @@ def cut_in_each_turn(e: Evidence) -> Fired | Verdict:
     """A recurrent model forgets what it saw early, and is hardly better than one that sees the last place alone.
 
     Fires when a state that hangs on trained weights is detached three times or more on the way to one loss, and nothing
-    of what was cut off is in that loss. A state that is detached once, between two losses, is left alone.
+    of what was cut off is in that loss. A state that is detached once, between two losses, is left alone. Or when the
+    state of a rollout, which a network acted on, is detached three times and the loss asks for each of them.
 
     WARN cut-in-each-turn: The state is detached in each turn of the loop, so the loss reaches the last turn only and
     nothing teaches the model to keep what it saw before. Fix: Detach once, before the loop: h = h.detach().
+    WARN cut-in-each-turn/rollout: The state is detached in each turn of the rollout, so what an action does to later
+    turns never reaches the policy: it learns to mind the next turn alone. Fix: Detach before the rollout, if at all.
     """
     if (verdict := no_habit(e, seen := e.habits["S38"])) is not None:
         return verdict
+    if (turns := next(iter(seen.values()))) < 0:
+        what = f"in {len(seen)} steps the state of a rollout was detached {-turns} times before one loss"
+        return fires(what, "once, or never", fault="cut-in-each-turn/rollout")
     return fires(f"in {len(seen)} steps a state was detached three times or more before its loss", "once, or never")
 
 

@@ -24,6 +24,7 @@ from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
 from train_doctor.watchers.divergences import Divergences
@@ -61,7 +62,9 @@ from train_doctor.watchers.moved_rows import MovedRows
 from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.noise_levels import NoiseLevels
+from train_doctor.watchers.noise_times import NoiseTimes
 from train_doctor.watchers.norm_of_few import NormOfFew
+from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.outer_products import OuterProducts
@@ -69,10 +72,12 @@ from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_messages import OwnMessages
 from train_doctor.watchers.own_samples import OwnSamples
+from train_doctor.watchers.own_statistics import OwnStatistics
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
+from train_doctor.watchers.places_unseen import PlacesUnseen
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
 from train_doctor.watchers.pulls import Pulls
@@ -100,6 +105,7 @@ from train_doctor.watchers.squashed import Squashed
 from train_doctor.watchers.still_states import StillStates
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
+from train_doctor.watchers.strangers import Strangers
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.taken_gradients import TakenGradients
@@ -111,6 +117,7 @@ from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
+from train_doctor.watchers.who_chooses import WhoChooses
 from train_doctor.watchers.wraps import Wraps
 from train_doctor.watchers.zeros_added import ZerosAdded
 
@@ -158,6 +165,13 @@ ALL = (
     EndsOfEpisodes,
     Wraps,
     ZerosAdded,
+    CutRollouts,
+    NoiseTimes,
+    NotPutBack,
+    OwnStatistics,
+    PlacesUnseen,
+    Strangers,
+    WhoChooses,
     DotProducts,
     Entropies,
     Stored,

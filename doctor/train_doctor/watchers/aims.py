@@ -31,7 +31,7 @@ LINEAR = {"mean", "sum", "neg", "negative", "__neg__"} | MINUS | PLUS
 MEETS, CLASSIFIED = MINUS | TIMES | SQUARES | set(PLAIN), {*CLASSES, *BINARY}
 LEAST, MOST = 16, 2**22  # numbers
 NODES = 2000  # of a graph
-SOME = 0.1  # of the rows
+SOME, MOST_ROWS = 0.1, 0.5  # of the rows
 AWAY, NEARER = 0.5, -0.2  # of what is gained along the way to the target, per what would be if all agreed
 
 
@@ -118,5 +118,5 @@ def _gain(way: Tensor, product: bool, ways: list[float], g: Tensor) -> None:
     whole = gains.abs().sum()
     if bool(torch.isfinite(whole)) and bool(whole > 0):
         rows = gains.flatten(1).sum(1) if gains.dim() > 1 else gains
-        mixed = not product and bool((rows < 0).float().mean() > SOME)  # some rows are drawn nearer
-        ways.append(0.0 if mixed else float(gains.sum() / whole))
+        nearer = 0.0 if product else float((rows < 0).float().mean())  # of the rows, are drawn nearer
+        ways.append(-1.0 if nearer > MOST_ROWS else 0.0 if nearer > SOME else float(gains.sum() / whole))

@@ -59,15 +59,17 @@ class Overlaps(Watcher):
         low, high = torch_ends(answers)
         if 0 <= low and high <= 1:
             return "share", low, high
-        return ("product", low, high) if low < 0 < high else None
+        return "product", low, high
 
     def _next(self, op: Op, fact: tuple) -> tuple | None:
         what, low, high = fact
         alone = len(op.given) == 1
         first = self.known.get(op.given[0]) is fact
         if what == "product":
+            if op.name in ("sum", "mean"):
+                return ("sum", low, high) if low < 0 < high else None
             if op.name in SUMS:
-                return "sum" if op.name in ("sum", "mean") else "product", low, high
+                return fact
             if op.name in FROM_ONE and alone and 1 in [a for a in op.args if not isinstance(a, Tensor)]:
                 return "margin", low, high
         elif what == "sum":

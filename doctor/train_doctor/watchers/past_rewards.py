@@ -69,7 +69,8 @@ class PastRewards(Watcher):
         facts = [f for f in map(self.known.get, op.given) if f]
         made = None
         if op.name in PICKS:  # log-probabilities, by actions
-            made = facts[0] if len(op.given) == 2 and [f[0] for f in facts] == [TIMES_OF] else None
+            whole = len(op.given) == 2 or op.results and op.results[0].numel() == op.given[0].numel()
+            made = facts[0] if whole and [f[0] for f in facts] == [TIMES_OF] else None
         elif op.name == "unbind" and facts and len(facts[0][1]) == len(op.results):
             for n, r in zip(facts[0][1], op.results):
                 self.known.put(r, (facts[0][0], [n]))

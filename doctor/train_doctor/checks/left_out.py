@@ -1,0 +1,143 @@
+"""What a program leaves out without a word: F106 to F109, D33, D34, S48.
+
+A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
+Nothing in the line that is there is wrong; something else is missing.
+
+Footgun: what is missing may have been left out on purpose. Each watcher says when it is certain, and these checks warn.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict
+
+FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
+
+
+@check("F106")
+def time_not_told(e: Evidence) -> Fired | Verdict:
+    """A diffusion or flow model's loss stops early, and its samples are blurred or noisy.
+
+    Fires when data and noise are mixed in shares that were drawn for each row, the mixture goes into layers, and
+    nothing that learns is given what was drawn, in any form. Noise of any strength that is added to data as they are is
+    left alone: a denoiser may be blind.
+
+    WARN time-not-told: The network is given {rows} mixtures of data and noise and not how noisy they are, so it answers
+    with a mean over all strengths. Fix: Give t to the network (model(x_t, t)), and use it there: embedded, or as a
+    column.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F106"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    what = f"in {len(seen)} steps what was drawn for each row reached the noisy input and nothing that learns"
+    return fires(what, "an input that tells the time", rows=rows)
+
+
+@check("F107")
+def targets_of_strangers(e: Evidence) -> Fired | Verdict:
+    """Semi-supervised training with pseudo-labels makes a classifier worse, though the labels it makes are good.
+
+    Compares the input of which a network made targets with the input that is asked for them, row by row: in their
+    numbers, in their numbers sorted, and in the answers. Fires when rows and their partners are no more alike than rows
+    and others, over all steps that are looked at. A target of which data are a part as well is no view, and is left
+    alone.
+
+    WARN targets-of-strangers: The targets were made of other rows than those that are asked for them: row i of one
+    input has nothing in common with row i of the other. Fix: One loader whose items are both views of the same row.
+    """
+    seen = e.habits["F107"]
+    if (verdict := no_habit(e, seen)) is not None:
+        return verdict
+    rows = sum(n for n, _ in seen.values())
+    kinds = zip(*(told for _, told in seen.values()))
+    most = max(sum(one) / len(one) ** 0.5 for one in kinds)
+    if rows < ROWS or most > STRANGE:
+        return OK
+    what = f"the inputs of {rows} rows and of their targets are alike to {most:.1f} spreads of chance"
+    return fires(what, "more than those of other rows")
+
+
+@check("F108")
+def chosen_by_the_target(e: Evidence) -> Fired | Verdict:
+    """Double Q-learning overrates its values as plain Q-learning does.
+
+    Fires when the network that no optimizer holds chooses the best action, and the one that learns says what it is
+    worth.
+
+    WARN chosen-by-the-target: The two networks of double Q-learning stand in each other's place: the target network
+    chooses, and the value is that of the network that learns. Fix: best = online(next).argmax(1, keepdim=True); value =
+    target(next).gather(1, best).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F108"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the value was picked from the network that learns", "from the target network")
+
+
+@check("F109")
+def not_put_back(e: Evidence) -> Fired | Verdict:
+    """A masked autoencoder's loss stays high, and what it fills in is a blur.
+
+    Fires when pieces are picked by an order that was drawn for each row, others are put after them, and positions that
+    are the same for all rows are added, without the pieces going back to their places first.
+
+    WARN not-put-back: The {places} pieces are in the order in which they were shuffled when they are given their
+    positions, so each gets the place of another. Fix: ids_restore = ids_shuffle.argsort(1), and x.gather(1,
+    ids_restore[..., None].expand(-1, -1, x.shape[2])) before the positions are added.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F109"])) is not None:
+        return verdict
+    places = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps positions were added to shuffled pieces", "pieces put back", places=places)
+
+
+@check("D33")
+def scale_of_each_batch(e: Evidence) -> Fired | Verdict:
+    """A regression's answers have no unit: they can't be turned back into what was measured.
+
+    Fires when the targets of a regression are standardised by the mean and spread of their own batch, which differ from
+    step to step. Returns that weigh log-probabilities are left alone, and so are all data in one batch.
+
+    WARN scale-of-each-batch: The targets are standardised by each batch's own mean and spread, so the same target is
+    another number in every step. Fix: Take the mean and the spread of the training data once, and keep them.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D33"])) is not None:
+        return verdict
+    means, spreads = zip(*seen.values())
+    if max(means) - min(means) <= FAR * max(spreads) and max(spreads) <= (1 + FAR) * min(spreads):
+        return OK
+    what = f"the means that were taken away were {', '.join(f'{m:.3g}' for m in means[:3])}"
+    return fires(what, "one mean for all batches")
+
+
+@check("D34")
+def level_taken_away(e: Evidence) -> Fired | Verdict:
+    """A forecast has the right shape at the wrong height.
+
+    Fires when each row of the input loses its own mean and spread, these are used for nothing else, and the targets of
+    the regression hang on them (a correlation above 0.8).
+
+    WARN level-taken-away: Each window is standardised by its own mean and spread, and what follows it is not: the
+    targets hang on a level that the network can't see. Fix: answer * std + mean, or (y - mean) / std with the window's
+    numbers.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D34"])) is not None:
+        return verdict
+    told = next(iter(seen.values()))
+    what = f"in {len(seen)} steps the targets hung on the means that were taken away (a correlation of {told:.2f})"
+    return fires(what, "the means used again")
+
+
+@check("S48")
+def places_unseen(e: Evidence) -> Fired | Verdict:
+    """A transformer on a series is hardly better than one on the same numbers in any order.
+
+    Fires when a series whose neighbours are alike goes, place by place, into attention without a mask, and nothing that
+    is the same for all rows was added on the way. Sets and points, whose places have no order, are left alone.
+
+    WARN places-unseen: Attention is given {places} places of a series and nothing that tells one place from another, so
+    their order counts for nothing. Fix: x = x + positions, learned or made of sines, before the first attention.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S48"])) is not None:
+        return verdict
+    places = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {places} places met in attention without positions", "positions", places=places)
