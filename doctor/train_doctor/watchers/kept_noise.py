@@ -6,8 +6,9 @@
 What looks like standard normal draws is told by its numbers: what goes into a first layer that learns, or is the target
 of a regression. In three steps with the same noise and other data, nothing was random.
 
-Footgun: one network that turns fixed noise into one picture (a deep image prior) has no other data. And columns that
-were standardised have a mean of 0 each, which draws do not.
+Footgun: one network that turns fixed noise into one picture (a deep image prior) has no other data. Columns that were
+standardised have a mean of 0 each, which draws do not. And whole data, that rows are taken of in the same steps, may be
+asked for an accuracy in each.
 """
 
 from torch import Tensor
@@ -17,19 +18,25 @@ from train_doctor.fed import PLAIN
 from train_doctor.watchers.redrawn import few
 
 LAYERS = {"linear", "conv2d", "conv1d", "conv_transpose2d"}
+TAKES = {"__getitem__", "index_select"}
 LEAST, COLUMNS, LOOKED, STEPS = 64, 2, 2**20, 3  # numbers; of a row; numbers; steps
 FAR = 4.0  # standard errors of a mean or a spread
 
 
 class KeptNoise(Watcher):
-    names = begins = LAYERS | set(PLAIN)
+    names = begins = LAYERS | set(PLAIN) | TAKES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.noise: dict[int, dict[tuple, tuple]] = {}  # step -> what looks like draws -> its shape
         self.data: dict[int, set[tuple]] = {}  # step -> what went into first layers
+        self.whole: set[tuple] = set()  # shapes of data that rows were taken of
 
     def saw(self, op: Op) -> None:
+        if op.name in TAKES:
+            fewer = op.results and op.results[0].dim() > 1 and len(op.results[0]) < len(op.given[0])
+            self.whole |= {tuple(t.shape) for t in op.given[:1] if not t.requires_grad and t.dim() > 1 and fewer}
+            return
         if len(op.given) < 2 or not self.eye.grad:
             return
         x, other = op.given[:2]
@@ -47,6 +54,7 @@ class KeptNoise(Watcher):
     def close(self) -> None:
         steps = list(self.noise)
         kept = set.intersection(*(set(self.noise[turn]) for turn in steps)) if len(steps) >= STEPS else set()
+        kept = {number for number in kept if self.noise[steps[0]][number] not in self.whole}
         fresh = [data - kept for turn in steps if (data := self.data.get(turn, set())) - kept]
         if kept and len(fresh) > 1 and all(not a & b for n, a in enumerate(fresh) for b in fresh[:n]):
             for turn in steps:

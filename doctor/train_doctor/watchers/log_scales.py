@@ -70,17 +70,17 @@ class LogScales(Watcher):
 def _scales(node) -> Iterator[tuple]:
     """The logarithms of what a product multiplies with, and the sign in the exponent."""
     what = kind(node)
-    if what not in ("Mul", "Div"):
+    if what not in ("Mul", "Div") or factor_sign(node):  # 2 * exp(s) is no more than another scale
         return
     for n, edge in enumerate(node.next_functions):
         sign = -1 if what == "Div" and n else 1
-        while edge[0] is not None and kind(edge[0]) in ("View", "Unsqueeze", "Expand"):
-            edge = edge[0].next_functions[0]
+        while edge[0] is not None and (kind(edge[0]) in ("View", "Unsqueeze", "Expand") or factor_sign(edge[0]) > 0):
+            edge = next(e for e in edge[0].next_functions if e[0] is not None)
         if edge[0] is None or kind(edge[0]) != "Exp":
             continue
         edge = edge[0].next_functions[0]
         while edge[0] is not None and (way := factor_sign(edge[0])):
-            sign, edge = sign * way, edge[0].next_functions[0]
+            sign, edge = sign * way, next(e for e in edge[0].next_functions if e[0] is not None)
         if edge[0] is not None:
             yield edge, sign
 

@@ -18,7 +18,7 @@ LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
 
 
 class Masks(Watcher):
-    names = {"masked_fill", "linear"}
+    names = {"masked_fill", "linear", "multi_head_attention_forward"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -35,6 +35,9 @@ class Masks(Watcher):
             if op.given and op.given[0].dim() == 3 and not op.given[0].requires_grad:
                 self.rows = op.given[0]
             return
+        if op.name == "multi_head_attention_forward":
+            self._of_data(op)
+            return
         if len(op.given) < 2 or not self.e.lookups and self.rows is None:
             return
         value = op.kwargs.get("value", op.args[2] if len(op.args) > 2 else 0.0)
@@ -50,6 +53,12 @@ class Masks(Watcher):
             if len(shown) >= LEAST and len(hidden) > 1:
                 inverted = bool((shown == shown[0]).all()) and not bool((hidden == hidden[0]).all())
                 self.e.hiding.setdefault(self.eye.turn, inverted and not bool((hidden == shown[0]).any()))
+
+    def _of_data(self, op: Op) -> None:
+        """Attention over data as they are, (T, B, C), with no layer before it."""
+        mask, rows = op.kwargs.get("key_padding_mask"), op.given[0]
+        if isinstance(mask, Tensor) and mask.dim() == 2 and rows.dim() == 3 and not rows.requires_grad:
+            self._over_rows(mask if mask.dtype is torch.bool else mask <= LOW, rows.transpose(0, 1))
 
     def _over_rows(self, mask: Tensor, rows: Tensor) -> None:
         """A mask of (batch, length), with up to two places more in front."""

@@ -8,9 +8,9 @@ A network that is asked for the noise at every strength, and not told which, giv
 was drawn for each row is followed, through tables, sines and layers, into the noisy input on one side and into
 anything that learns on the other.
 
-Footguns: a blind denoiser adds noise of any strength to data that stay as they are, and mixup puts data and data
-together. So both parts must be scaled by what was drawn, and one must be noise. Whatever learns may be told in any way:
-by a table, by a column, by a factor; each of them counts.
+Footguns: a blind denoiser adds noise of some strength, often to data that stay as they are, and mixup puts data and
+data together. So both parts must be scaled by what was drawn, one must be noise, and there must be much of it. Whatever
+learns may be told in any way: by a table, by a column, by a factor; each of them counts.
 """
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 DRAWS, NORMAL = {"randint", "rand"}, {"randn", "randn_like", "normal"}
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 TIME, NOISE, GAP, PART, NOISY = "time", "noise", "gap", "part", "noisy"
-LEAST = 8  # rows
+LEAST, STRONG = 8, 0.75  # rows; the share of noise that is reached by what a sampler begins with
 
 
 class NoiseTimes(Watcher):
@@ -35,6 +35,7 @@ class NoiseTimes(Watcher):
         self.known = Known(self)
         self.asked = 0  # rows that were given to a layer, noisy
         self.told = False
+        self.most = 0.0  # of the shares of noise
 
     def saw(self, op: Op) -> None:
         r = op.results[0] if op.results else None
@@ -75,17 +76,21 @@ class NoiseTimes(Watcher):
         rows = time[1]
         other = next((n for n, t in enumerate(op.given) if kinds[n] != TIME and t.dim() > 1 and len(t) == rows), None)
         if op.name == "lerp" and other is not None:
+            self.most = 1.0
             return (NOISY,) if NOISE in kinds else None
         if other is None or op.name in ("__getitem__", "gather", "index_select", "take"):
             return time if r.dim() and len(r) == rows else None
         if op.name in TIMES | OVER:
+            if kinds[other] in (NOISE, GAP):
+                share = float(op.given[1 - other].detach().abs().max()) if len(op.given) == 2 else 0.0
+                self.most = max(self.most, share)
             return (NOISY,) if kinds[other] == NOISY else (PART, kinds[other])
         return time  # put beside it: an input that tells the time
 
     def backward(self, loss: Tensor) -> None:
-        if self.asked and not self.told:
+        if self.asked and not self.told and self.most > STRONG:
             self.note("F106", self.asked)
-        self.asked, self.told = 0, False
+        self.asked, self.told, self.most = 0, False, 0.0
 
     def close(self) -> None:
         self.known.by_id.clear()
