@@ -420,3 +420,181 @@ def test_what_was_computed_for_a_log_does_not_speak_for_the_loss():
         return direct.mean()
 
     assert not blamed("F75", net(4, 2), loss)
+
+
+@pytest.mark.parametrize("how, wrong", [("left", True), ("detached", False), ("cleared", False)])
+def test_gradients_that_a_discriminator_leaves_on_its_generator(how, wrong):
+    torch.manual_seed(0)
+    maker, judge = net(4, 2), net(2, 1)
+    makers, judges = (torch.optim.Adam(m.parameters(), 1e-3) for m in (maker, judge))
+
+    def run():
+        with doctor.watch(optimizer=[makers, judges], steps=2 * STEPS, say=False) as report:
+            for _ in range(STEPS):
+                real, fake = torch.randn(ROWS, 2) + 2, maker(torch.randn(ROWS, 4))
+                makers.zero_grad(), judges.zero_grad()
+                seen = judge(fake.detach() if how == "detached" else fake)
+                loss = F.softplus(-judge(real)).mean() + F.softplus(seen).mean()
+                loss.backward()
+                judges.step()
+                if how == "cleared":
+                    makers.zero_grad()
+                F.softplus(-judge(maker(torch.randn(ROWS, 4)))).mean().backward()
+                makers.step()
+        return report
+
+    report = quiet(run)
+    assert not report.faults and ("N1" in said(report)) is wrong, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ forms that were missed
+@pytest.mark.parametrize("swapped", [True, False])
+def test_an_average_whose_weights_may_learn_and_are_in_no_optimizer(swapped):
+    """copy.deepcopy(model) without requires_grad_(False), called under no_grad."""
+    model, head = net(6, 8), net(8, 8)
+    average = copy.deepcopy(model)
+
+    def loss(_):
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), average.parameters()):
+                q.mul_(0.01 if swapped else 0.99).add_((0.99 if swapped else 0.01) * p)
+        x = torch.randn(ROWS, 6)
+        with torch.no_grad():
+            wanted = F.normalize(average(x + 0.1 * torch.randn_like(x)), dim=1)
+        return 2 - 2 * (F.normalize(head(model(x)), dim=1) * wanted).sum(1).mean()
+
+    assert ("F28" in said(train(nn.ModuleList([model, head]), loss))) is swapped
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_mask_over_data_that_no_layer_was_given_before(shown):
+    layer, head = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Linear(8, 1)
+
+    def loss(_):
+        there = torch.arange(10)[None] < torch.randint(2, 9, (ROWS, 1))
+        x = torch.randn(ROWS, 10, 8) * there[..., None]
+        h = layer(x, src_key_padding_mask=there if shown else ~there)
+        return F.mse_loss(head((h * there[..., None]).sum(1)).squeeze(1), x.sum((1, 2)))
+
+    assert ("F34" in said(train(nn.ModuleList([layer, head]), loss))) is shown
+
+
+@pytest.mark.parametrize("form", ["twice the variance", "half of it", "a reciprocal"])
+def test_a_density_with_twice_its_variance(form):
+    def loss(model):
+        x = torch.randn(ROWS, 4)
+        mean, log = model(x).chunk(2, 1)
+        error = (x[:, :1] - mean) ** 2
+        if form == "twice the variance":
+            return (error / (2 * log.exp()) + 0.5 * log).mean()
+        if form == "half of it":
+            return (0.5 * error / log.exp() + log / 2).mean()
+        return (error * (1 / (2 * log.exp())) + 0.5 * log).mean()
+
+    assert not blamed("F82", net(4, 2), loss)
+
+
+def test_all_of_the_data_may_be_asked_for_an_accuracy_in_each_step():
+    everything = torch.randn(512, 8)
+
+    def loss(model):
+        rows = torch.randint(512, (ROWS,))
+        assert model(everything).isfinite().all()
+        return F.mse_loss(model(everything[rows]), everything[rows].sum(1, keepdim=True))
+
+    assert not blamed("D20", net(8, 1), loss)
+
+
+def of_maps(how: str):
+    def loss(model):
+        x = torch.randn(8, 1, 6, 6)
+        y = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
+        ones, out = F.one_hot(y, 3).permute(0, 3, 1, 2).float(), model(x)
+        if how.startswith("nll"):
+            return F.nll_loss(F.log_softmax(out, -1 if how == "nll" else 1), y)
+        if how == "heat maps":
+            return F.mse_loss(out.softmax(-1), x.softmax(-1).expand(-1, 3, -1, -1))
+        p = out.softmax({"width": -1, "height": 2, "classes": 1}[how])
+        return 1 - ((2 * (p * ones).sum((2, 3)) + 1) / (p.sum((2, 3)) + ones.sum((2, 3)) + 1)).mean()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "how, wrong",
+    [
+        ("width", True),
+        ("height", True),
+        ("classes", False),
+        ("nll", True),
+        ("nll of classes", False),
+        ("heat maps", False),
+    ],
+)
+def test_shares_of_classes_are_taken_along_the_classes(how, wrong):
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 3, 1))
+    assert blamed("S33", model, of_maps(how)) is wrong
+
+
+class Decoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.out = (
+            nn.GRU(1, 8, batch_first=True),
+            nn.GRU(1, 8, batch_first=True),
+            nn.Linear(8, 1),
+        )
+
+    def forward(self, x, y):
+        return self.out(self.second(y, self.first(x)[1])[0])
+
+
+def series_to_series(how: str):
+    def loss(model):
+        z = torch.sin(torch.arange(20) / 3 + 6 * torch.rand(ROWS, 1))[..., None]
+        x, y = z[:, :12], z[:, 12:]
+        given = {
+            "echo": y,
+            "shifted": torch.cat([x[:, -1:], y[:, :-1]], 1),
+            "noisy": y + 0.1 * torch.randn_like(y),
+            "start": torch.zeros_like(y),
+        }
+        return F.mse_loss(model(x, given[how]), y)
+
+    return loss
+
+
+@pytest.mark.parametrize("how, wrong", [("echo", True), ("shifted", False), ("noisy", False), ("start", False)])
+def test_a_decoder_of_numbers_is_not_given_what_it_is_asked_for(how, wrong):
+    assert blamed("F33", Decoder(), series_to_series(how)) is wrong
+
+
+@pytest.mark.parametrize("how, wrong", [("bytes", True), ("unit", False), ("depth", False)])
+def test_pictures_are_asked_for_in_the_scale_in_which_they_go_in(how, wrong):
+    def loss(model):
+        x = torch.rand(4, 1, 6, 6)
+        return F.l1_loss(model(x), {"bytes": 255 * x, "unit": x, "depth": 10 * x}[how])
+
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 1))
+    assert blamed("F42", model, loss) is wrong
+
+
+class Listener(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.out = nn.GRU(6, 12, batch_first=True, bidirectional=True), nn.Linear(24, 5)
+
+    def forward(self, x):
+        return self.out(self.layer(x)[0]).log_softmax(-1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("how, wrong", [("full", True), ("a tuple", True), ("own", False), ("cut alike", False)])
+def test_ctc_is_told_the_length_of_each_row(how, wrong):
+    def loss(model):
+        lengths = torch.randint(4, 13, (8,)) if how != "cut alike" else torch.full((8,), 12)
+        x = torch.randn(8, 12, 6) * (torch.arange(12)[None, :, None] < lengths[:, None, None])
+        told = {"full": torch.full((8,), 12), "a tuple": (12,) * 8}.get(how, lengths)
+        labels = torch.randint(1, 5, (8, 2))
+        return F.ctc_loss(model(x), labels, told, torch.full((8,), 2), zero_infinity=True)
+
+    assert blamed("F110", Listener(), loss) is wrong

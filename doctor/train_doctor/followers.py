@@ -2,9 +2,9 @@
 
     t = t + rate * (s - t)          a mean teacher, a target network, BYOL: a rate of 0.001 to 0.1
 
-Pairs of tensors that were equal before the first step, one that learns and one that does not, are compared before each
-step of the optimizer. With the decay and its complement swapped the rate is 0.9 or more, the teacher is the student of
-a moment ago, and says what the student says.
+Pairs of tensors that were equal before the first step, one that an optimizer holds and one that none does, are compared
+before each step of the optimizer. With the decay and its complement swapped the rate is 0.9 or more, the teacher is the
+student of a moment ago, and says what the student says.
 
 Footguns: a rate of 1 is a copy, which a target network may be at every step. An average over all steps so far begins
 with 1, 1/2, 1/3, and many averages warm up like that; so the rate must be the same at each step.
@@ -33,11 +33,13 @@ class Pair:
 
 def find(e: Evidence) -> list[Pair]:
     """Before the first step."""
-    learning = {id(p): p for p in e.trainable().values() if p.dim() > 1}
+    held = e.optimized()
+    learning = {id(p): p for p in e.trainable().values() if p.dim() > 1 and (id(p) in held or not held)}
     by_shape: dict[torch.Size, list[Tensor]] = {}
     for p in learning.values():
         by_shape.setdefault(p.shape, []).append(p)
-    others = [(n, p) for m in (*e.models, *e.teachers) for n, p in m.named_parameters() if not p.requires_grad]
+    others = [(n, p) for m in (*e.models, *e.teachers) for n, p in m.named_parameters() if id(p) not in learning]
+    others = [(n, p) for n, p in others if p.dim() > 1 or not p.requires_grad]
     pairs: list[Pair] = []
     for name, t in others:
         if len(pairs) == PAIRS:

@@ -75,6 +75,7 @@ from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 MARKS = 64  # numbers of a tensor that tell whether it moved
+FEW, OPPOSED = 64, -0.3  # numbers of a gradient; the cosine of two gradients of adversaries
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
 NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
@@ -168,15 +169,16 @@ class Optimizers(Part):
             if self.closure:
                 self._remember(self._sampled(), measured=True)
         self.look_for_old()
-        self.added = {index: self._both(index) for index in self.left}
+        self.added = {index: (*self._both(index), self._numbers(index)) for index in self.left}
 
     def after_backward(self) -> None:
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self.note_gradients()
         self.added_to_old()
-        for index, (mine, others) in self.added.items():
+        for index, (mine, others, few) in self.added.items():
             now = self._both(index)
-            if now[0] != mine and now[1] == others:  # a loss of this optimizer alone
+            alone = now[1] == others  # a loss of this optimizer alone
+            if now[0] != mine and (alone or _opposed(few, self._numbers(index))):
                 self.foreign.add(index)
         self.scale, self.added = None, {}
 
@@ -390,6 +392,12 @@ class Optimizers(Part):
         optimizer = self.e.optimizers[index].object
         have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
         return measures.norms(have[:: max(1, len(have) // SAMPLED)])
+
+    def _numbers(self, index: int) -> list[Tensor]:
+        """Some numbers of a few of its gradients, as they are now."""
+        optimizer = self.e.optimizers[index].object
+        have = measures.gradients_of(p for g in optimizer.param_groups for p in g["params"]) if optimizer else []
+        return [measures.strided(g, FEW).float().clone() for g in have[:: max(1, len(have) // SAMPLED)]]
 
     def _both(self, index: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         return self._touched(index), self._touched(self.left[index])
@@ -676,6 +684,16 @@ class Observer(Part):
 def _version(g: Tensor) -> int:
     """How often it was written to; a tensor made under inference_mode does not count that, and passes as written to."""
     return time.perf_counter_ns() if g.is_inference() else g._version
+
+
+def _opposed(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether what was added to gradients leads the other way than what was there."""
+    if not before or [g.shape for g in before] != [g.shape for g in after]:
+        return False
+    was, now = (torch.cat([g.cpu() for g in grads]) for grads in (before, after))
+    added = now - was
+    length = float(was.norm() * added.norm())
+    return length > 0 and float(was @ added) < OPPOSED * length
 
 
 def _hundredth(scheduler) -> int | None:

@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F109, D33, D34, S48.
+"""What a program leaves out without a word: F106 to F110, D33, D34, S48.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -88,6 +88,23 @@ def not_put_back(e: Evidence) -> Fired | Verdict:
         return verdict
     places = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps positions were added to shuffled pieces", "pieces put back", places=places)
+
+
+@check("F110")
+def lengths_of_padding(e: Evidence) -> Fired | Verdict:
+    """A speech or handwriting model writes nothing but blanks for long, or letters that nobody said at the end.
+
+    Fires when ctc_loss is told that every row is as long as the longest one, and most rows of what went into the first
+    layer end in one repeated frame, over several lengths.
+
+    WARN lengths-of-padding: ctc_loss is told {places} places for every row, and {padded} rows end in padding: the
+    padding is read as sound. Fix: input_lengths of each row's own frames (divided by the stride of the network).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F110"])) is not None:
+        return verdict
+    places, padded = next(iter(seen.values()))
+    what = f"in {len(seen)} steps all rows had {places} places, with {padded} rows that end in padding"
+    return fires(what, "each row's own length", places=places, padded=padded)
 
 
 @check("D33")

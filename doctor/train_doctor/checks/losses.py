@@ -375,11 +375,18 @@ def targets_unscaled(e: Evidence) -> Fired | Verdict:
     """The loss of a regression begins in the millions and falls for ages, or the answers jump to inf.
 
     Fires when the targets of a regression reach 1,000 or more, and are 300 times as large as the answers at each call.
+    Or when pictures from 0 to 1 go into a convolution, and pictures up to 255 are asked for.
 
     WARN targets-unscaled: The targets reach {reach:.4g} and the answers {answers:.3g}: at usual learning rates the last
     layer needs thousands of steps to come there. Fix: Train on (y - mean) / std of the training targets, and turn
     the answers back where they are used.
+    WARN targets-unscaled/pixels: The pictures that go in lie between 0 and 1, and those that are asked for reach
+    {reach:.0f}: the network must learn to multiply by 255. Fix: Divide both by 255.
     """
+    pixels = list(e.habits["F42 pixels"].values())
+    if len(pixels) >= 3:
+        what = f"in {len(pixels)} steps targets of up to {pixels[0]:.0f} were asked of pictures from 0 to 1"
+        return fires(what, "targets from 0 to 1", fault="targets-unscaled/pixels", reach=pixels[0])
     found = [n.fed for (name, _), calls in judged(e).items() if name in fed.PLAIN for n in calls]
     found = [f for f in found if f.target_low is not None and f.low is not None]
     if not found:
@@ -507,7 +514,13 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
     copy. Fix: Shift what goes in by one: begin with a start token and leave out the last one.
     ERROR echoed-targets/mask: The loss asks for the tokens that the model can read, and leaves out those that are
     hidden behind the mask token: the mask of the labels is inverted. Fix: labels[~masked] = -100.
+    WARN echoed-targets/series: A recurrent layer is given the series {shape} that the loss asks for, each place at its
+    own, so it learns to copy. Fix: Shift what goes in by one place: torch.cat([start, y[:, :-1]], 1).
     """
+    series = list(e.habits["F33 series"].values())
+    if len(series) >= 3:
+        what = f"in {len(series)} steps the targets went in at their own places"
+        return fires(what, "the places before", WARN, "echoed-targets/series", shape=series[0])
     kinds = list(e.echoed.values())
     if not kinds:
         return not_applicable("no ids of an embedding were there beside the targets of a cross-entropy")

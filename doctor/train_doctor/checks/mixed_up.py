@@ -23,11 +23,19 @@ def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
 
     Fires when a softmax of something that learns was taken over dim 0, and what came of it met a target with one row
     for each of these rows in a loss. Matrices of all pairs, tables that learn and series whose time
-    comes first are left alone.
+    comes first are left alone. Or when the shares of maps were taken along one of their sides, and the loss takes them
+    for shares of classes, which lie in dim 1.
 
     WARN softmax-over-the-batch: A softmax is taken over dim 0, the {rows} rows of the batch, so the answer to a row
     hangs on the others. Fix: Name the dim in which the places of one row lie: softmax(scores, dim=1) or dim=-1.
+    WARN softmax-over-the-batch/places: A softmax of maps is taken over dim {dim}, their places, and the loss takes what
+    comes out for shares of the classes in dim 1. Fix: softmax(dim=1).
     """
+    axis = e.habits["S33 axis"]
+    if len(axis) >= 3:
+        dim = next(iter(axis.values()))
+        what = f"in {len(axis)} steps shares along dim {dim} were held against classes of dim 1"
+        return fires(what, "shares along dim 1", fault="softmax-over-the-batch/places", dim=dim)
     if (verdict := no_habit(e, seen := e.habits["S33"])) is not None:
         return verdict
     rows = next(iter(seen.values()))

@@ -21,15 +21,17 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
 
     An optimizer's gradients were still there when the next backward added to them, and nothing cleared them before its
     next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between. What another
-    optimizer's loss has left there is named as well, where the two losses are differentiated one after the other.
+    optimizer's loss has left there is named as well, where the two losses are differentiated one after the other and
+    the second asks nothing of the other optimizer's weights, or asks for the opposite (a generator's, a
+    discriminator's).
 
     ERROR or WARN gradients-not-cleared: zero_grad is missing (or clears other tensors): every step applies the sum of
     all gradients so far. Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first
     backward.
     WARN gradients-not-cleared/of-another-loss: One loss also pushes the weights of another: its backward leaves
     gradients on tensors of a second optimizer, which are not cleared before that one's own loss is added (an actor's
-    loss that runs through the critic). Fix: Call zero_grad() of the second optimizer right before its own backward, or
-    freeze its weights while the first loss is differentiated.
+    loss that runs through the critic, a discriminator's that runs through the generator). Fix: Call zero_grad() of the
+    second optimizer right before its own backward, or freeze its weights (detach the fakes) in the first loss.
     """
     steps = e.of(Step)
     if not steps or not e.of(Backward):

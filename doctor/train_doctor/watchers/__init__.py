@@ -22,6 +22,7 @@ from train_doctor.watchers.both_sides import BothSides
 from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
+from train_doctor.watchers.class_axis import ClassAxis
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.cut_rollouts import CutRollouts
@@ -32,6 +33,7 @@ from train_doctor.watchers.dot_products import DotProducts
 from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
+from train_doctor.watchers.echoed_series import EchoedSeries
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
@@ -45,6 +47,7 @@ from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.kept_noise import KeptNoise
 from train_doctor.watchers.laid_across import LaidAcross
+from train_doctor.watchers.lengths_of_padding import LengthsOfPadding
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
@@ -77,6 +80,7 @@ from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
+from train_doctor.watchers.pixel_scales import PixelScales
 from train_doctor.watchers.places_unseen import PlacesUnseen
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
@@ -172,6 +176,10 @@ ALL = (
     PlacesUnseen,
     Strangers,
     WhoChooses,
+    LengthsOfPadding,
+    ClassAxis,
+    EchoedSeries,
+    PixelScales,
     DotProducts,
     Entropies,
     Stored,
