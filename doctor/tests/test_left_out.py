@@ -447,16 +447,16 @@ def test_gradients_that_a_discriminator_leaves_on_its_generator(how, wrong):
     assert not report.faults and ("N1" in said(report)) is wrong, f"\n{report}"
 
 
-# ------------------------------------------------------------------------------------------------ forms that were missed
+# ------------------------------------------------------------------------------------------------ forms
 @pytest.mark.parametrize("swapped", [True, False])
 def test_an_average_whose_weights_may_learn_and_are_in_no_optimizer(swapped):
     """copy.deepcopy(model) without requires_grad_(False), called under no_grad."""
     model, head = net(6, 8), net(8, 8)
-    average = copy.deepcopy(model)
+    average, turns = copy.deepcopy(model), iter(range(100))
 
     def loss(_):
         with torch.no_grad():
-            for p, q in zip(model.parameters(), average.parameters()):
+            for p, q in zip(model.parameters(), average.parameters()) if next(turns) else ():
                 q.mul_(0.01 if swapped else 0.99).add_((0.99 if swapped else 0.01) * p)
         x = torch.randn(ROWS, 6)
         with torch.no_grad():
@@ -595,6 +595,7 @@ def test_ctc_is_told_the_length_of_each_row(how, wrong):
         x = torch.randn(8, 12, 6) * (torch.arange(12)[None, :, None] < lengths[:, None, None])
         told = {"full": torch.full((8,), 12), "a tuple": (12,) * 8}.get(how, lengths)
         labels = torch.randint(1, 5, (8, 2))
-        return F.ctc_loss(model(x), labels, told, torch.full((8,), 2), zero_infinity=True)
+        wanted = (2,) * 8 if how == "a tuple" else torch.full((8,), 2)
+        return F.ctc_loss(model(x), labels, told, wanted, zero_infinity=True)
 
     assert blamed("F110", Listener(), loss) is wrong

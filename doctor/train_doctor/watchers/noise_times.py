@@ -82,8 +82,8 @@ class NoiseTimes(Watcher):
             return time if r.dim() and len(r) == rows else None
         if op.name in TIMES | OVER:
             if kinds[other] in (NOISE, GAP):
-                share = float(op.given[1 - other].detach().abs().max()) if len(op.given) == 2 else 0.0
-                self.most = max(self.most, share)
+                share = op.given[1 - other].detach() if len(op.given) == 2 else None
+                self.most = max(self.most, float(share.float().abs().max()) if share is not None else 0.0)
             return (NOISY,) if kinds[other] == NOISY else (PART, kinds[other])
         return time  # put beside it: an input that tells the time
 
