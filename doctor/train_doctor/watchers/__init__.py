@@ -54,6 +54,7 @@ from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.mined import Mined
 from train_doctor.watchers.mirrored import Mirrored
+from train_doctor.watchers.missing_codes import MissingCodes
 from train_doctor.watchers.mix_shares import MixShares
 from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
@@ -88,6 +89,7 @@ from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.sampling_grids import SamplingGrids
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.shared_rows import SharedRows
 from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
@@ -221,4 +223,6 @@ ALL = (
     TakenGradients,
     PushedLabels,
     Slips,
+    MissingCodes,
+    SharedRows,
 )

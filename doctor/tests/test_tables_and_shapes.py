@@ -1,0 +1,125 @@
+"""What a model is given, and taken for something else: codes in tables, tables without offsets, states that are not
+passed on, the farthest for the nearest; and healthy programs that look like them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .bench import quiet
+from .test_arithmetic import said
+from .test_turned import net, watched
+
+
+def named(check: str, model: nn.Module, loss_of, cause: str = "") -> bool:
+    """Whether it is found; it must be the root then, with these words in its cause."""
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(model, loss_of))
+    assert not report.faults, report.faults
+    if check in said(report):
+        assert report.root.check == check, f"\n{report}"
+        assert cause in report.root.cause, report.root.cause
+        return True
+    return False
+
+
+# ------------------------------------------------------------------------------------------------ D31
+def table(how: str):
+    """64 rows of a table of 6 columns, as they are given to a model, and what is asked for."""
+    drawn = torch.Generator().manual_seed(7)
+    raw = 3 + 2 * torch.randn(2000, 6, generator=drawn)
+    y = (raw[:, 0] - raw[:, 1] > 0).float()[:, None]
+    gone = torch.rand(2000, 6, generator=drawn) < 0.08
+    if how in ("standardised", "raw", "ranged", "flagged", "filled", "large"):
+        raw = raw.masked_fill(gone, 9999.0 if how == "large" else -999.0)
+    if how == "filled":
+        raw = torch.where(gone, 3.0, raw)
+    if how == "filled with zeros":
+        raw = raw.masked_fill(gone, 0.0)
+    if how == "off":  # all at once
+        raw = torch.where(gone[:, :1], 0.0, 230 + raw)
+    if how == "bought nothing":
+        raw = torch.where(gone, 0.0, raw.exp())
+    if how == "cut":
+        raw = raw.clamp(1, 5)
+    if how == "flags":
+        raw[:, :3] = gone[:, :3].float()
+    if how == "counts":
+        raw = torch.poisson(raw.abs(), generator=drawn)
+        raw[gone] = 500.0
+    if how not in ("raw", "large"):
+        raw = (raw - raw.mean(0)) / raw.std(0)
+    if how == "ranged":
+        raw = (raw - raw.amin(0)) / (raw.amax(0) - raw.amin(0))
+    return (torch.cat([raw, gone.float()], 1) if how == "flagged" else raw), y
+
+
+TABLES = dict.fromkeys(("standardised", "raw", "ranged", "large"), True)
+TABLES |= dict.fromkeys(("", "filled", "filled with zeros", "off", "bought nothing", "cut", "flags", "counts"), False)
+
+
+@pytest.mark.parametrize("how, wrong", [*TABLES.items(), ("flagged", False)])
+def test_a_code_for_what_is_missing(how, wrong):
+    x, y = table(how)
+
+    def loss(model):
+        rows = torch.randint(2000, (64,))
+        return F.binary_cross_entropy_with_logits(model(x[rows]), y[rows])
+
+    assert named("D31", net(x.shape[1], 1), loss) is wrong
+
+
+def test_a_code_before_a_normalisation():
+    x, y = table("raw")
+
+    def loss(model):
+        rows = torch.randint(2000, (64,))
+        return F.mse_loss(model(x[rows]), y[rows])
+
+    assert named("D31", nn.Sequential(nn.BatchNorm1d(6), net(6, 1)), loss)
+
+
+# ------------------------------------------------------------------------------------------------ D23
+SIZES = torch.tensor([30, 20, 12, 6])
+
+
+class Rows(nn.Module):
+    """A table for all columns; how its rows are looked up and put together is told."""
+
+    def __init__(self, how: str, rows: int):
+        super().__init__()
+        self.how, self.table = how, nn.Embedding(rows, 8)
+        self.bag, self.out = nn.EmbeddingBag(rows, 8, mode="sum"), nn.Linear(8, 1)
+
+    def forward(self, ids):
+        if self.how == "bag":
+            return self.out(self.bag(ids))
+        if self.how == "functional":
+            return self.out(F.embedding(ids, self.table.weight).sum(1))
+        return self.out(self.table(ids).mean(1))
+
+
+IDS = {
+    "module": (lambda: (torch.rand(64, 4) * SIZES).long(), 68, True),
+    "functional": (lambda: (torch.rand(64, 4) * SIZES).long(), 68, True),
+    "bag": (lambda: (torch.rand(64, 4) * SIZES).long(), 68, True),
+    "a row for padding": (lambda: (torch.rand(64, 4) * SIZES).int() + 1, 72, True),
+    "a large column": (lambda: (torch.rand(256, 3) * torch.tensor([900, 30, 9])).long(), 939, True),
+    "offsets": (lambda: (torch.rand(64, 4) * SIZES).long() + torch.tensor([0, 30, 50, 62]), 68, False),
+    "one range": (lambda: torch.randint(17, (64, 4)), 68, False),
+    "a text": (lambda: torch.randint(68, (64, 4)), 68, False),
+    "rare words": (lambda: (torch.rand(64, 25).pow(4) * 2000).long(), 30000, False),
+    "a board": (lambda: torch.randint(13, (64, 64)), 13, False),
+    "widening": (lambda: (torch.rand(64, 4) * SIZES).long(), 30, False),
+    "hashed": (lambda: torch.randint(10**6, (64, 4)) % 68, 68, False),
+}
+
+
+@pytest.mark.parametrize("how", IDS)
+def test_columns_of_one_table_have_rows_of_their_own(how):
+    ids, rows, wrong = IDS[how]
+
+    def loss(model):
+        return F.binary_cross_entropy_with_logits(model(ids()), torch.randint(2, (len(ids()), 1)).float())
+
+    assert named("D23", Rows(how, rows), loss, "has room for") is wrong

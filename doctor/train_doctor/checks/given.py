@@ -1,0 +1,43 @@
+"""What a model is given, and taken for something else: D31, S45, S47, F101, F102 and F104.
+
+A code for a number, the farthest for the nearest, an angle for a number that has ends. Watchers noted them step by
+step; here it is asked whether they are a habit.
+
+Footgun: each of these lines is right somewhere (watchers/ says where), so these checks warn.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import STEPS, no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict
+
+
+@check("D31")
+def missing_code(e: Evidence) -> Fired | Verdict:
+    """A network on a table learns less than a tree does, and hardly anything from some columns.
+
+    Fires when a column of what a first layer is given has one number in several rows that is its least or its largest,
+    and twenty times as far from all others as these are spread, in three steps; and two columns have it in other rows
+    each. Of -999, 9999 and the like, as they stand, one column and three times are enough. Columns that repeat other
+    numbers too, and those beside which a column of flags says the same, are left alone.
+
+    WARN missing-code: Column {column} of the table is {code:.4g} in {share:.0%} of the rows, which stands for a missing
+    value and is taken for a measured one{squeezed}. Fix: Fill it in with the mean or median of the others before
+    anything is scaled, and tell where in a column of flags.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D31"])) is not None:
+        return verdict
+    steps = [{(at, round(code, 4)): (share, named) for at, code, share, named in found} for found in seen.values()]
+    common = set(steps[0]).intersection(*steps[1:])
+    if len(steps) < STEPS + 1 or not common:
+        return OK
+    column, code = min(common)
+    share, named = (sum(step[column, code][n] for step in steps) / len(steps) for n in (0, 1))
+    return fires(
+        f"in {len(seen)} steps {len(common)} columns have an end that rows share, far from all others",
+        "numbers that were measured",
+        column=column,
+        code=code,
+        share=share,
+        squeezed="" if named else "; scaled with it, all others lie in a small part of the range",
+    )
