@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from .bench import quiet
 from .test_arithmetic import said
@@ -18,7 +19,7 @@ def named(check: str, model: nn.Module, loss_of, cause: str = "") -> bool:
     assert not report.faults, report.faults
     if check in said(report):
         assert report.root.check == check, f"\n{report}"
-        assert cause in report.root.cause, report.root.cause
+        assert cause in report.root.diagnosis, report.root.diagnosis
         return True
     return False
 
@@ -104,7 +105,7 @@ IDS = {
     "functional": (lambda: (torch.rand(64, 4) * SIZES).long(), 68, True),
     "bag": (lambda: (torch.rand(64, 4) * SIZES).long(), 68, True),
     "a row for padding": (lambda: (torch.rand(64, 4) * SIZES).int() + 1, 72, True),
-    "a large column": (lambda: (torch.rand(256, 3) * torch.tensor([900, 30, 9])).long(), 939, True),
+    "a large column": (lambda: (torch.rand(256, 3) * torch.tensor([600, 50, 40])).long(), 690, True),
     "offsets": (lambda: (torch.rand(64, 4) * SIZES).long() + torch.tensor([0, 30, 50, 62]), 68, False),
     "one range": (lambda: torch.randint(17, (64, 4)), 68, False),
     "a text": (lambda: torch.randint(68, (64, 4)), 68, False),
@@ -123,3 +124,74 @@ def test_columns_of_one_table_have_rows_of_their_own(how):
         return F.binary_cross_entropy_with_logits(model(ids()), torch.randint(2, (len(ids()), 1)).float())
 
     assert named("D23", Rows(how, rows), loss, "has room for") is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F45
+def sampled(sampling: str, weighing: str):
+    """A loss of rows of a data set, 6 % of one class, that a loader draws."""
+    drawn = torch.Generator().manual_seed(3)
+    y = (torch.rand(3000, generator=drawn) < (0.5 if sampling == "even data" else 0.06)).long()
+    x, counts = torch.randn(3000, 6, generator=drawn) + y[:, None], torch.bincount(y)
+    sampler = {
+        "balanced": lambda: WeightedRandomSampler((1 / counts)[y], 3000),
+        "of rows": lambda: WeightedRandomSampler(1 + 9 * torch.rand(3000, generator=drawn), 3000),
+        "half way": lambda: WeightedRandomSampler(counts.rsqrt()[y], 3000),
+    }.get(sampling, lambda: None)()
+    loader = DataLoader(TensorDataset(x, y), batch_size=64, sampler=sampler, shuffle=sampler is None)
+    share = counts[0] / counts[1] if sampling != "even data" else torch.tensor(15.0)
+    ask = {
+        "pos_weight": lambda out, y: nn.BCEWithLogitsLoss(pos_weight=share)(out[:, 0], y.float()),
+        "functional": lambda out, y: F.binary_cross_entropy_with_logits(out[:, 0], y.float(), pos_weight=share),
+        "classes": lambda out, y: nn.CrossEntropyLoss(weight=1 / counts)(out, y),
+        "a price": lambda out, y: F.cross_entropy(out, y, weight=torch.tensor([1.0, 4.0])),
+        "none": lambda out, y: F.cross_entropy(out, y),
+    }[weighing]
+    batches = []
+
+    def loss(model):
+        if not batches:
+            batches.append(iter(loader))
+        rows, of = next(batches[0])
+        return ask(model(rows), of)
+
+    return loss
+
+
+SAMPLED = {
+    **dict.fromkeys([("balanced", "pos_weight"), ("balanced", "functional"), ("balanced", "classes")], True),
+    **dict.fromkeys([("balanced", "a price"), ("balanced", "none"), ("", "pos_weight"), ("", "classes")], False),
+    **dict.fromkeys([("of rows", "pos_weight"), ("half way", "pos_weight"), ("even data", "pos_weight")], False),
+}
+
+
+@pytest.mark.parametrize("sampling, weighing", SAMPLED)
+def test_rare_classes_are_made_up_for_once(sampling, weighing):
+    told = named("F45", net(6, 2), sampled(sampling, weighing), "twice")
+    assert told is SAMPLED[sampling, weighing]
+
+
+COUNTS = torch.tensor([0.5, 0.06, 0.3, 0.14])
+WEIGHTS = {
+    "by count": (1 / COUNTS.sort(descending=True).values, True),
+    "by count, rising": (1 / COUNTS.sort().values, True),
+    "roots by count": (COUNTS.sort(descending=True).values.rsqrt(), True),
+    "by index": (1 / COUNTS, False),
+    "roots": (COUNTS.rsqrt(), False),
+    "prices": (torch.tensor([1.0, 2.0, 20.0, 2.0]), False),
+    "nearly even": (torch.tensor([1.0, 1.1, 1.2, 1.3]), False),
+}
+
+
+@pytest.mark.parametrize("how", WEIGHTS)
+@pytest.mark.parametrize("maps", (True, False))
+def test_weights_stand_in_the_order_of_the_classes(how, maps):
+    weights, wrong = WEIGHTS[how]
+
+    def loss(model):
+        y = torch.multinomial(COUNTS, 384, True)
+        out = model(torch.randn(384, 6) + y[:, None])
+        if maps:
+            out, y = out.view(6, 8, 8, 4).permute(0, 3, 1, 2), y.view(6, 8, 8)
+        return F.cross_entropy(out, y, weight=weights)
+
+    assert named("F45", net(6, 4), loss, "another order") is wrong
