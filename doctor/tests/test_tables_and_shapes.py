@@ -195,3 +195,154 @@ def test_weights_stand_in_the_order_of_the_classes(how, maps):
         return F.cross_entropy(out, y, weight=weights)
 
     assert named("F45", net(6, 4), loss, "another order") is wrong
+
+
+# ------------------------------------------------------------------------------------------------ S45
+class Reader(nn.Module):
+    """Reads 6 steps of time, one after the other; how it passes its state on is told."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.out = how, nn.Linear(8, 1)
+        kind = {"gru": nn.GRUCell, "rnn": nn.RNNCell, "made anew": nn.GRUCell, "handed on": nn.GRUCell}
+        layers = {"layer": nn.LSTM, "layer, time first": nn.GRU, "layer, handed on": nn.LSTM, "whole": nn.LSTM}
+        if how in layers:
+            self.cell = layers[how](3, 8, batch_first=how != "layer, time first")
+        else:
+            self.cell = kind.get(how, nn.LSTMCell)(3, 8)
+        self.first = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        state = h = None
+        for t in range(6):
+            now = x[:, t]
+            if self.how in ("gru", "rnn"):
+                h = self.cell(now)
+            elif self.how == "made anew":
+                h = self.cell(now, torch.zeros(len(x), 8))
+            elif self.how == "handed on":
+                h = self.cell(now, h)
+            elif self.how in ("layer", "layer, time first"):
+                h = self.cell(now[:, None] if self.how == "layer" else now[None])[0].flatten(0, 1)
+            elif self.how == "layer, handed on":
+                h, state = self.cell(now[:, None], state)
+                h = h[:, 0]
+            elif self.how == "whole":
+                h = self.cell(x[:, t:])[0][:, -1]
+            elif self.how == "learned beginning":
+                h, _ = self.cell(now, 2 * (self.first.expand(len(x), 8),))
+            elif self.how == "lstm, handed on":
+                h, state = state = self.cell(now, state)
+            elif self.how == "a tree":
+                h, state = state = self.cell(now, None if t < 4 else state)
+            elif self.how == "once" and t == 5 or self.how == "lstm":
+                h, _ = self.cell(now)
+        return self.out(h)
+
+
+READERS = dict.fromkeys(("lstm", "gru", "rnn", "made anew", "layer", "layer, time first"), True)
+READERS |= dict.fromkeys(("handed on", "layer, handed on", "lstm, handed on", "whole", "once", "a tree"), False)
+
+
+@pytest.mark.parametrize("how", [*READERS, "learned beginning"])
+def test_a_state_is_passed_on(how):
+    def loss(model):
+        x = torch.randn(16, 6, 3)
+        return F.mse_loss(model(x), x[:, :, :1].sum(1))
+
+    assert named("S45", Reader(how), loss) is READERS.get(how, False)
+
+
+# ------------------------------------------------------------------------------------------------ F101
+def quadratic(x, sign: int = 1):
+    """Distances of (B, D, N), as networks on points compute them."""
+    inner, square = -2 * torch.matmul(x.transpose(2, 1), x), (x**2).sum(1, keepdim=True)
+    return sign * square + sign * inner + sign * square.transpose(2, 1)
+
+
+def rows(x, idx):
+    return x[torch.arange(len(x))[:, None, None], idx]
+
+
+def gathered(x, idx):
+    flat = idx.flatten(1)[..., None].expand(-1, -1, x.shape[-1])
+    return x.gather(1, flat).view(*idx.shape, -1)
+
+
+def looked_up(x, idx):
+    idx = idx + torch.arange(len(x)).view(-1, 1, 1) * x.shape[1]
+    return x.reshape(-1, x.shape[-1])[idx.view(-1), :].view(*idx.shape, -1)
+
+
+def masked(x):
+    d = torch.cdist(x, x)
+    return rows(x, torch.where(d < 1, d, torch.zeros_like(d)).topk(4).indices)
+
+
+def pairs(x):
+    return (x[:, :, None] - x[:, None]).pow(2).sum(-1)
+
+
+def covering(x):
+    d = torch.cdist(x, x)
+    return rows(x, torch.stack([d.sum(-1).argmax(1), d[:, 0].argmax(1)], 1)[:, None].expand(-1, 12, -1))
+
+
+NEIGHBOURS = {
+    "cdist": (lambda x: rows(x, torch.cdist(x, x).topk(4).indices), True),
+    "gathered": (lambda x: gathered(x, torch.topk(torch.cdist(x, x), k=5, dim=-1)[1]), True),
+    "roots": (lambda x: rows(x, (pairs(x) + 1e-9).sqrt().topk(4)[1]), True),
+    "pairs": (lambda x: looked_up(x, pairs(x).topk(4)[1]), True),
+    "norms": (lambda x: rows(x, torch.norm(x.unsqueeze(2) - x.unsqueeze(1), dim=-1).topk(4)[1]), True),
+    "quadratic": (lambda x: looked_up(x, quadratic(x.transpose(2, 1)).topk(k=4, dim=-1)[1]), True),
+    "negative, least": (lambda x: rows(x, (-torch.cdist(x, x)).topk(4, largest=False)[1]), True),
+    "falling order": (lambda x: rows(x, torch.cdist(x, x).argsort(descending=True)[..., :4]), True),
+    "end of an order": (lambda x: rows(x, torch.cdist(x, x).sort(-1)[1][:, :, -4:]), True),
+    "cdist, least": (lambda x: rows(x, torch.cdist(x, x).topk(4, largest=False).indices), False),
+    "quadratic, negative": (lambda x: looked_up(x, quadratic(x.transpose(2, 1), -1).topk(k=4, dim=-1)[1]), False),
+    "negative": (lambda x: rows(x, (-torch.cdist(x, x)).topk(4)[1]), False),
+    "order": (lambda x: rows(x, torch.cdist(x, x).argsort()[..., 1:5]), False),
+    "likeness": (lambda x: rows(x, (-pairs(x)).exp().topk(4)[1]), False),
+    "products": (lambda x: rows(x, (x @ x.transpose(1, 2)).topk(4)[1]), False),
+    "under a mask": (masked, False),
+    "both ends": (
+        lambda x: torch.cat([rows(x, torch.cdist(x, x).topk(4, largest=w)[1]) for w in (True, False)], 2),
+        False,
+    ),
+    "nearly all": (lambda x: rows(x, torch.cdist(x, x).topk(10)[1]), False),
+    "distances alone": (lambda x: torch.cdist(x, x).topk(4)[0][..., None].expand(-1, -1, -1, 3), False),
+    "covering": (covering, False),
+}
+
+
+class Points(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.neighbours, self.edge, self.out = NEIGHBOURS[how][0], net(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        near = self.neighbours(x)
+        own = x[:, :, None].expand_as(near)
+        return self.out(self.edge(torch.cat([own, near - own], -1)).amax(2).mean(1))
+
+
+@pytest.mark.parametrize("how", NEIGHBOURS)
+def test_neighbours_are_the_nearest(how):
+    def loss(model):
+        return F.cross_entropy(model(torch.randn(8, 12, 3)), torch.randint(3, (8,)))
+
+    assert named("F101", Points(how), loss) is NEIGHBOURS[how][1]
+
+
+@pytest.mark.parametrize("how", ("negatives", "hard rows"))
+def test_the_farthest_are_wanted_in_a_loss(how):
+    def loss(model):
+        x = torch.randn(16, 6)
+        z = model(x)
+        if how == "negatives":
+            far = z[torch.cdist(z, z).topk(4)[1]]
+            return (z[:, None] * far).sum(-1).exp().mean() + (z - model(x + 0.1)).pow(2).mean()
+        errors = (z - x).pow(2).sum(1)
+        return errors[errors.topk(4)[1]].mean()
+
+    assert not named("F101", net(6, 6), loss)

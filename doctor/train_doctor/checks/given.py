@@ -41,3 +41,42 @@ def missing_code(e: Evidence) -> Fired | Verdict:
         share=share,
         squeezed="" if named else "; scaled with it, all others lie in a small part of the range",
     )
+
+
+@check("S45")
+def state_not_passed(e: Evidence) -> Fired | Verdict:
+    """A recurrent model is no better than one that sees the last step of time alone.
+
+    Fires when a cell, or a recurrent layer that is given one step of time, is called four times or more for one
+    backward, and begins with zeros each time: its state is left out, or made anew. Where one of these calls has a
+    state, or reads several steps, nothing is said.
+
+    WARN state-not-passed: {name} is called {calls} times and begins with zeros each time, so nothing of one step
+    reaches the next, and its recurrent weights learn nothing. Fix: Pass the state on: h, c = cell(x[:, t], (h, c)), or
+    h = cell(x[:, t], h).
+    """
+    if (verdict := no_habit(e, seen := e.habits["S45"])) is not None:
+        return verdict
+    name, calls = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps all of {calls} calls began with zeros", "the first alone", name=name, calls=calls
+    )
+
+
+@check("F101")
+def farthest_for_nearest(e: Evidence) -> Fired | Verdict:
+    """A network on clouds of points, or on a graph of neighbours, is no better than one that sees each point alone.
+
+    Fires when the largest of each row of distances are picked (topk, or the end of an order), two at least and half of
+    them at most, and what stands at their places goes into a layer. Distances under a mask, and steps in which the
+    nearest are picked as well, are left alone.
+
+    WARN farthest-for-nearest: The {number} neighbours are those with the largest distances, the farthest of all: topk
+    takes the largest where it is not told otherwise. Fix: distances.topk({number}, largest=False), or the topk of
+    negative distances.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F101"])) is not None:
+        return verdict
+    number = next(iter(seen.values()))
+    told = f"in {len(seen)} steps the {number} largest distances of each row were picked, and went into a layer"
+    return fires(told, "the least ones", number=number)

@@ -34,6 +34,7 @@ from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
+from train_doctor.watchers.farthest import Farthest
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
@@ -49,6 +50,7 @@ from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
 from train_doctor.watchers.loss_graphs import LossGraphs
+from train_doctor.watchers.lost_states import LostStates
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
@@ -225,4 +227,6 @@ ALL = (
     Slips,
     MissingCodes,
     SharedRows,
+    LostStates,
+    Farthest,
 )
