@@ -1,6 +1,8 @@
 """What a model is given, and taken for something else: codes in tables, tables without offsets, states that are not
 passed on, the farthest for the nearest; and healthy programs that look like them."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -346,3 +348,106 @@ def test_the_farthest_are_wanted_in_a_loss(how):
         return errors[errors.topk(4)[1]].mean()
 
     assert not named("F101", net(6, 6), loss)
+
+
+# ------------------------------------------------------------------------------------------------ F102
+def wrapped(error):
+    return torch.remainder(error + math.pi, 2 * math.pi) - math.pi
+
+
+def shorter(error):
+    return torch.minimum(error.abs(), 2 * math.pi - error.abs())
+
+
+ANGLES = {
+    "mse": (lambda out, a: F.mse_loss(out, a), True),
+    "module": (lambda out, a: nn.SmoothL1Loss()(out[:, 0], a[:, 0]), True),
+    "huber": (lambda out, a: F.huber_loss(out, a, reduction="sum") / len(a), True),
+    "by hand": (lambda out, a: ((out - a) ** 2).mean(), True),
+    "absolute": (lambda out, a: (a - out).abs().mean(), True),
+    "from zero": (lambda out, a: F.l1_loss(out, a + math.pi), True),
+    "degrees": (lambda out, a: F.mse_loss(out, (a + math.pi).rad2deg()), True),
+    "halves": (lambda out, a: F.mse_loss(out, a / 2), False),
+    "three": (lambda out, a: F.mse_loss(out, 3 * a / math.pi), False),
+    "of one": (lambda out, a: F.mse_loss(out, a / math.pi), False),
+    "normal": (lambda out, a: F.mse_loss(out, torch.randn_like(a).clamp(-math.pi, math.pi)), False),
+    "half the circle": (lambda out, a: F.mse_loss(out, a.abs()), False),
+    "for the log": (lambda out, a: F.mse_loss(out, a / 2) + 0 * F.mse_loss(out, a).item(), False),
+    "wrapped": (lambda out, a: wrapped(out - a).pow(2).mean(), False),
+    "the shorter way": (lambda out, a: shorter(out - a).mean(), False),
+    "cosine of the error": (lambda out, a: (1 - torch.cos(out - a)).mean(), False),
+    "sine and cosine": (lambda out, a: F.mse_loss(out.sin(), a.sin()) + F.mse_loss(out.cos(), a.cos()), False),
+}
+AROUND = (2 * torch.rand(2000, 1, generator=torch.Generator().manual_seed(5)) - 1) * math.pi
+SHOWN = torch.cat([AROUND.sin(), AROUND.cos(), torch.randn(2000, 4)], 1)
+
+
+@pytest.mark.parametrize("how", ANGLES)
+def test_the_ends_of_a_circle_are_one(how):
+    def loss(model):
+        at = torch.randint(2000, (96,))
+        return ANGLES[how][0](model(SHOWN[at]), AROUND[at])
+
+    assert named("F102", net(6, 1), loss) is ANGLES[how][1]
+
+
+def test_a_number_that_goes_in_is_no_angle():
+    def loss(model):
+        at = torch.randint(2000, (96,))
+        return F.mse_loss(model(AROUND[at]), AROUND[at])
+
+    assert not named("F102", net(1, 1), loss)
+
+
+# ------------------------------------------------------------------------------------------------ D18
+class Pose(nn.Module):
+    def __init__(self, out: int = 10):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, out))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def placed(how: str):
+    def loss(model):
+        x = torch.randn(16, 1, 8, 8)
+        seen = torch.rand(16, 5) > 0.3
+        places = {
+            "shifts": torch.randn(16, 5, 2),
+            "rain": torch.empty(16, 5, 2).exponential_(),
+            "mass and volume": (1 + torch.rand(16, 5, 1)) * (0.9 + 0.2 * torch.rand(16, 5, 2)),
+            "mass and price": (0.7 * torch.randn(16, 5, 2)).exp() * torch.tensor([1.0, 8.0]),
+        }.get(how, 0.1 + 0.8 * torch.rand(16, 5, 2))
+        if how == "pixels":
+            places = (places * 192).round(decimals=1)
+        places = places if how == "all marked" else places * seen[..., None]
+        out = model(x).view(16, 5, 2)
+        return {
+            "functional": lambda: F.mse_loss(out, places),
+            "pixels": lambda: F.smooth_l1_loss(out, places),
+            "summed": lambda: F.l1_loss(out, places, reduction="none").sum(-1).mean(),
+            "by hand": lambda: ((out - places) ** 2).sum(-1).mean(),
+            "flat": lambda: nn.MSELoss()(out.flatten(1), places.flatten(1)),
+            "lengths": lambda: (places - out).norm(dim=-1).mean(),
+            "mask": lambda: ((out - places).pow(2).sum(-1) * seen).sum() / seen.sum(),
+            "mask, functional": lambda: (F.l1_loss(out, places, reduction="none") * seen[..., None]).mean(),
+            "index": lambda: F.mse_loss(out[seen], places[seen]),
+            "chosen": lambda: (out - places).abs().sum(-1)[seen].mean(),
+            "for the log": lambda: F.mse_loss(out[seen], places[seen]) + 0 * F.mse_loss(out, places).item(),
+            "both masked": lambda: F.mse_loss(out * seen[..., None], places),
+        }.get(how, lambda: F.mse_loss(out, places))()
+
+    return loss
+
+
+PLACES = dict.fromkeys(("functional", "pixels", "summed", "by hand", "flat", "lengths"), True)
+PLACES |= dict.fromkeys(
+    ("mask", "mask, functional", "index", "chosen", "both masked", "all marked", "for the log"), False
+)
+PLACES |= dict.fromkeys(("shifts", "rain", "mass and volume", "mass and price"), False)
+
+
+@pytest.mark.parametrize("how", PLACES)
+def test_points_that_nobody_marked(how):
+    assert named("D18", Pose(), placed(how), "key points") is PLACES[how]

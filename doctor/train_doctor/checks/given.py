@@ -6,10 +6,18 @@ step; here it is asked whether they are a habit.
 Footgun: each of these lines is right somewhere (watchers/ says where), so these checks warn.
 """
 
+import math
+from collections import Counter
+
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import STEPS, no_habit
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict
+
+CIRCLES = {"-pi to pi": (-math.pi, math.pi), "0 to 2 pi": (0.0, 2 * math.pi), "0 to 360": (0.0, 360.0)}
+CIRCLES |= {"-180 to 180": (-180.0, 180.0)}
+END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
+SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
 
 
 @check("D31")
@@ -80,3 +88,38 @@ def farthest_for_nearest(e: Evidence) -> Fired | Verdict:
     number = next(iter(seen.values()))
     told = f"in {len(seen)} steps the {number} largest distances of each row were picked, and went into a layer"
     return fires(told, "the least ones", number=number)
+
+
+@check("F102")
+def angle_without_wrap(e: Evidence) -> Fired | Verdict:
+    """A network that tells angles or directions is far off near one place of the circle, and answers its opposite.
+
+    Fires when the targets of a regression of one number, over three steps, all lie within -pi to pi, 0 to 2 pi, 0 to
+    360 or -180 to 180, meet both ends and fill all that lies between. Where a sine, a cosine, an atan2, a remainder or
+    a choice (torch.where) of as many numbers is taken in the same step, nothing is said.
+
+    WARN angle-without-wrap: The targets go round a circle, {circle}, and the loss takes its two ends for the farthest
+    apart, though they are one direction. Fix: Ask for the sine and the cosine, and take torch.atan2(sin, cos) of the
+    answers; or loss = (1 - torch.cos(answer - angle)).mean(). If both ends differ (a joint that can't go round), this
+    is right.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F102"])) is not None:
+        return verdict
+    values = [v for told in seen.values() for v in told]
+    circle = next((name for name, ends in CIRCLES.items() if _fill(values, *ends)), None)
+    if circle is None:
+        return OK
+    told = f"in {len(seen)} steps the {len(values)} targets lay between {min(values):.4g} and {max(values):.4g}"
+    return fires(told, "a loss for which both ends are one", circle=circle)
+
+
+def _fill(values: list[float], low: float, high: float) -> bool:
+    """Whether numbers go once round, from one end to the other."""
+    inside = 1e-4 * (high - low)
+    if len(values) < LEAST or not all(math.isfinite(v) and low - inside <= v <= high + inside for v in values):
+        return False
+    sectors = Counter(min(max(int(SECTORS * (v - low) / (high - low)), 0), SECTORS - 1) for v in values)
+    whole = len(sectors) == SECTORS and min(sectors.values()) >= SECTOR * len(values)
+    lacks = [(min(values) - low) / (high - low), (high - max(values)) / (high - low)]
+    told = min(lacks) if low else lacks[1]  # many numbers begin at 0
+    return whole and told < END and max(lacks) < OTHER

@@ -10,6 +10,7 @@ Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbe
 from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.aims import Aims
+from train_doctor.watchers.angles import Angles
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
@@ -113,6 +114,7 @@ from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
+from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.wraps import Wraps
@@ -229,4 +231,6 @@ ALL = (
     SharedRows,
     LostStates,
     Farthest,
+    Angles,
+    UnlabelledPoints,
 )
