@@ -451,3 +451,75 @@ PLACES |= dict.fromkeys(("shifts", "rain", "mass and volume", "mass and price"),
 @pytest.mark.parametrize("how", PLACES)
 def test_points_that_nobody_marked(how):
     assert named("D18", Pose(), placed(how), "key points") is PLACES[how]
+
+
+# ------------------------------------------------------------------------------------------------ S47
+def natural(rows: int, drawn=None):
+    """Pictures from 0 to 1 with some contrast."""
+    return F.interpolate(torch.rand(rows, 3, 6, 6, generator=drawn), 12, mode="bilinear")
+
+
+def normal(x):
+    return (x - 0.48) / 0.22
+
+
+class Backbone(nn.Module):
+    """A network that learned from normal pictures, or is frozen as it was made, and a new head."""
+
+    def __init__(self, learned: bool = True, given=normal):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
+        self.features.append(nn.BatchNorm2d(8))
+        if learned:
+            with torch.no_grad(), torch.random.fork_rng():
+                torch.manual_seed(1)
+                for _ in range(60):
+                    self.features(given(natural(16)))
+        for p in self.features.parameters():
+            p.requires_grad = False
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(F.relu(self.features(x)).mean((2, 3)))
+
+
+def frozen(how: str):
+    def loss(model):
+        model.features.train(how == "in train mode" or how == "moving")
+        x = natural(16)
+        if how == "moving":
+            model(normal(x))
+            model.features.eval()
+        if how == "evaluated":
+            with torch.no_grad():
+                model.features(normal(x))
+        x = {
+            "normal": normal,
+            "evaluated": normal,
+            "low contrast": lambda x: normal(0.4 * x),
+            "0 to 255": lambda x: 255 * x,
+        }.get(how, lambda x: x)(x)
+        if how == "no_grad":
+            with torch.no_grad():
+                h = F.relu(model.features(x)).mean((2, 3))
+            return F.cross_entropy(model.head(h), torch.randint(3, (16,)))
+        return F.cross_entropy(model(x), torch.randint(3, (16,)))
+
+    return loss
+
+
+FROZEN = dict.fromkeys(("0 to 1", "0 to 255", "no_grad"), True)
+FROZEN |= dict.fromkeys(("normal", "in train mode", "moving", "low contrast", "evaluated"), False)
+
+
+@pytest.mark.parametrize("how", FROZEN)
+def test_what_a_frozen_network_is_fed(how):
+    torch.manual_seed(0)
+    assert named("S47", Backbone(), frozen(how)) is FROZEN[how]
+
+
+@pytest.mark.parametrize("how", ("as it was made", "pretrained on 0 to 1"))
+def test_a_frozen_network_that_knows_its_pictures(how):
+    torch.manual_seed(0)
+    model = Backbone(how != "as it was made", lambda x: x)
+    assert not named("S47", model, frozen("0 to 1"))

@@ -71,6 +71,32 @@ def state_not_passed(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S47")
+def statistics_of_other_data(e: Evidence) -> Fired | Verdict:
+    """A new head on a frozen, pretrained network learns less than others report.
+
+    Looks at the first batch normalisation of a frozen part that is in eval mode, in a model of which other parts learn.
+    Fires when what it is given, in the middle one of its channels, is spread seven times as much or as little as what
+    it was trained on, or lies one and a half spreads away from that, in two steps or more; less than half as much is
+    enough where a frozen layer is given pictures from 0 to 1. Averages that move, and those of a layer that never
+    learned, are left alone.
+
+    WARN statistics-of-other-data: {name} is given numbers {spread:.2g} times as widely spread as those that the frozen
+    network was trained on, and {off:.2g} spreads away: its inputs are not prepared as they were then. Fix: The same
+    normalisation as in pretraining, once (transforms.Normalize(mean, std), or the weights' own transforms); of data
+    that are others, leave the normalisations in train mode.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S47"])) is not None:
+        return verdict
+    if len({(name, held) for name, _, _, held in seen.values()}) > 1:
+        return OK
+    name, spread, off, _ = next(iter(seen.values()))
+    told = (
+        f"in {len(seen)} steps the spread was {spread:.2g} of that in the running statistics, the means {off:.2g} off"
+    )
+    return fires(told, "about 1, and 0", name=name or "The normalisation", spread=spread, off=off)
+
+
 @check("F101")
 def farthest_for_nearest(e: Evidence) -> Fired | Verdict:
     """A network on clouds of points, or on a graph of neighbours, is no better than one that sees each point alone.

@@ -68,6 +68,7 @@ from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.other_statistics import OtherStatistics
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
@@ -233,4 +234,5 @@ ALL = (
     Farthest,
     Angles,
     UnlabelledPoints,
+    OtherStatistics,
 )
