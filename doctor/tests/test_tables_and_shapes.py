@@ -523,3 +523,62 @@ def test_a_frozen_network_that_knows_its_pictures(how):
     torch.manual_seed(0)
     model = Backbone(how != "as it was made", lambda x: x)
     assert not named("S47", model, frozen("0 to 1"))
+
+
+# ------------------------------------------------------------------------------------------------ F104
+class Guided(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.hot = how == "one-hot"
+        self.table, self.net = nn.Embedding(9 if how in ("a row of its own", "unused row") else 8, 8), net(13, 4)
+
+    def forward(self, x, t, y):
+        shown = F.one_hot(y, 8).float() if self.hot else self.table(y)
+        return self.net(torch.cat([x, t, shown], 1))
+
+
+def dropped(y, how: str):
+    drop = torch.rand(len(y)) < 0.2
+    if how == "filled":
+        return y.masked_fill(drop, 0)
+    if how == "filled in place":
+        y = y.clone()
+        y[drop] = 7
+        return y
+    if how == "product":
+        return y * (torch.rand(len(y)) > 0.2).long()
+    if how == "bernoulli":
+        keep = torch.bernoulli(torch.full((len(y),), 0.8)).bool()
+        return torch.where(keep, y, 0)
+    if how == "others":
+        return torch.where(drop, torch.randint(8, y.shape), y)
+    null = 8 if how == "a row of its own" else 0
+    return torch.where(drop, torch.full_like(y, null), y)
+
+
+def guided(how: str):
+    def loss(model):
+        x, noise, t = torch.randn(64, 4), torch.randn(64, 4), torch.rand(64, 1)
+        y = torch.randint(8, (64,))
+        if how == "classes from 1":
+            y = y.clamp_min(1)
+        if how == "rarely unknown":
+            y = torch.where(torch.arange(64) == 5, 0, y.clamp_min(1))
+        if how == "by class":
+            return F.cross_entropy(model(x, t, dropped(y, how)), y % 4)
+        if how == "no guidance":
+            return F.mse_loss(model(x, t, y), noise)
+        out = model((1 - t) * x + t * noise, t, dropped(y, how))
+        return (out - noise).pow(2).mean() if how == "filled" else F.mse_loss(out, noise)
+
+    return loss
+
+
+GUIDED = dict.fromkeys(("", "filled", "filled in place", "product", "bernoulli", "one-hot"), True)
+GUIDED |= dict.fromkeys(("a row of its own", "classes from 1", "rarely unknown", "by class", "no guidance"), False)
+GUIDED |= dict.fromkeys(("unused row", "others"), False)
+
+
+@pytest.mark.parametrize("how", GUIDED)
+def test_no_condition_is_no_class(how):
+    assert named("F104", Guided(how), guided(how)) is GUIDED[how]

@@ -17,6 +17,7 @@ from train_doctor.finding import OK, Verdict
 CIRCLES = {"-pi to pi": (-math.pi, math.pi), "0 to 2 pi": (0.0, 2 * math.pi), "0 to 360": (0.0, 360.0)}
 CIRCLES |= {"-180 to 180": (-180.0, 180.0)}
 END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
+COMMON = (0.4, 2.5)  # times the mean number of labels of a class
 SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
 
 
@@ -149,3 +150,31 @@ def _fill(values: list[float], low: float, high: float) -> bool:
     lacks = [(min(values) - low) / (high - low), (high - max(values)) / (high - low)]
     told = min(lacks) if low else lacks[1]  # many numbers begin at 0
     return whole and told < END and max(lacks) < OTHER
+
+
+@check("F104")
+def no_condition_is_a_class(e: Evidence) -> Fired | Verdict:
+    """A diffusion model with guidance makes poor samples of one class, and guides the others away from it.
+
+    Fires when labels are replaced at random by one number before they look up a table (or become one-hot), that number
+    is a class of the data about as often as any other, and the table has no row more than there are classes. There
+    must be one label for each row, and a regression beside noise of as many rows.
+
+    WARN no-condition-is-a-class: The label {null} stands for no condition, and is a class of the data as well: what is
+    made without a condition is mixed with that class. Fix: A number of its own: nn.Embedding(classes + 1, width), and
+    torch.where(drop, classes, y). If it says in the data that the class is not known, this is right.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F104"])) is not None:
+        return verdict
+    facts = list(seen.values())
+    counts = Counter(label for _, _, left in facts for label in left)
+    (rows, null), *others = {(rows, null) for rows, null, _ in facts}
+    if others or len(counts) < 2 or max(counts) + 1 != rows:
+        return OK
+    if not COMMON[0] < counts[null] * len(counts) / counts.total() < COMMON[1] or counts[null] < 2:
+        return OK
+    return fires(
+        f"in {len(facts)} steps labels were replaced by {null}, which {counts[null]} of {counts.total()} others are",
+        f"a label that no row has, in a table of {rows + 1} rows",
+        null=null,
+    )

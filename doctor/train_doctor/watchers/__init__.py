@@ -66,6 +66,7 @@ from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.norm_of_few import NormOfFew
+from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.other_statistics import OtherStatistics
@@ -235,4 +236,5 @@ ALL = (
     Angles,
     UnlabelledPoints,
     OtherStatistics,
+    NullClasses,
 )
