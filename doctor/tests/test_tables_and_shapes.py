@@ -43,6 +43,9 @@ def table(how: str):
         raw = torch.where(gone[:, :1], 0.0, 230 + raw)
     if how == "bought nothing":
         raw = torch.where(gone, 0.0, raw.exp())
+    if how == "brought between -1 and 1":
+        raw = torch.where(gone, 0.0, 900 + 100 * torch.rand(2000, 6, generator=drawn))
+        raw = torch.cat([raw[:, :1] / 500 - 1, torch.randn(2000, 5, generator=drawn)], 1)
     if how == "cut":
         raw = raw.clamp(1, 5)
     if how == "flags":
@@ -50,7 +53,7 @@ def table(how: str):
     if how == "counts":
         raw = torch.poisson(raw.abs(), generator=drawn)
         raw[gone] = 500.0
-    if how not in ("raw", "large"):
+    if how not in ("raw", "large", "brought between -1 and 1"):
         raw = (raw - raw.mean(0)) / raw.std(0)
     if how == "ranged":
         raw = (raw - raw.amin(0)) / (raw.amax(0) - raw.amin(0))
@@ -61,7 +64,7 @@ TABLES = dict.fromkeys(("standardised", "raw", "ranged", "large"), True)
 TABLES |= dict.fromkeys(("", "filled", "filled with zeros", "off", "bought nothing", "cut", "flags", "counts"), False)
 
 
-@pytest.mark.parametrize("how, wrong", [*TABLES.items(), ("flagged", False)])
+@pytest.mark.parametrize("how, wrong", [*TABLES.items(), ("flagged", False), ("brought between -1 and 1", False)])
 def test_a_code_for_what_is_missing(how, wrong):
     x, y = table(how)
 
@@ -303,6 +306,7 @@ NEIGHBOURS = {
     "cdist, least": (lambda x: rows(x, torch.cdist(x, x).topk(4, largest=False).indices), False),
     "quadratic, negative": (lambda x: looked_up(x, quadratic(x.transpose(2, 1), -1).topk(k=4, dim=-1)[1]), False),
     "negative": (lambda x: rows(x, (-torch.cdist(x, x)).topk(4)[1]), False),
+    "of each column": (lambda x: rows(x, torch.cdist(x, x).argsort(1, True)[..., :4]), False),
     "order": (lambda x: rows(x, torch.cdist(x, x).argsort()[..., 1:5]), False),
     "likeness": (lambda x: rows(x, (-pairs(x)).exp().topk(4)[1]), False),
     "products": (lambda x: rows(x, (x @ x.transpose(1, 2)).topk(4)[1]), False),

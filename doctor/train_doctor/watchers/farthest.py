@@ -77,7 +77,8 @@ class Farthest(Watcher):
         return facts[0] if rises and (op.args and op.args[0] is given[0]) else None
 
     def _chosen(self, op: Op) -> None:
-        table, dim = op.given[0], op.kwargs.get("dim", op.args[1 + (op.name == "topk")] if len(op.args) > 2 else -1)
+        table, at = op.given[0], 2 if op.name == "topk" else 1
+        dim = op.kwargs.get("dim", op.args[at] if len(op.args) > at else -1)
         sign = self._sign(table) if dim in (-1, table.dim() - 1, None) and table.dim() > 1 else 0
         index = op.result if isinstance(op.result, Tensor) else op.result[1]
         if not sign:
@@ -171,7 +172,7 @@ def _compared(table: Tensor, points: Tensor) -> int:
 def _cut(at: object, result: Tensor) -> int:
     """1 where the first few of the last dim are taken, -1 where the last few are."""
     at = at if isinstance(at, tuple) else (at,)
-    whole = len(at) == result.dim() or at[0] is Ellipsis
+    whole = bool(at) and (len(at) == result.dim() or at[0] is Ellipsis)
     if not whole or not isinstance(at[-1], slice) or at[-1].step not in (None, 1):
         return 0
     start, stop = at[-1].start, at[-1].stop
