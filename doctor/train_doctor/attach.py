@@ -33,6 +33,7 @@ from train_doctor.probes import generators, restore
 ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 FAULTS = 16  # of watching itself that are kept
+WEIGHTS, CLASSES = 2**22, 1000  # of a sampler, and how many of them may differ
 COPYING = ("__getstate__", "__reduce__", "__reduce_ex__", "__deepcopy__")
 SHARED = {  # hooks of every module and optimizer: those that a user has put there are not called by replays
     nn.modules.module: [name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name],
@@ -40,6 +41,16 @@ SHARED = {  # hooks of every module and optimizer: those that a user has put the
 }
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
+
+
+def _unevenly(sampler: WeightedRandomSampler) -> float:
+    """How many times as often a row of the rarest class is drawn as one of the most common; 0 where each row has a
+    weight of its own."""
+    weights = torch.as_tensor(sampler.weights)
+    there = weights[weights > 0]
+    if not sampler.replacement or not 0 < there.numel() <= WEIGHTS or len(there.unique()) > CLASSES:
+        return 0.0
+    return float(there.max() / there.min())
 
 
 class Attachments:
@@ -186,10 +197,12 @@ class Attachments:
 
     def _weighted(self, loader: DataLoader) -> None:
         """A sampler with fewer weights than there are rows never draws the others."""
-        with contextlib.suppress(TypeError):  # a data set without a length
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a data set without a length
             weights, rows = len(loader.sampler.weights), len(loader.dataset)
             if weights * 20 <= rows:  # or a weight may be one of a file, of which there are several rows
                 self.e.short_sampler = weights, rows
+            with torch._C.DisableTorchFunction():
+                self.e.drawn_unevenly = _unevenly(loader.sampler)
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
         if not self.idle and len(self.e.warned) < 8 * ROOM:

@@ -53,6 +53,8 @@ def _positive(e: Evidence, loss: Entropy, weight) -> None:
 
 
 def _add(e: Evidence, name: str, weights: list[float], counts: list[int]) -> None:
+    if len(seen := e.weights_seen.setdefault(name, set())) < 2:
+        seen.add(tuple(weights))
     before = e.weighed.get(name, (weights, [0] * len(counts)))[1]
     if len(before) == len(counts):
         e.weighed[name] = weights, [a + b for a, b in zip(before, counts)]

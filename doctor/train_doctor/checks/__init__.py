@@ -18,6 +18,7 @@ from train_doctor.checks import (
     compiling,
     formulas,
     forward,
+    given,
     idle,
     kinds,
     labels,
@@ -46,7 +47,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, left_out)
+MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, left_out, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

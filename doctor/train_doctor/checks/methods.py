@@ -325,7 +325,8 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     the batch must also hold flags of just these places. Targets that were NaN until they were filled in need no other
     sign. Whole numbers, maps that end at 1, losses under a mask, answers that were masked, and places where the input
     has nothing either are left alone. Targets of two to eight numbers for each place (boxes) are compared with the
-    classes of the same step: are all of them 0 just where the class is 0, in nine of ten places or more?
+    classes of the same step: are all of them 0 just where the class is 0, in nine of ten places or more? Of several
+    pairs of numbers for each picture it is asked whether some are exactly (0, 0) and all others lie well above.
 
     WARN gaps-as-targets: {share:.0%} of the targets are one number apart from all others, as a sensor writes where it
     saw nothing, and the loss asks for them as for data. Fix: known = target > 0; ((answer - target).abs() *
@@ -336,11 +337,16 @@ def gaps_as_targets(e: Evidence) -> Fired | Verdict:
     WARN gaps-as-targets/background: {share:.0%} of the places hold nothing, and the loss of the boxes asks for zeros
     there: their error is a mean over all places, of which few have a box. Fix: on = classes > 0;
     F.smooth_l1_loss(boxes[on], wanted[on]).
+    WARN gaps-as-targets/points: {share:.0%} of the key points are (0, 0), as data sets write what nobody marked, and
+    the loss draws all answers to that corner. Fix: visible = (wanted != 0).any(-1); (loss.sum(-1) * visible).sum() /
+    visible.sum(), with reduction="none".
     """
     if (verdict := no_habit(e, seen := e.habits["D18"])) is not None:
         return verdict
     what, share = next(iter(seen.values()))
-    were = {"": "such zeros", "filled": "NaN before", "background": "zeros at places of class 0"}[what]
+    were = {"": "such zeros", "filled": "NaN before", "background": "zeros at places of class 0", "points": "(0, 0)"}[
+        what
+    ]
     return fires(
         f"in {len(seen)} steps {share:.0%} of the targets were {were}",
         "a mask of what is known",

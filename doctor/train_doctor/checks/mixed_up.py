@@ -404,17 +404,25 @@ def pooled_over_features(e: Evidence) -> Fired | Verdict:
 
 @check("D23")
 def another_range(e: Evidence) -> Fired | Verdict:
-    """A recommender ranks some items far too high: those that never came up as negatives.
+    """A recommender ranks some items far too high: those that never came up as negatives; or it confuses its columns.
 
     Fires when numbers drawn by randint look up rows of a table, and their limit is the size of another, smaller table
-    that is looked up in the same steps.
+    that is looked up in the same steps. And when a table that is given rows of several ids has as many rows as the
+    ranges of these columns together, over all steps that are looked at, and no id is beyond the widest range. Columns
+    of one range (texts, boards), and those that leave much of their range unused, are left alone.
 
     WARN another-range: The rows of a table of {rows} are drawn by randint up to {high}, which is the size of another
     table: the rows from {high} on are never drawn. Fix: torch.randint({rows}, ...).
+    WARN another-range/no-offsets: A table of {rows} rows has room for the ids of all columns, and they use its first
+    {high} alone: id 3 of one column is that of another. Fix: table(ids + offsets), where offsets are the sizes of the
+    columns before, summed up: torch.tensor([0, *sizes[:-1]]).cumsum(0).
     """
     if (verdict := no_habit(e, seen := e.habits["D23"])) is not None:
         return verdict
-    rows, high = next(iter(seen.values()))
+    *what, rows, high = next(iter(seen.values()))
+    if what:
+        told = f"in {len(seen)} steps the largest id was {high - 1}, in a table of {rows} rows for columns of ids"
+        return fires(told, "rows of its own for each column", fault="another-range/no-offsets", rows=rows, high=high)
     return fires(
         f"in {len(seen)} steps {high} was the limit of draws from a table of {rows}",
         "draws from all rows",

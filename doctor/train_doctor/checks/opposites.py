@@ -19,6 +19,8 @@ from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 MOMENTUM, SHARE, SMOOTHING = 0.9, 0.8, 0.5  # from here on the opposite was meant
 SEEN, RATIO, APART = 64, 3.0, 1.5  # rows; of the counts of classes; of their weights
+EVEN, ALIKE = 1.5, 2.0  # of counts; the ratio of a loss's weights over that of a sampler's
+MANY, NEAR, FAR = 4, 0.2, 0.6  # classes; logarithms that may, and must, lie between weights and what was expected
 CUT = 0.25  # share of answers at their ends
 COMPARED = 3  # batches
 
@@ -68,10 +70,18 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
     """The rare class is never predicted, and the weights that were to help make it worse.
 
     Counts the classes of some batches and lays them beside the weights that the loss was given. Fires when the more
-    common classes have the larger weights, and both differ clearly. Weights beside balanced batches are left alone.
+    common classes have the larger weights, and both differ clearly. Weights beside balanced batches are left alone,
+    unless a WeightedRandomSampler balances them by much the same weights. Four weights or more, the same in all
+    batches, are laid in the order of the counts as well: do they fit then, and as they stand do not?
 
     WARN weights-reversed: The loss counts the common classes more than the rare ones: weights {weights} for {counts}
     rows. Fix: weight = rows / (classes * counts), and pos_weight = negatives / positives.
+    WARN weights-reversed/twice: Rare classes are made up for twice: the sampler draws them as often as the common ones,
+    and the loss counts them {ratio:.3g} times as much on top. Fix: One of the two: leave weight= or pos_weight out, or
+    take shuffle=True in place of the sampler.
+    WARN weights-reversed/order: The weights are those of the classes in another order: weights {weights} for {counts}
+    rows, as a list by size (Counter.most_common, value_counts) gives them. Fix: By number of the class:
+    torch.bincount(targets, minlength=classes).
     """
     if not e.weighed:
         return not_applicable("no weights of classes were seen")
@@ -80,6 +90,16 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
         if sum(counts) < SEEN or len(there) < 2:
             continue
         ws, cs = (torch.tensor(each, dtype=torch.float64).log() for each in zip(*there))
+        if len(e.weights_seen[name]) == 1 and (found := _twice(e, ws, cs) or _in_order(ws, cs)):
+            told = [", ".join(f"{x:.3g}" for x in each[:6]) for each in zip(*there)]
+            return fires(
+                f"{name}: weights {told[0]} for classes of {told[1]} rows in the batches that were counted",
+                "what makes up for what is rare, once and in its place",
+                fault=f"weights-reversed/{found}",
+                ratio=float((ws.max() - ws.min()).exp()),
+                weights=told[0],
+                counts=told[1],
+            )
         if float(cs.max() - cs.min()) < math.log(RATIO) or float(ws.max() - ws.min()) < math.log(APART):
             continue
         a, b = ws - ws.mean(), cs - cs.mean()
@@ -92,6 +112,27 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
                 counts=told[1],
             )
     return OK
+
+
+def _twice(e: Evidence, ws: torch.Tensor, cs: torch.Tensor) -> str:
+    """Whether a sampler has evened the classes out, by weights that differ about as much as those of the loss."""
+    ratio, drawn = float(ws.max() - ws.min()), math.log(max(e.drawn_unevenly, 1.0))
+    even = float(cs.max() - cs.min()) < math.log(EVEN)
+    alike = min(ratio, drawn) > math.log(RATIO) and abs(ratio - drawn) < math.log(ALIKE)
+    return "twice" if even and alike else ""
+
+
+def _in_order(ws: torch.Tensor, cs: torch.Tensor) -> str:
+    """Whether the weights, or their squares, go with one over the counts when both are sorted, and only then."""
+    if len(ws) < MANY or float(cs.min()) < math.log(SEEN) or float(cs.max() - cs.min()) < math.log(RATIO):
+        return ""
+    a, b = ws - ws.mean(), cs - cs.mean()
+    for power in (1.0, 0.5):
+        as_they_are = float((a + power * b).abs().max())
+        in_order = float((a.sort().values + power * b.sort(descending=True).values).abs().max())
+        if in_order < NEAR and as_they_are > FAR:
+            return "order"
+    return ""
 
 
 @check("F46")

@@ -10,6 +10,7 @@ Footgun: a watcher runs inside the user's step. What it asks of a tensor's numbe
 from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.aims import Aims
+from train_doctor.watchers.angles import Angles
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
@@ -37,6 +38,7 @@ from train_doctor.watchers.echoed_series import EchoedSeries
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
+from train_doctor.watchers.farthest import Farthest
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
@@ -53,11 +55,13 @@ from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
 from train_doctor.watchers.loss_graphs import LossGraphs
+from train_doctor.watchers.lost_states import LostStates
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.mined import Mined
 from train_doctor.watchers.mirrored import Mirrored
+from train_doctor.watchers.missing_codes import MissingCodes
 from train_doctor.watchers.mix_shares import MixShares
 from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
@@ -68,8 +72,10 @@ from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.noise_times import NoiseTimes
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.not_put_back import NotPutBack
+from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.other_statistics import OtherStatistics
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
@@ -97,6 +103,7 @@ from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.sampling_grids import SamplingGrids
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.shared_rows import SharedRows
 from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
@@ -119,6 +126,7 @@ from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
+from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.who_chooses import WhoChooses
@@ -243,4 +251,12 @@ ALL = (
     TakenGradients,
     PushedLabels,
     Slips,
+    MissingCodes,
+    SharedRows,
+    LostStates,
+    Farthest,
+    Angles,
+    UnlabelledPoints,
+    OtherStatistics,
+    NullClasses,
 )
