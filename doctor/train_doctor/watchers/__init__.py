@@ -82,6 +82,7 @@ from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
+from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
@@ -221,4 +222,5 @@ ALL = (
     TakenGradients,
     PushedLabels,
     Slips,
+    RowSlopes,
 )

@@ -1,0 +1,171 @@
+"""Penalties, weights and margins of losses that do not what they are for, and healthy programs that look like them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from .bench import quiet
+from .test_turned import net, watched
+
+ROWS = 32
+
+
+def rooted(check: str, model: nn.Module, loss_of) -> bool:
+    """Whether a check names the root; where it does not, it says nothing at all."""
+    torch.manual_seed(0)
+    report = quiet(lambda: watched(model, loss_of))
+    assert not report.faults, report.faults
+    is_root = report.root is not None and report.root.check == check
+    assert is_root or check not in {f.check for f in report.findings}, f"\n{report}"
+    return is_root
+
+
+def smooth(inputs: int, out: int):
+    return nn.Sequential(nn.Linear(inputs, 16), nn.Tanh(), nn.Linear(16, out))
+
+
+def slope(out, x, weights=None):
+    return torch.autograd.grad(out, x, weights, create_graph=True)[0]
+
+
+# ------------------------------------------------------------------------------------------------ F25
+def equation(how: str):
+    """u' = -u, with u(0) = 1."""
+
+    def loss(model):
+        x = torch.rand(ROWS, 1, requires_grad=True)
+        u = model(x)
+        du = {
+            "mean": lambda: slope(u.mean(), x),
+            "function": lambda: slope(torch.mean(u.squeeze(1)), x),
+            "by hand": lambda: slope(u.sum() / len(u), x),
+            "by name": lambda: torch.autograd.grad(outputs=u.mean(), inputs=[x], create_graph=True)[0],
+            "sum": lambda: slope(u.sum(), x),
+            "ones": lambda: slope(u, x, torch.ones_like(u)),
+            "taken back": lambda: slope(u.mean(), x) * len(x),
+            "taken back by weights": lambda: slope(u.mean(), x, torch.tensor(float(ROWS))),
+        }[how]()
+        return (du + u).pow(2).mean() + (model(torch.zeros(1, 1)) - 1).pow(2).mean()
+
+    return loss
+
+
+MEANS = {"mean": True, "function": True, "by hand": True, "by name": True}
+MEANS |= {"sum": False, "ones": False, "taken back": False, "taken back by weights": False}
+
+
+@pytest.mark.parametrize("how, wrong", MEANS.items())
+def test_the_slope_of_each_row(how, wrong):
+    assert rooted("F25", smooth(1, 1), equation(how)) is wrong
+
+
+@pytest.mark.parametrize("mean", (True, False))
+def test_a_penalty_of_slopes(mean):
+    def loss(model):
+        real, fake, share = torch.randn(ROWS, 6) + 2, torch.randn(ROWS, 6), torch.rand(ROWS, 1)
+        x = (share * real + (1 - share) * fake).requires_grad_()
+        out = model(x)
+        g = slope(out.mean() if mean else out.sum(), x)
+        return model(fake).mean() - model(real).mean() + 10 * ((g.norm(2, dim=1) - 1) ** 2).mean()
+
+    assert rooted("F25", net(6, 1), loss) is mean
+
+
+def energy_of_a_set(model):
+    """Atoms that see each other, and a force on each."""
+    x = torch.randn(ROWS, 3, requires_grad=True)
+    near = torch.softmax(-torch.cdist(x, x), 1) @ x
+    return F.mse_loss(-slope(model(torch.cat([x, near], 1)).mean(), x), torch.randn(ROWS, 3))
+
+
+def energy_and_forces(model):
+    """The energy of all is their mean, and is asked for as well."""
+    x = torch.randn(ROWS, 6, requires_grad=True)
+    energy = model(x).mean()
+    return (energy - 1).pow(2) + F.mse_loss(-slope(energy, x), torch.randn(ROWS, 6))
+
+
+def direction(model):
+    x = torch.randn(ROWS, 6, requires_grad=True)
+    g = slope(model(x).mean(), x)
+    return ((g / g.norm(dim=1, keepdim=True)) - torch.randn(ROWS, 6)).pow(2).mean()
+
+
+def slope_of_a_loss(model):
+    """Double backpropagation: the loss shall not hang on the input."""
+    x, y = torch.randn(ROWS, 6, requires_grad=True), torch.randn(ROWS, 1)
+    error = (model(x) - y).pow(2).mean()
+    return error + 0.1 * slope(error, x).pow(2).sum()
+
+
+def patches(model):
+    x = torch.randn(ROWS, 3, 6, requires_grad=True)  # a critic of three patches each
+    return model(x).mean() + ((slope(model(x).mean(), x).flatten(1).norm(dim=1) - 1) ** 2).mean()
+
+
+def inner_loop(model):
+    fast = model[2].weight - 0.1 * slope(model(torch.randn(ROWS, 6)).mean(), model[2].weight)
+    x = torch.randn(ROWS, 6)
+    return (F.linear(model[:2](x), fast) - x[:, :1]).pow(2).mean()
+
+
+def ascent(model):
+    """An attack: an input that is moved along its slope, whatever its length."""
+    x = torch.randn(ROWS, 6, requires_grad=True)
+    g = slope(model(x).mean(), x)
+    return (model(x + 0.1 * g.sign()) - x[:, :1].detach()).pow(2).mean()
+
+
+SLOPES = [energy_of_a_set, energy_and_forces, direction, slope_of_a_loss, patches, inner_loop, ascent]
+
+
+@pytest.mark.parametrize("loss", SLOPES, ids=lambda f: f.__name__)
+def test_slopes_of_means_that_are_meant(loss):
+    assert not rooted("F25", smooth(6, 1), loss)
+
+
+def system(how: str):
+    """u' = v, v' = -u."""
+
+    def loss(model):
+        t = (3 * torch.rand(ROWS, 1)).requires_grad_()
+        y = model(t)
+        u, v = y[:, :1], y[:, 1:]
+        asked = torch.cat([v, -u], 1)
+        if how == "apart":
+            both = torch.cat([slope(y[:, k].sum(), t) for k in range(2)], 1)
+        elif how == "whole sum":
+            both = slope(y.sum(), t)
+        elif how == "a total":
+            return (slope(y.sum(), t) + 0.1 * u).pow(2).mean()
+        elif how == "forces":
+            return F.mse_loss(slope(y.sum(), t), torch.randn(ROWS, 1)) + y.pow(2).mean()
+        else:
+            both = slope(y, t, torch.ones_like(y))
+        return (both - asked).pow(2).mean()
+
+    return loss
+
+
+SYSTEMS = {"ones": True, "whole sum": True, "apart": False, "a total": False, "forces": False}
+
+
+@pytest.mark.parametrize("how, wrong", SYSTEMS.items())
+def test_the_slope_of_each_column(how, wrong):
+    assert rooted("F25", smooth(1, 2), system(how)) is wrong
+
+
+@pytest.mark.parametrize("apart", (True, False))
+def test_slopes_in_two_directions(apart):
+    def loss(model):
+        x = torch.rand(ROWS, 2, requires_grad=True)
+        y = model(x)
+        u, v = y[:, :1], y[:, 1:]
+        if apart:
+            du, dv = slope(u.sum(), x), slope(v.sum(), x)
+        else:
+            du = dv = slope(y, x, torch.ones_like(y))
+        return (du[:, :1] + v).pow(2).mean() + (dv[:, 1:] - u).pow(2).mean() + (y.mean() - 1).pow(2)
+
+    assert rooted("F25", smooth(2, 2), loss) is not apart
