@@ -169,3 +169,51 @@ def test_slopes_in_two_directions(apart):
         return (du[:, :1] + v).pow(2).mean() + (dv[:, 1:] - u).pow(2).mean() + (y.mean() - 1).pow(2)
 
     assert rooted("F25", smooth(2, 2), loss) is not apart
+
+
+# ------------------------------------------------------------------------------------------------ F94
+def partners(how: str):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        a, b = (F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1) for _ in range(2))
+        zeros, own = torch.zeros(ROWS, dtype=torch.long), torch.arange(ROWS)
+        both = a @ b.T / 0.1
+        if how == "moco":
+            first = (a * b).sum(1, keepdim=True) / 0.1
+            return F.cross_entropy(torch.cat([first, both[:, 1:]], 1), zeros)
+        if how == "moco of a square":  # the partner's place is taken by the last column
+            first = both.diagonal()[:, None]
+            return F.cross_entropy(torch.cat([first, both.masked_fill(torch.eye(ROWS) > 0, -9)], 1)[:, :ROWS], zeros)
+        return {
+            "": lambda: F.cross_entropy(both, zeros),
+            "both ways": lambda: (F.cross_entropy(both, zeros) + F.cross_entropy(both.T, zeros)) / 2,
+            "module": lambda: nn.CrossEntropyLoss()(torch.einsum("nd,md->nm", a, b).div_(0.2), zeros),
+            "in two steps": lambda: F.nll_loss(F.log_softmax(both, 1), zeros),
+            "mm": lambda: F.cross_entropy(torch.mm(a, b.t()) * 5, zeros),
+            "right": lambda: F.cross_entropy(both, own),
+        }[how]()
+
+    return loss
+
+
+PARTNERS = {"": True, "both ways": True, "module": True, "in two steps": True, "mm": True}
+PARTNERS |= {"right": False, "moco": False, "moco of a square": False}
+
+
+@pytest.mark.parametrize("how, wrong", PARTNERS.items())
+def test_partners_of_rows(how, wrong):
+    assert rooted("F94", net(6, 8), partners(how)) is wrong
+
+
+@pytest.mark.parametrize("unit", (True, False))
+def test_a_classifier_of_as_many_classes_as_rows(unit):
+    """Its data come in the order of their classes."""
+    model = nn.ModuleList([net(6, 8), nn.Linear(8, ROWS, bias=False)])
+
+    def loss(model):
+        weight, z = model[1].weight, model[0](torch.randn(ROWS, 6))
+        if unit:
+            weight, z = F.normalize(weight, dim=1), 10 * F.normalize(z, dim=1)
+        return F.cross_entropy(z @ weight.T, torch.zeros(ROWS, dtype=torch.long))
+
+    assert not rooted("F94", model, loss)

@@ -467,14 +467,21 @@ def partners_elsewhere(e: Evidence) -> Fired | Verdict:
     """A contrastive loss stays high, and what was learned separates nothing.
 
     Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and
-    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner.
+    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner. Also when the similarities of each row with
+    each go into it as they are, and all labels are 0.
 
     WARN partners-elsewhere: Row i and row i + {half} are the two views, and the labels pair row 0 with 1, 2 with 3:
     other data are drawn together, and the true partner is pushed away. Fix: (torch.arange(2 * n) + n) % (2 * n).
+    WARN partners-elsewhere/zeros: All {half} labels are 0, and the partner of row i stands in column i: every row is
+    drawn to the first one. Fix: torch.arange(len(logits)); zeros belong to torch.cat([positive, negatives], dim=1).
     """
     if (verdict := no_habit(e, seen := e.habits["F94"])) is not None:
         return verdict
     half = next(iter(seen.values()))
+    if isinstance(half, tuple):
+        rows, what = half
+        what = f"partners-elsewhere/{what}"
+        return fires(f"in {len(seen)} steps all of {rows} labels were 0", "one label each", fault=what, half=rows)
     return fires(
         f"in {len(seen)} steps neighbours were paired in {half} rows and {half} more", "i and i + n", half=half
     )

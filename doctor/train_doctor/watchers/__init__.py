@@ -34,6 +34,7 @@ from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
+from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
@@ -223,4 +224,5 @@ ALL = (
     PushedLabels,
     Slips,
     RowSlopes,
+    FirstColumn,
 )
