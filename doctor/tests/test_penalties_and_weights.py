@@ -217,3 +217,111 @@ def test_a_classifier_of_as_many_classes_as_rows(unit):
         return F.cross_entropy(z @ weight.T, torch.zeros(ROWS, dtype=torch.long))
 
     assert not rooted("F94", model, loss)
+
+
+# ------------------------------------------------------------------------------------------------ F58
+class Weighed(nn.Module):
+    def __init__(self, start: float = 0.0):
+        super().__init__()
+        self.net, self.s = net(6, 2), nn.Parameter(torch.full((2,), start))
+        self.one, self.two = nn.Parameter(torch.tensor(start)), nn.Parameter(torch.tensor(start))
+
+    def errors(self):
+        x = torch.randn(ROWS, 6)
+        return (self.net(x) - x[:, :2] * torch.tensor([1.0, 3.0])).pow(2).mean(0)
+
+
+FREE = {
+    "exp": lambda m, e: (torch.exp(-m.s) * e).sum(),
+    "spread": lambda m, e: (e / (2 * (m.s + 1) ** 2)).sum(),
+    "apart": lambda m, e: torch.exp(-m.s[0]) * e[0] + 0.5 * torch.exp(-m.s[1]) * e[1],
+    "two parameters": lambda m, e: (-m.one).exp() * e[0] + (-m.two).exp() * e[1],
+    "as they are": lambda m, e: torch.stack([m.s[k] * e[k] for k in range(2)]).mean(),
+    "softplus": lambda m, e: F.softplus(m.s).mul(e).mean(),
+}
+PRICED = {
+    "price": lambda m, e: (torch.exp(-m.s) * e + m.s).sum(),
+    "price of a spread": lambda m, e: (e / (2 * (m.s + 1) ** 2) + (1 + (m.s + 1) ** 2).log()).sum(),
+    "price elsewhere": lambda m, e: (torch.exp(-m.s) * e).sum() + 0.5 * m.s.sum(),
+    "softmax": lambda m, e: (m.s.softmax(0) * e).sum(),
+    "temperature": lambda m, e: F.cross_entropy(m.net(torch.randn(ROWS, 6)) * m.one.exp(), torch.arange(ROWS) % 2),
+    "frozen": lambda m, e: (torch.exp(-m.s.detach()) * e).sum(),
+    "a dual variable": lambda m, e: e.sum() - (m.s * (0.1 - e.detach())).sum(),
+    "a gate": lambda m, e: F.mse_loss(m.net(x := torch.randn(ROWS, 6)) * m.s, x[:, :2]),
+    "rewards": lambda m, e: (torch.exp(-m.s) * (e - 5)).sum(),
+    "bent": lambda m, e: (1 + (torch.exp(-m.s) * e).sum()).log() + 0 * m.one,
+}
+
+
+@pytest.mark.parametrize("how", FREE)
+def test_weights_that_cost_nothing(how):
+    assert rooted("F58", Weighed(1.0 if how == "as they are" else 0.0), lambda m: FREE[how](m, m.errors()))
+
+
+@pytest.mark.parametrize("how", PRICED)
+def test_weights_that_have_a_price(how):
+    assert not rooted("F58", Weighed(), lambda m: PRICED[how](m, m.errors()))
+
+
+def test_weights_whose_gradient_is_turned_round():
+    """Points with large errors shall count more."""
+    model = Weighed(1.0)
+    model.s.register_hook(lambda g: -g)
+    assert not rooted("F58", model, lambda m: (m.s * m.errors()).sum())
+
+
+def test_weights_that_are_shared_out_anew():
+    """Of two tasks; their sum stays the same."""
+    model = Weighed(1.0)
+
+    def loss(model):
+        with torch.no_grad():
+            model.s.mul_(2 / model.s.sum())
+        return (model.s * model.errors()).sum()
+
+    assert not rooted("F58", model, loss)
+
+
+# ------------------------------------------------------------------------------------------------ F90
+def angles(how: str):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        y = x[:, :5].argmax(1)
+        z, weight, one = model[0](x), model[1].weight, F.one_hot(y, 5).float()
+        if "by hand" in how:
+            c = z / z.norm(dim=1, keepdim=True) @ (weight / weight.norm(dim=1, keepdim=True)).t()
+        elif "pairs" in how:
+            c = F.cosine_similarity(z[:, None], weight[None], dim=-1)
+        else:
+            c = F.linear(F.normalize(z), F.normalize(weight))
+        theta, rows = c.clamp(-0.9999, 0.9999).acos(), torch.arange(ROWS)
+        if "in place" in how:
+            c[rows, y] += 0.3 if "right" not in how else -0.3
+            return F.cross_entropy(16 * c, y)
+        made = {
+            "added": lambda: c + 0.3 * one,
+            "added, by hand": lambda: torch.add(c, one, alpha=0.3),
+            "added, pairs": lambda: torch.where(one.bool(), c + 0.3, c),
+            "angle less": lambda: torch.where(one.bool(), torch.cos(theta - 0.2), c),
+            "all": lambda: torch.cos(theta + 0.3),
+            "all, by hand": lambda: c * 0.955 - (1 - c**2).clamp_min(0).sqrt() * 0.2955,
+            "right": lambda: c - 0.3 * one,
+            "right, by hand": lambda: torch.cos(theta + 0.3 * one),
+            "right, pairs": lambda: torch.where(one.bool(), torch.cos(theta + 0.3), c),
+            "none": lambda: c,
+            "a negative margin": lambda: c - -0.3 * one,
+            "a bias": lambda: c + torch.linspace(0, 0.3, 5),
+        }[how]()
+        return nn.CrossEntropyLoss()(made * 16, y)
+
+    return loss
+
+
+MARGINS = ("added", "added, by hand", "added, pairs", "added in place", "angle less", "all", "all, by hand")
+HEALTHY = ("right", "right, by hand", "right, pairs", "right in place", "none", "a negative margin", "a bias")
+
+
+@pytest.mark.parametrize("how", MARGINS + HEALTHY)
+def test_margins_of_cosines(how):
+    model = nn.ModuleList([net(6, 8), nn.Linear(8, 5, bias=False)])
+    assert rooted("F90", model, angles(how)) is (how in MARGINS)

@@ -119,16 +119,26 @@ def margin_taken_away(e: Evidence) -> Fired | Verdict:
     """A triplet loss is 0 after a few steps, and positives lie hardly nearer than negatives.
 
     Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0;
-    or from the spread of columns over a batch.
+    or from the spread of columns over a batch. Also when a cross-entropy is given cosines, times a number, and that of
+    the right class has a margin more in each row; or when all classes have cos(theta + margin).
 
     WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
     right. Fix: torch.relu(d_positive - d_negative + margin).
     WARN margin-taken-away/spread: The hinge punishes columns that are spread by more than a bound and not those that
     are spread by less, so the features of all rows come together. Fix: torch.relu(1 - std).mean().
+    WARN margin-taken-away/added: The margin of the right class is added to its cosine, so it counts as right while
+    another class is the nearer by that much. Fix: scale * (cosines - margin * one_hot), or cos(theta + margin).
+    WARN margin-taken-away/all-classes: The margin is put on all classes, and not on the right one alone, so none is
+    asked for more than another. Fix: torch.where(one_hot.bool(), torch.cos(theta + margin), cosines).
     """
     if (verdict := no_habit(e, seen := e.habits["F90"])) is not None:
         return verdict
-    if next(iter(seen.values())) == "spread":
+    if (what := next(iter(seen.values()))) in ("added", "all-classes"):
+        had = {"added": "the cosine of the right class had a margin more", "all-classes": "all classes had a margin"}
+        return fires(
+            f"in {len(seen)} steps {had[what]}", "less for the right class alone", fault=f"margin-taken-away/{what}"
+        )
+    if what == "spread":
         what = f"in {len(seen)} steps a spread over the batch, less a number, was cut at 0"
         return fires(what, "a number less the spread", fault="margin-taken-away/spread")
     return fires(f"in {len(seen)} steps a margin was taken from the difference of distances", "added to it")

@@ -23,6 +23,7 @@ from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.component_weights import ComponentWeights
+from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
@@ -39,6 +40,7 @@ from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
+from train_doctor.watchers.free_weights import FreeWeights
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.groups import Groups
 from train_doctor.watchers.ignored_labels import IgnoredLabels
@@ -225,4 +227,6 @@ ALL = (
     Slips,
     RowSlopes,
     FirstColumn,
+    FreeWeights,
+    CosineMargins,
 )
