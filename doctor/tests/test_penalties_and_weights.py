@@ -325,3 +325,92 @@ HEALTHY = ("right", "right, by hand", "right, pairs", "right in place", "none", 
 def test_margins_of_cosines(how):
     model = nn.ModuleList([net(6, 8), nn.Linear(8, 5, bias=False)])
     assert rooted("F90", model, angles(how)) is (how in MARGINS)
+
+
+# ------------------------------------------------------------------------------------------------ F75, F88
+def error(model):
+    x = torch.randn(ROWS, 6)
+    return F.cross_entropy(model(x), (x[:, 0] > 0).long())
+
+
+def size(model, of, matrices: bool = False):
+    return sum(of(p) for p in model.parameters() if p.dim() > 1 or not matrices)
+
+
+def two_norms(model):
+    return torch.stack([p.norm() for p in model.parameters() if p.dim() > 1]).sum()
+
+
+def together(model):
+    return torch.cat([p.flatten() for p in model.parameters()])
+
+
+REWARDS = {
+    "squares": lambda m: error(m) - 1e-3 * size(m, lambda p: (p**2).sum()),
+    "norms": lambda m: error(m) - 1e-3 * two_norms(m),
+    "absolute": lambda m: error(m) + -1e-3 * size(m, lambda p: p.abs().sum(), True),
+    "in turns": lambda m: error(m).sub(size(m, lambda p: p.mul(p).mean()), alpha=0.01),
+    "together": lambda m: -1e-2 * torch.linalg.norm(together(m)) + error(m),
+    "norm squared": lambda m: error(m) - 0.5e-3 * m[0].weight.norm(2) ** 2,
+}
+COSTS = {
+    "squares": lambda m: error(m) + 1e-3 * size(m, lambda p: (p**2).sum()),
+    "both negated": lambda m: -(-error(m) - 1e-3 * size(m, lambda p: p.abs().sum())),
+    "none": lambda m: error(m) - 0.0 * size(m, lambda p: p.sum()),
+    "all used": lambda m: error(m) + 0 * size(m, lambda p: p.sum()),
+    "centred": lambda m: error(m) + 1e-2 * m[0].weight.sum() ** 2,
+    "orthogonal": lambda m: error(m) - 1e-2 * (m[0].weight @ m[0].weight.T).diagonal().log().sum(),
+    "of a matrix and its wish": lambda m: error(m) + (m[0].weight - 1).abs().mean(),
+}
+PLAIN_SUMS = {
+    "sums": lambda m: error(m) + 1e-3 * size(m, lambda p: p.sum()),
+    "means": lambda m: error(m) + 0.1 * torch.stack([p.mean() for p in m.parameters()]).sum(),
+    "together": lambda m: error(m).add(together(m).sum(), alpha=1e-3),
+    "matrices": lambda m: error(m) + 1e-3 * (torch.sum(m[0].weight) + torch.sum(m[2].weight)),
+}
+
+
+@pytest.mark.parametrize("how", REWARDS)
+def test_penalties_that_reward(how):
+    assert rooted("F75", net(6, 2), REWARDS[how])
+
+
+@pytest.mark.parametrize("how", PLAIN_SUMS)
+def test_penalties_without_a_size(how):
+    assert rooted("F88", net(6, 2), PLAIN_SUMS[how])
+
+
+@pytest.mark.parametrize("check", ("F75", "F88"))
+@pytest.mark.parametrize("how", COSTS)
+def test_penalties_that_cost(how, check):
+    assert not rooted(check, net(6, 2), COSTS[how])
+
+
+class Noisy(nn.Module):
+    """Noise of a learned size, and a matrix whose numbers are spread by a learned spread."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.noise = nn.Linear(6, 2), nn.Parameter(torch.randn(ROWS, 6))
+        self.mean, self.log_spread = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.full((6, 6), -3.0))
+
+    def forward(self, x):
+        weight = self.mean + self.log_spread.exp() * torch.randn(6, 6)
+        return self.head((x + self.noise) @ weight)
+
+
+@pytest.mark.parametrize("check", ("F75", "F88"))
+def test_noise_that_is_to_be_large(check):
+    def loss(m):
+        spread = m.log_spread.exp()
+        cost = (0.5 * (spread**2 + m.mean**2) - m.log_spread).mean()
+        return error(m) - 1e-2 * m.noise.abs().mean() + 1e-2 * cost
+
+    assert not rooted(check, Noisy(), loss)
+
+
+def test_weights_above_zero():
+    model = net(6, 2)
+    for p in model.parameters():
+        p.data.abs_()
+    assert not rooted("F88", model, lambda m: error(m) + 1e-3 * size(m, lambda p: p.sum()))

@@ -114,6 +114,7 @@ from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.views import Views
+from train_doctor.watchers.weight_penalties import WeightPenalties
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.wraps import Wraps
 from train_doctor.watchers.zeros_added import ZerosAdded
@@ -229,4 +230,5 @@ ALL = (
     FirstColumn,
     FreeWeights,
     CosineMargins,
+    WeightPenalties,
 )
