@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import train_doctor as doctor
+
 from .bench import quiet
 from .test_turned import net, watched
 
@@ -414,3 +416,115 @@ def test_weights_above_zero():
     for p in model.parameters():
         p.data.abs_()
     assert not rooted("F88", model, lambda m: error(m) + 1e-3 * size(m, lambda p: p.sum()))
+
+
+# ------------------------------------------------------------------------------------------------ F100
+def shares(how: str):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        y = torch.poisson(2 * x[:, :1].exp()) if how != "no zeros" else 0.1 + x[:, :1].exp()
+        y[0] = 0 if how != "no zeros" else 0.1
+        out, there = model(x), (y > 0).float()
+        gap = out - y
+        return {
+            "percentage": lambda: (gap.abs() / (y + 1e-6)).mean(),
+            "divided first": lambda: torch.abs((y - out) / (y.abs() + 1e-8)).mean() * 100,
+            "bounded below": lambda: ((y - out).abs() / y.clamp(min=1e-6)).sum() / ROWS,
+            "function": lambda: torch.div(F.l1_loss(out, y, reduction="none"), torch.clamp_min(y, 1e-5)).mean(),
+            "squares": lambda: (gap / (y + 1e-5)).pow(2).mean(),
+            "no zeros": lambda: (gap.abs() / (y + 1e-6)).mean(),
+            "masked": lambda: (gap.abs() / (y + 1e-6) * there).sum() / there.sum(),
+            "left out": lambda: (gap.abs() / (y + 1e-6))[y > 0].mean(),
+            "bounded above": lambda: (gap.abs() / (y + 1e-6)).clamp(max=10).mean(),
+            "of all": lambda: gap.abs().sum() / (y.sum() + 1e-6),
+            "more than a trace": lambda: (gap.abs() / (y + 1)).mean(),
+            "symmetric": lambda: (gap.abs() / (out.abs() + y + 1e-6)).mean(),
+            "spreads": lambda: ((gap / (torch.rand(ROWS, 1) ** 8 + 1e-6)) ** 2).mean(),
+        }[how]()
+
+    return loss
+
+
+PERCENTS = ("percentage", "divided first", "bounded below", "function", "squares")
+BOUNDED = ("no zeros", "masked", "left out", "bounded above", "of all", "more than a trace", "symmetric", "spreads")
+
+
+@pytest.mark.parametrize("how", PERCENTS + BOUNDED)
+def test_shares_of_targets(how):
+    model = net(6, 1)
+    assert rooted("F100", model, lambda m: 1e-6 * shares(how)(m)) is (how in PERCENTS)
+
+
+# ------------------------------------------------------------------------------------------------ F105
+def players(how: str):
+    """The findings on a generator and a critic that take turns."""
+    torch.manual_seed(0)
+    ends = [] if how in ("unbounded", "classes of logits") else [nn.Sigmoid()]
+    generator, critic = net(4, 2), nn.Sequential(*net(2, 1), *(ends if how != "function" else []))
+    answer = (lambda x: torch.sigmoid(critic(x))) if how == "function" else critic
+    steps = [torch.optim.Adam(m.parameters(), 1e-3) for m in (generator, critic)]
+    ones, zeros = torch.ones(ROWS, 1), torch.zeros(ROWS, 1)
+
+    def critics(real, fake):
+        return {
+            "as it is": lambda: answer(fake).mean() - answer(real).mean(),
+            "function": lambda: -(answer(real).mean() - answer(fake).mean()),
+            "one mean": lambda: torch.mean(answer(fake) - answer(real)),
+            "squeezed": lambda: answer(fake).squeeze(1).mean() + answer(real).squeeze(1).neg().mean(),
+            "unbounded": lambda: answer(fake).mean() - answer(real).mean(),
+            "binary": lambda: F.binary_cross_entropy(answer(real), ones) + F.binary_cross_entropy(answer(fake), zeros),
+            "logarithms": lambda: -(answer(real).log() + (1 - answer(fake)).log()).mean(),
+            "squares": lambda: (answer(real) - 1).pow(2).mean() + answer(fake).pow(2).mean(),
+            "a mean beside": lambda: (
+                answer(fake).mean() - answer(real).mean() + F.binary_cross_entropy(answer(real), ones)
+            ),
+            "hinge": lambda: F.relu(1 - answer(real)).mean() + F.relu(1 + answer(fake)).mean(),
+        }[how]()
+
+    def program():
+        with doctor.watch(nn.ModuleList([generator, critic]), optimizer=steps, steps=8, say=False) as report:
+            for _ in range(5):
+                fake = generator(torch.randn(ROWS, 4))
+                for step, make in ((1, lambda: critics(torch.randn(ROWS, 2), fake.detach())), (0, lambda: mine(fake))):
+                    for optimizer in steps:
+                        optimizer.zero_grad()
+                    make().backward()
+                    steps[step].step()
+        return report
+
+    def mine(fake):
+        return F.binary_cross_entropy(answer(fake), ones) if how == "binary" else -answer(fake).mean()
+
+    report = quiet(program)
+    assert not report.faults, report.faults
+    return report
+
+
+CRITICS = ("as it is", "function", "one mean", "squeezed")
+DISCRIMINATORS = ("unbounded", "binary", "logarithms", "squares", "a mean beside", "hinge")
+
+
+@pytest.mark.parametrize("how", CRITICS + DISCRIMINATORS)
+def test_answers_of_critics(how):
+    report = players(how)
+    assert ("F105" in {f.check for f in report.findings}) is (how in CRITICS)
+    assert how not in CRITICS or report.root.check == "F105"
+
+
+def test_a_difference_of_two_classes():
+    """Shares of two classes, by a classifier whose features have an optimizer of their own."""
+    torch.manual_seed(0)
+    features, head = net(6, 8), nn.Sequential(nn.Linear(8, 1), nn.Sigmoid())
+    steps = [torch.optim.Adam(m.parameters(), 1e-3) for m in (features, head)]
+
+    def program():
+        with doctor.watch(nn.ModuleList([features, head]), optimizer=steps, steps=8, say=False) as report:
+            for _ in range(5):
+                x = torch.randn(ROWS, 6)
+                (head(features(x - 1)).mean() - head(features(x + 1)).mean()).backward()
+                for optimizer in steps:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return report
+
+    assert "F105" not in {f.check for f in quiet(program).findings}

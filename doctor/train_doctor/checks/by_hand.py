@@ -1,4 +1,4 @@
-"""Losses that are written by hand and are not quite their formula: F85 to F90.
+"""Losses that are written by hand and are not quite their formula: F85 to F90, F100 and F105.
 
 What a formula does shows in the gradients of the answers, or in the steps that lead from a difference to the loss.
 
@@ -8,7 +8,7 @@ Footgun: each of these is the formula of something else. So they warn, and each 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
-from train_doctor.finding import Verdict
+from train_doctor.finding import Verdict, not_applicable
 
 
 @check("F85")
@@ -146,3 +146,41 @@ def margin_taken_away(e: Evidence) -> Fired | Verdict:
         what = f"in {len(seen)} steps a spread over the batch, less a number, was cut at 0"
         return fires(what, "a number less the spread", fault="margin-taken-away/spread")
     return fires(f"in {len(seen)} steps a margin was taken from the difference of distances", "added to it")
+
+
+@check("F100")
+def divided_by_almost_nothing(e: Evidence) -> Fired | Verdict:
+    """A forecast that is trained on relative errors says almost nothing everywhere, and its loss is in the thousands.
+
+    Fires when an error is divided, number by number, by its own target with something tiny added, 2 % of these or more
+    are below a thousandth of their median, and the quotients of these few make up most of the loss. Quotients that are
+    masked, bounded or weighed afterwards are left alone.
+
+    WARN divided-by-almost-nothing: {share:.0%} of the targets are next to 0, and an error that is divided by them is
+    {part:.0%} of the loss, so the model learns to say 0. Fix: (answer - y).abs().sum() / y.abs().sum(), or leave these
+    rows out.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F100"])) is not None:
+        return verdict
+    share, part = next(iter(seen.values()))
+    what = f"in {len(seen)} steps {share:.1%} of the divisors were next to 0, and made {part:.1%} of the loss"
+    return fires(what, "divisors of one size", share=share, part=part)
+
+
+@check("F105")
+def critic_bounded(e: Evidence) -> Fired | Verdict:
+    """A GAN with a critic hardly learns: the critic's two means soon lie at 0 and 1, and it tells no more.
+
+    Fires when a loss is the mean of a network's answers to what another network made, one with an optimizer of its own,
+    minus that of its answers to other inputs, both straight from a sigmoid of the same layer. Where such answers go
+    into a binary cross-entropy, a logarithm or a square as well, nothing is said.
+
+    WARN critic-bounded: The critic's answers come from a sigmoid, so their means can't lie further apart than 1, and
+    where they do its slope is 0; the distance of Wasserstein needs answers without bounds. Fix: Leave the sigmoid out,
+    or train a discriminator with F.binary_cross_entropy_with_logits.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["F105"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss was a difference of means of a sigmoid", "answers without bounds")

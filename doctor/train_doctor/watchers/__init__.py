@@ -25,6 +25,7 @@ from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.critics import Critics
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
 from train_doctor.watchers.divergences import Divergences
@@ -83,6 +84,7 @@ from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
+from train_doctor.watchers.relative_errors import RelativeErrors
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.row_slopes import RowSlopes
@@ -231,4 +233,6 @@ ALL = (
     FreeWeights,
     CosineMargins,
     WeightPenalties,
+    RelativeErrors,
+    Critics,
 )

@@ -6,9 +6,9 @@
 
 From the loss its graph is followed through sums and numbers, with the sign that they give, to the weights.
 
-Footguns: 0 * p.sum() is written to give each weight a gradient. Logarithms of scales stand in densities as they are, and
-noise that is learned is to be large. So only matrices are meant that a layer of the same loss multiplies with; and a
-plain sum of weights that are kept above zero is their size.
+Footguns: 0 * p.sum() is written to give each weight a gradient. Logarithms of scales stand in densities as they are,
+and noise that is learned is to be large. So only matrices are meant that a layer of the same loss multiplies with; and
+a plain sum of weights that are kept above zero is their size.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from train_doctor.fed import kind
 
 LIMIT = 1500  # nodes
 VIEWS = {"View", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "T", "Reshape"}
-PASSES = VIEWS | {"Sum", "Mean", "Stack", "Cat", "Select", "Unbind"}
+PASSES = VIEWS | {"Sum", "Mean", "Stack", "Cat", "Select", "Unbind", "Slice", "Split", "Index"}
 LAYERS = {"Addmm", "Mm", "Convolution", "ConvolutionOverrideable", "Embedding", "Bmm", "Linear"}
 SIZES = {"Abs", "Norm", "LinalgVectorNorm"}
 BELOW = 0.05  # of weights that lie below zero
@@ -49,31 +49,42 @@ class WeightPenalties(Watcher):
 
 def _penalties(node) -> Iterator[tuple]:
     """Weights that the loss is a sum of, the sign of each, and whether it is of their sizes."""
+    for node, sign in terms(node):
+        what, edges = kind(node), [edge for edge, _ in node.next_functions]
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf, sign, ""
+        elif what in SIZES or what == "Pow" and _even(node) or what == "Mul" and len(set(edges)) == 1:
+            yield from ((leaf, sign, "size") for leaf in _leaves(edges[0], 3))
+
+
+def terms(node) -> Iterator[tuple]:
+    """What a loss is a sum of, and the sign of each: 1, -1, or 0 where it is multiplied by 0."""
     queue, many = [(node, 1)], 0
     while queue and many < LIMIT:
         (node, sign), many = queue.pop(), many + 1
         what, edges = kind(node), [edge for edge, _ in node.next_functions]
         there = [edge for edge in edges if edge is not None]
-        if (leaf := getattr(node, "variable", None)) is not None:
-            yield leaf, sign, ""
-        elif what in SIZES or what == "Pow" and _even(node) or what == "Mul" and len(set(edges)) == 1:
-            yield from ((leaf, sign, "size") for leaf in _leaves(there[0], 3))
-        elif what in PASSES:
+        if what in PASSES:
             queue += [(edge, sign) for edge in there]
         elif what == "Neg":
             queue.append((there[0], -sign))
         elif what in ("Add", "Sub", "Rsub"):
             signs = {"Add": (1, _sign(node)), "Sub": (1, -_sign(node)), "Rsub": (-1, 1)}[what]
             queue += [(edge, sign * s) for edge, s in zip(edges, signs) if edge is not None]
-        elif what in ("Mul", "Div") and len(there) == 1:
+        elif what == "Mul" and len(there) == 1 or what == "Div" and there == edges[:1]:
             factor = node._saved_self if edges[0] is None else node._saved_other
-            if factor is not None and factor.numel() == 1 and edges[0 if what == "Div" else edges.index(there[0])]:
-                queue.append((there[0], sign * ((factor > 0).int() - (factor < 0).int()).item()))
+            if factor is not None and factor.numel() == 1:
+                queue.append((there[0], sign * _sign_of(float(factor))))
+        else:
+            yield node, sign
 
 
 def _sign(node) -> int:
-    alpha = float(getattr(node, "_saved_alpha", 1))
-    return (alpha > 0) - (alpha < 0)
+    return _sign_of(float(getattr(node, "_saved_alpha", 1)))
+
+
+def _sign_of(number: float) -> int:
+    return (number > 0) - (number < 0)
 
 
 def _even(node) -> bool:
