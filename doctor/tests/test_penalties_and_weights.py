@@ -484,11 +484,11 @@ def players(how: str):
     def program():
         with doctor.watch(nn.ModuleList([generator, critic]), optimizer=steps, steps=8, say=False) as report:
             for _ in range(5):
-                fake = generator(torch.randn(ROWS, 4))
-                for step, make in ((1, lambda: critics(torch.randn(ROWS, 2), fake.detach())), (0, lambda: mine(fake))):
+                fake, real = generator(torch.randn(ROWS, 4)), torch.randn(ROWS, 2)
+                for step in (1, 0):
                     for optimizer in steps:
                         optimizer.zero_grad()
-                    make().backward()
+                    (critics(real, fake.detach()) if step else mine(fake)).backward()
                     steps[step].step()
         return report
 
@@ -528,3 +528,79 @@ def test_a_difference_of_two_classes():
         return report
 
     assert "F105" not in {f.check for f in quiet(program).findings}
+
+
+# ------------------------------------------------------------------------------------------------ F103
+class Taught(nn.Module):
+    """A student, and a teacher that knows the classes by other numbers."""
+
+    def __init__(self, names, sure: float = 8.0):
+        super().__init__()
+        self.student, self.names, self.sure = net(6, len(names)), torch.tensor(names), sure
+
+    def teach(self, y):
+        with torch.no_grad():
+            return self.sure * F.one_hot(self.names[y], len(self.names)) + torch.randn(len(y), len(self.names))
+
+
+ORDERS = ([2, 0, 1, 3, 5, 4], [1, 2, 3, 4, 5, 0], [0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 0, 0], [1, 0, 2, 3, 4, 5])
+FEW_CLASSES = {"sure": 8.0, "new": 1.5}
+
+
+def taught(how: str = ""):
+    def loss(model):
+        x = torch.randn(2 * ROWS, 6)
+        y = x.argmax(1)
+        teacher, out = model.teach(y if how != "other rows" else y.roll(1)), model.student(x)
+        soft, asked = (out / 2).log_softmax(1), F.softmax(teacher / 2, dim=1)
+        distance = {
+            "log target": lambda: F.kl_div(soft, (teacher / 2).log_softmax(1), reduction="batchmean", log_target=True),
+            "soft labels": lambda: F.cross_entropy(out / 2, asked),
+            "by hand": lambda: -(asked * soft).sum(1).mean(),
+            "module": lambda: nn.KLDivLoss(reduction="batchmean")(soft, asked),
+        }.get(how, lambda: F.kl_div(soft, asked, reduction="batchmean"))()
+        return 4 * distance + (F.cross_entropy(out, y) if how != "no labels" else 0)
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ("", "log target", "soft labels", "by hand", "module"))
+def test_a_teacher_of_other_classes(how):
+    assert rooted("F103", Taught(ORDERS[0]), taught(how))
+    assert not rooted("F103", Taught(ORDERS[2]), taught(how))
+
+
+@pytest.mark.parametrize("names", ORDERS[1:])
+def test_orders_of_classes(names):
+    assert rooted("F103", Taught(names), taught()) is (names == ORDERS[1])
+
+
+@pytest.mark.parametrize("how", FEW_CLASSES)
+def test_an_order_of_few_classes(how):
+    """A new teacher may happen to tell three kinds apart."""
+
+    def loss(model):
+        y = torch.randint(3, (2 * ROWS,))
+        x, teacher = F.one_hot(y, 6).float(), FEW_CLASSES[how] * F.one_hot((y + 1) % 3, 3).float()
+        out = model(x)
+        return F.kl_div(out.log_softmax(1), teacher.softmax(1), reduction="batchmean") + F.cross_entropy(out, y)
+
+    assert rooted("F103", net(6, 3), loss) is (how == "sure")
+
+
+@pytest.mark.parametrize("how", ("no labels", "other rows"))
+def test_a_teacher_beside_labels(how):
+    assert not rooted("F103", Taught(ORDERS[0]), taught(how))
+
+
+def test_a_teacher_that_knows_little():
+    assert not rooted("F103", Taught(ORDERS[0], 0.5), taught())
+
+
+def test_two_students_that_teach_each_other():
+    def loss(model):
+        x = torch.randn(2 * ROWS, 6)
+        one, two = model[0](x), model[1](x)
+        return F.cross_entropy(one, x.argmax(1)) + F.kl_div(one.log_softmax(1), two.detach().softmax(1))
+
+    assert not rooted("F103", nn.ModuleList([net(6, 6), net(6, 6)]), loss)

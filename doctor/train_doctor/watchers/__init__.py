@@ -109,6 +109,7 @@ from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.taken_gradients import TakenGradients
+from train_doctor.watchers.taught_classes import TaughtClasses
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
@@ -235,4 +236,5 @@ ALL = (
     WeightPenalties,
     RelativeErrors,
     Critics,
+    TaughtClasses,
 )

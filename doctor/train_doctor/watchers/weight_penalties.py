@@ -36,7 +36,7 @@ class WeightPenalties(Watcher):
             return
         with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):  # another version's name
             held, ways = self.e.optimized(), {"size": set(), "": set()}
-            found = [fact for fact in _penalties(loss.grad_fn) if fact[0].dim() > 1 and id(fact[0]) in held]
+            found = [fact for fact in _penalties(loss) if fact[0].dim() > 1 and id(fact[0]) in held]
             used = _multiplied(loss) if found else set()
             for leaf, sign, how in found:
                 kept_above = not how and float((leaf.detach() < 0).float().mean()) < BELOW
@@ -47,9 +47,9 @@ class WeightPenalties(Watcher):
                 self.note("F88", "no-size")
 
 
-def _penalties(node) -> Iterator[tuple]:
+def _penalties(loss: Tensor) -> Iterator[tuple]:
     """Weights that the loss is a sum of, the sign of each, and whether it is of their sizes."""
-    for node, sign in terms(node):
+    for node, sign in terms(loss.grad_fn):
         what, edges = kind(node), [edge for edge, _ in node.next_functions]
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf, sign, ""
