@@ -604,3 +604,71 @@ def test_two_students_that_teach_each_other():
         return F.cross_entropy(one, x.argmax(1)) + F.kl_div(one.log_softmax(1), two.detach().softmax(1))
 
     assert not rooted("F103", nn.ModuleList([net(6, 6), net(6, 6)]), loss)
+
+
+# ------------------------------------------------------------------------------------------------ D32
+class Conditional(nn.Module):
+    """A network that is given labels beside its input."""
+
+    def __init__(self, inputs: int, out: int, how: str):
+        super().__init__()
+        self.how, self.table, self.net = how, nn.Embedding(4, 4), net(inputs + 4, out)
+
+    def forward(self, x, y):
+        label = {
+            "table": lambda: self.table(y),
+            "one-hot": lambda: F.one_hot(y, 4).float(),
+            "rows of eye": lambda: torch.eye(4)[y],
+        }[self.how]()
+        return self.net(torch.cat([x, label], 1) if self.how != "one-hot" else torch.cat((label, x), dim=-1))
+
+
+def conditioned(how: str, labels: str = "table"):
+    torch.manual_seed(0)
+    made, judge = Conditional(2, 2, labels), Conditional(2, 1, labels)
+    steps = [torch.optim.Adam(m.parameters(), 1e-3) for m in (made, judge)]
+    middles = 2 * torch.randn(4, 2)
+    yes, no = torch.ones(ROWS, 1), torch.zeros(ROWS, 1)
+
+    def says(x, y, asked):
+        return F.binary_cross_entropy_with_logits(judge(x, y), asked)
+
+    def step():
+        y, other = torch.randint(4, (ROWS,)), torch.randint(4, (ROWS,))
+        real = middles[y] + 0.1 * torch.randn(ROWS, 2)
+        given = real if how == "translator" else torch.randn(ROWS, 2)
+        fake = made(given, other)
+        shown = y if how in ("wrong", "translator", "pairs of both kinds") else other
+        steps[1].zero_grad()
+        loss = says(real, y, yes) + says(fake.detach(), shown, no)
+        if how in ("mismatched", "pairs of both kinds"):
+            loss = loss + says(real, other, no) + says(fake.detach(), other, no)
+        loss.backward()
+        steps[1].step()
+        steps[0].zero_grad()
+        loss = says(fake, other if how == "pairs of both kinds" else shown, yes)
+        if how == "back again":
+            loss = loss + F.l1_loss(made(fake, y), real)
+        loss.backward()
+        steps[0].step()
+
+    def program():
+        with doctor.watch(nn.ModuleList([made, judge]), optimizer=steps, steps=8, say=False) as report:
+            for _ in range(5):
+                step()
+        return report
+
+    report = quiet(program)
+    assert not report.faults, report.faults
+    return report
+
+
+@pytest.mark.parametrize("labels", ("table", "one-hot", "rows of eye"))
+def test_fakes_judged_under_other_labels(labels):
+    assert conditioned("wrong", labels).root.check == "D32"
+    assert "D32" not in {f.check for f in conditioned("right", labels).findings}
+
+
+@pytest.mark.parametrize("how", ("mismatched", "pairs of both kinds", "back again", "translator"))
+def test_labels_that_are_not_those_of_what_is_judged(how):
+    assert "D32" not in {f.check for f in conditioned(how).findings}

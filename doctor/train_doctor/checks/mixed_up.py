@@ -1,4 +1,4 @@
-"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, S43, N36 and N37.
+"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, D32, S43, N36 and N37.
 
 Rows for places, a network for its own target, a tensor for its neighbour, a generator for a seed, the weights of one
 optimizer for another's. All were noted step by step by watchers; here it is asked whether they are a habit.
@@ -668,3 +668,26 @@ def labels_in_order(e: Evidence) -> Fired | Verdict:
         return verdict
     rows, classes = next(iter(seen.values()))
     return fires("labels rise within each batch and from batch to batch", "all classes", rows=rows, classes=classes)
+
+
+@check("D32")
+def made_of_other_labels(e: Evidence) -> Fired | Verdict:
+    """A conditional GAN makes good samples, and of any class whatever label it is given.
+
+    Fires when a network is given noise and labels, and what it makes goes into another optimizer's network together
+    with other labels, in each call that is seen, and those are the labels with which that network is given the real
+    data. Both are ids of tables with as many rows, or one-hot with as many columns. Translators, which are given data,
+    are left alone, and so is a network that is shown the right labels as well.
+
+    WARN made-of-other-labels: The generator is given one set of {rows} labels, and the discriminator sees what it
+    made beside another, that of the real data, so the generator learns to care for no label. Fix: discriminator(fake,
+    made_for), with the labels that the generator was given.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["D32"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps fakes were judged under labels that they were not made for", "the same", rows=rows
+    )

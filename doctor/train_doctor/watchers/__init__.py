@@ -68,6 +68,7 @@ from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.other_labels import OtherLabels
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
@@ -237,4 +238,5 @@ ALL = (
     RelativeErrors,
     Critics,
     TaughtClasses,
+    OtherLabels,
 )
