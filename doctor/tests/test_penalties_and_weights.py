@@ -1,5 +1,8 @@
 """Penalties, weights and margins of losses that do not what they are for, and healthy programs that look like them."""
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -672,3 +675,83 @@ def test_fakes_judged_under_other_labels(labels):
 @pytest.mark.parametrize("how", ("mismatched", "pairs of both kinds", "back again", "translator"))
 def test_labels_that_are_not_those_of_what_is_judged(how):
     assert "D32" not in {f.check for f in conditioned(how).findings}
+
+
+# ------------------------------------------------------------------------------------------------ S35
+def trained(model, after) -> bool:
+    """Whether S35 is the root, where `after` is called after each step."""
+    torch.manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+
+    def program():
+        with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
+            for step in range(8):
+                optimizer.zero_grad()
+                error(model).backward()
+                optimizer.step()
+                after(model, step)
+        return report
+
+    report = quiet(program)
+    assert not report.faults, report.faults
+    root = report.root is not None and report.root.check == "S35"
+    assert root or "S35" not in {f.check for f in report.findings}
+    return root
+
+
+class Keeper:
+    def __init__(self):
+        self.best, self.best_state, self.last = {}, None, None
+        self.other = net(6, 2)
+
+    def one(self, model, step):
+        self.best_state = model.state_dict()
+
+    def entry(self, model, step):
+        if step < 2:
+            self.best["weights"] = model.state_dict()
+
+    def tensors(self, model, step):
+        self.best_state = {k: v for k, v in model.state_dict().items()}  # noqa: C416
+
+    def on_the_processor(self, model, step):
+        best_weights = {k: v.detach() if step > 99 else v for k, v in model.state_dict().items()}
+        self.best = best_weights
+
+    def copied(self, model, step):
+        self.best_state = copy.deepcopy(model.state_dict())
+
+    def cloned(self, model, step):
+        self.best_state = {k: v.clone() for k, v in model.state_dict().items()}
+
+    def cloned_later(self, model, step):
+        self.best_state = model.state_dict()
+        self.best_state = {k: v.clone() for k, v in self.best_state.items()}
+
+    def saved(self, model, step):
+        self.best_state = model.state_dict()
+        torch.save({"model": self.best_state, "step": step}, io.BytesIO())
+
+    def saved_at_once(self, model, step):
+        for best in (io.BytesIO(),):
+            torch.save(model.state_dict(), best)
+
+    def loaded(self, model, step):
+        self.best_state = model.state_dict()
+        self.other.load_state_dict(self.best_state)
+
+    def read(self, model, step):
+        self.last = model.state_dict()
+
+    def forgotten(self, model, step):
+        best_state = model.state_dict()
+        assert best_state
+
+
+KEPT = ("one", "entry", "tensors", "on_the_processor")
+LEFT = ("copied", "cloned", "cloned_later", "saved", "saved_at_once", "loaded", "read", "forgotten")
+
+
+@pytest.mark.parametrize("how", KEPT + LEFT)
+def test_the_best_weights_are_copied(how):
+    assert trained(net(6, 2), getattr(Keeper(), how)) is (how in KEPT)

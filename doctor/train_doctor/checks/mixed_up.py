@@ -80,12 +80,19 @@ def anchor_not_cloned(e: Evidence) -> Fired | Verdict:
     """A penalty that should hold weights near where they began is 0 for ever, and what was known is forgotten.
 
     Fires when a weight and a tensor with the same memory are subtracted from each other, and the result is squared.
+    Also when a line gives model.state_dict() to something that is called best..., and its tensors, which nothing was
+    done with and which were not saved, are still there at the next backward.
 
     WARN anchor-not-cloned: The old weights are the live ones: detach() and .data share their memory, so the difference
     is always 0. Fix: p.detach().clone().
+    WARN anchor-not-cloned/best: The best weights are kept as model.state_dict(), whose tensors are the live ones, so
+    they are those of the last step in the end. Fix: copy.deepcopy(model.state_dict()).
     """
     if (verdict := no_habit(e, seen := e.habits["S35"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "best":
+        what = f"in {len(seen)} steps the tensors that were kept as the best were the weights themselves"
+        return fires(what, "a copy", fault="anchor-not-cloned/best")
     return fires(f"in {len(seen)} steps a weight {next(iter(seen.values()))} was taken from itself", "a copy of it")
 
 

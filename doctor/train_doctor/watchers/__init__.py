@@ -15,6 +15,7 @@ from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
 from train_doctor.watchers.background import Background
 from train_doctor.watchers.bare_layers import BareLayers
+from train_doctor.watchers.best_states import BestStates
 from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
@@ -239,4 +240,5 @@ ALL = (
     Critics,
     TaughtClasses,
     OtherLabels,
+    BestStates,
 )

@@ -15,7 +15,7 @@ judged under other labels, and these are the labels of what is real. A generator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.adversaries import LAYERS
