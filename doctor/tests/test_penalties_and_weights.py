@@ -104,6 +104,12 @@ def slope_of_a_loss(model):
     return error + 0.1 * slope(error, x).pow(2).sum()
 
 
+def made_up_for(model):
+    """The penalty is multiplied by what the mean has taken from it."""
+    x = torch.randn(ROWS, 6, requires_grad=True)
+    return model(x).pow(2).mean() + ROWS**2 * slope(model(x).mean(), x).pow(2).sum(1).mean()
+
+
 def patches(model):
     x = torch.randn(ROWS, 3, 6, requires_grad=True)  # a critic of three patches each
     return model(x).mean() + ((slope(model(x).mean(), x).flatten(1).norm(dim=1) - 1) ** 2).mean()
@@ -122,7 +128,7 @@ def ascent(model):
     return (model(x + 0.1 * g.sign()) - x[:, :1].detach()).pow(2).mean()
 
 
-SLOPES = [energy_of_a_set, energy_and_forces, direction, slope_of_a_loss, patches, inner_loop, ascent]
+SLOPES = [energy_of_a_set, energy_and_forces, direction, slope_of_a_loss, made_up_for, patches, inner_loop, ascent]
 
 
 @pytest.mark.parametrize("loss", SLOPES, ids=lambda f: f.__name__)

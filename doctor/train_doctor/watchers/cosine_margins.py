@@ -70,7 +70,11 @@ class CosineMargins(Watcher):
     def _look(self, cosines: Tensor, answer: Tensor, target: Tensor) -> None:
         if answer.shape != cosines.shape or target.shape != answer.shape[:1] or target.is_floating_point():
             return
-        if id(cosines) in self.meant or bool((target < 0).any()) or answer.dtype in (torch.half, torch.bfloat16):
+        if (
+            id(cosines) in self.meant
+            or bool(((target < 0) | (target >= answer.shape[1])).any())
+            or answer.dtype in (torch.half, torch.bfloat16)
+        ):
             return
         given, cosines = answer.detach().double(), cosines.double().clamp(-1, 1)
         right = torch.nn.functional.one_hot(target, cosines.shape[1]).bool()

@@ -19,6 +19,7 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.eye import Eye, Watcher
 from train_doctor.fed import kind
+from train_doctor.watchers.weight_penalties import even
 
 LIMIT, SMALL = 1500, 64  # nodes; numbers of a parameter
 VIEWS = {"View", "UnsafeView", "Squeeze", "Unsqueeze", "Expand", "Select", "Slice", "Unbind", "Split", "Index", "Alias"}
@@ -102,7 +103,7 @@ def _error(node, deep: int = DEEP) -> bool:
     if what in ERRORS:
         return True
     if what == "Pow":
-        return float(node._saved_exponent) == 2
+        return even(node)
     if what in ("NllLoss", "NllLoss2D"):
         return kind(edges[0]) == "LogSoftmax"
     if what == "Mul" and len(edges) == 2:

@@ -75,7 +75,13 @@ def _target(op: Op, r: Tensor) -> Tensor | None:
 
 def _share(quotient: Tensor, divisor: Tensor, target: Tensor) -> tuple | None:
     """Of the rows whose divisor is next to nothing, and of the quotients that they make."""
-    if divisor.requires_grad or divisor.shape != quotient.shape or target.shape != quotient.shape:
+    if (
+        divisor.requires_grad
+        or not divisor.is_floating_point()
+        or not target.is_floating_point()
+        or divisor.shape != quotient.shape
+        or target.shape != quotient.shape
+    ):
         return None
     size = divisor.detach().double().abs()
     median = float(size.median())

@@ -99,8 +99,7 @@ class RowSlopes(Watcher):
         if op.name in OVER and len(op.given) > 1 and (self.known.get(op.given[1]) or op.given[1].requires_grad):
             return None  # by its length, or by something else that learns
         if what == "of-mean":
-            grown = op.name in TIMES and r.dim() and any(_size(a) >= size / 2 for a in op.args[:2])
-            return None if grown or op.name in OVER and r.dim() and _size(op.args[1]) <= 2 / size else facts[0]
+            return None if _given_back(op, r, size) else facts[0]
         if not met and op.name in LENGTHS | {"pow", "square", "abs"}:
             return None
         if op.name in PLUS | MINUS | {"mse_loss"} and len(op.given) == 2:
@@ -172,11 +171,21 @@ class RowSlopes(Watcher):
         self.single = set()
 
 
+def _given_back(op: Op, r: Tensor, rows: int) -> bool:
+    """Whether a slope, or what was made of it, is multiplied by something as large as the number of rows."""
+    numbers = [a for a in op.args[:2] if r.dim() or isinstance(a, int | float)]  # a loss is scaled by a tensor
+    least = rows / 2 if r.dim() else rows
+    if op.name in OVER:
+        return any(_size(a) <= 1 / least for a in numbers[-1:])
+    return op.name in TIMES and any(_size(a) >= least for a in numbers)
+
+
 def _size(a) -> float:
     """Of a factor that does not learn."""
     if isinstance(a, int | float):
         return abs(float(a))
-    return float(a.abs().max()) if isinstance(a, Tensor) and not a.requires_grad and a.numel() else 1.0
+    still = isinstance(a, Tensor) and a.is_floating_point() and not a.requires_grad and a.numel()
+    return float(a.abs().max()) if still else 1.0
 
 
 def _behind(node):

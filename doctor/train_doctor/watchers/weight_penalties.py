@@ -34,7 +34,9 @@ class WeightPenalties(Watcher):
     def backward(self, loss: Tensor) -> None:
         if loss.grad_fn is None or loss.numel() != 1 or self.eye.rising:
             return
-        with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):  # another version's name
+        with contextlib.suppress(
+            AttributeError, RuntimeError, TypeError, IndexError, ValueError
+        ):  # a name of another version
             held, ways = self.e.optimized(), {"size": set(), "": set()}
             found = [fact for fact in _penalties(loss) if fact[0].dim() > 1 and id(fact[0]) in held]
             used = _multiplied(loss) if found else set()
@@ -53,7 +55,7 @@ def _penalties(loss: Tensor) -> Iterator[tuple]:
         what, edges = kind(node), [edge for edge, _ in node.next_functions]
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf, sign, ""
-        elif what in SIZES or what == "Pow" and _even(node) or what == "Mul" and len(set(edges)) == 1:
+        elif what in SIZES or what == "Pow" and even(node) or what == "Mul" and len(set(edges)) == 1:
             yield from ((leaf, sign, "size") for leaf in _leaves(edges[0], 3))
 
 
@@ -87,8 +89,9 @@ def _sign_of(number: float) -> int:
     return (number > 0) - (number < 0)
 
 
-def _even(node) -> bool:
-    return float(node._saved_exponent) in (2, 4)
+def even(node) -> bool:
+    power = node._saved_exponent
+    return power in (2, 4) if isinstance(power, int | float) else power.numel() == 1 and power.item() in (2, 4)
 
 
 def _leaves(node, deep: int) -> list[Tensor]:
