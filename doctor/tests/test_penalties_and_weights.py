@@ -66,6 +66,18 @@ def test_the_slope_of_each_row(how, wrong):
 
 
 @pytest.mark.parametrize("mean", (True, False))
+def test_the_slope_of_one_column(mean):
+    def loss(model):
+        x = torch.rand(ROWS, 1, requires_grad=True)
+        out = model(x)
+        u, v = out[:, 0], out[:, 1:]
+        du, dv = (slope(part.mean() if mean else part.sum(), x) for part in (u, v))
+        return (du - v).pow(2).mean() + (dv + u[:, None]).pow(2).mean() + (model(torch.zeros(1, 1)) - 1).pow(2).mean()
+
+    assert rooted("F25", smooth(1, 2), loss) is mean
+
+
+@pytest.mark.parametrize("mean", (True, False))
 def test_a_penalty_of_slopes(mean):
     def loss(model):
         real, fake, share = torch.randn(ROWS, 6) + 2, torch.randn(ROWS, 6), torch.rand(ROWS, 1)

@@ -189,8 +189,8 @@ def _size(a) -> float:
 
 
 def _behind(node):
-    """What views were taken of."""
-    while kind(node) in VIEWS:
+    """What views or columns were taken of."""
+    while kind(node) in VIEWS | {"Slice", "Select", "Split", "Unbind"}:
         node = node.next_functions[0][0]
     return node
 
