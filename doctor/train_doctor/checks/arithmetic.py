@@ -137,11 +137,22 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
 
     Fires when the result of torch.autograd.grad with respect to an input, without create_graph, was part of the loss
     that was differentiated. Derivatives that only make another input, weigh a term, were detached, or are of something
-    that hangs on no weight are left alone.
+    that hangs on no weight are left alone. Also when such a derivative was of the mean over rows that a network answers
+    each by itself, or of all columns of an answer at once, and then met these columns one by one.
 
     WARN slope-without-graph: A derivative with respect to the input is part of the loss and was computed without a
     graph, so the optimizer takes it for a constant. Fix: torch.autograd.grad(..., create_graph=True).
+    WARN slope-without-graph/of-mean: The derivative is that of a mean over {rows} rows, so what is taken for the slope
+    of each row is {rows} times too small. Fix: torch.autograd.grad(net(x).sum(), x, create_graph=True).
+    WARN slope-without-graph/of-several: The derivative of {rows} columns at once is the sum of their derivatives, and
+    it is used as that of each. Fix: One call of torch.autograd.grad for each column, of y[:, k].sum().
     """
+    for_each = e.habits["F25"]
+    if len(e.slopes) < STEPS <= len(for_each):
+        what, rows = next(iter(for_each.values()))
+        of = f"the mean over {rows} rows" if what == "of-mean" else f"all {rows} columns of an answer"
+        fault = f"slope-without-graph/{what}"
+        return fires(f"in {len(for_each)} steps the loss held the slope of {of}", "one's own", fault=fault, rows=rows)
     if (verdict := no_habit(e, e.slopes)) is not None:
         return verdict
     return fires(

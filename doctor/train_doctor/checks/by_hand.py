@@ -1,4 +1,4 @@
-"""Losses that are written by hand and are not quite their formula: F85 to F90.
+"""Losses that are written by hand and are not quite their formula: F85 to F90, F100 and F105.
 
 What a formula does shows in the gradients of the answers, or in the steps that lead from a difference to the loss.
 
@@ -8,7 +8,7 @@ Footgun: each of these is the formula of something else. So they warn, and each 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
-from train_doctor.finding import Verdict
+from train_doctor.finding import Verdict, not_applicable
 
 
 @check("F85")
@@ -79,8 +79,9 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     """A loss that is written by hand falls below zero or to nothing, and the model knows little.
 
     Fires when a loss is the mean of answers minus targets, or the square of that mean, and the differences go into
-    nothing that bends; when it is minus the mean of probabilities that were picked by class; or when every
-    cross-entropy of a step is asked for the largest of its own numbers.
+    nothing that bends; when it is minus the mean of probabilities that were picked by class; when every cross-entropy
+    of a step is asked for the largest of its own numbers; or when it holds the plain sum of matrices that its layers
+    multiply with, of which some numbers are below 0.
 
     WARN slip-in-a-loss/no-error: The loss is the mean of (answer - target) as it is, which falls for ever. Fix: (answer
     - target).pow(2).mean(), or abs().
@@ -90,12 +91,15 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     hardly asks for anything where that is small. Fix: F.cross_entropy(logits, y).
     WARN slip-in-a-loss/own-choice: The targets of the cross-entropy are the largest of the very numbers that it is
     given, so the model is asked for what it says already. Fix: The labels of the data.
+    WARN slip-in-a-loss/no-size: The penalty is the sum of the weights as they are, so it falls without end as they go
+    below zero. Fix: sum(p.abs().sum() for p in model.parameters()), or p.pow(2).
     """
     if (verdict := no_habit(e, seen := e.habits["F88"])) is not None:
         return verdict
     what = next(iter(seen.values()))
     said = {"no-error": "a mean of differences", "squared-mean": "a squared mean of differences"}
     said |= {"no-logarithm": "minus a mean of probabilities", "own-choice": "asked for its own choice"}
+    said |= {"no-size": "a sum with weights as they are in it"}
     return fires(f"in {len(seen)} steps the loss was {said[what]}", "an error", fault=f"slip-in-a-loss/{what}")
 
 
@@ -119,16 +123,64 @@ def margin_taken_away(e: Evidence) -> Fired | Verdict:
     """A triplet loss is 0 after a few steps, and positives lie hardly nearer than negatives.
 
     Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0;
-    or from the spread of columns over a batch.
+    or from the spread of columns over a batch. Also when a cross-entropy is given cosines, times a number, and that of
+    the right class has a margin more in each row; or when all classes have cos(theta + margin).
 
     WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
     right. Fix: torch.relu(d_positive - d_negative + margin).
     WARN margin-taken-away/spread: The hinge punishes columns that are spread by more than a bound and not those that
     are spread by less, so the features of all rows come together. Fix: torch.relu(1 - std).mean().
+    WARN margin-taken-away/added: The margin of the right class is added to its cosine, so it counts as right while
+    another class is the nearer by that much. Fix: scale * (cosines - margin * one_hot), or cos(theta + margin).
+    WARN margin-taken-away/all-classes: The margin is put on all classes, and not on the right one alone, so none is
+    asked for more than another. Fix: torch.where(one_hot.bool(), torch.cos(theta + margin), cosines).
     """
     if (verdict := no_habit(e, seen := e.habits["F90"])) is not None:
         return verdict
-    if next(iter(seen.values())) == "spread":
+    if (what := next(iter(seen.values()))) in ("added", "all-classes"):
+        had = {"added": "the cosine of the right class had a margin more", "all-classes": "all classes had a margin"}
+        return fires(
+            f"in {len(seen)} steps {had[what]}", "less for the right class alone", fault=f"margin-taken-away/{what}"
+        )
+    if what == "spread":
         what = f"in {len(seen)} steps a spread over the batch, less a number, was cut at 0"
         return fires(what, "a number less the spread", fault="margin-taken-away/spread")
     return fires(f"in {len(seen)} steps a margin was taken from the difference of distances", "added to it")
+
+
+@check("F100")
+def divided_by_almost_nothing(e: Evidence) -> Fired | Verdict:
+    """A forecast that is trained on relative errors says almost nothing everywhere, and its loss is in the thousands.
+
+    Fires when an error is divided, number by number, by its own target with something tiny added, 2 % of these or more
+    are below a thousandth of their median, and the quotients of these few make up most of the loss. Quotients that are
+    masked, bounded or weighed afterwards are left alone.
+
+    WARN divided-by-almost-nothing: {share:.0%} of the targets are next to 0, and an error that is divided by them is
+    {part:.0%} of the loss, so the model learns to say 0. Fix: (answer - y).abs().sum() / y.abs().sum(), or leave these
+    rows out.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F100"])) is not None:
+        return verdict
+    share, part = next(iter(seen.values()))
+    what = f"in {len(seen)} steps {share:.1%} of the divisors were next to 0, and made {part:.1%} of the loss"
+    return fires(what, "divisors of one size", share=share, part=part)
+
+
+@check("F105")
+def critic_bounded(e: Evidence) -> Fired | Verdict:
+    """A GAN with a critic hardly learns: the critic's two means soon lie at 0 and 1, and it tells no more.
+
+    Fires when a loss is the mean of a network's answers to what another network made, one with an optimizer of its own,
+    minus that of its answers to other inputs, both straight from a sigmoid of the same layer. Where such answers go
+    into a binary cross-entropy, a logarithm or a square as well, nothing is said.
+
+    WARN critic-bounded: The critic's answers come from a sigmoid, so their means can't lie further apart than 1, and
+    where they do its slope is 0; the distance of Wasserstein needs answers without bounds. Fix: Leave the sigmoid out,
+    or train a discriminator with F.binary_cross_entropy_with_logits.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["F105"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss was a difference of means of a sigmoid", "answers without bounds")

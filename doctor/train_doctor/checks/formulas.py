@@ -98,10 +98,16 @@ def spread_without_price(e: Evidence) -> Fired | Verdict:
 
     Fires when an error is divided by a spread (an exp or a softplus that learns) before it is squared, and this is the
     only use of the spread on the way to the loss. Radial functions, whose distances go on into layers, are left alone.
+    Also when a small parameter does nothing but weigh errors, and its weights fell from step to step.
 
     WARN spread-without-price: A larger spread makes the loss smaller and costs nothing: the logarithm of the spread is
     missing in the density. Fix: log p = -0.5 * ((y - mean) / spread) ** 2 - log(spread).
+    WARN spread-without-price/weight: The weights of terms of the loss are learned by this loss and are used for nothing
+    else, so they fall until the terms count for nothing. Fix: loss = (torch.exp(-s) * errors + s).sum().
     """
+    if len(seen := e.habits["F58"]) >= STEPS:
+        what = f"in {len(seen)} steps weights of errors were learned, used for nothing else, and fell"
+        return fires(what, "a price of small weights", fault="spread-without-price/weight")
     if (verdict := no_habit(e, e.unpriced)) is not None:
         return verdict
     name = next(iter(e.unpriced.values()))

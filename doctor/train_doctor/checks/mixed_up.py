@@ -1,4 +1,4 @@
-"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, S43, N36 and N37.
+"""One thing taken for another: S33 to S37, F81 to F84, D20 to D22, D32, S43, N36 and N37.
 
 Rows for places, a network for its own target, a tensor for its neighbour, a generator for a seed, the weights of one
 optimizer for another's. All were noted step by step by watchers; here it is asked whether they are a habit.
@@ -88,12 +88,19 @@ def anchor_not_cloned(e: Evidence) -> Fired | Verdict:
     """A penalty that should hold weights near where they began is 0 for ever, and what was known is forgotten.
 
     Fires when a weight and a tensor with the same memory are subtracted from each other, and the result is squared.
+    Also when a line gives model.state_dict() to something that is called best..., and its tensors, which nothing was
+    done with and which were not saved, are still there at the next backward.
 
     WARN anchor-not-cloned: The old weights are the live ones: detach() and .data share their memory, so the difference
     is always 0. Fix: p.detach().clone().
+    WARN anchor-not-cloned/best: The best weights are kept as model.state_dict(), whose tensors are the live ones, so
+    they are those of the last step in the end. Fix: copy.deepcopy(model.state_dict()).
     """
     if (verdict := no_habit(e, seen := e.habits["S35"])) is not None:
         return verdict
+    if next(iter(seen.values())) == "best":
+        what = f"in {len(seen)} steps the tensors that were kept as the best were the weights themselves"
+        return fires(what, "a copy", fault="anchor-not-cloned/best")
     return fires(f"in {len(seen)} steps a weight {next(iter(seen.values()))} was taken from itself", "a copy of it")
 
 
@@ -489,14 +496,21 @@ def partners_elsewhere(e: Evidence) -> Fired | Verdict:
     """A contrastive loss stays high, and what was learned separates nothing.
 
     Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and
-    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner.
+    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner. Also when the similarities of each row with
+    each go into it as they are, and all labels are 0.
 
     WARN partners-elsewhere: Row i and row i + {half} are the two views, and the labels pair row 0 with 1, 2 with 3:
     other data are drawn together, and the true partner is pushed away. Fix: (torch.arange(2 * n) + n) % (2 * n).
+    WARN partners-elsewhere/zeros: All {half} labels are 0, and the partner of row i stands in column i: every row is
+    drawn to the first one. Fix: torch.arange(len(logits)); zeros belong to torch.cat([positive, negatives], dim=1).
     """
     if (verdict := no_habit(e, seen := e.habits["F94"])) is not None:
         return verdict
     half = next(iter(seen.values()))
+    if isinstance(half, tuple):
+        rows, what = half
+        what = f"partners-elsewhere/{what}"
+        return fires(f"in {len(seen)} steps all of {rows} labels were 0", "one label each", fault=what, half=rows)
     return fires(
         f"in {len(seen)} steps neighbours were paired in {half} rows and {half} more", "i and i + n", half=half
     )
@@ -683,3 +697,26 @@ def labels_in_order(e: Evidence) -> Fired | Verdict:
         return verdict
     rows, classes = next(iter(seen.values()))
     return fires("labels rise within each batch and from batch to batch", "all classes", rows=rows, classes=classes)
+
+
+@check("D32")
+def made_of_other_labels(e: Evidence) -> Fired | Verdict:
+    """A conditional GAN makes good samples, and of any class whatever label it is given.
+
+    Fires when a network is given noise and labels, and what it makes goes into another optimizer's network together
+    with other labels, in each call that is seen, and those are the labels with which that network is given the real
+    data. Both are ids of tables with as many rows, or one-hot with as many columns. Translators, which are given data,
+    are left alone, and so is a network that is shown the right labels as well.
+
+    WARN made-of-other-labels: The generator is given one set of {rows} labels, and the discriminator sees what it
+    made beside another, that of the real data, so the generator learns to care for no label. Fix: discriminator(fake,
+    made_for), with the labels that the generator was given.
+    """
+    if len(e.optimizers) < 2:
+        return not_applicable("there are no two optimizers")
+    if (verdict := no_habit(e, seen := e.habits["D32"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps fakes were judged under labels that they were not made for", "the same", rows=rows
+    )

@@ -1,4 +1,4 @@
-"""Teachers and reference models: F6 and S12, F7, F8, F9, N14.
+"""Teachers and reference models: F6 and S12, F7, F8, F9, N14, F103.
 
 A teacher is a model that is called in the loop and not trained. Nothing in the loss shows that it is noisy, or that it
 is the student itself.
@@ -13,6 +13,7 @@ from torch import nn
 
 from train_doctor import owners, replays
 from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
 from train_doctor.checks.static import in_graph_only
 from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -20,6 +21,8 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 NOISE = 1e-3  # of the standard deviation of the logits
 FOLLOWED = 4  # steps in which a teacher was compared with its student
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
+RENAMED_ROWS, AGREE, RENAMED = 48, 0.3, 0.8  # rows that labels and answers are compared in; shares of them
+SURE = 0.7  # what a teacher gives its first answer, in the mean
 
 
 @check("F6")
@@ -300,3 +303,51 @@ def average_without_buffers(e: Evidence) -> Fired | Verdict:
         "statistics that follow",
         name=still[0],
     )
+
+
+@check("F103")
+def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
+    """Distillation makes the student worse than it is without a teacher, though the teacher alone is good.
+
+    Compares which class the teacher prefers with the labels that a cross-entropy of as many rows and classes asks for
+    in the same step. Fires when they agree in fewer than 30 % of the rows, and in more than 80 % of those of every
+    class taken by itself once the teacher's classes are renamed, one for one. Looks at classes with four rows or more,
+    and wants five such, a quarter of all, and 48 rows. Of fewer classes a teacher that has learned nothing may have an
+    order by chance, so there it must be sure of what it says.
+
+    WARN teacher-of-other-classes: The teacher numbers the classes otherwise (its {answer} is label {label}), so the two
+    terms of the loss ask for different ones. Fix: teacher_logits[:, order], with the teacher's number of each class of
+    the student in order.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F103"])) is not None:
+        return verdict
+    if len({counts.shape for counts, _ in seen.values()}) > 1:
+        return OK
+    counts, sure = sum(counts for counts, _ in seen.values()).double(), min(sure for _, sure in seen.values())
+    agreed = float(counts.diagonal().sum() / counts.sum())
+    known = [label for label in range(len(counts)) if counts[label].sum() >= 4]
+    enough = counts.sum() >= RENAMED_ROWS and len(known) >= max(min(5, len(counts)), len(counts) / 4)
+    if not enough or agreed > AGREE or len(counts) < 5 and sure < SURE:
+        return OK
+    names = _renamed(counts)
+    shares = [float(counts[label, names[label]] / counts[label].sum()) for label in known]
+    if min(shares) < RENAMED or all(names[label] == label for label in known):
+        return OK
+    label = next(label for label in known if names[label] != label)
+    return fires(
+        f"the teacher's first answer is the label in {agreed:.0%} of {int(counts.sum())} rows, and in "
+        f"{sum(shares) / len(shares):.0%} once its classes are renamed",
+        "the same classes in the same order",
+        label=label,
+        answer=names[label],
+    )
+
+
+def _renamed(counts: torch.Tensor) -> dict[int, int]:
+    """For each label the teacher's class that goes with it, the surest first, each once."""
+    left, names = counts.clone(), {}
+    for _ in range(len(counts)):
+        label, answer = divmod(int(left.argmax()), len(counts))
+        names[label] = answer
+        left[label], left[:, answer] = -1, -1
+    return names

@@ -183,11 +183,17 @@ def away_from_targets(e: Evidence) -> Fired | Verdict:
     Fires when in three steps the gradients of all answers that met a target of their shape (in a difference, a
     regression loss, or the products of a correlation or an SSIM) say that the loss grows on the way to the target. A
     step in which any answer is drawn nearer to what it meets is left alone; so are steps with a loss of classes too,
-    targets that weights made, attacks on an input, and a loss that is to grow.
+    targets that weights made, attacks on an input, and a loss that is to grow. Also when the loss holds minus the size
+    (a square, an absolute value, a norm) of matrices that its layers multiply with.
 
     WARN away-from-targets: The loss grows as the answer comes nearer to its target, so training drives them apart: a
     minus too many before an error, or one missing before a likeness. Fix: loss = error, or loss = 1 - likeness.
+    WARN away-from-targets/weights: The penalty on the weights has a minus in front, so the loss falls without end as
+    the weights grow. Fix: loss = error + 1e-4 * sum(p.pow(2).sum() for p in model.parameters()).
     """
+    if len(turned := e.habits["F75 weights"]) >= STEPS:
+        what = f"in {len(turned)} steps the size of weights stood in the loss with a minus"
+        return fires(what, "a plus", fault="away-from-targets/weights")
     if (verdict := no_habit(e, seen := e.habits["F75"])) is not None:
         return verdict
     heard = [ways for asked, ways in seen.values() if ways]

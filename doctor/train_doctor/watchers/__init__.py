@@ -16,6 +16,7 @@ from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
 from train_doctor.watchers.background import Background
 from train_doctor.watchers.bare_layers import BareLayers
+from train_doctor.watchers.best_states import BestStates
 from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
@@ -25,7 +26,9 @@ from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.class_axis import ClassAxis
 from train_doctor.watchers.component_weights import ComponentWeights
+from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
+from train_doctor.watchers.critics import Critics
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
@@ -39,10 +42,12 @@ from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.farthest import Farthest
+from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
+from train_doctor.watchers.free_weights import FreeWeights
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.groups import Groups
 from train_doctor.watchers.ignored_labels import IgnoredLabels
@@ -75,6 +80,7 @@ from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.orders import Orders
+from train_doctor.watchers.other_labels import OtherLabels
 from train_doctor.watchers.other_statistics import OtherStatistics
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
@@ -95,8 +101,10 @@ from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
+from train_doctor.watchers.relative_errors import RelativeErrors
 from train_doctor.watchers.repeats import Repeats
 from train_doctor.watchers.risk_sets import RiskSets
+from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
@@ -120,6 +128,7 @@ from train_doctor.watchers.strangers import Strangers
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.taken_gradients import TakenGradients
+from train_doctor.watchers.taught_classes import TaughtClasses
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
@@ -128,6 +137,7 @@ from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.views import Views
+from train_doctor.watchers.weight_penalties import WeightPenalties
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
 from train_doctor.watchers.who_chooses import WhoChooses
 from train_doctor.watchers.wraps import Wraps
@@ -259,4 +269,14 @@ ALL = (
     UnlabelledPoints,
     OtherStatistics,
     NullClasses,
+    RowSlopes,
+    FirstColumn,
+    FreeWeights,
+    CosineMargins,
+    WeightPenalties,
+    RelativeErrors,
+    Critics,
+    TaughtClasses,
+    OtherLabels,
+    BestStates,
 )
