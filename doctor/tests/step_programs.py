@@ -43,8 +43,12 @@ SETS = {
     "judge23": ("judge23_a", "judge23_b"),
     "judge24": ("judge24_a", "judge24_b"),
     "judge25": ("judge25_a", "judge25_b"),
+    "judge26": ("judge26_a", "judge26_b"),
 }
-WHOLE = {"judge25"}  # sets of which all steps are made: what goes wrong after the tenth is told at the end of the block
+WHOLE = {
+    "judge25",
+    "judge26",
+}  # sets of which all steps are made: what goes wrong after the tenth is told at the end of the block
 HERE = Path(__file__).parent
 
 

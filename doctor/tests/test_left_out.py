@@ -599,3 +599,55 @@ def test_ctc_is_told_the_length_of_each_row(how, wrong):
         return F.ctc_loss(model(x), labels, told, wanted, zero_infinity=True)
 
     assert blamed("F110", Listener(), loss) is wrong
+
+
+def survival(how: str):
+    def loss(model):
+        x = torch.randn(ROWS, 4)
+        time, event = torch.rand(ROWS) + 0.1, (torch.rand(ROWS) < 0.6).float()
+        risk = model(x).squeeze(1)
+        if how == "ranked lists":  # ListMLE: each against all that are ranked lower
+            lower = (time[None, :] <= time[:, None]).float()
+            return -(risk - torch.log((risk.exp()[None, :] * lower).sum(1))).mean()
+        if how == "masked":
+            gone = time[None, :] > time[:, None]
+            total = risk[None, :].expand(ROWS, ROWS).masked_fill(gone, -1e9).logsumexp(1)
+        elif how == "product":
+            total = torch.log((time[:, None] >= time[None, :]).float() @ risk.exp())
+        else:
+            at_risk = time[None, :] >= time[:, None] if how == "right" else time[None, :] <= time[:, None]
+            total = torch.log((at_risk.float() * risk.exp()[None, :]).sum(1) + 1e-8)
+        return -((risk - total) * event).sum() / event.sum()
+
+    return loss
+
+
+SETS = {"wrong": True, "product": True, "masked": True, "right": False, "ranked lists": False}
+
+
+@pytest.mark.parametrize("how, wrong", SETS.items())
+def test_risk_sets_as_a_matrix(how, wrong):
+    assert blamed("F69", net(4, 1), survival(how)) is wrong
+
+
+def implicit(how: str):
+    def loss(model):
+        user, item, other = torch.randint(30, (64,)), torch.randint(40, (64,)), torch.randint(40, (64,))
+        of = lambda things: (model[0](user) * model[1](things)).sum(1)  # noqa: E731
+        return {
+            "log-sigmoids": lambda: -F.logsigmoid(of(item)).mean(),
+            "softplus": lambda: F.softplus(-of(item)).mean(),
+            "logarithm": lambda: -torch.log(torch.sigmoid(of(item))).mean(),
+            "ones": lambda: F.mse_loss(of(item), torch.ones(64)),
+            "both": lambda: -F.logsigmoid(of(item)).mean() - F.logsigmoid(-of(other)).mean(),
+            "ranks": lambda: -F.logsigmoid(of(item) - of(other)).mean(),
+            "with a price": lambda: -F.logsigmoid(of(item)).mean() + 0.01 * model[0](user).pow(2).sum(1).mean(),
+        }[how]()
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ["log-sigmoids", "softplus", "logarithm", "ones", "both", "ranks", "with a price"])
+def test_scores_that_are_only_to_rise(how):
+    model = nn.ModuleList([nn.Embedding(30, 8), nn.Embedding(40, 8)])
+    assert blamed("F20", model, implicit(how)) is (how in ("log-sigmoids", "softplus", "logarithm", "ones"))

@@ -270,6 +270,13 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
                 WARN,
                 "wrong-targets/one-class",
             )
+    if len(rises := e.habits["F20 rises"]) >= 3:
+        return fires(
+            f"in {len(rises)} steps the loss was minus the mean of log-sigmoids of scores, and nothing else",
+            "scores that are to fall as well",
+            WARN,
+            "wrong-targets/ones-alone",
+        )
     if alone := _ones_alone(e):
         return fires(
             f"all {math.prod(alone[0].fed.shape)} targets of {alone[0].name} are 1, in {len(alone)} batches",
@@ -312,7 +319,7 @@ def _ones_alone(e: Evidence) -> list[Entropy]:
         if not any(used):
             continue  # not measured
         for b, losses in zip(backwards, used):
-            if len(losses) != 1 or losses[0].name not in fed.BINARY or not losses[0].number or not b.value:
+            if len(losses) != 1 or losses[0].name not in fed.BINARY + fed.PLAIN or not losses[0].number or not b.value:
                 return []
             (n,), parts = losses, losses[0].number / b.value
             ones = n.fed.target_low == n.fed.target_high == 1

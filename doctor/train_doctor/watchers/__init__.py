@@ -103,6 +103,8 @@ from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.relative_errors import RelativeErrors
 from train_doctor.watchers.repeats import Repeats
+from train_doctor.watchers.rises_alone import RisesAlone
+from train_doctor.watchers.risk_matrices import RiskMatrices
 from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
@@ -198,6 +200,8 @@ ALL = (
     ClassAxis,
     EchoedSeries,
     PixelScales,
+    RisesAlone,
+    RiskMatrices,
     DotProducts,
     Entropies,
     Stored,

@@ -52,8 +52,12 @@ class PastRewards(Watcher):
             self.known.put(result, (TIMES_OF, [self.drawn]))
 
     def made(self, result: Any, *given: Any, **how: Any) -> None:
-        if isinstance(result, Tensor) and summed_forward(result):
+        if not isinstance(result, Tensor) or result.dim() != 1 or not LONG <= len(result) <= 10_000:
+            return
+        if summed_forward(result):
             self.known.put(result, (SUMS, list(range(len(result)))))
+        elif result.dtype is torch.int64:  # actions, in the order in which a list has them
+            self.known.put(result, (TIMES_OF, list(range(len(result)))))
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
         if isinstance(result, Tensor) and result.requires_grad:
@@ -116,7 +120,7 @@ class PastRewards(Watcher):
 
 def summed_forward(sums: Tensor) -> bool:
     """Whether each is a reward and gamma times the one before it, and not the one after it."""
-    if sums.dim() != 1 or not LONG <= len(sums) <= 10_000 or not sums.is_floating_point() or sums.requires_grad:
+    if not sums.is_floating_point() or sums.requires_grad:
         return False
     x = sums.detach().double().cpu()
     left = [(_kinds(x[1:] - gamma * x[:-1], x[0]), _kinds(x[:-1] - gamma * x[1:], x[-1])) for gamma in GAMMAS]
