@@ -113,6 +113,7 @@ IDS = {
     "a large column": (lambda: (torch.rand(256, 3) * torch.tensor([600, 50, 40])).long(), 690, True),
     "offsets": (lambda: (torch.rand(64, 4) * SIZES).long() + torch.tensor([0, 30, 50, 62]), 68, False),
     "one range": (lambda: torch.randint(17, (64, 4)), 68, False),
+    "pairs of one kind": (lambda: torch.randint(15, (64, 2)), 30, False),
     "a text": (lambda: torch.randint(68, (64, 4)), 68, False),
     "rare words": (lambda: (torch.rand(64, 25).pow(4) * 2000).long(), 30000, False),
     "a board": (lambda: torch.randint(13, (64, 64)), 13, False),

@@ -32,7 +32,7 @@ def missing_code(e: Evidence) -> Fired | Verdict:
 
     WARN missing-code: Column {column} of the table is {code:.4g} in {share:.0%} of the rows, which stands for a missing
     value and is taken for a measured one{squeezed}. Fix: Fill it in with the mean or median of the others before
-    anything is scaled, and tell where in a column of flags.
+    anything is scaled, and tell where in a column of flags; so too where it says that something was off.
     """
     if (verdict := no_habit(e, seen := e.habits["D31"])) is not None:
         return verdict

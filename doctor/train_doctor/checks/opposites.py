@@ -90,7 +90,7 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
         if sum(counts) < SEEN or len(there) < 2:
             continue
         ws, cs = (torch.tensor(each, dtype=torch.float64).log() for each in zip(*there))
-        if len(e.weights_seen[name]) == 1 and (found := _twice(e, ws, cs) or _in_order(ws, cs)):
+        if len(e.weights_seen.get(name, ())) == 1 and (found := _twice(e, ws, cs) or _in_order(ws, cs)):
             told = [", ".join(f"{x:.3g}" for x in each[:6]) for each in zip(*there)]
             return fires(
                 f"{name}: weights {told[0]} for classes of {told[1]} rows in the batches that were counted",

@@ -158,8 +158,8 @@ def _compared(table: Tensor, points: Tensor) -> int:
         table, points = table[0], points[0] if points.dim() == 3 else points
     if table.shape[0] != table.shape[1] or len(table) > POINTS or points.dim() != 2:
         return 0
-    table = table.double()
-    for x in (points.double(), points.double().T):
+    table = table.float()
+    for x in (points.float(), points.float().T):
         if len(x) == len(table):
             far = torch.cdist(x, x)
             for ruler in (far.square(), far):

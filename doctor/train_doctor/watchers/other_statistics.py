@@ -52,7 +52,7 @@ class OtherStatistics(Watcher):
             spread = float((x.std(1) / was).median())
             off = float(((x.mean(1) - mean.float()).abs() / was).median())
             if not (BARE if self.bare else NARROW) <= spread <= WIDE or off > OFF:
-                self.note("S47", (name, spread, off, float(mean.double().sum())))
+                self.note("S47", (name, spread, off, float(mean.float().sum())))
 
     def _look_through(self) -> None:
         self.models = len(self.e.models)

@@ -18,7 +18,8 @@ from train_doctor.eye import Eye, Op, Watcher
 
 LOOKUPS = {"embedding", "embedding_bag"}
 COLUMNS, ROWS, LOOKED, TABLES = (2, 64), 16, 2**18, 4
-USED, FILLED, FARTHEST = 0.6, 0.85, 0.9  # ids in a column's range; rows of the table; the farthest id of these
+USED, FILLED, FARTHEST = 0.75, 0.85, 0.9  # ids in a column's range; rows of the table; the farthest id of these
+UNLIKE = 1.3  # the widest range over the narrowest
 LARGE = 0.25  # of the rows that were seen: the range of a column with more ids is not known to be used
 
 
@@ -63,4 +64,4 @@ def _shared(rows: int, kept: list[Tensor]) -> tuple[str, int, int] | None:
                 return None
             short += 1
     whole = FILLED * rows <= sum(far) <= rows and max(far) <= FARTHEST * rows
-    return ("offsets", rows, max(far)) if whole and short > 1 and len(set(far)) > 1 else None
+    return ("offsets", rows, max(far)) if whole and short > 1 and max(far) > UNLIKE * min(far) else None
