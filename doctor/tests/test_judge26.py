@@ -1,7 +1,7 @@
 """Forty-four programs of two more authors who had not seen the checks: pictures and generators, and all other fields.
 
-The first sight of them is in judge26_first_sight.json: 42 of 44 named first, nothing wrong, nothing said of a twin. They
-were asked for what is common, as those of judge25 were, and chose much that these had chosen.
+The first sight of them is in judge26_first_sight.json: 42 of 44 named first, nothing wrong, nothing said of a twin.
+They were asked for what is common, as those of judge25 were, and chose much that these had chosen.
 """
 
 from .step_programs import Blind, judged

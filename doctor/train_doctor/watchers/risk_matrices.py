@@ -19,6 +19,7 @@ from train_doctor.watchers.operators import MINUS, TIMES
 
 COMPARES = {"le", "lt", "ge", "gt", "__le__", "__lt__", "__ge__", "__gt__"}
 VIEWS = {"float", "to", "double", "t", "T", "transpose", "__getitem__", "type_as", "bool"}
+OPPOSITES = {"__invert__", "bitwise_not", "logical_not"}
 LEAST, MOST = 8, 2048  # rows
 
 
@@ -49,6 +50,8 @@ class RiskMatrices(Watcher):
     def _next(self, op: Op, r: Tensor, what: str, times: Tensor, matrix: Tensor) -> tuple | None:
         rows = len(times)
         if what == "matrix":
+            if op.name in OPPOSITES and not r.requires_grad:
+                return what, times, ~matrix.bool()
             if op.name in VIEWS and not r.requires_grad:
                 turned = op.name in ("t", "T", "transpose")
                 return what, times, matrix.T if turned else matrix
@@ -60,7 +63,8 @@ class RiskMatrices(Watcher):
             ):
                 self._sum(matrix, times, 1)
                 return "sum", times, matrix
-            return ("product", times, matrix) if product else None
+            hidden = op.name == "masked_fill"  # what is filled is left out
+            return ("product", times, ~matrix.bool() if hidden else matrix) if product else None
         if what == "product" and op.name in ("sum", "logsumexp"):
             dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
             if isinstance(dim, int) and -2 <= dim < 2:
