@@ -651,3 +651,14 @@ def implicit(how: str):
 def test_scores_that_are_only_to_rise(how):
     model = nn.ModuleList([nn.Embedding(30, 8), nn.Embedding(40, 8)])
     assert blamed("F20", model, implicit(how)) is (how in ("log-sigmoids", "softplus", "logarithm", "ones"))
+
+
+def test_the_places_of_a_random_mask():
+    """torch.where with one argument."""
+
+    def loss(model):
+        x, mask = torch.randn(ROWS, 4), torch.rand(ROWS) < 0.5
+        (rows,) = torch.where(mask)
+        return F.mse_loss(model(x[rows]), x[rows, :1])
+
+    assert not blamed("D21", net(4, 1), loss)

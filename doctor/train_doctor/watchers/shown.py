@@ -84,6 +84,8 @@ class Shown(Watcher):
         flat = mask.detach().bool().flatten()
         if mask.dtype is not torch.bool and bool((mask.detach() != flat.view_as(mask)).any()):
             return  # numbers, not yet a mask
+        if op.name == "where" and len(op.args) < 3:
+            return  # the places of a mask
         if op.name == "where":
             first, second = (a if isinstance(a, Tensor) and a.numel() > 1 else None for a in op.args[1:3])
             fills = [t is None or t.numel() < op.result.numel() for t in (first, second)]
