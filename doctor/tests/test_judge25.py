@@ -52,11 +52,10 @@ NAMED = {
     "pointnet_view_instead_of_transpose": "F30",
     "embedding_replaced_after_optimizer": "S3",
     "ctr_zero_grad_missing": "N1",
+    "kpt_unlabelled_joints_in_loss": "D18",
+    "finetune_no_input_normalize": "S47",
 }
-UNSEEN = {
-    "kpt_unlabelled_joints_in_loss": "points at (0, 0) may be points",
-    "finetune_no_input_normalize": "what a pretrained network was given is written down nowhere",
-}
+UNSEEN: dict[str, str] = {}
 TRUE = {"forecast_steplr_per_batch": {"B1"}}
 
 

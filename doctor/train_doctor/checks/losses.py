@@ -322,7 +322,8 @@ def _ones_alone(e: Evidence) -> list[Entropy]:
             if len(losses) != 1 or losses[0].name not in fed.BINARY + fed.PLAIN or not losses[0].number or not b.value:
                 return []
             (n,), parts = losses, losses[0].number / b.value
-            ones = n.fed.target_low == n.fed.target_high == 1
+            scores = n.name in fed.BINARY or math.prod(n.fed.shape) == n.fed.shape[0]  # a score for each row
+            ones = n.fed.target_low == n.fed.target_high == 1 and scores
             compared = {"Sub", "Rsub"} & set(n.fed.makers[:2])
             close = min(abs(parts - whole) for whole in (1, len(backwards)))  # the mean itself, or its share of a step
             if not ones or compared or close > 1e-3:

@@ -17,7 +17,7 @@ from train_doctor.fed import kind
 from train_doctor.watchers.divergences import terms_of_loss
 
 VIEWS = {"View", "Squeeze", "Unsqueeze", "UnsafeView", "Sum", "Mul", "Div", "Clone", "Neg", "Select"}
-NEAR = 12  # nodes below the score in which a difference is looked for
+NEAR, NODES = 12, 2000  # nodes below the score in which a difference is looked for; of a loss
 
 
 class RisesAlone(Watcher):
@@ -29,13 +29,18 @@ class RisesAlone(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         terms = terms_of_loss(self.e, loss) if loss.grad_fn is not None else []
-        alone = len(terms) == 1 and not self.eye.rising and _rises(*terms[0])
+        alone = len(terms) == 1 and not self.eye.rising and _rises(*terms[0]) and _once(loss)
         self.turns[self.eye.turn] = self.turns.get(self.eye.turn, True) and alone
 
     def close(self) -> None:
         if len(self.e.optimizers) == 1 and self.turns and all(self.turns.values()):
             for turn in self.turns:
                 self.note("F20 rises", True, turn)
+
+
+def _once(loss: Tensor) -> bool:
+    """Another such term may have a weight of 0 for now."""
+    return sum(kind(node) in ("LogSigmoid", "Softplus", "Log") for node in graphs.walk(loss, NODES)) == 1
 
 
 def _rises(node, factor: float) -> bool:
