@@ -95,7 +95,8 @@ class OwnStatistics(Watcher):
             if fact and fact.kind == STANDARD and not fact.batch and fact.level is not None:
                 self.fed[fact.of] = fact.level
         for r in op.results:
-            self.known.put(r, Row(MADE, 0, False, None))
+            if not r.requires_grad:  # else that tells it
+                self.known.put(r, Row(MADE, 0, False, None))
 
     def _next(self, op: Op, facts: list, r: Tensor) -> Row | None:
         first, second = (*facts, None, None)[:2]
@@ -103,7 +104,7 @@ class OwnStatistics(Watcher):
         if MADE in kinds or r.requires_grad:
             self._used(facts)
             self.weighs = self.weighs or op.name in TIMES and STANDARD in kinds
-            return Row(MADE, 0, False, None)
+            return Row(MADE, 0, False, None) if not r.requires_grad else None
         if op.name in MINUS and kinds[1:] == [LEVEL] and second.of == id(op.given[0]):
             return second._replace(kind=CENTRED)
         if op.name in OVER and kinds == [CENTRED, SPREAD]:
