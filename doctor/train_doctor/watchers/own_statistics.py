@@ -43,7 +43,7 @@ class Row(NamedTuple):
 class OwnStatistics(Watcher):
     """Known is a Row of each step, or MADE of what a layer gave."""
 
-    begins = LAYERS | {"mean", "std", "var"}
+    begins = LAYERS | {"mean", "std", "var"} | set(PLAIN) | MINUS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)

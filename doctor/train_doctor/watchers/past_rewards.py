@@ -75,7 +75,7 @@ class PastRewards(Watcher):
         if op.name in PICKS:  # log-probabilities, by actions
             whole = len(op.given) == 2 or op.results and op.results[0].numel() == op.given[0].numel()
             made = facts[0] if whole and [f[0] for f in facts] == [TIMES_OF] else None
-        elif op.name == "unbind" and facts and len(facts[0][1]) == len(op.results):
+        elif op.name == "unbind" and facts and facts[0][0] != SCALED and len(facts[0][1]) == len(op.results):
             for n, r in zip(facts[0][1], op.results):
                 self.known.put(r, (facts[0][0], [n]))
         elif op.name in TIMES and not any(t.requires_grad for t in op.given):
