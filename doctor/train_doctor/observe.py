@@ -181,6 +181,10 @@ class Optimizers(Part):
             if now[0] != mine and (alone or _opposed(few, self._numbers(index))):
                 self.foreign.add(index)
         self.scale, self.added = None, {}
+        for layer in self.e.teachers:  # one that was taken for a teacher, and gets gradients
+            ps = [] if any(layer.children()) else list(layer.parameters())
+            if ps and all(p.requires_grad and p.grad is not None for p in ps):
+                self.e.lone[id(layer)] = self.e.lone.get(id(layer), 0) + 1
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False

@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F110, D33, D34, S48.
+"""What a program leaves out without a word: F106 to F110, F112, F113, D33, D34, S48, S50.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -6,10 +6,12 @@ Nothing in the line that is there is wrong; something else is missing.
 Footgun: what is missing may have been left out on purpose. Each watcher says when it is certain, and these checks warn.
 """
 
+from torch import Tensor, nn
+
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
-from train_doctor.finding import OK, Verdict
+from train_doctor.finding import OK, Verdict, unknown
 
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
 
@@ -105,6 +107,65 @@ def lengths_of_padding(e: Evidence) -> Fired | Verdict:
     places, padded = next(iter(seen.values()))
     what = f"in {len(seen)} steps all rows had {places} places, with {padded} rows that end in padding"
     return fires(what, "each row's own length", places=places, padded=padded)
+
+
+@check("F112")
+def logits_as_confidence(e: Evidence) -> Fired | Verdict:
+    """Semi-supervised training trusts nearly all of its pseudo-labels, wrong ones too.
+
+    Fires when the largest of each row of what a layer answered, without a gradient and without a softmax, is compared
+    with a number between one half and one, and some of these lie outside of 0 to 1.
+
+    WARN logits-as-confidence: A threshold of {number:g} for probabilities is held against logits. Fix: sure, label =
+    logits.softmax(1).max(1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F112"])) is not None:
+        return verdict
+    number = next(iter(seen.values()))
+    what = f"in {len(seen)} steps the largest logit of each row was compared with {number:g}"
+    return fires(what, "the largest probability", number=number)
+
+
+@check("F113")
+def ratio_per_dimension(e: Evidence) -> Fired | Verdict:
+    """PPO with actions of several dimensions learns slowly, or changes its policy too far.
+
+    Fires when log-probabilities of a normal distribution, (rows, dimensions), go into a ratio as they are, and the
+    ratio is multiplied by one advantage for each row.
+
+    WARN ratio-per-dimension: The ratio is taken for each of the {dimensions} dimensions of an action, and an action has
+    one probability. Fix: dist.log_prob(action).sum(-1).
+    """
+    if (verdict := no_habit(e, seen := e.habits["F113"])) is not None:
+        return verdict
+    dimensions = next(iter(seen.values()))
+    what = f"in {len(seen)} steps a ratio of {dimensions} numbers met one advantage"
+    return fires(what, "one ratio for each action", dimensions=dimensions)
+
+
+@check("S50")
+def size_by_name_only(e: Evidence) -> Fired | Verdict:
+    """A pretrained network still answers with all of its old classes, though it was given a new number of them.
+
+    Compares what a linear layer or a convolution says of its size with its weight. Fires when it says fewer outputs
+    than the weight has. Weights that were cut (pruned) have fewer than their layer says, and are left alone.
+
+    WARN size-by-name-only: {name} says {said} outputs and has {has}: to set the attribute changes nothing. Fix:
+    model.fc = nn.Linear(model.fc.in_features, classes).
+    """
+    if not e.models:
+        return unknown("no model was seen")
+    for name, m in e.modules():
+        said = {nn.Linear: "out_features", nn.Conv2d: "out_channels", nn.Conv1d: "out_channels"}.get(type(m))
+        weight = getattr(m, "weight", None)
+        if said is None or not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.is_floating_point():
+            continue
+        if getattr(m, said) < len(weight):
+            numbers = dict(said=getattr(m, said), has=len(weight))
+            return fires(
+                f"{said} is {numbers['said']}, the weight has {len(weight)} rows", "the same", name=name, **numbers
+            )
+    return OK
 
 
 @check("D33")

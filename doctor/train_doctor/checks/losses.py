@@ -270,6 +270,10 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
                 WARN,
                 "wrong-targets/one-class",
             )
+    if len(sums := e.habits["F20 sum"]) >= 3:
+        total = next(iter(sums.values()))
+        what = f"in {len(sums)} steps the rows of soft targets, by hand, summed to {total:.4g}"
+        return fires(what, "1", WARN, "wrong-targets/sum", sum=total)
     if len(rises := e.habits["F20 rises"]) >= 3:
         return fires(
             f"in {len(rises)} steps the loss was minus the mean of log-sigmoids of scores, and nothing else",

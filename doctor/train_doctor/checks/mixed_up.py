@@ -463,12 +463,19 @@ def steps_on_anothers_loss(e: Evidence) -> Fired | Verdict:
 def one_side_twice(e: Evidence) -> Fired | Verdict:
     """A network that makes sets of points (or boxes) makes them all in a few places.
 
-    Fires when the minimum of one tensor of distances is taken twice over the same dim, in what is learned from.
+    Fires when the minimum of one tensor of distances is taken twice over the same dim, in what is learned from. Or when
+    two cross-entropies of pairs, whose labels count the rows, are given the same table.
 
     WARN one-side-twice: Both terms take the nearest over dim {dim} of the distances {shape}: one side has a near
     neighbour for each of its points, twice, and the other side for none. Fix: distances.min(dim=2) and
     distances.min(dim=1).
+    WARN one-side-twice/of-pairs: The loss of {rows} pairs is taken twice of the same table, so one side is asked for
+    its partners twice and the other never. Fix: F.cross_entropy(logits, own) + F.cross_entropy(logits.T, own).
     """
+    if len(again := e.habits["F92 again"]) >= 3:
+        rows = next(iter(again.values()))
+        what = f"in {len(again)} steps two cross-entropies were given the same table of {rows} pairs"
+        return fires(what, "the table and its transpose", fault="one-side-twice/of-pairs", rows=rows)
     if (verdict := no_habit(e, seen := e.habits["F92"])) is not None:
         return verdict
     shape, dim = next(iter(seen.values()))

@@ -15,6 +15,7 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
+LONE = 3  # backwards that left gradients on a layer of its own
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
 
 
@@ -145,6 +146,9 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     WARN optimizer-misses-trainables/of-the-loss: The loss or head is a module with weights of its own (log variances,
     centres, a temperature), which get gradients and are in no optimizer, so they stay as they began. Fix: Give the
     optimizer [*model.parameters(), *criterion.parameters()].
+    WARN optimizer-misses-trainables/lone-layer: A layer that stands by itself beside the model ({name}) gets gradients
+    and is in no optimizer, so it stays as it began. Fix: Give the optimizer [*model.parameters(), *layer.parameters()],
+    or freeze the layer.
     ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
     reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
     parameters.
@@ -182,6 +186,14 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     c = coverage(e)
     if not c.missing:
         weights = loss_weights(e)
+        if not weights and (lone := lone_layers(e)):
+            return fires(
+                f"{len(lone)} layers of their own got gradients and are in no optimizer: {', '.join(lone[:3])}",
+                "0 missing over all optimizers together",
+                WARN,
+                "optimizer-misses-trainables/lone-layer",
+                name=lone[0],
+            )
         if not weights:
             return OK
         return fires(
@@ -211,6 +223,16 @@ def loss_weights(e: Evidence) -> list[str]:
             still = p.requires_grad and p.grad is not None and versions.get(name) == p._version
             if still and id(p) not in mine and not getattr(p, "_post_accumulate_grad_hooks", None):
                 found.append(f"{type(module).__name__}.{name}")
+    return found
+
+
+def lone_layers(e: Evidence) -> list[str]:
+    """Layers without parts that were called by themselves, got gradients, and are in no optimizer."""
+    mine, found = e.optimized(), []
+    for layer in e.teachers:
+        ps = list(layer.parameters())
+        if e.lone.get(id(layer), 0) >= LONE and not any(id(p) in mine for p in ps):
+            found.append(f"{type(layer).__name__}{tuple(ps[0].shape)}")
     return found
 
 

@@ -26,6 +26,7 @@ from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.class_axis import ClassAxis
 from train_doctor.watchers.component_weights import ComponentWeights
+from train_doctor.watchers.confidences import Confidences
 from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.critics import Critics
@@ -79,6 +80,7 @@ from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_side import OneSide
+from train_doctor.watchers.one_way_twice import OneWayTwice
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.other_labels import OtherLabels
 from train_doctor.watchers.other_statistics import OtherStatistics
@@ -100,6 +102,7 @@ from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
 from train_doctor.watchers.ratios import Ratios
+from train_doctor.watchers.ratios_apart import RatiosApart
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.relative_errors import RelativeErrors
 from train_doctor.watchers.repeats import Repeats
@@ -119,6 +122,7 @@ from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
+from train_doctor.watchers.soft_targets import SoftTargets
 from train_doctor.watchers.sorted_labels import SortedLabels
 from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
@@ -202,6 +206,10 @@ ALL = (
     PixelScales,
     RisesAlone,
     RiskMatrices,
+    SoftTargets,
+    Confidences,
+    OneWayTwice,
+    RatiosApart,
     DotProducts,
     Entropies,
     Stored,

@@ -9,17 +9,20 @@ something.
 The output of a detector's last convolution is known too, where its channels go last by a view alone, that of a
 segmenter, `logits.view(-1, C)` of (B, C, H, W), and the states of a recurrent network, `h_n.view(B, -1)` of an h_n of
 shape (2, B, H). And so are the patches of a picture, `x.reshape(B, (H // p) * (W // p), C * p * p)`, where pieces of
-lines come out, and the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W).
+lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W), and the channels of
+series, `x.reshape(B * C, T)` of (B, T, C).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
 of a picture may be the rows of a sequence.
 """
 
+import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Op, Watcher, place
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
+SERIES, LOOKED = 8, 2**21  # places; numbers
 
 
 class Axes(Watcher):
@@ -33,7 +36,7 @@ class Axes(Watcher):
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
-        apart = apart or _pixels(x, op.result) or _larger(x, op.result)
+        apart = apart or _pixels(x, op.result) or _larger(x, op.result) or _folded(x, op.result)
         patches = not apart and _patches(x, op.result)
         if (apart or patches) and place() is not None:
             self.note("F30", (op.name, tuple(x.shape), tuple(op.result.shape), patches))
@@ -45,6 +48,20 @@ def _states(x: Tensor, result: Tensor) -> bool:
         return False
     recurrent = any(name in type(x.grad_fn).__name__ for name in ("Rnn", "Lstm", "Gru", "Stack"))
     return recurrent and x.shape[0] != x.shape[1] == len(result) and result.shape[1] == x.shape[0] * x.shape[2]
+
+
+def _folded(x: Tensor, result: Tensor) -> bool:
+    """Series (B, T, C) made into rows of T numbers for each channel, without the channels going first. In a row of one
+    channel neighbours are alike."""
+    if x.dim() != 3 or result.dim() not in (2, 3) or not x.is_floating_point():
+        return False
+    rows, places, channels = x.shape
+    fits = len(result) == rows * channels and result.numel() == x.numel() and places in result.shape[1:]
+    if not fits or min(rows, channels) < 2 or places == channels or places < SERIES or x.numel() > LOOKED:
+        return False
+    right, row = x.detach().transpose(1, 2).double(), result.detach().reshape(len(result), places).double()
+    near, far = ((t[..., 1:] - t[..., :-1]).square().mean() for t in (right, row))
+    return bool(torch.isfinite(far)) and 2 * float(near) < float(far)
 
 
 def _larger(x: Tensor, result: Tensor) -> bool:

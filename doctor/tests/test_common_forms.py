@@ -1,0 +1,196 @@
+"""Faults of practice sets that were missed, in the forms in which they are written, and healthy programs like them."""
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+from torch.nn import functional as F
+
+import train_doctor as doctor
+
+from .bench import quiet
+from .test_meetings import blamed
+from .test_turned import net, said, watched
+
+ROWS, STEPS = 32, 10
+
+
+# ------------------------------------------------------------------------------------------------ S3
+@pytest.mark.parametrize("how, wrong", [("left out", True), ("held", False), ("frozen", False), ("by hand", False)])
+def test_a_layer_that_stands_by_itself(how, wrong):
+    torch.manual_seed(0)
+    model, layer = net(6, 4), nn.Linear(4, 3)
+    if how == "frozen":
+        layer.requires_grad_(False)
+    held = [*model.parameters(), *(layer.parameters() if how == "held" else ())]
+    optimizers = [torch.optim.Adam(held, 1e-3)]
+    if how == "by hand":
+        optimizers.append(torch.optim.SGD(layer.parameters(), 1e-2))
+
+    def run():
+        with doctor.watch(optimizer=optimizers, steps=STEPS, say=False) as report:
+            for _ in range(STEPS):
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                layer.zero_grad()
+                x = torch.randn(ROWS, 6)
+                F.mse_loss(layer(model(x)), x[:, :3]).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return report
+
+    report = quiet(run)
+    assert not report.faults and ("S3" in said(report)) is wrong, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ S50
+@pytest.mark.parametrize("how, wrong", [("attribute", True), ("layer", False), ("pruned", False)])
+def test_a_size_that_is_set_by_name_only(how, wrong):
+    model = net(6, 10)
+    if how == "attribute":
+        model[2].out_features = 3
+    elif how == "layer":
+        model[2] = nn.Linear(16, 3)
+    else:
+        model[2].weight, model[2].bias = (
+            nn.Parameter(t[:3].detach().clone()) for t in (model[2].weight, model[2].bias)
+        )
+    assert blamed("S50", model, lambda m: F.cross_entropy(m(torch.randn(ROWS, 6)), torch.randint(3, (ROWS,)))) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F20
+def smoothed(how: str):
+    def loss(model):
+        y = torch.randint(5, (ROWS,))
+        ones, p = F.one_hot(y, 5).float(), model(torch.randn(ROWS, 6)).log_softmax(1)
+        target = {
+            "whole share for each": lambda: 0.9 * ones + 0.1,
+            "zero for the true one": lambda: 0.9 * ones + 0.1 * (1 - ones),
+            "divided": lambda: 0.9 * ones + 0.1 / 5,
+            "weights of classes": lambda: ones * torch.tensor([1.0, 2.0, 3.0, 1.0, 2.0]),
+            "half of it": lambda: 0.5 * ones,
+            "a teacher's": lambda: torch.randn(ROWS, 5).softmax(1),
+        }[how]()
+        return -(target * p).sum(1).mean() if how != "zero for the true one" else (target * -p).sum(dim=1).mean()
+
+    return loss
+
+
+SMOOTHED = {"whole share for each": True, "zero for the true one": True, "divided": False, "weights of classes": False}
+SMOOTHED |= {"half of it": False, "a teacher's": False}
+
+
+@pytest.mark.parametrize("how, wrong", SMOOTHED.items())
+def test_rows_of_soft_targets_by_hand_sum_to_one(how, wrong):
+    assert blamed("F20", net(6, 5), smoothed(how)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F112
+def trusted(how: str):
+    def loss(model):
+        weak = torch.randn(ROWS, 6)
+        strong = weak + 0.3 * torch.randn_like(weak)
+        if how == "of one pass":
+            both = model(torch.cat([weak, strong]))
+            sure, label = both[:ROWS].detach().max(1)
+            out = both[ROWS:]
+        else:
+            with torch.no_grad():
+                answer = 4 * model(weak) if how == "scaled" else model(weak)
+            answer = answer.softmax(1) if how == "softmax" else answer.sigmoid() if how == "sigmoid" else answer
+            sure, label = answer.max(1)
+            out = model(strong)
+        mask = sure > 0.5 if how != "a margin of scores" else sure > 3.0
+        return (F.cross_entropy(out, label, reduction="none") * mask.float()).mean() + 0 * out.sum()
+
+    return loss
+
+
+TRUSTED = {"logits": True, "of one pass": True, "softmax": False, "sigmoid": False, "a margin of scores": False}
+
+
+@pytest.mark.parametrize("how, wrong", TRUSTED.items())
+def test_confidence_is_a_probability(how, wrong):
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(4)
+    assert blamed("F112", model, trusted(how)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F92
+@pytest.mark.parametrize("how, wrong", [("same", True), ("made anew", True), ("transposed", False), ("once", False)])
+def test_pairs_are_asked_for_from_both_sides(how, wrong):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        one, two = (F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1) for _ in range(2))
+        table, own = one @ two.T / 0.1, torch.arange(ROWS)
+        other = {"same": table, "made anew": one @ two.T / 0.1, "transposed": table.T, "once": None}[how]
+        if other is None:
+            return F.cross_entropy(table, own)
+        return (F.cross_entropy(table, own) + F.cross_entropy(other, own)) / 2
+
+    assert blamed("F92", net(6, 8), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F30
+class Channels(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.layer = how, nn.Linear(24, 1)
+
+    def forward(self, x):  # (B, 24, 5)
+        rows, places, channels = x.shape
+        if self.how == "folded":
+            x = x.reshape(rows * channels, places)
+        elif self.how == "folded, one more":
+            x = x.reshape(rows * channels, 1, places)
+        else:
+            x = x.permute(0, 2, 1).reshape(rows * channels, places)
+        return self.layer(x).reshape(rows, channels)
+
+
+@pytest.mark.parametrize("how, wrong", [("folded", True), ("folded, one more", True), ("permuted", False)])
+def test_channels_of_series_go_first(how, wrong):
+    def loss(model):
+        at = torch.arange(25)[None, :, None] / 4 + 6 * torch.rand(ROWS, 1, 5)
+        return F.mse_loss(model(at[:, :24].sin()), at[:, 24].sin())
+
+    assert blamed("F30", Channels(how), loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F113
+class Actor(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log_std = net(4, 3), nn.Parameter(torch.zeros(3))
+
+
+def proximal(how: str):
+    def loss(model):
+        x, gain = torch.randn(ROWS, 4), torch.randn(ROWS)
+        of = Normal(model.mean(x), model.log_std.exp())
+        if how == "classes":
+            of = Categorical(logits=model.mean(x)[:, None].expand(-1, 3, -1))
+        if how == "independent":
+            of = Independent(of, 1)
+        action = of.sample()
+        score = of.log_prob(action)
+        old = score.detach() + 0.01 * torch.randn_like(score)
+        if how == "summed":
+            score, old = score.sum(-1), old.sum(-1)
+        ratio = (score - old).exp()
+        gain = gain if ratio.dim() == 1 else gain[:, None]
+        if how == "one for each":
+            gain = torch.randn(ROWS, 3)
+        return -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+
+    return loss
+
+
+RATIOS = {"apart": True, "summed": False, "independent": False, "classes": False, "one for each": False}
+
+
+@pytest.mark.parametrize("how, wrong", RATIOS.items())
+def test_an_action_has_one_probability(how, wrong):
+    report = quiet(lambda: watched(Actor(), proximal(how)))
+    assert not report.faults and ("F113" in said(report)) is wrong, f"\n{report}"
