@@ -194,3 +194,70 @@ RATIOS = {"apart": True, "summed": False, "independent": False, "classes": False
 def test_an_action_has_one_probability(how, wrong):
     report = quiet(lambda: watched(Actor(), proximal(how)))
     assert not report.faults and ("F113" in said(report)) is wrong, f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ D11
+def replayed(how: str):
+    states, actions, rewards = torch.randn(200, 4), torch.randint(3, (200,)), torch.randn(200)
+    inside, border = torch.randn(200, 4), torch.randn(200, 4)
+
+    def loss(model):
+        draw = lambda: torch.randint(200, (ROWS,))  # noqa: E731
+        one = draw()
+        s, a, r = (t[one if how != "apart" else draw()] for t in (states, actions, rewards))
+        asked = F.mse_loss(model(s).gather(1, a[:, None]).squeeze(1), r)
+        if how == "points":  # each with a draw of its own, and none meets another
+            asked = model(inside[draw()]).pow(2).mean() + model(border[draw()]).mean().pow(2)
+            asked = asked + (model(states[draw()]) - 1).pow(2).mean()
+        if how == "two batches":
+            two = draw()
+            asked = asked + (model(states[two]) * rewards[two][:, None]).mean().pow(2)
+        return asked
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "how, wrong", [("apart", True), ("together", False), ("points", False), ("two batches", False)]
+)
+def test_fields_of_a_memory_are_drawn_together(how, wrong):
+    assert blamed("D11", net(4, 3), replayed(how)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F114
+def wasserstein(how: str):
+    torch.manual_seed(0)
+    maker, critic = net(4, 2), net(2, 1)
+    if how == "spectral norm":
+        critic = nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 16)), nn.ReLU(), nn.Linear(16, 1))
+    makers, critics = (torch.optim.RMSprop(m.parameters(), 5e-4) for m in (maker, critic))
+    with doctor.watch(optimizer=[makers, critics], steps=2 * STEPS, say=False) as report:
+        for _ in range(STEPS):
+            real, fake = torch.randn(ROWS, 2) + 2, maker(torch.randn(ROWS, 4))
+            if how == "hinge":
+                loss = F.relu(1 - critic(real)).mean() + F.relu(1 + critic(fake.detach())).mean()
+            else:
+                loss = critic(fake.detach()).mean() - critic(real).mean()
+            if how == "penalty":
+                share = torch.rand(ROWS, 1)
+                mixed = (share * real + (1 - share) * fake.detach()).requires_grad_()
+                (slope,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+                loss = loss + 10 * (slope.norm(dim=1) - 1).pow(2).mean()
+            if how == "drift":
+                loss = loss + 1e-3 * critic(real).pow(2).mean()
+            critics.zero_grad()
+            loss.backward()
+            critics.step()
+            if how == "clipped":
+                for p in critic.parameters():
+                    p.data.clamp_(-0.1, 0.1)
+            makers.zero_grad()
+            (-critic(fake).mean()).backward()
+            makers.step()
+    return report
+
+
+@pytest.mark.parametrize("how", ["free", "clipped", "penalty", "spectral norm", "hinge", "drift"])
+def test_something_bounds_a_critic(how):
+    report = quiet(lambda: wasserstein(how))
+    assert not report.faults and ("F114" in said(report)) is (how == "free"), f"\n{report}"

@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F110, F112, F113, D33, D34, S48, S50.
+"""What a program leaves out without a word: F106 to F110, F112 to F114, D33, D34, S48, S50.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -141,6 +141,21 @@ def ratio_per_dimension(e: Evidence) -> Fired | Verdict:
     dimensions = next(iter(seen.values()))
     what = f"in {len(seen)} steps a ratio of {dimensions} numbers met one advantage"
     return fires(what, "one ratio for each action", dimensions=dimensions)
+
+
+@check("F114")
+def critic_unbounded(e: Evidence) -> Fired | Verdict:
+    """A Wasserstein critic's loss falls into the thousands below zero, and the generator learns nothing of use.
+
+    Fires when the loss of one of two optimizers is the difference of two means of one layer's answers and nothing else,
+    no weight is clipped, no derivative is asked for, and no layer is normalised by its spectrum or its length.
+
+    WARN critic-unbounded: Nothing keeps the critic's slope in bounds, so its loss falls as its weights grow. Fix: A
+    gradient penalty, spectral_norm on its layers, or p.data.clamp_(-0.01, 0.01) for all of its weights after each step.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F114"])) is not None:
+        return verdict
+    return fires(f"in {len(seen)} steps the loss was a difference of two means of answers", "something that bounds it")
 
 
 @check("S50")

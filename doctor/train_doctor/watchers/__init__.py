@@ -43,6 +43,7 @@ from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.farthest import Farthest
+from train_doctor.watchers.fields_apart import FieldsApart
 from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
@@ -141,6 +142,7 @@ from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
+from train_doctor.watchers.unbounded_critics import UnboundedCritics
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weight_penalties import WeightPenalties
@@ -210,6 +212,8 @@ ALL = (
     Confidences,
     OneWayTwice,
     RatiosApart,
+    FieldsApart,
+    UnboundedCritics,
     DotProducts,
     Entropies,
     Stored,
