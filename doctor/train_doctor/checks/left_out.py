@@ -12,6 +12,7 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict
 
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
+CHANCE = 4.0  # by how many of their own spreads the means of random rows may differ
 
 
 @check("F106")
@@ -20,7 +21,8 @@ def time_not_told(e: Evidence) -> Fired | Verdict:
 
     Fires when data and noise are mixed in shares that were drawn for each row, the mixture goes into layers, and
     nothing that learns is given what was drawn, in any form. Noise of any strength that is added to data as they are is
-    left alone: a denoiser may be blind.
+    left alone: a denoiser may be blind. So are classes at any noise, critics, two draws for data and noise, and what is
+    asked for neither the noise nor the data.
 
     WARN time-not-told: The network is given {rows} mixtures of data and noise and not how noisy they are, so it answers
     with a mean over all strengths. Fix: Give t to the network (model(x_t, t)), and use it there: embedded, or as a
@@ -112,14 +114,19 @@ def scale_of_each_batch(e: Evidence) -> Fired | Verdict:
     """A regression's answers have no unit: they can't be turned back into what was measured.
 
     Fires when the targets of a regression are standardised by the mean and spread of their own batch, which differ from
-    step to step. Returns that weigh log-probabilities are left alone, and so are all data in one batch.
+    step to step as those of random rows do. Groups that are standardised each by itself (the stocks of a day) differ by
+    more and are left alone; so are returns that weigh log-probabilities, answers that are standardised as well, and all
+    data in one batch.
 
     WARN scale-of-each-batch: The targets are standardised by each batch's own mean and spread, so the same target is
     another number in every step. Fix: Take the mean and the spread of the training data once, and keep them.
     """
     if (verdict := no_habit(e, seen := e.habits["D33"])) is not None:
         return verdict
-    means, spreads = zip(*seen.values())
+    means, spreads, counts = zip(*seen.values())
+    chance = CHANCE / min(counts) ** 0.5
+    if max(means) - min(means) > chance * max(spreads) or max(spreads) > (1 + chance) * min(spreads):
+        return OK  # groups
     if max(means) - min(means) <= FAR * max(spreads) and max(spreads) <= (1 + FAR) * min(spreads):
         return OK
     what = f"the means that were taken away were {', '.join(f'{m:.3g}' for m in means[:3])}"
@@ -131,7 +138,8 @@ def level_taken_away(e: Evidence) -> Fired | Verdict:
     """A forecast has the right shape at the wrong height.
 
     Fires when each row of the input loses its own mean and spread, these are used for nothing else, and the targets of
-    the regression hang on them (a correlation above 0.8).
+    the regression hang on them (a correlation above 0.8) and rise by as much as they do. Pictures, a level that another
+    input holds, and targets in another unit (water, by a spectrum) are left alone.
 
     WARN level-taken-away: Each window is standardised by its own mean and spread, and what follows it is not: the
     targets hang on a level that the network can't see. Fix: answer * std + mean, or (y - mean) / std with the window's
@@ -149,7 +157,9 @@ def places_unseen(e: Evidence) -> Fired | Verdict:
     """A transformer on a series is hardly better than one on the same numbers in any order.
 
     Fires when a series whose neighbours are alike goes, place by place, into attention without a mask, and nothing that
-    is the same for all rows was added on the way. Sets and points, whose places have no order, are left alone.
+    is the same for all rows was added on the way. Left alone are sets and points, whose places have no order, rows with
+    a column that only rises or falls (their own times), closed outlines, and attention before a recurrent layer, a
+    convolution, or a layer on all places laid side by side.
 
     WARN places-unseen: Attention is given {places} places of a series and nothing that tells one place from another, so
     their order counts for nothing. Fix: x = x + positions, learned or made of sines, before the first attention.

@@ -129,7 +129,9 @@ class NoiseTimes(Watcher):
             table = op.given[0].dim() > 1 and facts[0].kind != TIME
             kept = r.dim() and len(r) == rows
             return (time._replace(kind=PICKED) if table and op.name != "gather" else time) if kept else None
-        other = next((n for n, t in enumerate(op.given) if facts[n] not in times and t.dim() > 1 and len(t) == rows), None)
+        other = next(
+            (n for n, t in enumerate(op.given) if facts[n] not in times and t.dim() > 1 and len(t) == rows), None
+        )
         if op.name == "lerp" and other is not None:
             self.most = 1.0
             self._mixed(op, facts)
