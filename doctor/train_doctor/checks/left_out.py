@@ -41,7 +41,8 @@ def targets_of_strangers(e: Evidence) -> Fired | Verdict:
 
     Compares the input of which a network made targets with the input that is asked for them, row by row: in their
     numbers, in their numbers sorted, and in the answers. Fires when rows and their partners are no more alike than rows
-    and others, over all steps that are looked at. A target of which data are a part as well is no view, and is left
+    and others, over all steps that are looked at, and both go through one network, or through a copy of it. One network
+    that teaches another from another camera is left alone. A target of which data are a part as well is no view, and is left
     alone.
 
     WARN targets-of-strangers: The targets were made of other rows than those that are asked for them: row i of one
@@ -64,7 +65,8 @@ def chosen_by_the_target(e: Evidence) -> Fired | Verdict:
     """Double Q-learning overrates its values as plain Q-learning does.
 
     Fires when the network that no optimizer holds chooses the best action, and the one that learns says what it is
-    worth.
+    worth, which gets into the target of a regression. A fixed policy that is judged, which is no copy of that network,
+    is left alone.
 
     WARN chosen-by-the-target: The two networks of double Q-learning stand in each other's place: the target network
     chooses, and the value is that of the network that learns. Fix: best = online(next).argmax(1, keepdim=True); value =
@@ -80,7 +82,8 @@ def not_put_back(e: Evidence) -> Fired | Verdict:
     """A masked autoencoder's loss stays high, and what it fills in is a blur.
 
     Fires when pieces are picked by an order that was drawn for each row, others are put after them, and positions that
-    are the same for all rows are added, without the pieces going back to their places first.
+    are the same for all rows are added, without the pieces going back to their places first. Pieces that were sorted by
+    something (a time, a score), and pieces that are told whether they were seen, are left alone.
 
     WARN not-put-back: The {places} pieces are in the order in which they were shuffled when they are given their
     positions, so each gets the place of another. Fix: ids_restore = ids_shuffle.argsort(1), and x.gather(1,
@@ -97,7 +100,7 @@ def lengths_of_padding(e: Evidence) -> Fired | Verdict:
     """A speech or handwriting model writes nothing but blanks for long, or letters that nobody said at the end.
 
     Fires when ctc_loss is told that every row is as long as the longest one, and most rows of what went into the first
-    layer end in one repeated frame, over several lengths.
+    layer end in one repeated frame, over several lengths. Pictures of one width are left alone.
 
     WARN lengths-of-padding: ctc_loss is told {places} places for every row, and {padded} rows end in padding: the
     padding is read as sound. Fix: input_lengths of each row's own frames (divided by the stride of the network).
