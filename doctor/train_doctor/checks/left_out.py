@@ -42,8 +42,8 @@ def targets_of_strangers(e: Evidence) -> Fired | Verdict:
     Compares the input of which a network made targets with the input that is asked for them, row by row: in their
     numbers, in their numbers sorted, and in the answers. Fires when rows and their partners are no more alike than rows
     and others, over all steps that are looked at, and both go through one network, or through a copy of it. One network
-    that teaches another from another camera is left alone. A target of which data are a part as well is no view, and is left
-    alone.
+    that teaches another from another camera is left alone. A target of which data are a part as well is no view, and is
+    left alone.
 
     WARN targets-of-strangers: The targets were made of other rows than those that are asked for them: row i of one
     input has nothing in common with row i of the other. Fix: One loader whose items are both views of the same row.

@@ -11,8 +11,7 @@ to the network again, three times or more before one backward, while the loss as
 Footguns: who refines an answer in turns detaches it as well (RAFT, boxes of a decoder, forecasts of a series): there
 the network answers with something of the state's own width. A critic stands for all later turns; there a network is
 given the state itself before it is cut. And a simulator that is compared with its reference in each turn may be
-corrected turn by turn. A hidden state that nothing asks for is another question
-(cut_states.py).
+corrected turn by turn. A hidden state that nothing asks for is another question (cut_states.py).
 """
 
 import torch

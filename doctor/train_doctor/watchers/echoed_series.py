@@ -6,9 +6,8 @@
 Without a narrow place between them, what goes in at a place can be copied to it. What a recurrent layer made of a
 series, place by place, is followed through layers that work on each place by itself to a loss against the same numbers.
 
-Footgun: an autoencoder asks for its input as well, but through its last state, or place by place through
-fewer numbers than it has columns (factors of many neurons); and one that is asked to take noise away has other numbers
-as its target.
+Footgun: an autoencoder asks for its input as well, but through its last state, or place by place through fewer numbers
+than it has columns (factors of many neurons); and one that is asked to take noise away has other numbers as its target.
 """
 
 import torch

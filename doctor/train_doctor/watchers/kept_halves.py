@@ -7,9 +7,9 @@ What stays is given to the normal density as it is, and no weight can change wha
 what is squared (or given to a normal distribution that does not learn) are compared with those of the data, number by
 number, where something was multiplied by an exponential on the way.
 
-Footguns: the cost of a controller squares the state as it is too, with what was decided. It has no exponential. And
-one coupling alone can't but leave a half.
-And rows may begin with a condition that all couplings keep: there more than one mask and its other half are used.
+Footguns: the cost of a controller squares the state as it is too, with what was decided. It has no exponential. And one
+coupling alone can't but leave a half. And rows may begin with a condition that all couplings keep: there more than one
+mask and its other half are used.
 """
 
 from typing import Any

@@ -6,9 +6,9 @@
     x = x + positions                                               without that, each gets another piece's place
 
 Footgun: a decoder may be given the positions in the shuffled order as well. So only what is added to all rows alike,
-and has as many places, is asked about. And pieces that were picked by one order for all rows may be meant. The best proposals and the latest events have an order that
-was not drawn, and with what follows them they are not as many as all pieces were. What tells seen pieces from hidden
-ones is added as well, and has two rows only.
+and has as many places, is asked about. And pieces that were picked by one order for all rows may be meant. The best
+proposals and the latest events have an order that was not drawn, and with what follows them they are not as many as all
+pieces were. What tells seen pieces from hidden ones is added as well, and has two rows only.
 """
 
 from torch import Tensor

@@ -12,9 +12,9 @@ whether the targets hang on it.
 
 Footguns: returns of a policy are standardised by the batch on purpose, to weigh; so nothing is said where they multiply
 what learns or a log-probability is asked for. Patches are (MAE), each by itself. Who trains on all data in each step
-has the same mean in each. Groups (the stocks of a day, the slices of a scan) are standardised by themselves as well: their
-means or spreads differ by more than those of random rows do. Where the answers are standardised too, the scale is to
-cancel. What a network answered is no data, and a level that is kept by any use is kept, also as a column of another
+has the same mean in each. Groups (the stocks of a day, the slices of a scan) are standardised by themselves as well:
+their means or spreads differ by more than those of random rows do. Where the answers are standardised too, the scale is
+to cancel. What a network answered is no data, and a level that is kept by any use is kept, also as a column of another
 input. A picture keeps what stands out of its level. What follows a window has its unit: where the level rises by one,
 so does it; water in a spectrum has another.
 """

@@ -3,8 +3,8 @@
     x, y = low / 255, high                          the network must learn a factor of 255
     x, y = low / 255, high / 255
 
-Footgun: maps of depth or of temperature are asked for in their own units. Pixels reach
-far up to 255. And a model may multiply by 255 itself, at its end: then its answers reach as far from the first step on.
+Footgun: maps of depth or of temperature are asked for in their own units. Pixels reach far up to 255. And a model may
+multiply by 255 itself, at its end: then its answers reach as far from the first step on.
 """
 
 from torch import Tensor

@@ -10,7 +10,8 @@ those of other rows.
 
 Footguns: views may be turned and cut. So only where they are alike in nothing, in three steps together, is anything
 said. Two cameras, or the first half of a night and the second, are alike in the class alone, and there one network
-teaches another: so both inputs must go through one network, or through a copy of it. And a target that is computed with data as well (a reward and the value of the next state) is no view.
+teaches another: so both inputs must go through one network, or through a copy of it. And a target that is computed with
+data as well (a reward and the value of the next state) is no view.
 """
 
 import torch
