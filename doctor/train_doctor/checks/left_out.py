@@ -6,13 +6,16 @@ Nothing in the line that is there is wrong; something else is missing.
 Footgun: what is missing may have been left out on purpose. Each watcher says when it is certain, and these checks warn.
 """
 
+import math
+import statistics
+
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict
 
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
-CHANCE = 4.0  # by how many of their own spreads the means of random rows may differ
+CHANCE = 3.0  # by how much more than their own variance the means and spreads of random rows may differ
 
 
 @check("F106")
@@ -127,13 +130,22 @@ def scale_of_each_batch(e: Evidence) -> Fired | Verdict:
     if (verdict := no_habit(e, seen := e.habits["D33"])) is not None:
         return verdict
     means, spreads, counts = zip(*seen.values())
-    chance = CHANCE / min(counts) ** 0.5
-    if max(means) - min(means) > chance * max(spreads) or max(spreads) > (1 + chance) * min(spreads):
+    if _differ(means, spreads, min(counts)) > CHANCE:
         return OK  # groups
     if max(means) - min(means) <= FAR * max(spreads) and max(spreads) <= (1 + FAR) * min(spreads):
         return OK
     what = f"the means that were taken away were {', '.join(f'{m:.3g}' for m in means[:3])}"
     return fires(what, "one mean for all batches")
+
+
+def _differ(means: tuple, spreads: tuple, count: int) -> float:
+    """How far means and spreads of batches lie apart, in variances of chance: about 1 for random rows."""
+    if len(means) < 2 or min(spreads) <= 0:
+        return 0.0
+    among = statistics.mean(spreads)
+    of_means = statistics.variance(means) / among**2 * count
+    of_spreads = statistics.variance(map(math.log, spreads)) * 2 * count
+    return (of_means + of_spreads) / 2
 
 
 @check("D34")
