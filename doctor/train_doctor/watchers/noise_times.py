@@ -106,7 +106,7 @@ class NoiseTimes(Watcher):
                 return Fact(NOISY, "", draws) if draws else None
             if GAP in parts and alike:
                 return Fact(NOISY, "", facts[kinds.index(PART)].draws)
-            if op.name in MINUS and kinds.count(NOISE) == 1 and alike:
+            if op.name in MINUS and NOISE in kinds and alike:
                 self._mixed(op, facts)
                 return Fact(GAP)
         alone = [k for k in kinds if k]
