@@ -95,6 +95,54 @@ def test_times_of_other_mixtures(how, wrong):
     assert blamed("F106", net(4, 4), mixture(how)) is wrong
 
 
+class FromTable(nn.Module):
+    """A fixed table of sines, by rows, beside the input."""
+
+    def __init__(self, told: bool):
+        super().__init__()
+        self.told, self.table = told, torch.sin(torch.arange(40)[:, None] * torch.arange(1, 5) / 8)
+        self.body = net(8 if told else 4, 4)
+
+    def forward(self, x, t):
+        return self.body(torch.cat([x, self.table[t]], 1) if self.told else x)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rows_that_a_draw_picked_from_the_data_tell_nothing_of_the_time(told):
+    data, classes = torch.randn(200, 4), torch.randint(3, (200,))
+
+    def loss(model):
+        rows = torch.randint(0, 200, (ROWS,))
+        x, t = data[rows], torch.randint(0, 40, (ROWS,))
+        noise, a = torch.randn_like(x), KEPT[t].view(-1, 1)
+        assert classes[rows].shape == t.shape
+        return F.mse_loss(model(a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
+
+    assert blamed("F106", FromTable(told), loss) is not told
+
+
+def mixtures_of_rows(how: str):
+    def loss(model):
+        x, noise, t, u = torch.rand(ROWS, 4), torch.randn(ROWS, 4), torch.rand(ROWS, 1), torch.rand(ROWS, 1)
+        if how == "a class":
+            return F.cross_entropy(model((1 - t) * noise + t * x), (x[:, 0] > 0.5).long())
+        if how == "a gain and a level":
+            return F.mse_loss(model((0.5 + t) * x + u * noise), x)
+        if how == "a field without a time":
+            return F.mse_loss(model((1 - t) * noise + t * x), (noise - x) * (1 - t))
+        return F.mse_loss(model((1 - t) * noise + t * x), x if how == "the data" else noise - x)
+
+    return loss
+
+
+MEANT = {"a class": False, "a gain and a level": False, "a field without a time": False, "the data": True, "gap": True}
+
+
+@pytest.mark.parametrize("how, wrong", MEANT.items())
+def test_only_who_is_asked_for_noise_or_data_needs_the_time(how, wrong):
+    assert blamed("F106", net(4, 4), mixtures_of_rows(how)) is wrong
+
+
 # ------------------------------------------------------------------------------------------------ F107
 def pseudo(how: str):
     def loss(model):

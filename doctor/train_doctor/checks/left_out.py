@@ -6,6 +6,9 @@ Nothing in the line that is there is wrong; something else is missing.
 Footgun: what is missing may have been left out on purpose. Each watcher says when it is certain, and these checks warn.
 """
 
+import math
+import statistics
+
 from torch import Tensor, nn
 
 from train_doctor.check import Fired, check, fires
@@ -14,6 +17,7 @@ from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, unknown
 
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
+CHANCE = 3.0  # by how much more than their own variance the means and spreads of random rows may differ
 
 
 @check("F106")
@@ -22,7 +26,8 @@ def time_not_told(e: Evidence) -> Fired | Verdict:
 
     Fires when data and noise are mixed in shares that were drawn for each row, the mixture goes into layers, and
     nothing that learns is given what was drawn, in any form. Noise of any strength that is added to data as they are is
-    left alone: a denoiser may be blind.
+    left alone: a denoiser may be blind. So are classes at any noise, critics, two draws for data and noise, and what is
+    asked for neither the noise nor the data.
 
     WARN time-not-told: The network is given {rows} mixtures of data and noise and not how noisy they are, so it answers
     with a mean over all strengths. Fix: Give t to the network (model(x_t, t)), and use it there: embedded, or as a
@@ -41,8 +46,9 @@ def targets_of_strangers(e: Evidence) -> Fired | Verdict:
 
     Compares the input of which a network made targets with the input that is asked for them, row by row: in their
     numbers, in their numbers sorted, and in the answers. Fires when rows and their partners are no more alike than rows
-    and others, over all steps that are looked at. A target of which data are a part as well is no view, and is left
-    alone.
+    and others, over all steps that are looked at, and both go through one network, or through a copy of it. One network
+    that teaches another from another camera is left alone. A target of which data are a part as well is no view, and is
+    left alone.
 
     WARN targets-of-strangers: The targets were made of other rows than those that are asked for them: row i of one
     input has nothing in common with row i of the other. Fix: One loader whose items are both views of the same row.
@@ -64,7 +70,8 @@ def chosen_by_the_target(e: Evidence) -> Fired | Verdict:
     """Double Q-learning overrates its values as plain Q-learning does.
 
     Fires when the network that no optimizer holds chooses the best action, and the one that learns says what it is
-    worth.
+    worth, which gets into the target of a regression. A fixed policy that is judged, which is no copy of that network,
+    is left alone.
 
     WARN chosen-by-the-target: The two networks of double Q-learning stand in each other's place: the target network
     chooses, and the value is that of the network that learns. Fix: best = online(next).argmax(1, keepdim=True); value =
@@ -80,7 +87,8 @@ def not_put_back(e: Evidence) -> Fired | Verdict:
     """A masked autoencoder's loss stays high, and what it fills in is a blur.
 
     Fires when pieces are picked by an order that was drawn for each row, others are put after them, and positions that
-    are the same for all rows are added, without the pieces going back to their places first.
+    are the same for all rows are added, without the pieces going back to their places first. Pieces that were sorted by
+    something (a time, a score), and pieces that are told whether they were seen, are left alone.
 
     WARN not-put-back: The {places} pieces are in the order in which they were shuffled when they are given their
     positions, so each gets the place of another. Fix: ids_restore = ids_shuffle.argsort(1), and x.gather(1,
@@ -97,7 +105,7 @@ def lengths_of_padding(e: Evidence) -> Fired | Verdict:
     """A speech or handwriting model writes nothing but blanks for long, or letters that nobody said at the end.
 
     Fires when ctc_loss is told that every row is as long as the longest one, and most rows of what went into the first
-    layer end in one repeated frame, over several lengths.
+    layer end in one repeated frame, over several lengths. Pictures of one width are left alone.
 
     WARN lengths-of-padding: ctc_loss is told {places} places for every row, and {padded} rows end in padding: the
     padding is read as sound. Fix: input_lengths of each row's own frames (divided by the stride of the network).
@@ -188,18 +196,32 @@ def scale_of_each_batch(e: Evidence) -> Fired | Verdict:
     """A regression's answers have no unit: they can't be turned back into what was measured.
 
     Fires when the targets of a regression are standardised by the mean and spread of their own batch, which differ from
-    step to step. Returns that weigh log-probabilities are left alone, and so are all data in one batch.
+    step to step as those of random rows do. Groups that are standardised each by itself (the stocks of a day) differ by
+    more and are left alone; so are returns that weigh log-probabilities, answers that are standardised as well, and all
+    data in one batch.
 
     WARN scale-of-each-batch: The targets are standardised by each batch's own mean and spread, so the same target is
     another number in every step. Fix: Take the mean and the spread of the training data once, and keep them.
     """
     if (verdict := no_habit(e, seen := e.habits["D33"])) is not None:
         return verdict
-    means, spreads = zip(*seen.values())
+    means, spreads, counts = zip(*seen.values())
+    if _differ(means, spreads, min(counts)) > CHANCE:
+        return OK  # groups
     if max(means) - min(means) <= FAR * max(spreads) and max(spreads) <= (1 + FAR) * min(spreads):
         return OK
     what = f"the means that were taken away were {', '.join(f'{m:.3g}' for m in means[:3])}"
     return fires(what, "one mean for all batches")
+
+
+def _differ(means: tuple, spreads: tuple, count: int) -> float:
+    """How far means and spreads of batches lie apart, in variances of chance: about 1 for random rows."""
+    if len(means) < 2 or min(spreads) <= 0:
+        return 0.0
+    among = statistics.mean(spreads)
+    of_means = statistics.variance(means) / among**2 * count
+    of_spreads = statistics.variance(map(math.log, spreads)) * 2 * count
+    return (of_means + of_spreads) / 2
 
 
 @check("D34")
@@ -207,7 +229,8 @@ def level_taken_away(e: Evidence) -> Fired | Verdict:
     """A forecast has the right shape at the wrong height.
 
     Fires when each row of the input loses its own mean and spread, these are used for nothing else, and the targets of
-    the regression hang on them (a correlation above 0.8).
+    the regression hang on them (a correlation above 0.8) and rise by as much as they do. Pictures, a level that another
+    input holds, and targets in another unit (water, by a spectrum) are left alone.
 
     WARN level-taken-away: Each window is standardised by its own mean and spread, and what follows it is not: the
     targets hang on a level that the network can't see. Fix: answer * std + mean, or (y - mean) / std with the window's
@@ -225,7 +248,9 @@ def places_unseen(e: Evidence) -> Fired | Verdict:
     """A transformer on a series is hardly better than one on the same numbers in any order.
 
     Fires when a series whose neighbours are alike goes, place by place, into attention without a mask, and nothing that
-    is the same for all rows was added on the way. Sets and points, whose places have no order, are left alone.
+    is the same for all rows was added on the way. Left alone are sets and points, whose places have no order, rows with
+    a column that only rises or falls (their own times), closed outlines, and attention before a recurrent layer, a
+    convolution, or a layer on all places laid side by side.
 
     WARN places-unseen: Attention is given {places} places of a series and nothing that tells one place from another, so
     their order counts for nothing. Fix: x = x + positions, learned or made of sines, before the first attention.

@@ -213,12 +213,12 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
 
     Looks at targets that are numbers, not indices: those of a binary loss lie between 0 and 1, those of a divergence
     are probabilities (or logarithms, with log_target=True), those of a cross-entropy sum to 1 in each row, and those of
-    a ranking or hinge loss are -1 and 1. Soft,
-    smoothed, mixed and noisy labels are left alone, and so is a divergence whose targets sum to less. A regression is
-    held against what the last function of the model can give at all. Targets that are classes are named where each
-    batch has one class only, not always the same, in every step that is measured, and the loss is given what a linear
-    layer gives. A binary loss that is all there is to be learned from must meet a 0 now and then; where it judges
-    differences of scores, 1 is all it asks for.
+    a ranking or hinge loss are -1 and 1. Soft, smoothed, mixed and noisy labels are left alone, and so is a divergence
+    whose targets sum to less. A regression is held against what the last function of the model can give at all. Targets
+    that are classes are named where each batch has one class only, not always the same, in every step that is measured,
+    and the loss is given what a linear layer gives. A binary loss that is all there is to be learned from must meet a 0
+    now and then; where it judges differences of scores, 1 is all it asks for. A hinge of what has an end of its own
+    (softplus of capacities, zeros and ones of scenarios) is a shortfall, and left alone.
 
     ERROR wrong-targets/outside: A binary cross-entropy is given targets that are no probabilities, so its loss has no
     lower end. Fix: Scale the targets to 0 .. 1 (classes -1 and 1: (y + 1) / 2; pixels: x / 255).
@@ -387,7 +387,8 @@ def targets_unscaled(e: Evidence) -> Fired | Verdict:
     """The loss of a regression begins in the millions and falls for ages, or the answers jump to inf.
 
     Fires when the targets of a regression reach 1,000 or more, and are 300 times as large as the answers at each call.
-    Or when pictures from 0 to 1 go into a convolution, and pictures up to 255 are asked for.
+    Or when pictures from 0 to 1 go into a convolution, and pictures up to 255 are asked for, of answers that do not
+    reach a tenth of that: a model that multiplies by 255 itself is left alone.
 
     WARN targets-unscaled: The targets reach {reach:.4g} and the answers {answers:.3g}: at usual learning rates the last
     layer needs thousands of steps to come there. Fix: Train on (y - mean) / std of the training targets, and turn
@@ -520,7 +521,8 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
 
     Lays the targets of a cross-entropy over the ids that embeddings were given. Fires when nearly all targets went in
     at their own places: into the second of two embeddings at work, which is a decoder's, or into the only one, where
-    one id hides all other places. An autoencoder, whose encoder is given the target, is left alone.
+    one id hides all other places. An autoencoder, whose encoder is given the target, is left alone, and so is one of a
+    series with a narrow place at each step.
 
     ERROR echoed-targets: The decoder is given the tokens that it is asked for, each at its own place, so it learns to
     copy. Fix: Shift what goes in by one: begin with a start token and leave out the last one.

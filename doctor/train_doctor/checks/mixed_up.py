@@ -129,7 +129,7 @@ def same_draw_each_step(e: Evidence) -> Fired | Verdict:
     Fires when the same random numbers were drawn in three steps, with gradients on, and were added to or multiplied
     with something of their size that was another each time. And when what looks like standard normal draws was the same
     in three steps, as the input of a first layer that learns or the target of a regression, while all other inputs were
-    others each time.
+    others each time. Rows whose classes are kept as well are the memory of an earlier task, and left alone.
 
     WARN same-draw-each-step: {name} gives the same numbers in every step: its generator, or the program's, is seeded
     anew each time. Fix: Make the generator once, before the loop.

@@ -7,7 +7,8 @@ So the loss tells: it is given log-shares of classes by dim 1 (nll_loss), or mee
 of them in each place.
 
 Footgun: a softmax over places is what attention does, and heat maps that are to sum to 1. There no target has one class
-in each place along dim 1.
+in each place along dim 1. In an assignment (a jigsaw, a Latin square) it has, and one along the softmax's own dim as
+well: there both dims would do.
 """
 
 from torch import Tensor
@@ -46,7 +47,7 @@ class ClassAxis(Watcher):
             self.note("S33 axis", dim)
         elif op.name in TIMES | set(PLAIN) and len(op.given) == 2 and op.given[0].shape == op.given[1].shape:
             target = next((t for t in op.given if not t.requires_grad), None)
-            if target is not None and _classes(target):
+            if target is not None and _classes(target, dim):
                 self.note("S33 axis", dim)
         elif op.name in KEEPS:
             self.known.put(op.results[0], dim)
@@ -55,8 +56,9 @@ class ClassAxis(Watcher):
         self.known.by_id.clear()
 
 
-def _classes(target: Tensor) -> bool:
-    """Zeros, and a one for one class of dim 1 in each place."""
+def _classes(target: Tensor, dim: int) -> bool:
+    """Zeros, and a one for one class of dim 1 in each place, but not for one place of each class."""
     if target.shape[1] < 2 or target.numel() > LOOKED:
         return False
-    return bool(((target == 0) | (target == 1)).all()) and bool((target.sum(1) == 1).all())
+    ones = bool(((target == 0) | (target == 1)).all()) and bool((target.sum(1) == 1).all())
+    return ones and not bool((target.sum(dim) == 1).all())

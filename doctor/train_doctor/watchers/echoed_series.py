@@ -6,8 +6,8 @@
 Without a narrow place between them, what goes in at a place can be copied to it. What a recurrent layer made of a
 series, place by place, is followed through layers that work on each place by itself to a loss against the same numbers.
 
-Footgun: an autoencoder asks for its input as well, but through its last state; and one that is asked to take noise away
-has other numbers as its target.
+Footgun: an autoencoder asks for its input as well, but through its last state, or place by place through fewer numbers
+than it has columns (factors of many neurons); and one that is asked to take noise away has other numbers as its target.
 """
 
 import torch
@@ -36,7 +36,8 @@ class EchoedSeries(Watcher):
         x, r = op.given[0], op.results[0]
         if op.name in RECURRENT:
             if not x.requires_grad and x.dim() == 3 and x.is_floating_point() and min(x.shape[:2]) >= LEAST:
-                self.known.put(r, x)
+                if r.shape[-1] >= x.shape[-1]:  # else that is a narrow place
+                    self.known.put(r, x)
             return
         source = self.known.get(x)
         if source is None and len(op.given) == 2:
@@ -49,7 +50,8 @@ class EchoedSeries(Watcher):
             if same and bool(source.std() > 0) and torch.equal(target.reshape(-1), source.reshape(-1).to(target.dtype)):
                 self.note("F33 series", tuple(source.shape))
         elif op.name in KEEPS and len([t for t in op.given if t.dim() > 2]) == 1:
-            self.known.put(r, source)
+            if op.name != "linear" or r.shape[-1] >= source.shape[-1]:
+                self.known.put(r, source)
 
     def close(self) -> None:
         self.known.by_id.clear()

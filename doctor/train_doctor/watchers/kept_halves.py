@@ -7,8 +7,9 @@ What stays is given to the normal density as it is, and no weight can change wha
 what is squared (or given to a normal distribution that does not learn) are compared with those of the data, number by
 number, where something was multiplied by an exponential on the way.
 
-Footguns: the cost of a controller squares the state as it is too, with what was decided. It has no exponential. And
-one coupling alone can't but leave a half.
+Footguns: the cost of a controller squares the state as it is too, with what was decided. It has no exponential. And one
+coupling alone can't but leave a half. And rows may begin with a condition that all couplings keep: there more than one
+mask and its other half are used.
 """
 
 from typing import Any
@@ -33,6 +34,7 @@ class KeptHalves(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.data: dict[int, Tensor] = {}  # that pieces were made of, or that were masked, since the last backward
+        self.masks: set[tuple] = set()  # of columns, and their other halves
         self.scaled = 0  # how often something was multiplied by an exponential
         self.of_distributions("log_prob", "score", after=True)
 
@@ -48,13 +50,16 @@ class KeptHalves(Watcher):
             self.scaled += 1
         if op.name in PARTED:
             for t in op.given:  # z * mask or mask * z
+                if op.name in TIMES and not t.requires_grad and t.dim() and 2 <= t.numel() == t.shape[-1] <= COLUMNS:
+                    if len(self.masks) < 8 and bool(((t == 0) | (t == 1)).all()):
+                        self.masks.add(tuple(t.flatten().tolist()))
                 if not t.requires_grad and _is_table(t) and len(self.data) < HELD:
                     self.data[id(t)] = t
         elif op.name in POWERS and self.scaled >= COUPLINGS and x is not None and x.requires_grad:
             self._look(x)
 
     def _look(self, z: Tensor) -> None:
-        for x in self.data.values() if _is_table(z) else ():
+        for x in self.data.values() if _is_table(z) and len(self.masks) <= 2 else ():
             if x.shape == z.shape:
                 given, made = x[:LOOKED].T, z.detach()[:LOOKED].T  # (columns, rows)
                 same = (made[:, None] == given[None]).all(-1)  # (columns of z, columns of x)
@@ -64,7 +69,7 @@ class KeptHalves(Watcher):
                     self.note("S40", (kept, len(made)))
 
     def backward(self, loss: Tensor) -> None:
-        self.data, self.scaled = {}, 0
+        self.data, self.scaled, self.masks = {}, 0, set()
 
     def close(self) -> None:
         self.known.by_id.clear()

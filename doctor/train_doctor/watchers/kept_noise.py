@@ -8,13 +8,13 @@ of a regression. In three steps with the same noise and other data, nothing was 
 
 Footgun: one network that turns fixed noise into one picture (a deep image prior) has no other data. Columns that were
 standardised have a mean of 0 each, which draws do not. And whole data, that rows are taken of in the same steps, may be
-asked for an accuracy in each.
+asked for an accuracy in each. Rows of an earlier task that are kept have classes that are kept with them.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.fed import PLAIN
+from train_doctor.fed import CLASSES, PLAIN
 from train_doctor.watchers.redrawn import few
 
 LAYERS = {"linear", "conv2d", "conv1d", "conv_transpose2d"}
@@ -24,12 +24,13 @@ FAR = 4.0  # standard errors of a mean or a spread
 
 
 class KeptNoise(Watcher):
-    names = begins = LAYERS | set(PLAIN) | TAKES
+    names = begins = LAYERS | set(PLAIN) | TAKES | set(CLASSES)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.noise: dict[int, dict[tuple, tuple]] = {}  # step -> what looks like draws -> its shape
         self.data: dict[int, set[tuple]] = {}  # step -> what went into first layers
+        self.labels: dict[int, set[tuple]] = {}  # step -> how many rows, and their classes
         self.whole: set[tuple] = set()  # shapes of data that rows were taken of
 
     def saw(self, op: Op) -> None:
@@ -40,6 +41,10 @@ class KeptNoise(Watcher):
         if len(op.given) < 2 or not self.eye.grad:
             return
         x, other = op.given[:2]
+        if op.name in CLASSES:
+            if not other.is_floating_point() and other.dim() == 1:
+                self.labels.setdefault(self.eye.turn, set()).add((len(other), few(other)))
+            return
         if op.name in PLAIN:
             x, other = other, x
         if x.requires_grad or not other.requires_grad or x.dim() < 2 or not x.is_floating_point():
@@ -55,11 +60,13 @@ class KeptNoise(Watcher):
         steps = list(self.noise)
         kept = set.intersection(*(set(self.noise[turn]) for turn in steps)) if len(steps) >= STEPS else set()
         kept = {number for number in kept if self.noise[steps[0]][number] not in self.whole}
+        labelled = {rows for rows, _ in set.intersection(*self.labels.values())} if self.labels else set()
+        kept = {number for number in kept if self.noise[steps[0]][number][0] not in labelled}
         fresh = [data - kept for turn in steps if (data := self.data.get(turn, set())) - kept]
         if kept and len(fresh) > 1 and all(not a & b for n, a in enumerate(fresh) for b in fresh[:n]):
             for turn in steps:
                 self.note("D20", ("kept", self.noise[turn][next(iter(kept))]), turn)
-        self.noise, self.data = {}, {}
+        self.noise, self.data, self.labels = {}, {}, {}
 
 
 def _normal(x: Tensor) -> bool:

@@ -7,6 +7,7 @@ What was given to the first layer is (batch, time, features), or time last; wher
 repeated, that is padding, and rows of several lengths are there.
 
 Footgun: silence at the end of a recording may be all zeros too, but not in most rows of each batch, by several lengths.
+Lines of writing on white paper of one width are read to the end by custom (CRNN), so pictures are left alone.
 """
 
 from typing import Any
@@ -16,31 +17,39 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
 
-FIRST = {"linear", "conv1d", "conv2d", "lstm", "gru", "rnn_tanh"}
+FIRST = {"linear", "conv1d", "lstm", "gru", "rnn_tanh"}
+PICTURES = {"conv2d"}
 LEAST, SHARE, LOOKED = 4, 0.1, 2**22  # rows; of the places, that are padding; numbers
 
 
 class LengthsOfPadding(Watcher):
-    names = begins = FIRST | {"ctc_loss"}
+    names = begins = FIRST | PICTURES | {"ctc_loss"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.given: Tensor | None = None  # to a first layer since the last backward
+        self.pictures = False
 
     def saw(self, op: Op) -> None:
         if op.name != "ctc_loss":
             x = op.given[0] if op.given else None
-            if self.given is None and x is not None and not x.requires_grad and x.dim() in (3, 4):
+            self.pictures = self.pictures or op.name in PICTURES and x is not None and not x.requires_grad
+            if self.given is None and x is not None and not x.requires_grad and x.dim() == 3:
                 self.given = x if x.is_floating_point() and x.numel() <= LOOKED and len(x) >= LEAST else None
             return
         lengths, places = _numbers(op.kwargs.get("input_lengths", (*op.args, *[None] * 3)[2])), len(op.given[0])
-        if self.given is not None and len(lengths) == len(self.given) and set(lengths) == {places}:
+        if (
+            self.given is not None
+            and not self.pictures
+            and len(lengths) == len(self.given)
+            and set(lengths) == {places}
+        ):
             padded = padding(self.given)
             if sum(n > SHARE for n in padded) * 2 > len(padded) and len({round(n, 3) for n in padded}) > 2:
                 self.note("F110", (places, sum(n > SHARE for n in padded)))
 
     def backward(self, loss: Tensor) -> None:
-        self.given = None
+        self.given, self.pictures = None, False
 
     def close(self) -> None:
         self.given = None
@@ -54,7 +63,7 @@ def _numbers(lengths: Any) -> list[int]:
 
 def padding(x: Tensor) -> list[float]:
     """Of each row, the share of its places at the end that hold one number only, the same in all rows."""
-    x = x.detach().reshape(len(x), -1, x.shape[-1]) if x.dim() == 4 else x.detach()
+    x = x.detach()
     shares: list[list[float]] = []
     for turned in (x, x.transpose(1, 2)):  # (B, T, C)
         fill = turned[:, -1, 0]

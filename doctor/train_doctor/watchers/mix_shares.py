@@ -7,7 +7,8 @@ With `lam = area` each row is asked most for the label of which it shows least. 
 another order is known from the pasted box, or from the factor of the sum (mixup), and so is the factor of the loss that
 was given their labels.
 
-Footgun: at half and half both ways are the same, so the two must differ clearly.
+Footgun: at half and half both ways are the same, so the two must differ clearly. And a step may have several mixtures,
+whose losses come in another order; then nothing is said.
 """
 
 import math
@@ -33,6 +34,7 @@ class MixShares(Watcher):
         self.known = Known(self)
         self.share: float | None = None  # of the other rows in the mixed batch, since the last backward
         self.asked: float | None = None  # the factor of their labels' loss
+        self.shares: set[float] = set()  # all of them
         self.both = False  # both sides are in an order of their own
 
     def saw(self, op: Op) -> None:
@@ -57,6 +59,7 @@ class MixShares(Watcher):
             self.both = self.both or all(facts)
             if kind == PIECE and result.dim() > 1 and not result.requires_grad:
                 self.share = share
+                self.shares.add(round(share, 3))
             elif kind == LABELS and not result.dim():
                 self.asked = share
 
@@ -75,6 +78,7 @@ class MixShares(Watcher):
     def backward(self, loss: Tensor) -> None:
         share, asked, both = self.share, self.asked, self.both
         self.share, self.asked, self.both = None, None, False
+        both, self.shares = both or len(self.shares) > 1, set()
         if not both and share is not None and asked is not None and math.isclose(asked, 1 - share, abs_tol=CLOSE):
             if abs(asked - share) > CLEAR:
                 self.note("F68", (share, asked))

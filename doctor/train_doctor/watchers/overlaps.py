@@ -9,7 +9,8 @@ zeros and ones is followed into a quotient or into what is cut at zero. The over
 between the larger and the smaller of two edges, their product, and its quotient.
 
 Footgun: answers are picked by zeros and ones on purpose (q * actions), and masked. Neither ends in a quotient whose
-lower half learns, nor in 1 - x.
+lower half learns, nor in 1 - x. What is missing of 1 in a scenario is relu(1 - capacity * up): there the capacity has
+an end at 0 of its own (softplus, exp), as no score of a class has.
 """
 
 from torch import Tensor
@@ -22,6 +23,8 @@ FROM_ONE = {"rsub", "__rsub__", "sub", "__sub__", "subtract"}
 CUT = {"relu", "clamp", "clamp_min", "clip", "maximum"}
 ENDS, PARTS = {"max", "min", "maximum", "minimum"}, {"__getitem__", "unbind", "squeeze", "prod"}
 LEAST, LOOKED = 8, 2**22
+BOUND = ("Softplus", "Relu", "Exp", "Sigmoid", "Softmax", "Abs", "Pow", "Elu", "Sqrt")
+PASSED = ("Add", "Sub", "Squeeze", "Unsqueeze", "View", "Reshape", "Unsafe", "Select", "Slice", "Clone", "Clamp")
 
 
 class Overlaps(Watcher):
@@ -59,6 +62,8 @@ class Overlaps(Watcher):
         low, high = torch_ends(answers)
         if 0 <= low and high <= 1:
             return "share", low, high
+        if low >= 0 and bounded(answers):
+            return None
         return "product", low, high
 
     def _next(self, op: Op, fact: tuple) -> tuple | None:
@@ -101,6 +106,14 @@ class Overlaps(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def bounded(x: Tensor) -> bool:
+    """Whether a function with an end gave these numbers, but for what was added."""
+    node = x.grad_fn
+    while node is not None and node.name().startswith(PASSED) and node.next_functions:
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith(BOUND)
 
 
 def torch_ends(x: Tensor) -> tuple[float, float]:

@@ -12,7 +12,11 @@ whether the targets hang on it.
 
 Footguns: returns of a policy are standardised by the batch on purpose, to weigh; so nothing is said where they multiply
 what learns or a log-probability is asked for. Patches are (MAE), each by itself. Who trains on all data in each step
-has the same mean in each. What a network answered is no data, and a level that is kept by any use is kept.
+has the same mean in each. Groups (the stocks of a day, the slices of a scan) are standardised by themselves as well:
+their means or spreads differ by more than those of random rows do. Where the answers are standardised too, the scale is
+to cancel. What a network answered is no data, and a level that is kept by any use is kept, also as a column of another
+input. A picture keeps what stands out of its level. What follows a window has its unit: where the level rises by one,
+so does it; water in a spectrum has another.
 """
 
 from typing import NamedTuple
@@ -28,7 +32,10 @@ LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding", "batch_norm", "la
 SPREADS = {"std", "var", "sqrt", "clamp", "clamp_min", "add", "__add__", "__radd__", "maximum"}
 VIEWS = {"view", "reshape", "squeeze", "unsqueeze", "flatten", "float", "to", "transpose", "permute", "__getitem__"}
 MADE, LEVEL, SPREAD, CENTRED, STANDARD = "made", "level", "spread", "centred", "standard"
+WEIGHT = "weight"  # a standardised number less something: an advantage
 ROWS, HANGS, LOOKED = 16, 0.8, 2**22  # rows; the correlation of targets with levels; numbers
+WINDOW = 3  # dims of a window; a picture has four
+ONE, GIVEN = (0.7, 1.4), 0.99  # by how much targets rise with the level; the correlation of a level with an input
 
 
 class Row(NamedTuple):
@@ -38,6 +45,7 @@ class Row(NamedTuple):
     of: int
     batch: bool
     level: Tensor | None
+    count: int = 0  # numbers that each mean was made of
 
 
 class OwnStatistics(Watcher):
@@ -51,6 +59,7 @@ class OwnStatistics(Watcher):
         self.fed: dict[int, Tensor] = {}  # of rows that were given to a layer without their level -> the levels
         self.kept: set[int] = set()  # rows whose level had another use
         self.asked: list[Tensor] = []  # targets of a regression
+        self.others: list[Tensor] = []  # tables that were given to a layer
         self.spread: Tensor | None = None  # that something was divided by last
         self.batch: tuple | None = None  # mean and spread of a target that was standardised by its batch
         self.weighs = False
@@ -66,6 +75,8 @@ class OwnStatistics(Watcher):
         facts = [self.known.get(t) for t in op.given]
         if op.name in LAYERS:
             self._layer(op, facts)
+        elif op.name in ("std", "var") and op.given[0].requires_grad:
+            self.weighs = True  # the answers have no scale either
         elif op.name in ("mean", "std", "var") and (fact := self._statistic(op, facts[0])):
             self.known.put(r, fact)
         elif op.name in PLAIN or op.name in MINUS and len(op.given) == 2 and r.requires_grad:
@@ -88,12 +99,16 @@ class OwnStatistics(Watcher):
         batch = 0 in {d % x.dim() for d in dims}
         if not batch and op.result.shape[:1] != x.shape[:1]:
             return None
-        return Row(LEVEL if op.name == "mean" else SPREAD, id(x), batch, op.result)
+        count = x.numel() // max(1, op.result.numel())
+        return Row(LEVEL if op.name == "mean" else SPREAD, id(x), batch, op.result, count)
 
     def _layer(self, op: Op, facts: list) -> None:
         for fact in facts[:1]:
-            if fact and fact.kind == STANDARD and not fact.batch and fact.level is not None:
+            x = op.given[0]
+            if fact and fact.kind == STANDARD and not fact.batch and fact.level is not None and x.dim() <= WINDOW:
                 self.fed[fact.of] = fact.level
+            elif not fact and x.dim() == 2 and not x.requires_grad and len(self.others) < 4:
+                self.others.append(x)
         for r in op.results:
             if not r.requires_grad:  # else that tells it
                 self.known.put(r, Row(MADE, 0, False, None))
@@ -103,8 +118,13 @@ class OwnStatistics(Watcher):
         kinds = [f.kind if f else "" for f in facts]
         if MADE in kinds or r.requires_grad:
             self._used(facts)
-            self.weighs = self.weighs or op.name in TIMES and STANDARD in kinds
+            if op.name in TIMES and not all(t is op.given[0] for t in op.given):
+                self.weighs = self.weighs or STANDARD in kinds or WEIGHT in kinds
+            if WEIGHT in kinds and len(op.given) == 1 and not r.requires_grad:
+                return next(f for f in facts if f)  # detached
             return Row(MADE, 0, False, None) if not r.requires_grad else None
+        if op.name in MINUS and (kinds[0] == STANDARD and first.batch) or kinds[0] == WEIGHT:
+            return first._replace(kind=WEIGHT)
         if op.name in MINUS and kinds[1:] == [LEVEL] and second.of == id(op.given[0]):
             return second._replace(kind=CENTRED)
         if op.name in OVER and kinds == [CENTRED, SPREAD]:
@@ -128,33 +148,47 @@ class OwnStatistics(Watcher):
             if not one.requires_grad or two.requires_grad or not two.is_floating_point() or len(two.shape) < 1:
                 continue
             if fact and fact.kind == STANDARD and fact.batch and op.name in PLAIN and fact.level is not None:
-                self.batch = tuple(float(t.double().mean()) for t in (fact.level, self.spread))
+                self.batch = *(float(t.double().mean()) for t in (fact.level, self.spread)), fact.count
             elif not fact and len(self.asked) < 4:
                 self.asked.append(two)
             elif fact:
                 self._used([fact])
+                if fact.kind == STANDARD and fact.batch:  # returns less values
+                    self.known.put(op.results[0], fact._replace(kind=WEIGHT))
 
     def backward(self, loss: Tensor) -> None:
         if self.batch and not self.weighs:
             self.note("D33", self.batch)
         for of, level in self.fed.items():
-            if of not in self.kept:
+            if of not in self.kept and not any(_given(level, x) for x in self.others):
                 told = max((abs(_together(level, t)) for t in self.asked), default=0.0)
                 if told > HANGS:
                     self.note("D34", told)
         self.fed, self.kept, self.asked, self.batch, self.weighs, self.spread = {}, set(), [], None, False, None
+        self.others = []
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.fed, self.asked, self.spread = {}, [], None
+        self.fed, self.asked, self.others, self.spread = {}, [], [], None
 
 
 def _together(level: Tensor, target: Tensor) -> float:
-    """The correlation of each row's level with its target."""
+    """The correlation of each row's level with its target, where one rises by as much as the other."""
     rows = len(level)
     if rows < ROWS or len(target) != rows or target.numel() > LOOKED or level.device != target.device:
         return 0.0
     pair = [t.detach().double().reshape(rows, -1).mean(1) for t in (level, target)]
     if any(float(t.std()) == 0 or not bool(torch.isfinite(t).all()) for t in pair):
         return 0.0
-    return float(torch.corrcoef(torch.stack(pair))[0, 1])
+    told = float(torch.corrcoef(torch.stack(pair))[0, 1])
+    return told if ONE[0] < told * float(pair[1].std() / pair[0].std()) < ONE[1] else 0.0
+
+
+def _given(level: Tensor, table: Tensor) -> bool:
+    """Whether a column of another input is the level."""
+    if len(level) != len(table) or table.numel() > LOOKED or level.device != table.device:
+        return False
+    one = level.detach().double().reshape(len(level), -1).mean(1, keepdim=True)
+    one, columns = (t - t.mean(0) for t in (one, table.detach().double()))
+    alike = (one * columns).sum(0) / (one.norm(dim=0) * columns.norm(dim=0)).clamp_min(1e-12)
+    return bool((alike.abs() > GIVEN).any())

@@ -11,7 +11,8 @@ Sums of plain numbers of Python are not seen before they are a tensor. Rewards c
 each sum without gamma times the one before it (or after it) is one of a few numbers, for one of the usual gammas.
 
 Footguns: a moving average scales both of its parts. Who reverses both lists is right, so a list of log-probabilities
-that is not in the order of time says nothing. Rewards that are all different tell nothing as plain numbers.
+that is not in the order of time says nothing. Rewards that are all different tell nothing as plain numbers, and nor do
+powers of gamma, which have no rewards after the first. A mean of past rewards that is taken away is a baseline.
 """
 
 from typing import Any
@@ -87,6 +88,8 @@ class PastRewards(Watcher):
         elif op.name in TIMES and sorted(f[0] for f in facts) == [SUMS, TIMES_OF]:
             times, sums = (next(f[1] for f in facts if f[0] == kind) for kind in (TIMES_OF, SUMS))
             self.pairs += zip(times, sums) if len(times) == len(sums) and len(self.pairs) < 10_000 else ()
+        elif op.name in MINUS and len(op.given) == 2 and _is_sums(self.known.get(op.given[1])):
+            made = None  # a baseline
         elif op.name in KEEPS and facts and len({f[0] for f in facts}) == 1 and facts[0][0] != SCALED:
             made = facts[0]
         for r in op.results if made else ():
@@ -118,6 +121,10 @@ class PastRewards(Watcher):
         self.pairs = []
 
 
+def _is_sums(fact: tuple | None) -> bool:
+    return fact is not None and fact[0] == SUMS
+
+
 def summed_forward(sums: Tensor) -> bool:
     """Whether each is a reward and gamma times the one before it, and not the one after it."""
     if not sums.is_floating_point() or sums.requires_grad:
@@ -125,7 +132,8 @@ def summed_forward(sums: Tensor) -> bool:
     x = sums.detach().double().cpu()
     left = [(_kinds(x[1:] - gamma * x[:-1], x[0]), _kinds(x[:-1] - gamma * x[1:], x[-1])) for gamma in GAMMAS]
     forward, backward = min(f for f, _ in left), min(b for _, b in left)
-    return forward <= FEW < backward and 2 * forward < len(sums) and len(x.unique()) > FEW
+    powers = bool(torch.isclose(x[1:] * x[0], x[1] * x[:-1], rtol=1e-4).all())
+    return not powers and forward <= FEW < backward and 2 * forward < len(sums) and len(x.unique()) > FEW
 
 
 def _kinds(rewards: Tensor, first: Tensor) -> int:

@@ -3,8 +3,8 @@
     x, y = low / 255, high                          the network must learn a factor of 255
     x, y = low / 255, high / 255
 
-Footgun: maps of depth or of temperature are asked for in their own units. Pixels are whole numbers up to 255, and reach
-far up.
+Footgun: maps of depth or of temperature are asked for in their own units. Pixels reach far up to 255. And a model may
+multiply by 255 itself, at its end: then its answers reach as far from the first step on.
 """
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import PLAIN
 
 LOOKED, FAR = 2**22, 200.0  # numbers; what the largest pixels of a batch reach
+NEAR = 0.1  # of what the pixels reach, what answers do
 
 
 class PixelScales(Watcher):
@@ -29,7 +30,8 @@ class PixelScales(Watcher):
             self.unit = self.unit or not op.given[0].requires_grad and _within(op.given[0], 1.0)
         elif self.unit and op.given[0].requires_grad and not op.given[1].requires_grad:
             y = op.given[1]
-            if _within(y, 255.0) and float(y.max()) > FAR and y.is_floating_point():
+            pixels = _within(y, 255.0) and float(y.max()) > FAR
+            if pixels and float(op.given[0].detach().abs().max()) < NEAR * float(y.max()):
                 self.note("F42 pixels", float(y.max()))
 
     def backward(self, loss: Tensor) -> None:

@@ -9,13 +9,16 @@ The inputs are followed to the answers, these to the targets, and the two inputs
 those of other rows.
 
 Footguns: views may be turned and cut. So only where they are alike in nothing, in three steps together, is anything
-said. And a target that is computed with data as well (a reward and the value of the next state) is no view.
+said. Two cameras, or the first half of a night and the second, are alike in the class alone, and there one network
+teaches another: so both inputs must go through one network, or through a copy of it. And a target that is computed with
+data as well (a reward and the value of the next state) is no view.
 """
 
 import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.who_chooses import copied
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 JUDGES = {"cross_entropy", "kl_div", "nll_loss"}
@@ -23,7 +26,7 @@ LEAST, LOOKED = 16, 2**20  # rows; numbers
 
 
 class Strangers(Watcher):
-    """Known is the input that something was made of."""
+    """Known is the input that something was made of, and the weights that it met first."""
 
     begins = LAYERS
 
@@ -39,15 +42,16 @@ class Strangers(Watcher):
             self._judge(op, *facts[:2])
             return
         x = op.given[0]
-        there = {id(f): f for f in facts if f is not None}
+        there = {id(f[0]): f for f in facts if f is not None}
         if not there and op.name in LAYERS and not x.requires_grad and x.is_floating_point() and x.dim() > 1:
-            there = {id(x): x} if len(x) >= LEAST and x.numel() <= LOOKED else {}
+            fits = len(op.given) > 1 and len(x) >= LEAST and x.numel() <= LOOKED
+            there = {id(x): (x, op.given[1])} if fits else {}
         elif there and not any(t.requires_grad for t in op.given) and self.known.get(x) is None:
             there = {}
         if len(there) == 1 and not self._with_data(op, facts):
             (source,) = there.values()
             for r in op.results:
-                if r.dim() and len(r) == len(source):
+                if r.dim() and len(r) == len(source[0]):
                     self.known.put(r, source)
 
     def _with_data(self, op: Op, facts: list) -> bool:
@@ -57,9 +61,12 @@ class Strangers(Watcher):
             not t.requires_grad and t.numel() > 1 and t.is_floating_point() for t in others
         )
 
-    def _judge(self, op: Op, one: Tensor | None, two: Tensor | None) -> None:
+    def _judge(self, op: Op, first: tuple | None, second: tuple | None) -> None:
         answer, target = op.given[:2]
-        if one is None or two is None or one is two or target.requires_grad or not answer.requires_grad:
+        if first is None or second is None or first[1] is not second[1] and not copied(first[1], second[1]):
+            return
+        one, two = first[0], second[0]
+        if one is two or target.requires_grad or not answer.requires_grad:
             return
         if one.shape != two.shape or len(answer) != len(one) or answer.dim() != 2 or bool((one == two).all()):
             return
