@@ -16,6 +16,7 @@ from train_doctor.finding import OK, Verdict
 
 CIRCLES = {"-pi to pi": (-math.pi, math.pi), "0 to 2 pi": (0.0, 2 * math.pi), "0 to 360": (0.0, 360.0)}
 CIRCLES |= {"-180 to 180": (-180.0, 180.0)}
+ENDS = 1.5  # square of how far both ends lie apart in the input, over that to the middle: no circle
 END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
 COMMON = (0.4, 2.5)  # times the mean number of labels of a class
 SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
@@ -123,7 +124,8 @@ def angle_without_wrap(e: Evidence) -> Fired | Verdict:
 
     Fires when the targets of a regression of one number, over three steps, all lie within -pi to pi, 0 to 2 pi, 0 to
     360 or -180 to 180, meet both ends and fill all that lies between. Where a sine, a cosine, an atan2, a remainder or
-    a choice (torch.where) of as many numbers is taken in the same step, nothing is said.
+    a choice (torch.where) of as many numbers is taken in the same step, nothing is said; nor where the error is written
+    into, or the rows at one end are least alike those at the other in what a first linear layer is given.
 
     WARN angle-without-wrap: The targets go round a circle, {circle}, and the loss takes its two ends for the farthest
     apart, though they are one direction. Fix: Ask for the sine and the cosine, and take torch.atan2(sin, cos) of the
@@ -132,7 +134,10 @@ def angle_without_wrap(e: Evidence) -> Fired | Verdict:
     """
     if (verdict := no_habit(e, seen := e.habits["F102"])) is not None:
         return verdict
-    values = [v for told in seen.values() for v in told]
+    values = [v for told, _ in seen.values() for v in told]
+    far, near = (sum(ends[n] for _, ends in seen.values()) for n in (0, 1))
+    if far > ENDS * max(near, 0.0) and far > 0:
+        return OK
     circle = next((name for name, ends in CIRCLES.items() if _fill(values, *ends)), None)
     if circle is None:
         return OK
