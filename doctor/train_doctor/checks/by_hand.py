@@ -124,7 +124,7 @@ def margin_taken_away(e: Evidence) -> Fired | Verdict:
 
     Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0;
     or from the spread of columns over a batch. Also when a cross-entropy is given cosines, times a number, and that of
-    the right class has a margin more in each row; or when all classes have cos(theta + margin).
+    the right class has a margin more in each row, the same in all steps; or when all classes have cos(theta + margin).
 
     WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
     right. Fix: torch.relu(d_positive - d_negative + margin).
