@@ -59,7 +59,7 @@ def state_not_passed(e: Evidence) -> Fired | Verdict:
 
     Fires when a cell, or a recurrent layer that is given one step of time, is called four times or more for one
     backward, and begins with zeros each time: its state is left out, or made anew. Where one of these calls has a
-    state, or reads several steps, nothing is said.
+    state, rows of a memory or several steps, or two have something that is no step of a series, nothing is said.
 
     WARN state-not-passed: {name} is called {calls} times and begins with zeros each time, so nothing of one step
     reaches the next, and its recurrent weights learn nothing. Fix: Pass the state on: h, c = cell(x[:, t], (h, c)), or
@@ -80,8 +80,9 @@ def statistics_of_other_data(e: Evidence) -> Fired | Verdict:
     Looks at the first batch normalisation of a frozen part that is in eval mode, in a model of which other parts learn.
     Fires when what it is given, in the middle one of its channels, is spread seven times as much or as little as what
     it was trained on, or lies one and a half spreads away from that, in two steps or more; less than half as much is
-    enough where a frozen layer is given pictures from 0 to 1. Averages that move, and those of a layer that never
-    learned, are left alone.
+    enough where a frozen layer is given pictures from 0 to 1. Averages that move, those of a layer
+    that never learned, pictures that ImageNet's numbers bring no nearer, and normalised ones that are mostly dark are left
+    alone.
 
     WARN statistics-of-other-data: {name} is given numbers {spread:.2g} times as widely spread as those that the frozen
     network was trained on, and {off:.2g} spreads away: its inputs are not prepared as they were then. Fix: The same

@@ -125,7 +125,12 @@ class OtherLabels(Watcher):
         right = {owner for _, owner, under, made_for in self.fakes if under in made_for}
         for turn, owner, under, made_for in self.fakes:
             classes = {self.labels[n][1] for n in {under, *made_for}}
-            if owner not in right and (owner, under) in self.reals and len(classes) == 1 and not self._renamed(under, made_for):
+            if (
+                owner not in right
+                and (owner, under) in self.reals
+                and len(classes) == 1
+                and not self._renamed(under, made_for)
+            ):
                 self.note("D32", len(self.labels[under][0]), turn)
         self.known.by_id.clear()
         self.labels, self.fakes, self.reals = [], [], set()

@@ -61,7 +61,12 @@ class TaughtClasses(Watcher):
         self.known.by_id.clear()
         for shape, (said, sure), student in taught[:1] if len({id(fact[0]) for _, fact, _ in taught}) == 1 else ():
             y, answer = labels.get(shape, (None, None))
-            if y is not None and answer == student and y.device == said.device and bool(((y >= 0) & (y < shape[1])).all()):
+            if (
+                y is not None
+                and answer == student
+                and y.device == said.device
+                and bool(((y >= 0) & (y < shape[1])).all())
+            ):
                 counts = torch.bincount(y.long() * shape[1] + said, minlength=shape[1] ** 2)
                 self.note("F103", (counts.view(shape[1], shape[1]).cpu(), sure))  # labels down, answers across
 
