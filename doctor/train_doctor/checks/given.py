@@ -29,7 +29,7 @@ def missing_code(e: Evidence) -> Fired | Verdict:
     Fires when a column of what a first layer is given has one number in several rows that is its least or its largest,
     and twenty times as far from all others as these are spread, in three steps; and two columns have it in other rows
     each. Of -999, 9999 and the like, as they stand, one column and three times are enough. Columns that repeat other
-    numbers too, and those beside which a column of flags says the same, are left alone.
+    numbers too, and those beside which a column of flags says the same, in this table or in another, are left alone.
 
     WARN missing-code: Column {column} of the table is {code:.4g} in {share:.0%} of the rows, which stands for a missing
     value and is taken for a measured one{squeezed}. Fix: Fill it in with the mean or median of the others before
@@ -80,9 +80,8 @@ def statistics_of_other_data(e: Evidence) -> Fired | Verdict:
     Looks at the first batch normalisation of a frozen part that is in eval mode, in a model of which other parts learn.
     Fires when what it is given, in the middle one of its channels, is spread seven times as much or as little as what
     it was trained on, or lies one and a half spreads away from that, in two steps or more; less than half as much is
-    enough where a frozen layer is given pictures from 0 to 1. Averages that move, those of a layer
-    that never learned, pictures that ImageNet's numbers bring no nearer, and normalised ones that are mostly dark are left
-    alone.
+    enough where a frozen layer is given pictures from 0 to 1. Averages that move, those of a layer that never learned,
+    pictures that ImageNet's numbers bring no nearer, and normalised ones that are mostly dark are left alone.
 
     WARN statistics-of-other-data: {name} is given numbers {spread:.2g} times as widely spread as those that the frozen
     network was trained on, and {off:.2g} spreads away: its inputs are not prepared as they were then. Fix: The same
@@ -105,8 +104,8 @@ def farthest_for_nearest(e: Evidence) -> Fired | Verdict:
     """A network on clouds of points, or on a graph of neighbours, is no better than one that sees each point alone.
 
     Fires when the largest of each row of distances are picked (topk, or the end of an order), two at least and half of
-    them at most, and what stands at their places goes into a layer. Distances under a mask, and steps in which the
-    nearest are picked as well, are left alone.
+    them at most, and what stands at their places goes into a layer. Distances under a mask or from one point alone,
+    steps in which the nearest are picked as well, and those in which answers are held against zeros, are left alone.
 
     WARN farthest-for-nearest: The {number} neighbours are those with the largest distances, the farthest of all: topk
     takes the largest where it is not told otherwise. Fix: distances.topk({number}, largest=False), or the topk of
@@ -164,7 +163,8 @@ def no_condition_is_a_class(e: Evidence) -> Fired | Verdict:
 
     Fires when labels are replaced at random by one number before they look up a table (or become one-hot), that number
     is a class of the data about as often as any other, and the table has no row more than there are classes. There
-    must be one label for each row, and a regression beside noise of as many rows.
+    must be one label for each row, and a regression beside noise of as many rows. Labels that pick from numbers that do
+    not learn (times, augmentations) are left alone.
 
     WARN no-condition-is-a-class: The label {null} stands for no condition, and is a class of the data as well: what is
     made without a condition is mixed with that class. Fix: A number of its own: nn.Embedding(classes + 1, width), and

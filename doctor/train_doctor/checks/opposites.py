@@ -71,8 +71,9 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
 
     Counts the classes of some batches and lays them beside the weights that the loss was given. Fires when the more
     common classes have the larger weights, and both differ clearly. Weights beside balanced batches are left alone,
-    unless a WeightedRandomSampler balances them by much the same weights, and these do not undo each other. Four weights or more, the same in all
-    batches, are laid in the order of the counts as well: do they fit then, and as they stand do not?
+    unless a WeightedRandomSampler balances them by much the same weights, and these do not undo each other. Four
+    weights or more, the same in all batches, are laid in the order of the counts as well: do they fit then, and as they
+    stand do not?
 
     WARN weights-reversed: The loss counts the common classes more than the rare ones: weights {weights} for {counts}
     rows. Fix: weight = rows / (classes * counts), and pos_weight = negatives / positives.

@@ -8,10 +8,10 @@ asked by the check.
 
 Footgun: numbers between 0 and 6 are no angles, so both ends must be met closely. Whoever knows of the circle takes a
 sine, a cosine, an atan2 or a remainder of as many numbers in the same step, and then nothing is said. And where the
-target is what went in, it is one number like another. What
-has two ends that differ (a wheel with a stop, minutes of an oven) shows it in the input: rows with the least targets and
-those with the largest lie farther apart there than both do from the middle, and on a circle they are neighbours. An
-error that is written into (brought back by one turn, say) is no longer followed.
+target is what went in, it is one number like another. What has two ends that differ (a wheel with a stop, minutes of an
+oven) shows it in the input: rows with the least targets and those with the largest lie farther apart there than both do
+from the middle, and on a circle they are neighbours. An error that is written into (brought back by one turn, say) is
+no longer followed.
 """
 
 from torch import Tensor

@@ -10,7 +10,8 @@ they were made of: those of the other classes must be a multiple of them, and th
 
 Footgun: a negative margin is published for few-shot learning. It is written as a subtraction, so where something below
 0 is subtracted nothing is said; nor where it changes from step to step, for a schedule may begin below 0. Squared
-distances of vectors of length one are cosines and a constant; where all cosines are small, a sine is a constant as well.
+distances of vectors of length one are cosines and a constant; where all cosines are small, a sine is a constant as
+well.
 """
 
 import torch

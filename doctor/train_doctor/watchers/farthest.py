@@ -8,9 +8,9 @@ product of points with themselves, whose numbers are then compared with the dist
 at their largest (or at the end of their order) is followed through a gather into a layer.
 
 Footguns: negative distances have the nearest at the top. The farthest are wanted as hard positives (under a mask), as
-negatives (which go into a loss and no layer, or whose answers are held against zeros) and as points that cover a set (by one argmax after the other). So what is
-masked is not followed, nothing is said where the nearest are picked in the same step, and what was picked must go into
-a layer.
+negatives (which go into a loss and no layer, or whose answers are held against zeros) and as points that cover a set
+(by one argmax after the other). So what is masked is not followed, nothing is said where the nearest are picked in the
+same step, and what was picked must go into a layer.
 """
 
 import torch

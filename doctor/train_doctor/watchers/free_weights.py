@@ -7,8 +7,9 @@ In the graph of the loss a small parameter is followed up to where it meets an e
 with nothing but sums between there and the loss.
 
 Footguns: a multiplier of a constraint grows with the constraint, by an optimizer that maximises or a gradient that was
-turned round; weights may be learned from another loss (with p.grad = ... after the backward), or be shared out by a softmax. So the weights must have fallen,
-all of them, from step to step. A term that can be negative needs no price, so it must be an error.
+turned round; weights may be learned from another loss (with p.grad = ... after the backward), or be shared out by a
+softmax. So the weights must have fallen, all of them, from step to step. A term that can be negative needs no price, so
+it must be an error.
 """
 
 import contextlib

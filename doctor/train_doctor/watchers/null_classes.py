@@ -8,8 +8,8 @@ many rows as there are classes, and the labels that were left as they were hold 
 
 Footguns: an id that is unknown in the data as well (0 for words and items that are rare) is put in at random on
 purpose, and rows of texts are no classes. So there must be one label for each row, noise of as many rows in the same
-step, whose size a regression is asked for, and few classes. A time of the noise, or the number of an augmentation, picks
-what is done to the data as well: what picks from numbers that do not learn is no class.
+step, whose size a regression is asked for, and few classes. A time of the noise, or the number of an augmentation,
+picks what is done to the data as well: what picks from numbers that do not learn is no class.
 """
 
 import torch

@@ -6,9 +6,9 @@
 The target is known from the difference. What the error is divided by is compared with it, number by number: so it is
 the target where both are the same but for something tiny.
 
-Footguns: a mask after the division, a bound, a weight or a 0 that is written in may take these rows away. So the quotient is followed to the
-loss through sums and plain numbers alone. What is divided by a spread or a probability is none of this, for that is not
-the target.
+Footguns: a mask after the division, a bound, a weight or a 0 that is written in may take these rows away. So the
+quotient is followed to the loss through sums and plain numbers alone. What is divided by a spread or a probability is
+none of this, for that is not the target.
 """
 
 from torch import Tensor

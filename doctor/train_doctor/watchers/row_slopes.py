@@ -11,8 +11,8 @@ Footguns: the energy of a set may be a mean, and its slope is right. So between 
 single rows may stand, and the mean may not be a part of the loss. A slope that is divided by its length has any size.
 The sum over the rows of a mean's slopes is the mean of slopes; so where rows are summed before any power, nothing is
 said. Forces are the slope of a sum of energies, and they meet targets. A solution may be the sum of two parts; it is
-held against that sum, and not against a column. So a sum of slopes must meet what the answer's columns
-made, with more columns than it has, or by its own columns.
+held against that sum, and not against a column. So a sum of slopes must meet what the answer's columns made, with more
+columns than it has, or by its own columns.
 """
 
 import contextlib

@@ -8,9 +8,9 @@ The largest id of each column is kept over some steps. With rows for all columns
 largest column's own range, the offsets are missing.
 
 Footgun: the ids of a text, of a board or of a history come from one list at each place, so all columns reach equally
-far, and together much farther than the table. So the columns must differ in range, add up to the table, and use most
-of what lies in their range: the largest id of a rare word does not tell how many there are. Counts of several things
-may share a table of numbers; so where all ranges are known, they must add up to it exactly.
+far, and together much farther than the table. So the columns must differ in range, add up to the table, and use most of
+what lies in their range: the largest id of a rare word does not tell how many there are. Counts of several things may
+share a table of numbers; so where all ranges are known, they must add up to it exactly.
 """
 
 from torch import Tensor
