@@ -10,6 +10,7 @@ import train_doctor as doctor
 from . import (
     attacked,
     attacked_again,
+    attacked_given,
     attacked_left_out,
     attacked_meetings,
     attacked_mixed_up,
@@ -37,7 +38,6 @@ STILL_TURNED = {
     "f74_siamese_view_invariance_faces": ({"F74"}, VIEWS),
     "f75_universal_perturbation": ({"F75"}, "the input of a frozen network is what learns"),
     "f75_manual_gradient_ascent": ({"F75"}, "the step is made by hand, up the gradient"),
-    "f75_negated_gradients_maximise": ({"F71"}, "the gradients are negated by hand"),
     "f76_cost_critics_pessimistic_max": ({"F76"}, "of costs the larger one is the cautious one"),
     "f76_dual_clip_cost_lagrange": ({"F63"}, "of costs that are policed the log-probabilities should fall"),
     "f76_ppo_critic_warmup": ({"B7"}, "true: the policy's loss has the weight 0"),
@@ -158,6 +158,14 @@ STILL_LEFT_OUT = {
     "gains_in_front_of_a_quantiser": ({"F82"}, "a gain has its price in a rate"),
     "what_is_to_be_forgotten_moves_the_body_alone": ({"N1"}, "two losses that pull apart, and both are meant"),
 }
+STILL_GIVEN = {
+    "pumps_on_duty_and_standby": ({"D31"}, "scaled, a pump that is off looks like a code"),
+    "costs_that_rise_with_the_grade": ({"F45"}, "costs that are as large as the counts would have them, by chance"),
+    "matrix_game_with_recurrent_agents": ({"B7"}, "true: in one step nothing learns what to make of a state"),
+    "wells_of_two_dyes": ({"D18"}, "0 and 0 is a true pair, and lies where places do"),
+    "some_rows_have_no_class": ({"F104"}, "the data are written as the drop for guidance is"),
+    "negative_margin_for_few_shots": ({"F90"}, "a margin below 0 that is written as a plus, as published"),
+}
 ALL = {program.__name__: (program, STILL) for program in attacked.ALL}
 ALL |= {name: (program, STILL_TURNED) for name, program in attacked_turned.PROGRAMS.items()}
 ALL |= {name: (program, STILL_MIXED_UP) for name, program in attacked_mixed_up.PROGRAMS.items()}
@@ -165,6 +173,7 @@ ALL |= {name + "_again" * (name in ALL): (p, STILL_AGAIN) for name, p in attacke
 ALL |= {name + "_meets" * (name in ALL): (p, STILL_MEETINGS) for name, p in attacked_meetings.PROGRAMS.items()}
 ALL |= {name + "_shares" * (name in ALL): (p, STILL_SHARES) for name, p in attacked_shares.PROGRAMS.items()}
 ALL |= {name + "_left_out" * (name in ALL): (p, STILL_LEFT_OUT) for name, p in attacked_left_out.PROGRAMS.items()}
+ALL |= {name + "_given" * (name in ALL): (p, STILL_GIVEN) for name, p in attacked_given.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -187,7 +196,8 @@ def test_nothing_is_said_of_a_healthy_program(name):
 def test_the_exceptions_are_among_them():
     assert len(attacked.ALL) == 182 and len(attacked_turned.PROGRAMS) == 57
     assert len(attacked_mixed_up.PROGRAMS) == 63 and len(attacked_again.PROGRAMS) == 64
-    exceptions = {*STILL, *STILL_TURNED, *STILL_MIXED_UP, *STILL_AGAIN, *STILL_MEETINGS, *STILL_SHARES, *STILL_LEFT_OUT}
+    exceptions = {*STILL, *STILL_TURNED, *STILL_MIXED_UP, *STILL_AGAIN, *STILL_MEETINGS, *STILL_SHARES}
+    exceptions |= {*STILL_LEFT_OUT, *STILL_GIVEN}
     assert len(attacked_meetings.PROGRAMS) == 47 and len(attacked_shares.PROGRAMS) == 70
-    assert len(attacked_left_out.PROGRAMS) == 50
-    assert len(ALL) == 182 + 57 + 63 + 64 + 47 + 70 + 50 and exceptions <= set(ALL)
+    assert len(attacked_left_out.PROGRAMS) == 50 and len(attacked_given.PROGRAMS) == 44
+    assert len(ALL) == 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 and exceptions <= set(ALL)

@@ -773,3 +773,25 @@ LEFT = ("copied", "cloned", "cloned_later", "saved", "saved_at_once", "loaded", 
 @pytest.mark.parametrize("how", KEPT + LEFT)
 def test_the_best_weights_are_copied(how):
     assert trained(net(6, 2), getattr(Keeper(), how)) is (how in KEPT)
+
+
+# ------------------------------------------------------------------------------------------------ other kinds
+def test_complex_targets_are_no_angles():
+    def loss(model):
+        wanted = torch.randn(ROWS, 1, dtype=torch.cfloat)
+        return (torch.view_as_complex(model(torch.randn(ROWS, 6)).view(ROWS, 1, 2)) - wanted).abs().square().mean()
+
+    report = watched(net(6, 2), loss)
+    assert not report.faults and "F102" not in {f.check for f in report.findings}
+
+
+def test_labels_of_one_byte_beside_cosines():
+    classes = nn.Parameter(torch.randn(5, 8))
+
+    def loss(model):
+        y = torch.randint(5, (ROWS,), dtype=torch.uint8)
+        x = torch.randn(ROWS, 6) + y[:, None]
+        return F.cross_entropy(10 * F.normalize(model(x), dim=1) @ F.normalize(classes, dim=1).T, y)
+
+    report = watched(net(6, 8), loss)
+    assert not report.faults and "F90" not in {f.check for f in report.findings}

@@ -53,6 +53,23 @@ def _unevenly(sampler: WeightedRandomSampler) -> float:
     return float(there.max() / there.min())
 
 
+def _by_class(loader: DataLoader) -> list[float]:
+    """The logarithm of the weight of each class, where the data set holds labels that the weights follow."""
+    held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
+    held = [t for one in held for t in (one if isinstance(one, tuple) else (one,))]  # TensorDataset.tensors
+    weights = torch.as_tensor(loader.sampler.weights, dtype=torch.float64, device="cpu")
+    for t in held:
+        if not isinstance(t, torch.Tensor) or t.shape not in ((len(weights),), (len(weights), 1)) or t.is_complex():
+            continue
+        y = t.detach().cpu().double().flatten()
+        each = y.unique()
+        if 1 < len(each) <= CLASSES and each.tolist() == list(range(len(each))):
+            of = [weights[y == label] for label in each]
+            if all(bool((w == w[0]).all()) and float(w[0]) > 0 for w in of):
+                return [float(w[0].log()) for w in of]
+    return []
+
+
 class Attachments:
     """What was attached to the program, and the Evidence that all parts fill."""
 
@@ -203,6 +220,8 @@ class Attachments:
                 self.e.short_sampler = weights, rows
             with torch._C.DisableTorchFunction():
                 self.e.drawn_unevenly = _unevenly(loader.sampler)
+                if self.e.drawn_unevenly:
+                    self.e.drawn_classes = _by_class(loader)
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
         if not self.idle and len(self.e.warned) < 8 * ROOM:

@@ -344,6 +344,7 @@ class Evidence:
         self.leaks: dict[int, tuple[int | None, tuple[int, ...], bool]] = {}  # round -> column, shape, first only
         self.weighed: dict[str, tuple[list[float], list[int]]] = {}  # loss -> weights of classes, rows of each
         self.weights_seen: dict[str, set[tuple[float, ...]]] = {}  # loss -> weights of classes that it was given
+        self.drawn_classes: list[float] = []  # logarithms of these weights by class, where the data tell it
         self.drawn_unevenly = 0.0  # weights of a sampler, the largest over the least, where they are those of classes
         self.left_out: dict[int, tuple[int, int, int]] = {}  # round -> class that is ignored, its rows, all rows
         self.scales: dict[int, tuple] = {}  # round -> size (rms), least, largest, shape, mostly not 0, of a first input

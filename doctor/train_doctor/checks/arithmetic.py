@@ -138,7 +138,8 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
     Fires when the result of torch.autograd.grad with respect to an input, without create_graph, was part of the loss
     that was differentiated. Derivatives that only make another input, weigh a term, were detached, or are of something
     that hangs on no weight are left alone. Also when such a derivative was of the mean over rows that a network answers
-    each by itself, or of all columns of an answer at once, and then met these columns one by one.
+    each by itself, or of all columns of an answer at once, and then met these columns one by one. Slopes of a mean that
+    are summed over the rows, and those that meet the sum of the columns, are left alone.
 
     WARN slope-without-graph: A derivative with respect to the input is part of the loss and was computed without a
     graph, so the optimizer takes it for a constant. Fix: torch.autograd.grad(..., create_graph=True).

@@ -81,7 +81,7 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     Fires when a loss is the mean of answers minus targets, or the square of that mean, and the differences go into
     nothing that bends; when it is minus the mean of probabilities that were picked by class; when every cross-entropy
     of a step is asked for the largest of its own numbers; or when it holds the plain sum of matrices that its layers
-    multiply with, of which some numbers are below 0.
+    multiply with, of which some numbers are below 0 (or minus that sum, of which some are above).
 
     WARN slip-in-a-loss/no-error: The loss is the mean of (answer - target) as it is, which falls for ever. Fix: (answer
     - target).pow(2).mean(), or abs().
@@ -124,7 +124,7 @@ def margin_taken_away(e: Evidence) -> Fired | Verdict:
 
     Fires when a positive number is taken from the difference of two distances that learn, and what is left is cut at 0;
     or from the spread of columns over a batch. Also when a cross-entropy is given cosines, times a number, and that of
-    the right class has a margin more in each row; or when all classes have cos(theta + margin).
+    the right class has a margin more in each row, the same in all steps; or when all classes have cos(theta + margin).
 
     WARN margin-taken-away: The margin is subtracted, so a triplet that is wrong by less than the margin counts as
     right. Fix: torch.relu(d_positive - d_negative + margin).
@@ -154,7 +154,7 @@ def divided_by_almost_nothing(e: Evidence) -> Fired | Verdict:
 
     Fires when an error is divided, number by number, by its own target with something tiny added, 2 % of these or more
     are below a thousandth of their median, and the quotients of these few make up most of the loss. Quotients that are
-    masked, bounded or weighed afterwards are left alone.
+    masked, bounded, weighed or written into afterwards are left alone.
 
     WARN divided-by-almost-nothing: {share:.0%} of the targets are next to 0, and an error that is divided by them is
     {part:.0%} of the loss, so the model learns to say 0. Fix: (answer - y).abs().sum() / y.abs().sum(), or leave these
@@ -173,7 +173,7 @@ def critic_bounded(e: Evidence) -> Fired | Verdict:
 
     Fires when a loss is the mean of a network's answers to what another network made, one with an optimizer of its own,
     minus that of its answers to other inputs, both straight from a sigmoid of the same layer. Where such answers go
-    into a binary cross-entropy, a logarithm or a square as well, nothing is said.
+    into a binary cross-entropy, a logarithm or a square as well, or have a number taken from them, nothing is said.
 
     WARN critic-bounded: The critic's answers come from a sigmoid, so their means can't lie further apart than 1, and
     where they do its slope is 0; the distance of Wasserstein needs answers without bounds. Fix: Leave the sigmoid out,

@@ -98,7 +98,8 @@ def spread_without_price(e: Evidence) -> Fired | Verdict:
 
     Fires when an error is divided by a spread (an exp or a softplus that learns) before it is squared, and this is the
     only use of the spread on the way to the loss. Radial functions, whose distances go on into layers, are left alone.
-    Also when a small parameter does nothing but weigh errors, and its weights fell from step to step.
+    Also when a small parameter does nothing but weigh errors, and its weights fell from step to step. One whose
+    gradient is set by hand is left alone.
 
     WARN spread-without-price: A larger spread makes the loss smaller and costs nothing: the logarithm of the spread is
     missing in the density. Fix: log p = -0.5 * ((y - mean) / spread) ** 2 - log(spread).

@@ -16,6 +16,7 @@ from train_doctor.finding import OK, Verdict
 
 CIRCLES = {"-pi to pi": (-math.pi, math.pi), "0 to 2 pi": (0.0, 2 * math.pi), "0 to 360": (0.0, 360.0)}
 CIRCLES |= {"-180 to 180": (-180.0, 180.0)}
+ENDS = 1.5  # square of how far both ends lie apart in the input, over that to the middle: no circle
 END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
 COMMON = (0.4, 2.5)  # times the mean number of labels of a class
 SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
@@ -28,7 +29,7 @@ def missing_code(e: Evidence) -> Fired | Verdict:
     Fires when a column of what a first layer is given has one number in several rows that is its least or its largest,
     and twenty times as far from all others as these are spread, in three steps; and two columns have it in other rows
     each. Of -999, 9999 and the like, as they stand, one column and three times are enough. Columns that repeat other
-    numbers too, and those beside which a column of flags says the same, are left alone.
+    numbers too, and those beside which a column of flags says the same, in this table or in another, are left alone.
 
     WARN missing-code: Column {column} of the table is {code:.4g} in {share:.0%} of the rows, which stands for a missing
     value and is taken for a measured one{squeezed}. Fix: Fill it in with the mean or median of the others before
@@ -58,7 +59,7 @@ def state_not_passed(e: Evidence) -> Fired | Verdict:
 
     Fires when a cell, or a recurrent layer that is given one step of time, is called four times or more for one
     backward, and begins with zeros each time: its state is left out, or made anew. Where one of these calls has a
-    state, or reads several steps, nothing is said.
+    state, rows of a memory or several steps, or two have something that is no step of a series, nothing is said.
 
     WARN state-not-passed: {name} is called {calls} times and begins with zeros each time, so nothing of one step
     reaches the next, and its recurrent weights learn nothing. Fix: Pass the state on: h, c = cell(x[:, t], (h, c)), or
@@ -79,8 +80,8 @@ def statistics_of_other_data(e: Evidence) -> Fired | Verdict:
     Looks at the first batch normalisation of a frozen part that is in eval mode, in a model of which other parts learn.
     Fires when what it is given, in the middle one of its channels, is spread seven times as much or as little as what
     it was trained on, or lies one and a half spreads away from that, in two steps or more; less than half as much is
-    enough where a frozen layer is given pictures from 0 to 1. Averages that move, and those of a layer that never
-    learned, are left alone.
+    enough where a frozen layer is given pictures from 0 to 1. Averages that move, those of a layer that never learned,
+    pictures that ImageNet's numbers bring no nearer, and normalised ones that are mostly dark are left alone.
 
     WARN statistics-of-other-data: {name} is given numbers {spread:.2g} times as widely spread as those that the frozen
     network was trained on, and {off:.2g} spreads away: its inputs are not prepared as they were then. Fix: The same
@@ -103,8 +104,8 @@ def farthest_for_nearest(e: Evidence) -> Fired | Verdict:
     """A network on clouds of points, or on a graph of neighbours, is no better than one that sees each point alone.
 
     Fires when the largest of each row of distances are picked (topk, or the end of an order), two at least and half of
-    them at most, and what stands at their places goes into a layer. Distances under a mask, and steps in which the
-    nearest are picked as well, are left alone.
+    them at most, and what stands at their places goes into a layer. Distances under a mask or from one point alone,
+    steps in which the nearest are picked as well, and those in which answers are held against zeros, are left alone.
 
     WARN farthest-for-nearest: The {number} neighbours are those with the largest distances, the farthest of all: topk
     takes the largest where it is not told otherwise. Fix: distances.topk({number}, largest=False), or the topk of
@@ -123,7 +124,8 @@ def angle_without_wrap(e: Evidence) -> Fired | Verdict:
 
     Fires when the targets of a regression of one number, over three steps, all lie within -pi to pi, 0 to 2 pi, 0 to
     360 or -180 to 180, meet both ends and fill all that lies between. Where a sine, a cosine, an atan2, a remainder or
-    a choice (torch.where) of as many numbers is taken in the same step, nothing is said.
+    a choice (torch.where) of as many numbers is taken in the same step, nothing is said; nor where the error is written
+    into, or the rows at one end are least alike those at the other in what a first linear layer is given.
 
     WARN angle-without-wrap: The targets go round a circle, {circle}, and the loss takes its two ends for the farthest
     apart, though they are one direction. Fix: Ask for the sine and the cosine, and take torch.atan2(sin, cos) of the
@@ -132,7 +134,10 @@ def angle_without_wrap(e: Evidence) -> Fired | Verdict:
     """
     if (verdict := no_habit(e, seen := e.habits["F102"])) is not None:
         return verdict
-    values = [v for told in seen.values() for v in told]
+    values = [v for told, _ in seen.values() for v in told]
+    far, near = (sum(ends[n] for _, ends in seen.values()) for n in (0, 1))
+    if far > ENDS * max(near, 0.0) and far > 0:
+        return OK
     circle = next((name for name, ends in CIRCLES.items() if _fill(values, *ends)), None)
     if circle is None:
         return OK
@@ -158,7 +163,8 @@ def no_condition_is_a_class(e: Evidence) -> Fired | Verdict:
 
     Fires when labels are replaced at random by one number before they look up a table (or become one-hot), that number
     is a class of the data about as often as any other, and the table has no row more than there are classes. There
-    must be one label for each row, and a regression beside noise of as many rows.
+    must be one label for each row, and a regression beside noise of as many rows. Labels that pick from numbers that do
+    not learn (times, augmentations) are left alone.
 
     WARN no-condition-is-a-class: The label {null} stands for no condition, and is a class of the data as well: what is
     made without a condition is mixed with that class. Fix: A number of its own: nn.Embedding(classes + 1, width), and

@@ -214,7 +214,8 @@ def score_minimised(e: Evidence) -> Fired | Verdict:
     """The loss falls below zero and on, or to the least that it can be, and the model gets worse with training.
 
     Fires when the loss grows with log-probabilities of what was seen, with the overlap of answers and masks (Dice,
-    IoU), or with cosines of answers and targets that are its only term. Weights that are no shares or flags make a
+    IoU), or with cosines of answers and targets that are its only term. Gradients that are negated before the step are
+    left alone. Weights that are no shares or flags make a
     policy's loss of it, which is F63.
 
     WARN score-minimised/likelihood: The loss is a log-probability itself, so what was seen becomes less likely: the

@@ -416,7 +416,8 @@ def another_range(e: Evidence) -> Fired | Verdict:
     Fires when numbers drawn by randint look up rows of a table, and their limit is the size of another, smaller table
     that is looked up in the same steps. And when a table that is given rows of several ids has as many rows as the
     ranges of these columns together, over all steps that are looked at, and no id is beyond the widest range. Columns
-    of one range (texts, boards), and those that leave much of their range unused, are left alone.
+    of one range (texts, boards), and those that leave much of their range unused, are left alone; so are counts that
+    share one table, where its rows are more than all ranges together.
 
     WARN another-range: The rows of a table of {rows} are drawn by randint up to {high}, which is the size of another
     table: the rows from {high} on are never drawn. Fix: torch.randint({rows}, ...).
@@ -502,9 +503,10 @@ def straight_through_cancels(e: Evidence) -> Fired | Verdict:
 def partners_elsewhere(e: Evidence) -> Fired | Verdict:
     """A contrastive loss stays high, and what was learned separates nothing.
 
-    Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and
-    its labels name the neighbour (0 and 1, 2 and 3) as each row's partner. Also when the similarities of each row with
-    each go into it as they are, and all labels are 0.
+    Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and its
+    labels name the neighbour (0 and 1, 2 and 3) as each row's partner. Also when the similarities of each row with each
+    go into it as they are, and all labels are 0. Rows that are much more alike than the columns are (views of one
+    picture) are left alone.
 
     WARN partners-elsewhere: Row i and row i + {half} are the two views, and the labels pair row 0 with 1, 2 with 3:
     other data are drawn together, and the true partner is pushed away. Fix: (torch.arange(2 * n) + n) % (2 * n).
@@ -713,7 +715,7 @@ def made_of_other_labels(e: Evidence) -> Fired | Verdict:
     Fires when a network is given noise and labels, and what it makes goes into another optimizer's network together
     with other labels, in each call that is seen, and those are the labels with which that network is given the real
     data. Both are ids of tables with as many rows, or one-hot with as many columns. Translators, which are given data,
-    are left alone, and so is a network that is shown the right labels as well.
+    are left alone, and so is a network that is shown the right labels as well, or the same ones by other numbers.
 
     WARN made-of-other-labels: The generator is given one set of {rows} labels, and the discriminator sees what it
     made beside another, that of the real data, so the generator learns to care for no label. Fix: discriminator(fake,

@@ -19,7 +19,7 @@ from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 MOMENTUM, SHARE, SMOOTHING = 0.9, 0.8, 0.5  # from here on the opposite was meant
 SEEN, RATIO, APART = 64, 3.0, 1.5  # rows; of the counts of classes; of their weights
-EVEN, ALIKE = 1.5, 2.0  # of counts; the ratio of a loss's weights over that of a sampler's
+EVEN, ALIKE = 1.5, 1.25  # of counts; the ratio of a loss's weights over that of a sampler's
 MANY, NEAR, FAR = 4, 0.2, 0.6  # classes; logarithms that may, and must, lie between weights and what was expected
 CUT = 0.25  # share of answers at their ends
 COMPARED = 3  # batches
@@ -71,8 +71,9 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
 
     Counts the classes of some batches and lays them beside the weights that the loss was given. Fires when the more
     common classes have the larger weights, and both differ clearly. Weights beside balanced batches are left alone,
-    unless a WeightedRandomSampler balances them by much the same weights. Four weights or more, the same in all
-    batches, are laid in the order of the counts as well: do they fit then, and as they stand do not?
+    unless a WeightedRandomSampler balances them by much the same weights, and these do not undo each other. Four
+    weights or more, the same in all batches, are laid in the order of the counts as well: do they fit then, and as they
+    stand do not?
 
     WARN weights-reversed: The loss counts the common classes more than the rare ones: weights {weights} for {counts}
     rows. Fix: weight = rows / (classes * counts), and pos_weight = negatives / positives.
@@ -118,6 +119,10 @@ def _twice(e: Evidence, ws: torch.Tensor, cs: torch.Tensor) -> str:
     """Whether a sampler has evened the classes out, by weights that differ about as much as those of the loss."""
     ratio, drawn = float(ws.max() - ws.min()), math.log(max(e.drawn_unevenly, 1.0))
     even = float(cs.max() - cs.min()) < math.log(EVEN)
+    if e.drawn_classes and len(e.drawn_classes) == len(ws):  # a loss that undoes what the sampler did is calibrated
+        often = torch.tensor(e.drawn_classes, dtype=torch.float64)
+        if float(((often - often.mean()) * (ws - ws.mean())).sum()) < 0:
+            return ""
     alike = min(ratio, drawn) > math.log(RATIO) and abs(ratio - drawn) < math.log(ALIKE)
     return "twice" if even and alike else ""
 

@@ -313,7 +313,8 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     in the same step. Fires when they agree in fewer than 30 % of the rows, and in more than 80 % of those of every
     class taken by itself once the teacher's classes are renamed, one for one. Looks at classes with four rows or more,
     and wants five such, a quarter of all, and 48 rows. Of fewer classes a teacher that has learned nothing may have an
-    order by chance, so there it must be sure of what it says.
+    order by chance, so there it must be sure of what it says. Answers of another head, or put into another order, are
+    left alone.
 
     WARN teacher-of-other-classes: The teacher numbers the classes otherwise (its {answer} is label {label}), so the two
     terms of the loss ask for different ones. Fix: teacher_logits[:, order], with the teacher's number of each class of

@@ -183,8 +183,9 @@ def away_from_targets(e: Evidence) -> Fired | Verdict:
     Fires when in three steps the gradients of all answers that met a target of their shape (in a difference, a
     regression loss, or the products of a correlation or an SSIM) say that the loss grows on the way to the target. A
     step in which any answer is drawn nearer to what it meets is left alone; so are steps with a loss of classes too,
-    targets that weights made, attacks on an input, and a loss that is to grow. Also when the loss holds minus the size
-    (a square, an absolute value, a norm) of matrices that its layers multiply with.
+    targets that weights made, attacks on an input, a loss that is to grow, and gradients that are negated before the
+    step. Also when the loss holds minus the size (a square, an absolute value, a norm) of matrices that its layers
+    multiply with, and that nothing cuts to a range.
 
     WARN away-from-targets: The loss grows as the answer comes nearer to its target, so training drives them apart: a
     minus too many before an error, or one missing before a likeness. Fix: loss = error, or loss = 1 - likeness.

@@ -140,6 +140,7 @@ from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
+from train_doctor.watchers.turned_gradients import TurnedGradients
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
@@ -295,4 +296,5 @@ ALL = (
     TaughtClasses,
     OtherLabels,
     BestStates,
+    TurnedGradients,
 )

@@ -8,7 +8,10 @@ asked by the check.
 
 Footgun: numbers between 0 and 6 are no angles, so both ends must be met closely. Whoever knows of the circle takes a
 sine, a cosine, an atan2 or a remainder of as many numbers in the same step, and then nothing is said. And where the
-target is what went in, it is one number like another.
+target is what went in, it is one number like another. What has two ends that differ (a wheel with a stop, minutes of an
+oven) shows it in the input: rows with the least targets and those with the largest lie farther apart there than both do
+from the middle, and on a circle they are neighbours. An error that is written into (brought back by one turn, say) is
+no longer followed.
 """
 
 from torch import Tensor
@@ -16,10 +19,11 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
-from train_doctor.watchers.operators import MINUS, POWERS
+from train_doctor.watchers.operators import MINUS, POWERS, written
 
 WRAPS = {"sin", "cos", "tan", "atan2", "arctan2", "atan", "remainder", "fmod", "__mod__", "polar", "angle", "where"}
 ROWS, LOOKED, NODES = 8, 4096, 500  # numbers; nodes of a loss
+PART, COLUMNS = 8, 2**14  # of the rows, in order of their targets; of an input
 
 
 class Angles(Watcher):
@@ -38,6 +42,8 @@ class Angles(Watcher):
         self.inputs: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
+        if written(op) and op.name not in POWERS and self.known.get(op.given[0]) is not None:
+            self.known.put(op.given[0], None)
         if op.name in WRAPS:
             self.wrapped.update(t.numel() for t in op.given)
         elif op.name == "linear":
@@ -61,7 +67,8 @@ class Angles(Watcher):
             y = target.detach().flatten()
             own = any(bool((x == y[:, None]).all(0).any()) for x in self.inputs if len(x) == len(y))
             if len(y) not in self.wrapped and not own:
-                self.note("F102", y[:LOOKED].tolist())
+                inputs = [x for x in self.inputs if len(x) == len(y) and x.shape[1] <= COLUMNS]
+                self.note("F102", (y[:LOOKED].tolist(), _ends(y, inputs)))
         self._forget()
 
     def close(self) -> None:
@@ -74,4 +81,30 @@ def _target(sides: list[Tensor]) -> Tensor | None:
     one = sides[0].shape == sides[1].shape and sides[0].dim() in (1, 2) and sides[0].shape[1:] in ((), (1,))
     if not one or len(sides[0]) < ROWS or sides[0].requires_grad == sides[1].requires_grad:
         return None
+    if any(side.is_complex() for side in sides):
+        return None
     return sides[1] if sides[0].requires_grad else sides[0]
+
+
+def _ends(y: Tensor, inputs: list[Tensor]) -> tuple[float, float]:
+    """Squares of how far the rows with the least targets lie from those with the largest, and from those in the middle,
+    less what chance alone puts between them."""
+    order, part = y.argsort(), len(y) // PART
+    if part < 2 or not bool(y.isfinite().all()):
+        return 0.0, 0.0
+    middle = (len(y) - part) // 2
+    at = [order[:part], order[-part:], order[middle : middle + part]]
+    far, near = 0.0, 0.0
+    for x in inputs:
+        x = x.detach().double()
+        if not bool(x.isfinite().all()):
+            continue
+        x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9)
+        low, high, half = ((x[rows].mean(0), x[rows].var(0) / part) for rows in at)
+        far += float(_apart(low, high))
+        near += float(_apart(low, half) + _apart(high, half)) / 2
+    return far, near
+
+
+def _apart(one: tuple[Tensor, Tensor], two: tuple[Tensor, Tensor]) -> Tensor:
+    return ((one[0] - two[0]).square() - one[1] - two[1]).sum()

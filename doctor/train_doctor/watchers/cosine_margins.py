@@ -9,7 +9,9 @@ There are many ways to write this. So the numbers that the cross-entropy is give
 they were made of: those of the other classes must be a multiple of them, and that of the right class less.
 
 Footgun: a negative margin is published for few-shot learning. It is written as a subtraction, so where something below
-0 is subtracted nothing is said.
+0 is subtracted nothing is said; nor where it changes from step to step, for a schedule may begin below 0. Squared
+distances of vectors of length one are cosines and a constant; where all cosines are small, a sine is a constant as
+well.
 """
 
 import torch
@@ -24,6 +26,7 @@ VIEWS = {"t", "T", "mT", "transpose", "permute", "unsqueeze", "__getitem__"}
 LEAST, LOOKED = 8, 2**20  # rows; numbers
 SAME = 2e-3  # how near two numbers must be, as a share of the cosines' size
 MARGIN = 0.02
+STEADY = 1e-3  # what a margin may change by; else it has a schedule
 
 
 class CosineMargins(Watcher):
@@ -34,6 +37,7 @@ class CosineMargins(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.added: list[tuple[int, float]] = []  # turns and margins
         self.meant: set[int] = set()  # cosines from which something below 0 was taken
 
     def saw(self, op: Op) -> None:
@@ -77,6 +81,7 @@ class CosineMargins(Watcher):
         ):
             return
         given, cosines = answer.detach().double(), cosines.double().clamp(-1, 1)
+        target = target.long()  # bytes are classes too
         right = torch.nn.functional.one_hot(target, cosines.shape[1]).bool()
         scale = (given * cosines)[~right].sum() / cosines[~right].square().sum().clamp_min(1e-9)
         near = SAME * cosines.square().mean().sqrt()
@@ -85,7 +90,7 @@ class CosineMargins(Watcher):
             turned = cosines[right].arccos() - (given / scale)[right].clamp(-1, 1).arccos()
             for more in (gained, turned):
                 if float(more.mean()) > MARGIN and float((more - more.mean()).abs().max()) < SAME:
-                    self.note("F90", "added")
+                    self.added.append((self.eye.turn, float(more.mean())))
         elif not bool((given == cosines).all()):
             self._all(given, cosines)
 
@@ -98,6 +103,8 @@ class CosineMargins(Watcher):
         one = (square[1, 1] * both[0] - square[0, 1] * both[1]) / size
         two = (square[0, 0] * both[1] - square[1, 0] * both[0]) / size
         apart = (sides @ torch.stack([one, two]) - given.flatten()).abs().max()
+        if _of_one_number(cosines.flatten(), given.flatten(), SAME * float(one.hypot(two))):
+            return
         if one > 0 > two and float(-two / one) > MARGIN and float(apart) < SAME * float(one.hypot(two)):
             self.note("F90", "all-classes")
 
@@ -106,7 +113,16 @@ class CosineMargins(Watcher):
         self.meant = set()
 
     def close(self) -> None:
+        margins = [margin for _, margin in self.added]
+        for turn, _ in self.added if margins and max(margins) - min(margins) < STEADY else ():
+            self.note("F90", "added", turn)
         self.known.by_id.clear()
+
+
+def _of_one_number(x: Tensor, y: Tensor, near: float) -> bool:
+    """Whether y is x times a number and one more: a squared distance, it may be, of vectors that are near no other."""
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum().clamp_min(1e-30)
+    return float((y - y.mean() - slope * (x - x.mean())).abs().max()) < near
 
 
 def _below_zero(what) -> bool:

@@ -8,7 +8,8 @@ critic's loss has the same layer with both signs. Of each sigmoid it is known wh
 
 Footgun: the mean share of one class minus that of another is a measure of a classifier, and a fair one. So what another
 optimizer's network made must be answered in the first of them and not in the second; and where the sigmoid goes into a
-logarithm or a binary cross-entropy, it is a discriminator.
+logarithm or a binary cross-entropy, it is a discriminator. The GAN of the total variation has a critic that is bounded
+by half a tanh: where a number is taken from the sigmoid, that is known.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import kind
 from train_doctor.watchers.adversaries import LAYERS
+from train_doctor.watchers.operators import MINUS, PLUS
 from train_doctor.watchers.weight_penalties import VIEWS, terms
 
 NODES = 1500
@@ -41,6 +43,8 @@ class Critics(Watcher):
     def saw(self, op: Op) -> None:
         if len(self.e.optimizers) < 2:
             return
+        if op.name in MINUS | PLUS and len(op.given) == 1:  # a number: half a tanh is a sigmoid less a half
+            self.made.pop(op.given[0].grad_fn, None)
         made = frozenset().union(*filter(None, map(self.known.get, op.given)))
         if op.name in LAYERS:
             ids = {id(t) for t in op.given}

@@ -8,15 +8,16 @@ product of points with themselves, whose numbers are then compared with the dist
 at their largest (or at the end of their order) is followed through a gather into a layer.
 
 Footguns: negative distances have the nearest at the top. The farthest are wanted as hard positives (under a mask), as
-negatives (which go into a loss and no layer) and as points that cover a set (by one argmax after the other). So what is
-masked is not followed, nothing is said where the nearest are picked in the same step, and what was picked must go into
-a layer.
+negatives (which go into a loss and no layer, or whose answers are held against zeros) and as points that cover a set
+(by one argmax after the other). So what is masked is not followed, nothing is said where the nearest are picked in the
+same step, and what was picked must go into a layer.
 """
 
 import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import BINARY
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
 
 PRODUCTS = {"matmul", "mm", "bmm", "__matmul__", "einsum", "baddbmm"}
@@ -33,7 +34,7 @@ POINTS, NEAR = 4096, 0.01  # of a table that is compared; what it may differ by
 class Farthest(Watcher):
     """What is known of a tensor, and its sign, or the points whose product it holds, or how many were picked."""
 
-    begins = PRODUCTS | DISTANCES | MINUS
+    begins = PRODUCTS | DISTANCES | MINUS | set(BINARY)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -41,6 +42,9 @@ class Farthest(Watcher):
         self.nearest, self.taken = False, 0  # since the last backward: whether nearest were picked, farthest taken
 
     def saw(self, op: Op) -> None:
+        if op.name in BINARY:
+            self.nearest |= len(op.given) > 1 and not op.given[1].requires_grad and not bool(op.given[1].any())
+            return None
         if op.name in ("topk", "sort", "argsort"):
             return self._chosen(op)
         fact = self._fact(op, [self.known.get(t) for t in op.given])
@@ -56,14 +60,15 @@ class Farthest(Watcher):
         if PICKED in kinds or TAKEN in kinds or ORDER in kinds:
             return self._followed(op, facts, kinds)
         if name in DISTANCES:
-            return (TABLE, 1) if result.dim() > 1 else None
+            every = result.dim() > 1 and result.shape[-2] > 1 if name == "cdist" else _of_every_pair(op)
+            return (TABLE, 1) if every else None
         if name in PRODUCTS:
             return (SUM, given[0].detach()) if len(given) == 2 and _with_itself(given, result) else None
         if SUM in kinds:
             whole = name in PLUS | MINUS or name in TIMES | OVER and len(given) == 1 or name in TURNS | KEEPS
             return facts[kinds.index(SUM)] if whole and result.shape == given[kinds.index(SUM)].shape else None
         if name in MINUS and len(given) == 2 and not any(facts):
-            return (APART, 1) if _of_all_pairs(*given, result) else None
+            return (APART, 1) if _of_all_pairs(*given, result.shape) else None
         if not kinds or kinds[0] not in (APART, TABLE) or len(given) > 1:
             return None
         if kinds[0] == APART:
@@ -144,12 +149,18 @@ def _with_itself(given: list[Tensor], result: Tensor) -> bool:
     )
 
 
-def _of_all_pairs(a: Tensor, b: Tensor, result: Tensor) -> bool:
+def _of_all_pairs(a: Tensor, b: Tensor, shape: torch.Size) -> bool:
     """Whether rows of one were taken from all rows of the other: (..., N, 1, D) and (..., 1, M, D)."""
-    if not a.dim() == b.dim() == result.dim() >= 3 or min(result.shape[-3:-1]) < 3:
+    if not a.dim() == b.dim() == len(shape) >= 3 or min(shape[-3:-1]) < 3:
         return False
     wide = [[t.shape[at] == 1 or t.stride(at) == 0 for at in (-3, -2)] for t in (a, b)]
     return wide in ([[True, False], [False, True]], [[False, True], [True, False]]) and a.shape[-1] == b.shape[-1]
+
+
+def _of_every_pair(op: Op) -> bool:
+    """The same of a function that takes both, and the length of their differences."""
+    a, b = (t.detach() for t in op.given[:2]) if len(op.given) > 1 else (op.result, op.result)
+    return a.dim() == b.dim() > 2 and _of_all_pairs(a, b, torch.broadcast_shapes(a.shape, b.shape))
 
 
 def _compared(table: Tensor, points: Tensor) -> int:

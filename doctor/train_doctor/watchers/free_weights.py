@@ -7,8 +7,9 @@ In the graph of the loss a small parameter is followed up to where it meets an e
 with nothing but sums between there and the loss.
 
 Footguns: a multiplier of a constraint grows with the constraint, by an optimizer that maximises or a gradient that was
-turned round; weights may be learned from another loss, or be shared out by a softmax. So the weights must have fallen,
-all of them, from step to step. A term that can be negative needs no price, so it must be an error.
+turned round; weights may be learned from another loss (with p.grad = ... after the backward), or be shared out by a
+softmax. So the weights must have fallen, all of them, from step to step. A term that can be negative needs no price, so
+it must be an error.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from train_doctor import graphs
-from train_doctor.eye import Eye, Watcher
+from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
 from train_doctor.watchers.weight_penalties import even
 
@@ -33,12 +34,16 @@ DEEP = 8  # nodes between a term and what makes it an error
 
 
 class FreeWeights(Watcher):
-    names = frozenset()
+    names = begins = {"grad="}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.seen: dict[int, dict[int, Tensor]] = {}  # id of a parameter -> turn -> its weights
         self.priced: set[int] = set()  # those that stood in a loss in another way
+
+    def saw(self, op: Op) -> None:
+        if len(op.given) == 2:  # its gradient is of something else
+            self.priced.add(id(op.given[0]))
 
     def backward(self, loss: Tensor) -> None:
         if loss.grad_fn is None or loss.numel() != 1 or self.e.packed or self.eye.rising:

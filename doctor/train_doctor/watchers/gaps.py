@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.watchers.operators import POWERS
+from train_doctor.watchers.operators import POWERS, TIMES, written
 
 FIRST = {"linear", "dropout"}
 MINUS = {"sub", "subtract", "__sub__", "rsub", "__rsub__"}
@@ -32,7 +32,7 @@ RESTORED = 0.5  # of a correlation: the target is what the picture was
 
 
 class Gaps(Watcher):
-    names = FIRST | MINUS | POWERS | SAME | LOSSES | FLAGGED | FILLS | CASTS | {"mean", "stack", "conv2d"}
+    names = FIRST | MINUS | POWERS | TIMES | SAME | LOSSES | FLAGGED | FILLS | CASTS | {"mean", "stack", "conv2d"}
     begins = FIRST | MINUS | LOSSES | {"stack", "conv2d", "nan_to_num", "isnan"}
 
     def __init__(self, eye: Eye):
@@ -54,6 +54,10 @@ class Gaps(Watcher):
             x = op.given[0]
             if not x.requires_grad and x.dim() == 4 and x.numel() <= LOOKED and len(self.pictures) < 2:
                 self.pictures.append(x)
+            return
+        if written(op) and op.name not in POWERS and self.known.get(op.given[0]):
+            self.known.put(op.given[0], None)  # a mask, it may be
+        if op.name in TIMES:
             return
         if op.name in FILLS:
             return self._fill(op)

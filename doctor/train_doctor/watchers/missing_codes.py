@@ -9,7 +9,7 @@ far from all others, and whether all others differ.
 Footguns: a device that is off takes exactly 0, and runs at 230. So the gap must be twenty times as wide as all others
 are spread, and two columns must have their code in other rows each: what is off is off in all columns. As it stands in
 a table, -999 and its like are known by themselves. Counts, flags and cut values repeat; a column that says where the
-code stands is told apart from the rest, and nothing is said.
+code stands is told apart from the rest, and nothing is said, be it in a table of flags that another layer is given.
 """
 
 import torch
@@ -30,23 +30,35 @@ class MissingCodes(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.looked = 0  # tables, since the last backward
+        self.tables: list[Tensor] = []  # since the last backward
 
     def saw(self, op: Op) -> None:
         x = op.given[0] if op.given else None
-        if x is None or self.looked >= TABLES or not self.eye.grad:
+        if x is None or len(self.tables) >= TABLES or not self.eye.grad:
             return
         fits = x.dim() == 2 and x.dtype in (torch.float32, torch.float64) and not x.requires_grad
         if fits and len(x) >= ROWS and COLUMNS[0] <= x.shape[1] <= COLUMNS[1] and x.numel() <= LOOKED:
-            self.looked += 1
-            if found := _coded(x.detach()):
-                self.note("D31", found)
+            self.tables.append(x.detach())
 
     def backward(self, loss: Tensor) -> None:
-        self.looked = 0
+        tables, self.tables = self.tables, []
+        flags = [column for x in tables for column in _flags(x)]
+        for x in tables:
+            if found := _coded(x, [f for f in flags if len(f) == len(x) and f.device == x.device]):
+                self.note("D31", found)
+
+    def close(self) -> None:
+        self.tables = []
 
 
-def _coded(x: Tensor) -> list[tuple[int, float, float, bool]]:
+def _flags(x: Tensor) -> list[Tensor]:
+    """Where the columns with two numbers have the larger one."""
+    low, high = x.aminmax(dim=0)
+    two = ((x == low) | (x == high)).all(0) & (low < high)
+    return [x[:, n] == high[n] for n in two.nonzero()[:, 0].tolist()]
+
+
+def _coded(x: Tensor, flags: list[Tensor]) -> list[tuple[int, float, float, bool]]:
     """Column, code, share of rows that have it, and whether it is one that people write, of each that has one."""
     ends = x.sort(0).values
     if not bool(ends[[0, -1]].isfinite().all()):
@@ -64,8 +76,6 @@ def _coded(x: Tensor) -> list[tuple[int, float, float, bool]]:
                 codes[at], where[at] = (float(code), share, named), at_code
     if not codes:
         return []
-    two = ((x == ends[0]) | (x == ends[-1])).all(0).nonzero()[:, 0].tolist()  # as flags have
-    flags = [x[:, n] == ends[-1, n] for n in two]
     told = {at for at, w in where.items() if any(torch.equal(w, f) or torch.equal(w, ~f) for f in flags)}
     apart = any(not torch.equal(where[a], where[b]) for a in codes for b in codes if not {a, b} & told)
     return [(at, *codes[at]) for at in codes if at not in told and (codes[at][2] or apart)]

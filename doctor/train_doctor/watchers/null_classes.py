@@ -8,7 +8,8 @@ many rows as there are classes, and the labels that were left as they were hold 
 
 Footguns: an id that is unknown in the data as well (0 for words and items that are rare) is put in at random on
 purpose, and rows of texts are no classes. So there must be one label for each row, noise of as many rows in the same
-step, whose size a regression is asked for, and few classes.
+step, whose size a regression is asked for, and few classes. A time of the noise, or the number of an augmentation,
+picks what is done to the data as well: what picks from numbers that do not learn is no class.
 """
 
 import torch
@@ -21,6 +22,7 @@ from train_doctor.watchers.operators import MINUS, TIMES
 DRAWS, NOISE = {"rand", "rand_like", "bernoulli", "uniform"}, {"randn", "randn_like"}
 COMPARED = {"lt", "le", "gt", "ge", "__lt__", "__le__", "__gt__", "__ge__", "less", "greater"}
 SAME = {"bool", "to", "long", "int", "view", "reshape", "squeeze", "logical_not", "__invert__", "bitwise_not", "float"}
+PICKS = {"__getitem__", "index_select", "gather", "take"}
 WRITES = {"where", "masked_fill", "__setitem__"} | TIMES
 ROWS, CLASSES = 8, 1000
 DRAWN, LABELS = "drawn", "labels"
@@ -39,6 +41,7 @@ class NullClasses(Watcher):
     def _forget(self) -> None:
         self.noise: set[int] = set()  # rows of noise since the last backward
         self.errors: set[int] = set()  # and of what a regression was asked for
+        self.used: set[int] = set()  # of these labels, those that say more than the class
         self.tables: list[tuple[int, int, Tensor]] = []  # rows, the number that was written, labels that were left
 
     def saw(self, op: Op) -> None:
@@ -62,6 +65,9 @@ class NullClasses(Watcher):
         if op.name in ("embedding", "one_hot") and kinds[0] == LABELS:
             rows = len(op.given[1]) if op.name == "embedding" else result.shape[-1]
             self.tables.append((rows, *facts[0][1:]))
+        elif op.name in PICKS and LABELS in kinds[1:]:
+            if not op.given[0].requires_grad:
+                self.used.add(id(facts[1 + kinds[1:].index(LABELS)][2]))
         elif op.name in WRITES and DRAWN in kinds and LABELS not in kinds:
             self._write(op, op.given[kinds.index(DRAWN)])
         elif op.name in COMPARED | SAME and kinds[0] and isinstance(result, Tensor):
@@ -81,7 +87,7 @@ class NullClasses(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         for rows, null, left in self.tables:
-            if self.noise & self.errors and rows <= CLASSES:
+            if id(left) not in self.used and self.noise & self.errors and rows <= CLASSES:
                 self.note("F104", (rows, null, left.flatten()[:4096].tolist()))
         self._forget()
 

@@ -9,7 +9,8 @@ it meets labels on its way into another optimizer's network, these should be amo
 
 Footguns: translators are given pictures, which have labels of their own; so the generator must be given noise and
 labels alone. A discriminator may be shown pairs that do not belong together, beside those that do; so all fakes must be
-judged under other labels, and these are the labels of what is real. A generator's own layers may be given labels again.
+judged under other labels, and these are the labels of what is real, by more than other numbers of the same classes. A
+generator's own layers may be given labels again.
 """
 
 from typing import NamedTuple
@@ -112,11 +113,24 @@ class OtherLabels(Watcher):
             elif owner not in made or len(made) > 1:
                 self.fakes.append((self.eye.turn, owner, *judged))
 
+    def _renamed(self, under: int, made_for: frozenset) -> bool:
+        """Whether one set of labels is the other by other numbers."""
+        (one, _), (two, _) = self.labels[under], self.labels[min(made_for)]
+        if len(one) != len(two) or one.device != two.device:
+            return False
+        pairs = torch.stack([one, two]).unique(dim=1).shape[1]
+        return pairs == len(one.unique()) == len(two.unique())
+
     def close(self) -> None:
         right = {owner for _, owner, under, made_for in self.fakes if under in made_for}
         for turn, owner, under, made_for in self.fakes:
             classes = {self.labels[n][1] for n in {under, *made_for}}
-            if owner not in right and (owner, under) in self.reals and len(classes) == 1:
+            if (
+                owner not in right
+                and (owner, under) in self.reals
+                and len(classes) == 1
+                and not self._renamed(under, made_for)
+            ):
                 self.note("D32", len(self.labels[under][0]), turn)
         self.known.by_id.clear()
         self.labels, self.fakes, self.reals = [], [], set()

@@ -9,15 +9,23 @@ pictures from 0 to 1, as ToTensor gives them, half the spread is enough: in Imag
 
 Footguns: the first averages of a young network are far off as well, and move. So they must be the same in all steps,
 and not those that a layer is made with. The frozen part must stand before a part that learns, in one model: a teacher
-that is no part of it sees what it sees.
+that is no part of it sees what it sees. A network may have learned from pictures from 0 to 1, and of little contrast
+they are spread less: so ImageNet's numbers must bring them near to the averages. And a sky is dark: where most of a
+picture that was normalised lies at one end, means that are off tell nothing.
 """
 
+import math
+
+import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Op, Watcher
 
 CHANNELS, ROWS, LOOKED = 4, 32, 2**22  # channels; numbers of each; all numbers
 NARROW, WIDE, OFF = 0.15, 7.0, 1.5  # spread of what is given over what was; distance of the means in spreads
+MIDDLES, SPREADS = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+SOME, DARK = 2**18, 0.1  # numbers; of the range of a picture, where its median lies
+NEAR = 0.4  # of the means, once normalised
 BARE = 0.45  # such a spread, where the pictures lie from 0 to 1
 
 
@@ -28,12 +36,14 @@ class OtherStatistics(Watcher):
         super().__init__(eye)
         self.averages: dict[int, tuple[str, int]] = {}  # id of a running mean -> name of the layer, number of the model
         self.models, self.asked = -1, set()  # how many were looked through; those asked about since the last backward
+        self.first: Op | None = None  # that convolution
         self.bare: bool | None = None  # the first picture since then lies from 0 to 1
 
     def saw(self, op: Op) -> None:
         if op.name == "conv2d":
             if self.bare is None:
                 self.bare = _bare(*op.given[:2])
+                self.first = op if op.args else None
             return
         x, training = op.given[0], op.kwargs.get("training", op.args[5] if len(op.args) > 5 else False)
         if training or x.requires_grad or not x.is_floating_point() or x.dim() < 2 or x.shape[1] < CHANNELS:
@@ -51,8 +61,36 @@ class OtherStatistics(Watcher):
             was = var.float().clamp_min(1e-12).sqrt()
             spread = float((x.std(1) / was).median())
             off = float(((x.mean(1) - mean.float()).abs() / was).median())
-            if not (BARE if self.bare else NARROW) <= spread <= WIDE or off > OFF:
+            narrow = spread < NARROW or bool(self.bare) and spread < BARE
+            if narrow and self.bare and not self._better(mean.float(), was, abs(math.log(max(spread, 1e-9))) + off):
+                return
+            if narrow or spread > WIDE or off > OFF and not self._lopsided():
                 self.note("S47", (name, spread, off, float(mean.float().sum())))
+
+    def _better(self, mean: Tensor, was: Tensor, apart: float) -> bool:
+        """Whether the first convolution would make of the normalised pictures what is nearer to the averages."""
+        if self.first is None:
+            return True
+        x = self.first.args[0].detach()
+        x = x[: max(1, len(x) * SOME // x.numel())]
+        middle, size = (torch.tensor(n, dtype=x.dtype, device=x.device).view(1, 3, 1, 1) for n in (MIDDLES, SPREADS))
+        middle, size = (middle, size) if x.shape[1] == 3 else (middle.mean(), size.mean())
+        x = torch.conv2d((x - middle) / size, *self.first.args[1:], **self.first.kwargs)
+        x = x.transpose(0, 1).flatten(1).float()
+        if x.shape[:1] != mean.shape:
+            return True  # another layer lies between
+        spread, off = (x.std(1) / was).median(), ((x.mean(1) - mean).abs() / was).median()
+        return float(off) < NEAR and float(spread.clamp_min(1e-9).log().abs() + off) < apart
+
+    def _lopsided(self) -> bool:
+        """Most of the pictures is black, or white, though somebody normalised them: a sky is dark."""
+        if self.bare or self.first is None or not self.first.args[0].numel():
+            return False
+        x = self.first.args[0].detach().flatten().float()
+        x = x[:: max(1, len(x) // SOME)]
+        low, high = x.aminmax()
+        at = (x.median() - low) / (high - low).clamp_min(1e-9)
+        return bool(low < 0) and not DARK < float(at) < 1 - DARK
 
     def _look_through(self) -> None:
         self.models = len(self.e.models)
@@ -63,10 +101,10 @@ class OtherStatistics(Watcher):
                         self.averages[id(m.running_mean)] = name, number
 
     def backward(self, loss: Tensor) -> None:
-        self.asked, self.bare = set(), None
+        self.asked, self.bare, self.first = set(), None, None
 
     def close(self) -> None:
-        self.averages, self.asked = {}, set()
+        self.averages, self.asked, self.first = {}, set(), None
 
 
 def _bare(x: Tensor, weight: Tensor) -> bool:

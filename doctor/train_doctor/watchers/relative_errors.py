@@ -6,15 +6,15 @@
 The target is known from the difference. What the error is divided by is compared with it, number by number: so it is
 the target where both are the same but for something tiny.
 
-Footguns: a mask after the division, a bound, or a weight may take these rows away. So the quotient is followed to the
-loss through sums and plain numbers alone. What is divided by a spread or a probability is none of this, for that is not
-the target.
+Footguns: a mask after the division, a bound, a weight or a 0 that is written in may take these rows away. So the
+quotient is followed to the loss through sums and plain numbers alone. What is divided by a spread or a probability is
+none of this, for that is not the target.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS, written
 
 APART = {"l1_loss", "mse_loss", "smooth_l1_loss", "huber_loss"}
 SIZES = POWERS | TURNS | {"sqrt"}
@@ -33,11 +33,13 @@ class RelativeErrors(Watcher):
         self.known = Known(self)
 
     def saw(self, op: Op) -> None:
+        if op.name == "__setitem__" and op.given and self.known.get(op.given[0]) is not None:
+            self.known.put(op.given[0], None)
         r = op.result
         if not isinstance(r, Tensor) or not r.requires_grad or not op.given:
             return
         fact = self._fact(op, r, [self.known.get(t) for t in op.given])
-        if fact is not None:
+        if fact is not None or written(op):
             self.known.put(r, fact)
 
     def _fact(self, op: Op, r: Tensor, facts: list) -> object:

@@ -9,22 +9,26 @@ columns where it meets the columns of the same answer, one by one.
 
 Footguns: the energy of a set may be a mean, and its slope is right. So between the input and the mean only functions of
 single rows may stand, and the mean may not be a part of the loss. A slope that is divided by its length has any size.
-Forces are the slope of a sum of energies, and they meet targets. So a sum of slopes must meet what the answer's columns
-made, with more columns than it has, or by its own columns.
+The sum over the rows of a mean's slopes is the mean of slopes; so where rows are summed before any power, nothing is
+said. Forces are the slope of a sum of energies, and they meet targets. A solution may be the sum of two parts; it is
+held against that sum, and not against a column. So a sum of slopes must meet what the answer's columns made, with more
+columns than it has, or by its own columns.
 """
 
 import contextlib
+from collections import deque
 
 from torch import Tensor, nn
 
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import kind
-from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, written
 from train_doctor.watchers.slopes import FOLLOWED, NODES
 
 LENGTHS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 COLUMNS = {"__getitem__", "select", "narrow", "split", "chunk", "unbind", "index_select"}
+VIEWED = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "__getitem__", "select", "float", "double", "to"}
 VIEWS = {"View", "UnsafeView", "Squeeze", "Reshape", "Alias"}
 LAYERS = {"Addmm", "Mm", "Linear"}
 ROWWISE = (
@@ -66,6 +70,7 @@ ROWWISE = (
         *("AdaptiveAvgPool2D", "AvgPool2D", "MaxPool2DWithIndices", "Hardtanh", "Hardswish", "LogSigmoid", "Threshold"),
     }
 )
+EVENLY = LENGTHS | TIMES | OVER | VIEWED | {"abs", "relu", "neg", "negative", "sum", "mean", "clamp_min"}
 LEAST, FEW, MOST = 4, 2, 8  # rows; columns of an answer
 NEAR = 8  # nodes between a column and its answer
 
@@ -89,9 +94,12 @@ class RowSlopes(Watcher):
                 self._derived(op)
             return
         facts = [f for f in map(self.known.get, op.given) if f]
-        if facts and (fact := self._next(op, facts)):
+        fact = self._next(op, facts) if facts else None
+        if fact:
             for r in op.results or op.given[:1]:
                 self.known.put(r, fact)
+        elif facts and written(op):  # slope *= len(x)
+            self.known.put(op.given[0], None)
 
     def _next(self, op: Op, facts: list[tuple]) -> tuple | None:
         what, node, size, apart, met = next((f for f in facts if f[4]), facts[0])
@@ -99,7 +107,9 @@ class RowSlopes(Watcher):
         if op.name in OVER and len(op.given) > 1 and (self.known.get(op.given[1]) or op.given[1].requires_grad):
             return None  # by its length, or by something else that learns
         if what == "of-mean":
-            return None if _given_back(op, r, size) else facts[0]
+            if _given_back(op, r, size) or not apart and op.name == "sum" and _over_rows(op):
+                return None
+            return what, node, size, apart or op.name not in EVENLY, met  # a power came
         if not met and op.name in LENGTHS | {"pow", "square", "abs"}:
             return None
         if op.name in PLUS | MINUS | {"mse_loss"} and len(op.given) == 2:
@@ -171,6 +181,13 @@ class RowSlopes(Watcher):
         self.single = set()
 
 
+def _over_rows(op: Op) -> bool:
+    """Whether a sum is taken over the rows, be it over other dimensions as well."""
+    dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+    dims = dims if isinstance(dims, list | tuple) else () if dims is None else (dims,)
+    return not dims or any(d % op.given[0].dim() == 0 for d in dims)
+
+
 def _given_back(op: Op, r: Tensor, rows: int) -> bool:
     """Whether a slope, or what was made of it, is multiplied by something as large as the number of rows."""
     numbers = [a for a in op.args[:2] if r.dim() or isinstance(a, int | float)]  # a loss is scaled by a tensor
@@ -210,5 +227,15 @@ def _is(out: Tensor, summed, rows: int) -> bool:
 
 
 def _hangs(t: Tensor, node) -> bool:
-    """Whether a tensor was made of what a node gave, in few steps."""
-    return t.grad_fn is not None and any(n is node for n in graphs.walk(t, 4 * NEAR))
+    """Whether a tensor was made of what a node gave, in few steps, and not of the sum of its columns."""
+    queue, seen = deque([t.grad_fn]), set()
+    while queue and len(seen) < 4 * NEAR:
+        at = queue.popleft()
+        if at is node and at is not None:
+            return True
+        if at is None or at in seen:
+            continue
+        seen.add(at)
+        below = [edge for edge, _ in at.next_functions]
+        queue += [] if kind(at) == "Sum" and below[0] is node else below
+    return False

@@ -8,8 +8,9 @@ The largest id of each column is kept over some steps. With rows for all columns
 largest column's own range, the offsets are missing.
 
 Footgun: the ids of a text, of a board or of a history come from one list at each place, so all columns reach equally
-far, and together much farther than the table. So the columns must differ in range, add up to the table, and use most
-of what lies in their range: the largest id of a rare word does not tell how many there are.
+far, and together much farther than the table. So the columns must differ in range, add up to the table, and use most of
+what lies in their range: the largest id of a rare word does not tell how many there are. Counts of several things may
+share a table of numbers; so where all ranges are known, they must add up to it exactly.
 """
 
 from torch import Tensor
@@ -63,5 +64,6 @@ def _shared(rows: int, kept: list[Tensor]) -> tuple[str, int, int] | None:
             if different < USED * reach:
                 return None
             short += 1
-    whole = FILLED * rows <= sum(far) <= rows and max(far) <= FARTHEST * rows
+    all_seen = short == len(columns)  # then nothing may lack
+    whole = (1.0 if all_seen else FILLED) * rows <= sum(far) <= rows and max(far) <= FARTHEST * rows
     return ("offsets", rows, max(far)) if whole and short > 1 and max(far) > UNLIKE * min(far) else None

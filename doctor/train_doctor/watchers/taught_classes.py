@@ -7,16 +7,20 @@ The two terms ask for different classes. It shows where the teacher's answers ha
 always are once the classes are renamed one by one. So each step counts which answer meets which label.
 
 Footguns: a teacher may be poor, new, or say the same of everything; then no renaming helps. Rows without labels may be
-given to the teacher beside others that have one; then none helps either.
+given to the teacher beside others that have one; then none helps either. A head of its own may learn the teacher's
+classes, and the student's answers may be put into the teacher's order; so both terms must be given what one layer said.
 """
 
 import torch
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import kind
 from train_doctor.watchers.operators import TIMES
 
 MEETS = TIMES | {"kl_div", "mse_loss", "cross_entropy"}
+SHARED = {"LogSoftmax", "Softmax", "Div", "Mul", "Log", "Sub", "Add", "ToCopy", "Clone", "Exp", "Clamp", "ClampMin"}
 LOOKED, MOST = 2**20, 200  # numbers; classes
 
 
@@ -29,7 +33,7 @@ class TaughtClasses(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.taught: list[tuple] = []  # shape, the largest of each row and how large it is in the mean
-        self.labels: dict[tuple, Tensor] = {}  # by the shape of the answers
+        self.labels: dict[tuple, tuple] = {}  # by the shape of the answers, with what these were made by
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -42,24 +46,39 @@ class TaughtClasses(Watcher):
             return
         if op.name == "cross_entropy" and others and not others[0].is_floating_point():
             if x.requires_grad and x.dim() == 2 and others[0].shape == x.shape[:1]:
-                self.labels.setdefault(tuple(x.shape), others[0])
+                self.labels.setdefault(tuple(x.shape), (others[0], _made_by(x)))
         elif op.name == "exp" and (said := self.known.get(x)) is not None:
             self.known.put(op.result, said)
         elif op.name in MEETS and len(op.given) == 2 and x.shape == others[0].shape:
             said = [f for f in map(self.known.get, op.given) if f is not None]
             if len(said) == 1 and any(t.requires_grad for t in op.given):
-                self.taught.append((tuple(x.shape), said[0]))
+                student = x if x.requires_grad else others[0]
+                self.taught.append((tuple(x.shape), said[0], _made_by(student)))
 
     def backward(self, loss: Tensor) -> None:
         taught, self.taught = self.taught, []
         labels, self.labels = self.labels, {}
         self.known.by_id.clear()
-        for shape, (said, sure) in taught[:1] if len({id(fact[0]) for _, fact in taught}) == 1 else ():
-            y = labels.get(shape)
-            if y is not None and y.device == said.device and bool(((y >= 0) & (y < shape[1])).all()):
+        for shape, (said, sure), student in taught[:1] if len({id(fact[0]) for _, fact, _ in taught}) == 1 else ():
+            y, answer = labels.get(shape, (None, None))
+            if (
+                y is not None
+                and answer == student
+                and y.device == said.device
+                and bool(((y >= 0) & (y < shape[1])).all())
+            ):
                 counts = torch.bincount(y.long() * shape[1] + said, minlength=shape[1] ** 2)
                 self.note("F103", (counts.view(shape[1], shape[1]).cpu(), sure))  # labels down, answers across
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.taught, self.labels = [], {}
+
+
+def _made_by(t: Tensor) -> object:
+    """The weights of the last layer, where it is near; else the node that is left when shares and scales are undone."""
+    node = t.grad_fn
+    while kind(node) in SHARED:
+        node = node.next_functions[0][0] or (None if len(node.next_functions) < 2 else node.next_functions[1][0])
+    weights = frozenset(id(n.variable) for n in graphs.near(node) if hasattr(n, "variable")) if node else ()
+    return weights or id(node)

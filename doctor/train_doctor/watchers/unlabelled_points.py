@@ -5,7 +5,7 @@
 
 Targets of several pairs of numbers for each picture are looked at. Is a part of the pairs exactly (0, 0), while all
 others have two numbers well above 0? Then the difference to the answers is followed to the loss: a mask on the way is
-a product, a choice or an index.
+a product, a choice or an index, also in place.
 
 Footguns: what stands still has a shift of (0, 0), and what is on no plate has neither mass nor volume. So the network
 must see pictures, and all other pairs must lie as places do: above 0, few of them near it or far out, both numbers
@@ -18,7 +18,7 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
-from train_doctor.watchers.operators import MINUS, POWERS
+from train_doctor.watchers.operators import MINUS, POWERS, written
 
 FOLLOWED = POWERS | {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm", "sqrt", "view", "reshape", "flatten"}
 SHARE, LOOKED, PAIRS = (0.02, 0.9), 2**20, (2, 512)  # of pairs without a place; numbers; pairs of a picture
@@ -39,6 +39,8 @@ class UnlabelledPoints(Watcher):
         self.means: list[tuple] = []  # shares, and the nodes of what was made of their errors
 
     def saw(self, op: Op) -> None:
+        if written(op) and op.name not in POWERS and self.known.get(op.given[0]):
+            self.known.put(op.given[0], None)
         if op.name == "conv2d":
             self.pictures = self.pictures or op.given[0].dim() == 4 and self.eye.grad
         elif not isinstance(op.result, Tensor):

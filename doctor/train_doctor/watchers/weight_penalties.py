@@ -8,7 +8,8 @@ From the loss its graph is followed through sums and numbers, with the sign that
 
 Footguns: 0 * p.sum() is written to give each weight a gradient. Logarithms of scales stand in densities as they are,
 and noise that is learned is to be large. So only matrices are meant that a layer of the same loss multiplies with; and
-a plain sum of weights that are kept above zero is their size.
+a plain sum of weights that are kept above zero is their size, and so is minus a sum of those that are kept below. Where
+weights are cut in place, they can't grow without end.
 """
 
 import contextlib
@@ -17,8 +18,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from train_doctor import graphs
-from train_doctor.eye import Watcher
+from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
+from train_doctor.watchers.operators import written
 
 LIMIT = 1500  # nodes
 VIEWS = {"View", "UnsafeView", "Squeeze", "Unsqueeze", "Clone", "ToCopy", "Alias", "T", "Reshape"}
@@ -29,7 +31,15 @@ BELOW = 0.05  # of weights that lie below zero
 
 
 class WeightPenalties(Watcher):
-    names = frozenset()
+    names = begins = {"clamp", "clip"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.bounded: set[int] = set()  # addresses of weights that are cut in place
+
+    def saw(self, op: Op) -> None:
+        if written(op):
+            self.bounded.add(op.given[0].data_ptr())
 
     def backward(self, loss: Tensor) -> None:
         if loss.grad_fn is None or loss.numel() != 1 or self.eye.rising:
@@ -42,7 +52,9 @@ class WeightPenalties(Watcher):
             used = _multiplied(loss) if found else set()
             for leaf, sign, how in found:
                 kept_above = not how and float((leaf.detach() < 0).float().mean()) < BELOW
-                ways[how].add(sign if id(leaf) in used and not kept_above else 0)
+                kept_below = not how and sign < 0 and not bool((leaf.detach() > 0).any())
+                bounded = how and leaf.data_ptr() in self.bounded
+                ways[how].add(sign if id(leaf) in used and not (kept_above or kept_below or bounded) else 0)
             if ways["size"] == {-1}:
                 self.note("F75 weights", True)
             elif ways[""] and 0 not in ways[""]:
