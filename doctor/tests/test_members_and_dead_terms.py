@@ -65,6 +65,7 @@ def of_terms(how: str):
             "sign times": lambda: bce + 0.1 * (out.sign() * out).mean(),
             "a fraction": lambda: bce + 0.1 * (out - out.floor()).mean(),
             "a fraction, squared": lambda: bce + 0.1 * ((out - out.round()) ** 2).mean(),
+            "a wrap": lambda: bce + 0.1 * (out - 2 * torch.round(out / 2)).mean(),
             "an accuracy in the log": lambda: bce + 0.0 * float((p.round() == y).float().mean()),
             "targets": lambda: bce + 0.1 * F.mse_loss(out, p.round().detach()),
         }[how]()
@@ -74,7 +75,7 @@ def of_terms(how: str):
 
 DEAD = ["rounded", "weighted", "signs", "floors, first", "stacked", "for each row"]
 ALIVE = ["soft", "straight through", "a function of one's own", "sign times", "a fraction", "a fraction, squared"]
-ALIVE += ["an accuracy in the log", "targets"]
+ALIVE += ["a wrap", "an accuracy in the log", "targets"]
 
 
 @pytest.mark.parametrize("how", DEAD + ALIVE)
@@ -167,6 +168,17 @@ def test_states_that_begin_with_zeros_are_no_data():
         return F.mse_loss(model(x), x.mean((1, 2))[:, None])
 
     assert not named("D35", train(Cell(lambda rows: torch.zeros(rows, 16)), loss))
+
+
+@pytest.mark.parametrize("calls", [3, 5])
+def test_a_layer_that_is_called_again_with_its_own_answer(calls):
+    def loss(model):
+        h = x = torch.rand(ROWS, 16)
+        for _ in range(calls):
+            h = torch.tanh(model[0](h))
+        return F.mse_loss(model[1](h), x.mean(1, keepdim=True))
+
+    assert not named("D35", train(nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 1)]), loss))
 
 
 def test_a_tanh_that_is_asked_for_the_data_learns_where_they_lie():

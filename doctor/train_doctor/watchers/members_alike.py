@@ -40,25 +40,28 @@ class MembersAlike(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.groups: list[tuple[str, bool, list[Member]]] | None = None
-        self.by_weight: dict[int, Member] = {}
+        self.by_weight: dict[int, list[Member]] = {}
         self.began = 0  # turn in which these numbers were taken
         self.together: list[set[int]] = []  # weights that one loss hangs on
 
     def saw(self, op: Op) -> None:
         if self.by_weight and self.eye.grad:
             for t in op.given[1:]:
-                if (member := self.by_weight.get(id(t))) is not None and self.eye.turn not in member.given:
-                    member.given[self.eye.turn] = _few(op.given[0])
+                for member in self.by_weight.get(id(t), ()):
+                    if self.eye.turn not in member.given:
+                        member.given[self.eye.turn] = _few(op.given[0])
 
     def backward(self, loss: Tensor) -> None:
         if self.groups is None:
             self.groups, self.began = self._groups(), self.eye.turn
-            self.by_weight = {id(m.weight): m for _, _, members in self.groups for m in members}
+            for m in (m for _, _, members in self.groups for m in members):
+                self.by_weight.setdefault(id(m.weight), []).append(m)
         if self.by_weight and loss.grad_fn is not None:
             leaves = {id(n.variable) for n in graphs.walk(loss, LIMIT) if kind(n) == "AccumulateGrad"}
             self.together.append(leaves & self.by_weight.keys())
             for key in self.together[-1]:
-                self.by_weight[key].learned = True
+                for member in self.by_weight[key]:
+                    member.learned = True
             if self.eye.turn >= self.began + STEPS:
                 self._look()
 

@@ -8,7 +8,8 @@ What a tanh gave is followed to a first layer of a network that learns, and to t
 A few numbers of both are compared: negatives in one, none in the other.
 
 Footguns: a recurrent network gives its layer the last tanh as well, and zeros first; so the data must be spread, and of
-one shape with what was made. Where the made ones are compared with data themselves (an autoencoder, a forecast that is
+one shape with what was made, and what was made may not come from that layer (one that is called again and again, first
+with data). Where the made ones are compared with data themselves (an autoencoder, a forecast that is
 fed back), that loss says where they are to lie. What was computed of made ones is no data.
 """
 
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
 from train_doctor.watchers.operators import MINUS, TURNS
@@ -26,7 +28,11 @@ VIEWS |= {"float", "__getitem__", "requires_grad"}
 COMPARES = set(LOSSES) | MINUS | TURNS
 MADE, OTHER = "made", "other"
 SAMPLE, FEW, SPREAD, KEPT = 2048, 128, 0.05, 16  # numbers; of data, from which on; their spread; layers
-SHARE, BELOW = 0.01, -0.1  # of what was made, how much is below 0 at least; its least number
+LIMIT, SHARE, BELOW = (
+    2000,
+    0.01,
+    -0.1,
+)  # nodes of a graph; of what was made, how much is below 0 at least; its least number
 
 
 class Given(NamedTuple):
@@ -44,6 +50,7 @@ class Ranges(Watcher):
         self.known = Known(self)
         self.made: dict[int, Given] = {}  # id of the weights of a layer
         self.real: dict[int, Given] = {}
+        self.own: dict[int, bool] = {}  # whether what was made comes from the layer itself
         self.compared = False
 
     def saw(self, op: Op) -> None:
@@ -73,6 +80,8 @@ class Ranges(Watcher):
         learns = weight.requires_grad and weight.is_leaf and x.is_floating_point() and x.dim() > 1
         if not learns or fact == OTHER or fact is None and x.requires_grad or x.numel() < FEW:
             return
+        if fact and x.grad_fn is not None and id(weight) not in self.own:
+            self.own[id(weight)] = id(weight) in graphs.leaves(x.grad_fn, LIMIT)
         side = self.made if fact else self.real
         if len(side) < KEPT or id(weight) in side:
             side[id(weight)] = Given(tuple(x.shape[1:]), _few(x))
@@ -80,7 +89,7 @@ class Ranges(Watcher):
 
     def _compare(self, key: int) -> None:
         made, real = self.made.get(key), self.real.get(key)
-        if made is None or real is None or made.shape != real.shape:
+        if made is None or real is None or made.shape != real.shape or self.own.get(key, True):
             return
         low, high, spread = float(real.numbers.min()), float(real.numbers.max()), float(real.numbers.std())
         below = float((made.numbers < 0).float().mean())

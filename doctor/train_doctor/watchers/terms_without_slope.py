@@ -7,7 +7,8 @@ The graph has such a term, and its number moves as the weights do. The loss is t
 is alive if any way from it to a leaf passes no flat function.
 
 Footguns: a straight-through step, x + (round(x) - x).detach(), leaves no flat node. A function of the user's own may
-have any slope, and hide its weights (a checkpoint), so it is alive. x - floor(x) has a slope, that of x.
+have any slope, and hide its weights (a checkpoint), so it is alive. x - floor(x) has a slope, that of x, so what is
+rounded may not be a term itself.
 """
 
 from torch import Tensor
@@ -34,10 +35,8 @@ class TermsWithoutSlope(Watcher):
         dead = {node: found for node, found in flat.items() if found}
         if not dead or len(dead) == len(flat):
             return
-        above = set(terms)
         for found in dead.values():
-            inside = {edge for node in found for edge, _ in node.next_functions}
-            if not inside & above:
+            if not _below(found) & flat.keys():
                 self.note("F2 flat", FLAT[kind(found[0])])
 
 
@@ -70,3 +69,14 @@ def _flat(node) -> list:
         else:
             queue += [edge for edge, _ in node.next_functions if edge is not None]
     return found
+
+
+def _below(found: list) -> set:
+    """What the flat functions are given, and what that is computed from."""
+    queue, seen = [edge for node in found for edge, _ in node.next_functions], set()
+    while queue and len(seen) < LIMIT:
+        node = queue.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            queue += [edge for edge, _ in node.next_functions]
+    return seen
