@@ -148,7 +148,7 @@ def dcgan():
     for_judge, for_maker = (torch.optim.Adam(m.parameters(), 2e-4, betas=(0.5, 0.999)) for m in (judge, maker))
     for _ in range(6):
         judge.zero_grad()
-        real = torch.rand(8, 1, 8, 8)
+        real = 2 * torch.rand(8, 1, 8, 8) - 1  # Normalize(0.5, 0.5)
         label = torch.full((8,), 1.0)
         criterion(judge(real).view(-1), label).backward()
         fake = maker(torch.randn(8, 8, 1, 1))

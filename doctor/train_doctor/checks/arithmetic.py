@@ -630,10 +630,15 @@ def attention_over_askers(e: Evidence) -> Fired | Verdict:
     """Attention learns little, all places answer alike, and nothing is raised.
 
     Follows the product of two tensors that learn through scaling and masks into a softmax, and from there into the
-    product with the values. Fires when that product sums over another axis than the softmax did.
+    product with the values. Fires when that product sums over another axis than the softmax did. Along the edges of a
+    graph: when exponentials of scores are divided by their sum over one end of the edges, and rows of that end,
+    weighted with them, are added up at the other.
 
     WARN attention-over-askers: The weights of attention, {shape}, sum to 1 over axis {axis}, and the values are summed
     over axis {other}: the softmax is over the places that ask. Fix: softmax(dim=-1) of scores (..., asking, asked).
+    WARN attention-over-askers/edges: The weights of attention along {edges} edges sum to 1 over the edges that leave a
+    node, and the messages are added up over those that reach it. Fix: Sum exp(scores) at the index at which the
+    messages are added up: total.index_add(0, dst, e)[dst].
     WARN attention-sharpened: The scores are multiplied by the root of the width where they should be divided by it, so
     the softmax picks a single place from the start and its gradient is nearly 0. Fix: scores / math.sqrt(width).
     """
@@ -644,6 +649,10 @@ def attention_over_askers(e: Evidence) -> Fired | Verdict:
             "scores divided by it",
             fault="attention-sharpened",
         )
+    if no_habit(e, along := e.habits["F48"]) is None:
+        edges = next(iter(along.values()))
+        what = f"in {len(along)} steps weights of {edges} edges were normalised at one end and summed at the other"
+        return fires(what, "one and the same end", fault="attention-over-askers/edges", edges=edges)
     if (verdict := no_habit(e, e.attending)) is not None:
         return verdict
     shape, axis, other = next(iter(e.attending.values()))

@@ -59,12 +59,18 @@ def state_not_passed(e: Evidence) -> Fired | Verdict:
 
     Fires when a cell, or a recurrent layer that is given one step of time, is called four times or more for one
     backward, and begins with zeros each time: its state is left out, or made anew. Where one of these calls has a
-    state, rows of a memory or several steps, or two have something that is no step of a series, nothing is said.
+    state, rows of a memory or several steps, or two have something that is no step of a series, nothing is said. Also
+    when an LSTM is given the cell state of an LSTM as its hidden state, and the hidden state as its cell state.
 
     WARN state-not-passed: {name} is called {calls} times and begins with zeros each time, so nothing of one step
     reaches the next, and its recurrent weights learn nothing. Fix: Pass the state on: h, c = cell(x[:, t], (h, c)), or
     h = cell(x[:, t], h).
+    WARN state-not-passed/swapped: The two states of an LSTM are exchanged on their way to an LSTM: the cell state is
+    taken for the hidden state. Fix: The hidden state comes first: _, (h, c) = lstm(x), and h, c = cell(x, (h, c)).
     """
+    if no_habit(e, swapped := e.habits["S45 swapped"]) is None:
+        what = f"in {len(swapped)} steps a cell state {next(iter(swapped.values()))} came first"
+        return fires(what, "the hidden state first", fault="state-not-passed/swapped")
     if (verdict := no_habit(e, seen := e.habits["S45"])) is not None:
         return verdict
     name, calls = next(iter(seen.values()))

@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F110, F112 to F114, D33, D34, S48, S50.
+"""What a program leaves out without a word: F106 to F110, F112 to F114, D33 to D35, S48 to S50.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -12,7 +12,7 @@ import statistics
 from torch import Tensor, nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.checks.arithmetic import no_habit
+from train_doctor.checks.arithmetic import BLIND, STEPS, no_habit
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, unknown
 
@@ -259,3 +259,41 @@ def places_unseen(e: Evidence) -> Fired | Verdict:
         return verdict
     places = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps {places} places met in attention without positions", "positions", places=places)
+
+
+@check("D35")
+def made_in_another_range(e: Evidence) -> Fired | Verdict:
+    """A discriminator is sure of itself from the start, and the generator learns nothing but to give no negatives.
+
+    Fires when what a tanh gave, some of it below -0.1, and data that lie in 0..1 go into one first layer that learns.
+    Made ones that are compared with data themselves are left alone.
+
+    WARN made-in-another-range: The generator ends in tanh (-1..1, {below:.0%} of it below 0), and the real data lie in
+    {low:.2g}..{high:.2g}: the sign tells them apart. Fix: real * 2 - 1 (Normalize(0.5, 0.5)), or a generator that ends
+    in a sigmoid.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D35"])) is not None:
+        return verdict
+    low, high, below = next(iter(seen.values()))
+    what = f"in {len(seen)} steps {below:.0%} of what a tanh made was negative, and nothing of the data"
+    return fires(what, "one range for both", low=low, high=high, below=below)
+
+
+@check("S49")
+def members_alike(e: Evidence) -> Fired | Verdict:
+    """An ensemble is no better than one of its members, and they agree on everything, far from the data too.
+
+    Fires when modules of one class, under one parent or below one loss, had the same numbers at the first backward that
+    was seen, were given the same, have learned, and have the same numbers still. Members that drift apart (other
+    inputs, dropout) are left alone.
+
+    WARN members-alike: {many} modules of class {kind} are copies of each other, are given the same and learn the same,
+    so they are one network {many} times. Fix: Make each anew, [make() for _ in range(n)], instead of copying one; or
+    call reset_parameters() on each copy.
+    """
+    if not e.habits["S49"]:
+        return BLIND if len(e.shown) < STEPS else OK
+    many, kind = next(iter(e.habits["S49"].values()))
+    return fires(
+        f"the numbers of {many} modules were equal at the start and after steps", "other weights", many=many, kind=kind
+    )

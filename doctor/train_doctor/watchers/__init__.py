@@ -39,6 +39,7 @@ from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.echoed_series import EchoedSeries
+from train_doctor.watchers.edge_shares import EdgeShares
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
@@ -66,6 +67,7 @@ from train_doctor.watchers.lost_states import LostStates
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masks import Masks
+from train_doctor.watchers.members_alike import MembersAlike
 from train_doctor.watchers.mined import Mined
 from train_doctor.watchers.mirrored import Mirrored
 from train_doctor.watchers.missing_codes import MissingCodes
@@ -102,6 +104,7 @@ from train_doctor.watchers.pooled_features import PooledFeatures
 from train_doctor.watchers.pulls import Pulls
 from train_doctor.watchers.pushed_labels import PushedLabels
 from train_doctor.watchers.quantiles import Quantiles
+from train_doctor.watchers.ranges import Ranges
 from train_doctor.watchers.ratios import Ratios
 from train_doctor.watchers.ratios_apart import RatiosApart
 from train_doctor.watchers.redrawn import Redrawn
@@ -134,9 +137,11 @@ from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.strangers import Strangers
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
+from train_doctor.watchers.swapped_states import SwappedStates
 from train_doctor.watchers.taken_gradients import TakenGradients
 from train_doctor.watchers.taught_classes import TaughtClasses
 from train_doctor.watchers.temperatures import Temperatures
+from train_doctor.watchers.terms_without_slope import TermsWithoutSlope
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
@@ -297,4 +302,9 @@ ALL = (
     OtherLabels,
     BestStates,
     TurnedGradients,
+    SwappedStates,
+    TermsWithoutSlope,
+    Ranges,
+    EdgeShares,
+    MembersAlike,
 )

@@ -1,0 +1,111 @@
+"""A generator that ends in tanh beside real data in 0..1: the discriminator tells them apart by the sign alone.
+
+    real = ToTensor()(image)                        0..1
+    fake = torch.tanh(net(z))                       -1..1
+    real = real * 2 - 1                             was forgotten
+
+What a tanh gave is followed to a first layer of a network that learns, and to the same layer go data without a graph.
+A few numbers of both are compared: negatives in one, none in the other.
+
+Footguns: a recurrent network gives its layer the last tanh as well, and zeros first; so the data must be spread, and of
+one shape with what was made, and what was made may not come from that layer (one that is called again and again, first
+with data). Where the made ones are compared with data themselves (an autoencoder, a forecast that is
+fed back), that loss says where they are to lie. What was computed of made ones is no data.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from train_doctor import graphs
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import LOSSES
+from train_doctor.watchers.operators import MINUS, TURNS
+
+LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
+VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "clone", "contiguous", "to"}
+VIEWS |= {"float", "__getitem__", "requires_grad"}
+COMPARES = set(LOSSES) | MINUS | TURNS
+MADE, OTHER = "made", "other"
+SAMPLE, FEW, SPREAD, KEPT = 2048, 128, 0.05, 16  # numbers; of data, from which on; their spread; layers
+LIMIT, SHARE, BELOW = (
+    2000,
+    0.01,
+    -0.1,
+)  # nodes of a graph; of what was made, how much is below 0 at least; its least number
+
+
+class Given(NamedTuple):
+    shape: tuple[int, ...]
+    numbers: Tensor  # a few
+
+
+class Ranges(Watcher):
+    """Known is what a tanh gave, and what something else was computed of."""
+
+    begins = LAYERS | {"tanh"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.made: dict[int, Given] = {}  # id of the weights of a layer
+        self.real: dict[int, Given] = {}
+        self.own: dict[int, bool] = {}  # whether what was made comes from the layer itself
+        self.compared = False
+
+    def saw(self, op: Op) -> None:
+        if op.name in LAYERS:
+            self._layer(op)
+            return
+        if op.name == "tanh":
+            fact = MADE if op.given and op.given[0].requires_grad and op.given[0].dim() > 1 else OTHER
+        else:
+            facts = [self.known.get(t) for t in op.given]
+            if not any(facts):
+                return
+            fact = MADE if op.name in VIEWS and facts[:1] == [MADE] else OTHER
+            if op.name in COMPARES and MADE in facts and len(op.given) > 1:
+                self.compared = True
+        for r in (op.result, *op.results) if isinstance(op.result, Tensor) else op.results:
+            self.known.put(r, fact)
+
+    def _layer(self, op: Op) -> None:
+        if len(op.given) < 2 or not self.eye.grad or self.compared:
+            return
+        x, weight = op.given[:2]
+        fact = self.known.get(x)
+        if fact is not None:
+            for r in op.results:
+                self.known.put(r, OTHER)
+        learns = weight.requires_grad and weight.is_leaf and x.is_floating_point() and x.dim() > 1
+        if not learns or fact == OTHER or fact is None and x.requires_grad or x.numel() < FEW:
+            return
+        if fact and x.grad_fn is not None and id(weight) not in self.own:
+            self.own[id(weight)] = id(weight) in graphs.leaves(x.grad_fn, LIMIT)
+        side = self.made if fact else self.real
+        if len(side) < KEPT or id(weight) in side:
+            side[id(weight)] = Given(tuple(x.shape[1:]), _few(x))
+            self._compare(id(weight))
+
+    def _compare(self, key: int) -> None:
+        made, real = self.made.get(key), self.real.get(key)
+        if made is None or real is None or made.shape != real.shape or self.own.get(key, True):
+            return
+        low, high, spread = float(real.numbers.min()), float(real.numbers.max()), float(real.numbers.std())
+        below = float((made.numbers < 0).float().mean())
+        if low >= 0 and 0.5 < high <= 1 and spread > SPREAD and below > SHARE and float(made.numbers.min()) < BELOW:
+            self.note("D35", (low, high, below))
+
+    def backward(self, loss: Tensor) -> None:
+        if self.compared:
+            self.e.habits["D35"].clear()
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.made, self.real = {}, {}
+
+
+def _few(x: Tensor) -> Tensor:
+    flat = x.detach().reshape(-1)
+    step = max(1, len(flat) // SAMPLE) | 1  # odd: the columns of a picture are often a power of 2
+    return flat[::step][:SAMPLE].float().clone()
