@@ -25,6 +25,7 @@ BUILD = {
     "S26",
     "S30",
     "S41",
+    "S50",
 }  # how model and optimizer are built, seen without a step
 BACKWARD = {"F1", "F2", "F3", "F4", "F5", "F8", "F9", "F10", "F14", "F17", "F21", "N17", "S11"}  # the losses themselves
 ONE = BUILD | BACKWARD | {"N35", "N26", "S3", "S4", "S17", "B1", "B3", "B4", "F11"}

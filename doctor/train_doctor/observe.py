@@ -184,7 +184,7 @@ class Optimizers(Part):
         for layer in self.e.teachers:  # one that was taken for a teacher, and gets gradients
             ps = [] if any(layer.children()) else list(layer.parameters())
             if ps and all(p.requires_grad and p.grad is not None for p in ps):
-                self.e.lone[id(layer)] = self.e.lone.get(id(layer), 0) + 1
+                self.e.lone.setdefault(id(layer), set()).add(self.e.rounds)
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False

@@ -15,7 +15,7 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
-LONE = 3  # backwards that left gradients on a layer of its own
+LONE = 3  # rounds that left gradients on a layer of its own
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
 
 
@@ -231,7 +231,7 @@ def lone_layers(e: Evidence) -> list[str]:
     mine, found = e.optimized(), []
     for layer in e.teachers:
         ps = list(layer.parameters())
-        if e.lone.get(id(layer), 0) >= LONE and not any(id(p) in mine for p in ps):
+        if len(e.lone.get(id(layer), ())) >= LONE and not any(id(p) in mine for p in ps):
             found.append(f"{type(layer).__name__}{tuple(ps[0].shape)}")
     return found
 

@@ -4,8 +4,8 @@
     at = torch.randint(n, (rows,));  s, a = S[at], A[at]
 
 Footguns: two batches are drawn apart on purpose, each with all of its fields (two domains, negatives, points inside and
-at the border). So each draw must have picked from one tensor alone, three of them of one length, and what two of them
-picked must meet.
+at the border), and so are rows of several classes. So each draw must have picked from one tensor alone, three of them
+of one length and of different kinds, and what two of them picked must meet.
 """
 
 from torch import Tensor
@@ -62,7 +62,8 @@ class FieldsApart(Watcher):
     def backward(self, loss: Tensor) -> None:
         alone = [picked[0] for number, picked in self.picked.items() if len(picked) == 1 and number in self.met]
         lengths = {len(t) for t in alone}
-        if len({id(t) for t in alone}) >= FIELDS and len(lengths) == 1 and len(alone) == len(self.picked):
+        kinds = {(t.dtype, t.shape[1:]) for t in alone}
+        if len(kinds) >= FIELDS and len(lengths) == 1 and len(alone) == len(self.picked):
             self.note("D11 fields", (len(alone), lengths.pop()))
         self.picked, self.met = {}, set()
 
