@@ -184,7 +184,8 @@ class Optimizers(Part):
         for layer in self.e.teachers:  # one that was taken for a teacher, and gets gradients
             ps = [] if any(layer.children()) else list(layer.parameters())
             if ps and all(p.requires_grad and p.grad is not None for p in ps):
-                self.e.lone.setdefault(id(layer), set()).add(self.e.rounds)
+                if any(c.round == self.e.rounds and c.grad and c.module() is layer for c in self.e.of(Call)):
+                    self.e.lone.setdefault(id(layer), set()).add(self.e.rounds)
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False
