@@ -44,6 +44,7 @@ SETS = {
     "judge24": ("judge24_a", "judge24_b"),
     "judge25": ("judge25_a", "judge25_b"),
     "judge26": ("judge26_a", "judge26_b"),
+    "judge27": ("judge27_a", "judge27_b"),
 }
 WHOLE = {
     "judge25",

@@ -1,10 +1,13 @@
 """Faults of practice sets that were missed, in the forms in which they are written, and healthy programs like them."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import train_doctor as doctor
 
@@ -261,3 +264,172 @@ def wasserstein(how: str):
 def test_something_bounds_a_critic(how):
     report = quiet(lambda: wasserstein(how))
     assert not report.faults and ("F114" in said(report)) is (how == "free"), f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ F68
+def reordered(how: str):
+    def loss(model):
+        x, y, lam = torch.randn(ROWS, 6), torch.randint(3, (ROWS,)), 0.3
+        order = torch.randperm(ROWS)
+        other = torch.randperm(ROWS) if how in ("soft, two", "two") else order
+        mixed = lam * x + (1 - lam) * x[order]
+        if how.startswith("soft"):
+            ones = F.one_hot(y, 3).float()
+            return F.cross_entropy(model(mixed), lam * ones + (1 - lam) * ones[other])
+        out = model(mixed)
+        return lam * F.cross_entropy(out, y) + (1 - lam) * F.cross_entropy(out, y[other])
+
+    return loss
+
+
+@pytest.mark.parametrize("how, wrong", [("two", True), ("soft, two", True), ("one", False), ("soft, one", False)])
+def test_rows_and_their_labels_are_mixed_in_one_order(how, wrong):
+    assert blamed("F68", net(6, 3), reordered(how)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F85
+def forecast(how: str):
+    quantiles = (0.1, 0.5, 0.9) if how != "falling" else (0.9, 0.5, 0.1)
+
+    def loss(model):
+        x = torch.randn(ROWS, 4)
+        y, out = x[:, :1] + torch.randn(ROWS, 1), model(x)
+        if how == "falling":  # rightly, of answers minus targets
+            e = out - y
+            return sum(torch.max((1 - q) * e[:, k], -q * e[:, k]).mean() for k, q in enumerate(quantiles))
+        e = out - y if how == "turned" else y - out
+        return sum(torch.max(q * e[:, k], (q - 1) * e[:, k]).mean() for k, q in enumerate(quantiles))
+
+    return loss
+
+
+@pytest.mark.parametrize("how, wrong", [("turned", True), ("right", False), ("falling", False)])
+def test_quantiles_of_columns(how, wrong):
+    assert blamed("F85", net(4, 3), forecast(how)) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ F28, F96
+@pytest.mark.parametrize("swapped", [True, False])
+def test_targets_that_follow_where_two_optimizers_take_turns(swapped):
+    torch.manual_seed(0)
+    actor, critic = net(3, 1), net(4, 1)
+    targets = [copy.deepcopy(m) for m in (actor, critic)]
+    optimizers = [torch.optim.Adam(m.parameters(), 1e-3) for m in (actor, critic)]
+
+    def run():
+        with doctor.watch(optimizer=optimizers, steps=2 * STEPS, say=False) as report:
+            for _ in range(STEPS):
+                s, a, r, after = torch.randn(ROWS, 3), torch.randn(ROWS, 1), torch.rand(ROWS, 1), torch.randn(ROWS, 3)
+                with torch.no_grad():
+                    wanted = r + 0.9 * targets[1](torch.cat([after, targets[0](after)], 1))
+                optimizers[1].zero_grad()
+                F.mse_loss(critic(torch.cat([s, a], 1)), wanted).backward()
+                optimizers[1].step()
+                optimizers[0].zero_grad()
+                (-critic(torch.cat([s, actor(s)], 1)).mean()).backward()
+                optimizers[0].step()
+                for mine, follows in zip((actor, critic), targets):
+                    for p, q in zip(mine.parameters(), follows.parameters()):
+                        tau = 0.99 if swapped else 0.01
+                        q.data.copy_(tau * p.data + (1 - tau) * q.data)
+        return report
+
+    report = quiet(run)
+    assert not report.faults and ("F28" in said(report)) is swapped, f"\n{report}"
+
+
+@pytest.mark.parametrize("forward", [True, False])
+def test_returns_of_actions_that_are_put_together(forward):
+    def loss(policy):
+        states, actions = [], []
+        for _ in range(12):
+            states.append(torch.randn(4))
+            with torch.no_grad():
+                actions.append(torch.bernoulli(policy(states[-1]).softmax(-1)[1]).long())
+        returns, running = [], 0.0
+        for _ in range(12):
+            running = 1.0 + 0.99 * running
+            returns.append(running) if forward else returns.insert(0, running)
+        returns = torch.tensor(returns)
+        returns = (returns - returns.mean()) / (returns.std() + 1e-8)
+        return -(Categorical(logits=policy(torch.stack(states))).log_prob(torch.stack(actions)) * returns).sum()
+
+    assert blamed("F96", net(4, 2), loss) is forward
+
+
+# ------------------------------------------------------------------------------------------------ D11, packed
+class Packed(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.layer, self.out = how, nn.GRU(4, 8, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=self.how != "by torch")
+        return self.out(self.layer(packed)[1][-1])
+
+
+def by_length(how: str):
+    data = TensorDataset(torch.randn(200, 9, 4), torch.randint(2, 10, (200,)), torch.randint(3, (200,)))
+    loader = iter(DataLoader(data, batch_size=16, shuffle=True))
+
+    def loss(model):
+        x, lengths, y = next(loader)
+        if how == "by torch":
+            return F.cross_entropy(model(x, lengths), y)
+        lengths, order = lengths.sort(descending=True)
+        out = model(x[order], lengths)
+        if how == "sorted back":
+            return F.cross_entropy(out[order.argsort()], y)
+        return F.cross_entropy(out, y if how == "left" else y[order])
+
+    return loss
+
+
+@pytest.mark.parametrize("how, wrong", [("left", True), ("sorted", False), ("by torch", False), ("sorted back", False)])
+def test_labels_are_sorted_with_what_is_packed(how, wrong):
+    assert blamed("D11", Packed(how), by_length(how)) is wrong
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_rows_of_a_loader_are_shuffled_with_their_labels(together):
+    loader = iter(DataLoader(TensorDataset(torch.randn(200, 4), torch.randint(3, (200,))), batch_size=16))
+
+    def loss(model):
+        x, y = next(loader)
+        order = torch.randperm(len(x))
+        return F.cross_entropy(model(x[order]), y[order] if together else y)
+
+    assert blamed("D11", net(4, 3), loss) is not together
+
+
+# ------------------------------------------------------------------------------------------------ F115
+def contrasted(how: str):
+    scale = torch.nn.Parameter(torch.tensor(2.66))
+
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        one, two = (5 * model(x + 0.1 * torch.randn_like(x)) for _ in range(2))
+        if how == "normalised":
+            one, two = F.normalize(one, dim=-1), F.normalize(two, dim=-1)
+        table = {
+            "divided": lambda: one @ two.T / 0.07,
+            "learned": lambda: scale.exp() * (one @ two.T),
+            "learned, first": lambda: scale.exp() * one @ two.t(),
+            "einsum": lambda: torch.einsum("id,jd->ij", one, two) * 14.0,
+            "normalised": lambda: one @ two.T / 0.07,
+            "normalised, first": lambda: scale.exp() * F.normalize(one, dim=-1) @ F.normalize(two, dim=-1).t(),
+            "no temperature": lambda: one @ two.T,
+            "width": lambda: one @ two.T / 8**0.5,
+        }[how]()
+        return F.cross_entropy(table, torch.arange(ROWS))
+
+    return loss
+
+
+LENGTHS = {"divided": True, "learned": True, "einsum": True, "normalised": False, "no temperature": False}
+LENGTHS |= {"learned, first": True, "normalised, first": False}
+
+
+@pytest.mark.parametrize("how, wrong", [*LENGTHS.items(), ("width", False)])
+def test_a_temperature_is_for_cosines(how, wrong):
+    assert blamed("F115", net(6, 8), contrasted(how)) is wrong

@@ -29,6 +29,7 @@ class Pair:
     student: Tensor
     was: tuple[Tensor, Tensor] | None  # teacher and student before the last step
     rates: list[float]
+    still: int = 0  # steps in which the teacher stayed where it was, as where two optimizers take turns
 
 
 def find(e: Evidence) -> list[Pair]:
@@ -60,6 +61,9 @@ def look(pairs: list[Pair]) -> None:
             continue
         was, now = pair.was, (_few(pair.teacher), _few(pair.student))
         pair.was = now
+        if torch.equal(was[0], now[0]):
+            pair.still += 1
+            continue
         pair.rates.append(next((r for s in (now[1], was[1]) if (r := _rate(was[0], now[0], s)) is not None), -1.0))
 
 

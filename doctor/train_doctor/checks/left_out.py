@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F110, F112 to F114, D33 to D35, S48 to S50.
+"""What a program leaves out without a word: F106 to F110, F112 to F115, D33 to D35, S48 to S50.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -164,6 +164,25 @@ def critic_unbounded(e: Evidence) -> Fired | Verdict:
     if (verdict := no_habit(e, seen := e.habits["F114"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the loss was a difference of two means of answers", "something that bounds it")
+
+
+@check("F115")
+def embeddings_not_normalised(e: Evidence) -> Fired | Verdict:
+    """A contrastive loss begins far above the logarithm of its rows, jumps, and ranks poorly.
+
+    Measures the rows of both sides of a square table of products that goes into a cross-entropy with a factor of five
+    or more (a temperature of 0.2 or less). Fires when half of the rows of each side or more are not of length 1.
+    Products with a smaller factor are left alone.
+
+    WARN embeddings-not-normalised: A temperature for cosines is put to products of embeddings that are {length:.3g}
+    long (a factor of {factor:.3g}): the logits hang on lengths, and one pair decides. Fix: F.normalize(z, dim=-1) on
+    both sides before the product.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F115"])) is not None:
+        return verdict
+    length, factor = next(iter(seen.values()))
+    what = f"in {len(seen)} steps rows of a length of {length:.3g} were multiplied, times {factor:.3g}"
+    return fires(what, "rows of length 1", length=length, factor=factor)
 
 
 @check("S50")

@@ -151,7 +151,12 @@ def targets_not_mixed(e: Evidence) -> Fired | Verdict:
     WARN targets-not-mixed/shares: The rows in another order make up {share:.0%} of the inputs, and the loss of their
     labels counts {asked:.0%}: the shares are exchanged. Fix: lam is the share of the row itself (in CutMix 1 - area):
     loss = lam * criterion(out, y) + (1 - lam) * criterion(out, y[order]).
+    WARN targets-not-mixed/orders: The rows that are mixed in are in one random order and their labels in another one.
+    Fix: Draw the order once: order = torch.randperm(len(x)); x[order], y[order].
     """
+    if orders := e.habits["F68 orders"]:  # exact, too
+        what = f"in {len(orders)} steps the rows and their labels were mixed in two orders"
+        return fires(what, "one order for both", fault="targets-not-mixed/orders")
     seen = e.habits["F68"]
     shares = [fact for fact in seen.values() if isinstance(fact, tuple)]
     if shares:  # exact, so one step is enough: many mix in every second one

@@ -269,7 +269,8 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
                 "a tenth of it or less",
                 rate=low,
             )
-    copied = [p for p in pairs if id(p.teacher) in e.habits["F28"].values() and min(p.rates) > 0.9995]
+    each = [p for p in pairs if not p.still]  # moved in each step
+    copied = [p for p in each if id(p.teacher) in e.habits["F28"].values() and min(p.rates) > 0.9995]
     if copied:
         what = f"{copied[0].name} was equal to its student after each of {len(copied[0].rates)} steps"
         return fires(what, "a target that stays for a while", fault="follows-at-once/copied")

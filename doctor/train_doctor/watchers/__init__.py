@@ -57,6 +57,7 @@ from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.kept_noise import KeptNoise
 from train_doctor.watchers.laid_across import LaidAcross
+from train_doctor.watchers.lengths_of_embeddings import LengthsOfEmbeddings
 from train_doctor.watchers.lengths_of_padding import LengthsOfPadding
 from train_doctor.watchers.lent_gradients import LentGradients
 from train_doctor.watchers.likelihoods import Likelihoods
@@ -220,6 +221,7 @@ ALL = (
     RatiosApart,
     FieldsApart,
     UnboundedCritics,
+    LengthsOfEmbeddings,
     DotProducts,
     Entropies,
     Stored,

@@ -38,18 +38,22 @@ WRITTEN = {"__setitem__", "flip", "roll", "flipud", "index_copy", "index_add", "
 INDICES = {"randperm", "argsort", "sort", "multinomial", "randint", "topk"}  # give indices
 PASSED = {"__getitem__", "split", "chunk", "to", "long", "flip", "cuda", "cpu", "view", "flatten", "squeeze", "narrow"}
 TAKEN = {"__getitem__", "index_select", "split", "chunk", "unbind", "tensor_split"}
+PACKS, RECURRENT = {"_pack_padded_sequence"}, {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 LEAVING = {"numpy", "tolist", "__array__", "item", "__iter__", "unbind", "__index__", "__int__"}
 Order = tuple  # of indices; None stands for no order
 EVERY = ("every",)
 
 
 class Orders(Watcher):
-    begins = MADE | INDICES | TAKEN | WRITTEN | MEETING
+    begins = MADE | INDICES | TAKEN | WRITTEN | MEETING | PACKS | RECURRENT
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # tensors -> Order, EVERY or None
         self.indices = Known(self)  # indices that torch made
+        self.items = Known(self)  # single rows, of which a loader makes a batch
+        self.last = Known(self)  # last states of a recurrent layer, (layers, rows, features) -> Order of the rows
+        self.packed: Order | None = None  # of the rows that were packed last
         self.left: set[int] = set()  # rounds in which the numbers of such an index were taken out of torch
         self.met: dict[int, dict] = {}  # round -> order of an answer -> whether it met its own, and one that was not
 
@@ -63,6 +67,8 @@ class Orders(Watcher):
 
     def saw(self, op: Op) -> None:
         self._index_made(op)
+        if op.name in PACKS | RECURRENT or op.given and self.last.get(op.given[0]) is not None:
+            return self._recurrent(op)
         if op.name in MADE or not op.given:
             for r in op.results:
                 self.known.put(r, EVERY)
@@ -74,6 +80,8 @@ class Orders(Watcher):
             return self._index(op.given[0], op.given[1], op.results[0]) if dim == 0 else None
         if op.name in ("split", "chunk", "unbind", "tensor_split") and op.results and op.given:
             return self._pieces(op)
+        if op.name == "stack" and op.given and all(map(self.items.get, op.given)):
+            return None  # a batch, in an order of its own
         if op.name in WRITTEN and op.given:
             return self.known.put(op.results[0] if op.results else op.given[0], None)
         if op.name == "sort" and len(op.results) == 2 and op.given[0].dim() == 1:
@@ -84,6 +92,20 @@ class Orders(Watcher):
         if op.name in MEETING and len(op.given) == 2:
             self._meet(op.name, *op.given)
         self._follow(op)
+
+    def _recurrent(self, op: Op) -> None:
+        """Packed rows keep their order in the last states. What torch sorted by itself it sorts back, along dim 1."""
+        order = self.last.get(op.given[0]) if op.given else None
+        if op.name in PACKS:
+            self.packed = self._order(op.given[0])
+        elif op.name in RECURRENT:
+            packed, self.packed = self.packed, None
+            for r in op.results[1:] if packed not in (None, EVERY) and op.given[0].dim() == 2 else ():
+                self.last.put(r, packed)
+        elif op.name == "index_select" and order:
+            self.last.put(op.results[0], order[:-1])
+        elif op.name in ("__getitem__", "select") and op.results and op.results[0].dim() == 2:
+            self.known.put(op.results[0], order)
 
     def _index_made(self, op: Op) -> None:
         mine = bool(op.given) and bool(self.indices.get(op.given[0]))
@@ -121,6 +143,8 @@ class Orders(Watcher):
             base = None if name is None else (*base, name)
         else:
             base = None
+            if isinstance(index, int):
+                self.items.put(result, True)
         if base != ():
             self.known.put(result, base)
 

@@ -24,10 +24,10 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 
 STACKS = {"stack", "cat", "concat"}
-KEEPS = {"view", "reshape", "squeeze", "unsqueeze", "float", "to", "detach", "flatten", "neg", "clone"}
+KEEPS = {"view", "reshape", "squeeze", "unsqueeze", "float", "to", "detach", "flatten", "neg", "clone", "long", "int"}
 KEEPS |= MINUS | OVER | TIMES
 SCALED, SUMS, TIMES_OF = "scaled", "sums", "times"
-DRAWS, PICKS, MAKES = {"multinomial"}, {"gather", "__getitem__", "take_along_dim"}, {"tensor", "as_tensor"}
+DRAWS, PICKS, MAKES = {"multinomial", "bernoulli"}, {"gather", "__getitem__", "take_along_dim"}, {"tensor", "as_tensor"}
 LEAST = 4  # steps of an episode
 GAMMAS, LONG, FEW = (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0), 8, 4  # steps of plain numbers; kinds of rewards
 
@@ -65,7 +65,9 @@ class PastRewards(Watcher):
             self.count += 1
             taken = self.known.get(value) if isinstance(value, Tensor) else None
             together = taken is not None and len(taken[1]) >= LEAST  # of actions of an episode, put together
-            self.known.put(result, taken if together else (TIMES_OF, [self.count]))
+            listed = result.dim() == 1 and LONG <= len(result) <= 10_000  # in the order in which they stand
+            alone = list(range(len(result))) if listed else [self.count]
+            self.known.put(result, taken if together else (TIMES_OF, alone))
 
     def saw(self, op: Op) -> None:
         if op.name in DRAWS | MAKES:

@@ -10,12 +10,17 @@
 How much an error weighs on either side tells which quantile is learned. Where answer minus target is weighed, and
 several columns one after the other learn falling quantiles, the list is written rising and the sign is wrong.
 
-Footgun: one quantile alone says nothing, for the formula of 1 - q is the same.
+Footgun: one quantile alone says nothing, for the formula of 1 - q is the same. And who weighs answer minus target
+rightly writes (1 - q) and -q; of a falling list that gives the same numbers. So the line of the program is read: q - 1
+stands only in the formula of target minus answer.
 """
+
+import linecache
+import re
 
 from torch import Tensor
 
-from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.eye import Eye, Known, Op, Watcher, place
 from train_doctor.watchers.operators import MINUS, TIMES
 
 LARGER = {"max", "maximum", "where"}
@@ -38,6 +43,8 @@ class Quantiles(Watcher):
         facts = [self.known.get(t) for t in op.given]
         if op.name in MINUS and len(op.given) == 2 and op.given[0].requires_grad and not op.given[1].requires_grad:
             self.known.put(op.result, (ERROR, len(self.learned), 1.0))
+        elif op.name in ("__getitem__", "select") and facts[0] and facts[0][0] == ERROR and len(op.given) == 1:
+            self.known.put(op.result, facts[0])
         elif op.name in TIMES and len(op.given) == 1 and facts[0] and facts[0][0] == ERROR:
             number = next((a for a in op.args if isinstance(a, int | float)), None)
             if number is not None:
@@ -50,7 +57,7 @@ class Quantiles(Watcher):
                 self.learned += [-n for n in low]
         elif op.name in LARGER and len(op.given) == 2 and all(f and f[0] == WEIGHED for f in facts):
             low, high = sorted(f[2] for f in facts)
-            copied = facts[0][2] < 0  # (q - 1) * e comes first in the formula of target - answer
+            copied = facts[0][2] < 0 or _less_one()  # (q - 1) * e belongs to the formula of target - answer
             if copied and low < 0 < high and abs(high - low - 1) < 1e-6 and facts[0][1] == facts[1][1]:
                 self.learned.append(-low)
 
@@ -69,3 +76,10 @@ class Quantiles(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _less_one() -> bool:
+    """Whether something less 1 is written where the program takes the larger of two."""
+    where = place()
+    line = linecache.getline(*where[:2]) if where is not None else ""
+    return re.search(r"[\w\])] *- *1(\.0*)? *\)", line) is not None
