@@ -32,12 +32,10 @@ VIEWED = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "__getitem__", "
 VIEWS = {"View", "UnsafeView", "Squeeze", "Reshape", "Alias"}
 LAYERS = {"Addmm", "Mm", "Linear"}
 ROWWISE = VIEWS | LAYERS  # each row by itself
-ROWWISE |= set(
-    "Add Sub Rsub Mul Div Neg Pow Exp Log Sin Cos Tanh Sigmoid Relu Silu Gelu Elu LeakyRelu Softplus".split()
-)
-ROWWISE |= set("Mish Celu Selu Sqrt Abs T Transpose Convolution NativeLayerNorm Unsqueeze Cat Clone Slice".split())
-ROWWISE |= set("Select Split Unbind AccumulateGrad AdaptiveAvgPool2D AvgPool2D MaxPool2DWithIndices Hardtanh".split())
-ROWWISE |= set("Hardswish LogSigmoid Threshold".split())
+ROWWISE |= set("Add Sub Rsub Mul Div Neg Pow Exp Log Sin Cos Tanh Sigmoid Relu Silu Gelu Elu LeakyRelu".split())
+ROWWISE |= set("Softplus Mish Celu Selu Sqrt Abs T Transpose Convolution NativeLayerNorm Unsqueeze Cat".split())
+ROWWISE |= set("Clone Slice Select Split Unbind AccumulateGrad AdaptiveAvgPool2D AvgPool2D".split())
+ROWWISE |= set("MaxPool2DWithIndices Hardtanh Hardswish LogSigmoid Threshold".split())
 EVENLY = LENGTHS | TIMES | OVER | VIEWED | {"abs", "relu", "neg", "negative", "sum", "mean", "clamp_min"}
 LEAST, FEW, MOST = 4, 2, 8  # rows; columns of an answer
 NEAR = 8  # nodes between a column and its answer
