@@ -65,9 +65,7 @@ class PastRewards(Watcher):
             self.count += 1
             taken = self.known.get(value) if isinstance(value, Tensor) else None
             together = taken is not None and len(taken[1]) >= LEAST  # of actions of an episode, put together
-            listed = result.dim() == 1 and LONG <= len(result) <= 10_000  # in the order in which they stand
-            alone = list(range(len(result))) if listed else [self.count]
-            self.known.put(result, taken if together else (TIMES_OF, alone))
+            self.known.put(result, taken if together else (TIMES_OF, [self.count]))
 
     def saw(self, op: Op) -> None:
         if op.name in DRAWS | MAKES:
