@@ -50,6 +50,8 @@ WHOLE = {
     "judge25",
     "judge26",
 }  # sets of which all steps are made: what goes wrong after the tenth is told at the end of the block
+RECENT = {"judge25", "judge26", "judge27"}  # those before are tested with the slow tests, for they are many
+LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 
 
@@ -59,7 +61,7 @@ class Blind:
     def __init__(self, name: str):
         parts = [import_module(f"{__package__}.{part}") for part in SETS[name]]
         self.faults = {case["name"]: (part, case) for part in parts for case in part.CASES}
-        self.whole = name in WHOLE
+        self.whole, self.recent = name in WHOLE, name in RECENT
         self.proofs, self.first_sight = (HERE / f"{name}_{kept}.json" for kept in ("proofs", "first_sight"))
 
     def what(self, name: str) -> str:
@@ -105,18 +107,22 @@ def judged(blind: Blind, named: dict, unseen: dict, true: dict | None = None) ->
         assert not report.faults, report.faults
         return {f.check for f in report.findings if f.severity != doctor.NOTE}
 
-    @pytest.mark.parametrize("name", named)
+    def each(names):
+        slow = [not blind.recent or name in LONG for name in names]
+        return [pytest.param(name, marks=pytest.mark.slow) if late else name for name, late in zip(names, slow)]
+
+    @pytest.mark.parametrize("name", each(named))
     def first(name):
         report = blind.examine(name, mended=False)
         said(report)
         assert report.root is not None and report.root.check == named[name], f"{blind.what(name)}\n{report}"
 
-    @pytest.mark.parametrize("name", unseen)
+    @pytest.mark.parametrize("name", each(unseen))
     def nothing(name):
         report = blind.examine(name, mended=False)
         assert not said(report), f"\n{report}"
 
-    @pytest.mark.parametrize("name", blind.faults)
+    @pytest.mark.parametrize("name", each(blind.faults))
     def twin(name):
         report = blind.examine(name, mended=True)
         assert said(report) <= (true or {}).get(name, set()), f"\n{report}"
