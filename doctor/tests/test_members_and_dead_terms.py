@@ -11,8 +11,8 @@ from torch.nn import functional as F
 import train_doctor as doctor
 
 from .bench import quiet
-from .test_left_out import train
 from .test_turned import net
+from .test_withheld import train
 
 ROWS, STEPS = 32, 10
 

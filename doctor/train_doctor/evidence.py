@@ -269,7 +269,7 @@ class Evidence:
         self.wrappers: list[nn.Module] = []  # DDP and compiled wrappers found around them
         self.teachers: list[nn.Module] = []
         self.named_teachers: list[nn.Module] = []  # those of them that the user named
-        self.lone: dict[int, set[int]] = {}  # id of one of them that is a layer -> rounds that left gradients on it
+        self.lone: dict[int, dict[int, tuple]] = {}  # id of one that is a layer -> rounds with gradients, its versions
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[Any] = []
         self.called: dict[int, int] = {}  # id(module) -> times seen; parts are seen once or more

@@ -185,7 +185,7 @@ class Optimizers(Part):
             ps = [] if any(layer.children()) else list(layer.parameters())
             if ps and all(p.requires_grad and p.grad is not None for p in ps):
                 if any(c.round == self.e.rounds and c.grad and c.module() is layer for c in self.e.of(Call)):
-                    self.e.lone.setdefault(id(layer), set()).add(self.e.rounds)
+                    self.e.lone.setdefault(id(layer), {})[self.e.rounds] = tuple(p._version for p in ps)
 
     def next_round(self) -> None:
         self.stepped = self.unscaled = False

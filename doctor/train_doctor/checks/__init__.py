@@ -22,7 +22,6 @@ from train_doctor.checks import (
     idle,
     kinds,
     labels,
-    left_out,
     loss,
     losses,
     methods,
@@ -41,13 +40,14 @@ from train_doctor.checks import (
     terms,
     turned,
     waits,
+    withheld,
 )
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, left_out, given)
+MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, withheld, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -227,11 +227,13 @@ def loss_weights(e: Evidence) -> list[str]:
 
 
 def lone_layers(e: Evidence) -> list[str]:
-    """Layers without parts that were called by themselves, got gradients, and are in no optimizer."""
+    """Layers without parts that were called by themselves, got gradients, are in no optimizer, and that nobody wrote
+    to."""
     mine, found = e.optimized(), []
     for layer in e.teachers:
-        ps = list(layer.parameters())
-        if len(e.lone.get(id(layer), ())) >= LONE and not any(id(p) in mine for p in ps):
+        ps, versions = list(layer.parameters()), e.lone.get(id(layer), {})
+        still = len(set(versions.values())) == 1
+        if len(versions) >= LONE and still and not any(id(p) in mine for p in ps):
             found.append(f"{type(layer).__name__}{tuple(ps[0].shape)}")
     return found
 
