@@ -46,11 +46,9 @@ SETS = {
     "judge26": ("judge26_a", "judge26_b"),
     "judge27": ("judge27_a", "judge27_b"),
 }
-WHOLE = {
-    "judge25",
-    "judge26",
-}  # sets of which all steps are made: what goes wrong after the tenth is told at the end of the block
-RECENT = {"judge25", "judge26", "judge27"}  # those before are tested with the slow tests, for they are many
+# Of these all steps of a program are made: what goes wrong after the watched ones is told in the end. The sets before
+# them are tested with the slow tests, for they are many.
+RECENT = {"judge25", "judge26", "judge27"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 
@@ -61,7 +59,7 @@ class Blind:
     def __init__(self, name: str):
         parts = [import_module(f"{__package__}.{part}") for part in SETS[name]]
         self.faults = {case["name"]: (part, case) for part in parts for case in part.CASES}
-        self.whole, self.recent = name in WHOLE, name in RECENT
+        self.recent = name in RECENT
         self.proofs, self.first_sight = (HERE / f"{name}_{kept}.json" for kept in ("proofs", "first_sight"))
 
     def what(self, name: str) -> str:
@@ -79,7 +77,7 @@ class Blind:
                 with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
                     for i in range(program["steps"]):
                         program["step"](i)
-                        if report.done and not self.whole:  # nothing of a watch but one hook goes on
+                        if report.done and not self.recent:  # nothing of a watch but one hook goes on
                             break
         finally:
             torch.set_num_threads(threads)

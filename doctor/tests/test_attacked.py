@@ -156,6 +156,7 @@ STILL_LEFT_OUT = {
     "noise_unconditional_flow": ({"F106"}, "true: without the time on purpose, where many pixels tell it"),
     "swings_that_end_by_the_clock": ({"F56"}, "an end by the clock is left out on purpose"),
     "gains_in_front_of_a_quantiser": ({"F82"}, "a gain has its price in a rate"),
+    "teacher_of_the_last_few_steps": ({"F28"}, "a short memory is meant"),
     "what_is_to_be_forgotten_moves_the_body_alone": ({"N1"}, "two losses that pull apart, and both are meant"),
 }
 STILL_GIVEN = {

@@ -19,11 +19,26 @@ from .test_arithmetic import said
 from .test_turned import ROWS, net, numbers, watched
 
 
-def blamed(check: str, model: nn.Module, loss_of) -> bool:
+def reported(model: nn.Module, loss_of) -> doctor.Report:
+    """Of a few steps from one seed, in which no watcher may fail."""
     torch.manual_seed(0)
     report = quiet(lambda: watched(model, loss_of))
     assert not report.faults, report.faults
-    return check in said(report)
+    return report
+
+
+def blamed(check: str, model: nn.Module, loss_of) -> bool:
+    return check in said(reported(model, loss_of))
+
+
+def named(check: str, model: nn.Module, loss_of, cause: str = "") -> bool:
+    """Whether it is found; it must be the root then, with these words in its cause."""
+    report = reported(model, loss_of)
+    if check not in said(report):
+        return False
+    assert report.root.check == check, f"\n{report}"
+    assert cause in report.root.diagnosis, report.root.diagnosis
+    return True
 
 
 # ------------------------------------------------------------------------------------------------ F95

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 import train_doctor as doctor
 
 from .bench import quiet
+from .test_meetings import reported
 from .test_turned import net
-from .test_withheld import train
 
 ROWS, STEPS = 32, 10
 
@@ -80,13 +80,15 @@ ALIVE += ["a wrap", "an accuracy in the log", "targets"]
 
 @pytest.mark.parametrize("how", DEAD + ALIVE)
 def test_a_term_needs_a_way_with_a_slope(how):
-    assert named("F2", train(net(4, 1), of_terms(how))) is (how in DEAD)
+    assert named("F2", reported(net(4, 1), of_terms(how))) is (how in DEAD)
 
 
 def test_a_loss_of_decisions_alone_has_other_names():
     assert not named(
         "F2",
-        train(net(4, 1), lambda model: dice(model(torch.randn(ROWS, 4)).sigmoid().round(), 0.5 * torch.ones(ROWS, 1))),
+        reported(
+            net(4, 1), lambda model: dice(model(torch.randn(ROWS, 4)).sigmoid().round(), 0.5 * torch.ones(ROWS, 1))
+        ),
     )
 
 
@@ -167,7 +169,7 @@ def test_states_that_begin_with_zeros_are_no_data():
         x = torch.randn(ROWS, 5, 4)
         return F.mse_loss(model(x), x.mean((1, 2))[:, None])
 
-    assert not named("D35", train(Cell(lambda rows: torch.zeros(rows, 16)), loss))
+    assert not named("D35", reported(Cell(lambda rows: torch.zeros(rows, 16)), loss))
 
 
 @pytest.mark.parametrize("calls", [3, 5])
@@ -178,7 +180,7 @@ def test_a_layer_that_is_called_again_with_its_own_answer(calls):
             h = torch.tanh(model[0](h))
         return F.mse_loss(model[1](h), x.mean(1, keepdim=True))
 
-    assert not named("D35", train(nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 1)]), loss))
+    assert not named("D35", reported(nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 1)]), loss))
 
 
 def test_a_tanh_that_is_asked_for_the_data_learns_where_they_lie():
@@ -188,7 +190,7 @@ def test_a_tanh_that_is_asked_for_the_data_learns_where_they_lie():
         return F.mse_loss(again, x) + F.mse_loss(model[0](again), model[0](x).detach())
 
     coder = nn.ModuleList([nn.Linear(64, 16), nn.Sequential(nn.Linear(16, 64), nn.Tanh())])
-    assert not named("D35", train(coder, loss))
+    assert not named("D35", reported(coder, loss))
 
 
 # ------------------------------------------------------------------------------------------------ F48
@@ -257,7 +259,7 @@ def test_shares_of_edges_sum_to_one_where_they_are_summed(how):
     x, loops = torch.randn(NODES, 6), torch.arange(NODES).expand(2, -1)
     edges = torch.cat([torch.randint(NODES, (2, EDGES)), loops], 1)
     y = x[:, :3].argmax(1)
-    report = train(Attention(how), lambda model: F.cross_entropy(model(x, edges), y))
+    report = reported(Attention(how), lambda model: F.cross_entropy(model(x, edges), y))
     assert named("F48", report) is (how in WRONG)
 
 
@@ -318,12 +320,12 @@ def ensemble(how: str) -> nn.Module:
 
 @pytest.mark.parametrize("how", ["copies", "loaded", "two critics", "two of four"])
 def test_members_are_made_anew(how):
-    assert named("S49", train(ensemble(how), asked))
+    assert named("S49", reported(ensemble(how), asked))
 
 
 @pytest.mark.parametrize("how", ["made anew", "one object", "dropout", "a frozen copy", "zeros"])
 def test_members_that_are_no_copies_of_each_other(how):
-    assert not named("S49", train(ensemble(how), asked))
+    assert not named("S49", reported(ensemble(how), asked))
 
 
 def asked(model):
@@ -338,7 +340,7 @@ def test_towers_that_are_given_other_things_drift_apart():
         return F.mse_loss(model.one(x) * model.two(x + torch.randn(ROWS, 4)), x[:, :1])
 
     base = net(4, 1)
-    assert not named("S49", train(Twins(base, copy.deepcopy(base)), loss))
+    assert not named("S49", reported(Twins(base, copy.deepcopy(base)), loss))
 
 
 def test_layers_that_torch_copies():
@@ -350,7 +352,7 @@ def test_layers_that_torch_copies():
         x = torch.randn(ROWS, 5, 8)
         return F.mse_loss(model(x), x.cumsum(1)[..., :1])
 
-    assert not named("S49", train(model, loss))
+    assert not named("S49", reported(model, loss))
 
 
 def replicas(how: str):
@@ -435,4 +437,4 @@ def test_the_hidden_state_comes_first(how):
         x = torch.randn(ROWS, 10, 2).cumsum(1)
         return F.mse_loss(model(x[:, :6], x[:, 5:9]), x[:, 6:, :1])
 
-    assert named("S45", train(Writer(how), loss)) is (how in EXCHANGED)
+    assert named("S45", reported(Writer(how), loss)) is (how in EXCHANGED)

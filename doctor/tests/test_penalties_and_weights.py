@@ -11,19 +11,10 @@ from torch.nn import functional as F
 import train_doctor as doctor
 
 from .bench import quiet
+from .test_meetings import named
 from .test_turned import net, watched
 
 ROWS = 32
-
-
-def rooted(check: str, model: nn.Module, loss_of) -> bool:
-    """Whether a check names the root; where it does not, it says nothing at all."""
-    torch.manual_seed(0)
-    report = quiet(lambda: watched(model, loss_of))
-    assert not report.faults, report.faults
-    is_root = report.root is not None and report.root.check == check
-    assert is_root or check not in {f.check for f in report.findings}, f"\n{report}"
-    return is_root
 
 
 def smooth(inputs: int, out: int):
@@ -62,7 +53,7 @@ MEANS |= {"sum": False, "ones": False, "taken back": False, "taken back by weigh
 
 @pytest.mark.parametrize("how, wrong", MEANS.items())
 def test_the_slope_of_each_row(how, wrong):
-    assert rooted("F25", smooth(1, 1), equation(how)) is wrong
+    assert named("F25", smooth(1, 1), equation(how)) is wrong
 
 
 @pytest.mark.parametrize("mean", (True, False))
@@ -74,7 +65,7 @@ def test_the_slope_of_one_column(mean):
         du, dv = (slope(part.mean() if mean else part.sum(), x) for part in (u, v))
         return (du - v).pow(2).mean() + (dv + u[:, None]).pow(2).mean() + (model(torch.zeros(1, 1)) - 1).pow(2).mean()
 
-    assert rooted("F25", smooth(1, 2), loss) is mean
+    assert named("F25", smooth(1, 2), loss) is mean
 
 
 @pytest.mark.parametrize("mean", (True, False))
@@ -86,7 +77,7 @@ def test_a_penalty_of_slopes(mean):
         g = slope(out.mean() if mean else out.sum(), x)
         return model(fake).mean() - model(real).mean() + 10 * ((g.norm(2, dim=1) - 1) ** 2).mean()
 
-    assert rooted("F25", net(6, 1), loss) is mean
+    assert named("F25", net(6, 1), loss) is mean
 
 
 def energy_of_a_set(model):
@@ -145,7 +136,7 @@ SLOPES = [energy_of_a_set, energy_and_forces, direction, slope_of_a_loss, made_u
 
 @pytest.mark.parametrize("loss", SLOPES, ids=lambda f: f.__name__)
 def test_slopes_of_means_that_are_meant(loss):
-    assert not rooted("F25", smooth(6, 1), loss)
+    assert not named("F25", smooth(6, 1), loss)
 
 
 def system(how: str):
@@ -176,7 +167,7 @@ SYSTEMS = {"ones": True, "whole sum": True, "apart": False, "a total": False, "f
 
 @pytest.mark.parametrize("how, wrong", SYSTEMS.items())
 def test_the_slope_of_each_column(how, wrong):
-    assert rooted("F25", smooth(1, 2), system(how)) is wrong
+    assert named("F25", smooth(1, 2), system(how)) is wrong
 
 
 @pytest.mark.parametrize("apart", (True, False))
@@ -191,7 +182,7 @@ def test_slopes_in_two_directions(apart):
             du = dv = slope(y, x, torch.ones_like(y))
         return (du[:, :1] + v).pow(2).mean() + (dv[:, 1:] - u).pow(2).mean() + (y.mean() - 1).pow(2)
 
-    assert rooted("F25", smooth(2, 2), loss) is not apart
+    assert named("F25", smooth(2, 2), loss) is not apart
 
 
 # ------------------------------------------------------------------------------------------------ F94
@@ -225,7 +216,7 @@ PARTNERS |= {"right": False, "moco": False, "moco of a square": False}
 
 @pytest.mark.parametrize("how, wrong", PARTNERS.items())
 def test_partners_of_rows(how, wrong):
-    assert rooted("F94", net(6, 8), partners(how)) is wrong
+    assert named("F94", net(6, 8), partners(how)) is wrong
 
 
 @pytest.mark.parametrize("unit", (True, False))
@@ -239,7 +230,7 @@ def test_a_classifier_of_as_many_classes_as_rows(unit):
             weight, z = F.normalize(weight, dim=1), 10 * F.normalize(z, dim=1)
         return F.cross_entropy(z @ weight.T, torch.zeros(ROWS, dtype=torch.long))
 
-    assert not rooted("F94", model, loss)
+    assert not named("F94", model, loss)
 
 
 # ------------------------------------------------------------------------------------------------ F58
@@ -278,19 +269,19 @@ PRICED = {
 
 @pytest.mark.parametrize("how", FREE)
 def test_weights_that_cost_nothing(how):
-    assert rooted("F58", Weighed(1.0 if how == "as they are" else 0.0), lambda m: FREE[how](m, m.errors()))
+    assert named("F58", Weighed(1.0 if how == "as they are" else 0.0), lambda m: FREE[how](m, m.errors()))
 
 
 @pytest.mark.parametrize("how", PRICED)
 def test_weights_that_have_a_price(how):
-    assert not rooted("F58", Weighed(), lambda m: PRICED[how](m, m.errors()))
+    assert not named("F58", Weighed(), lambda m: PRICED[how](m, m.errors()))
 
 
 def test_weights_whose_gradient_is_turned_round():
     """Points with large errors shall count more."""
     model = Weighed(1.0)
     model.s.register_hook(lambda g: -g)
-    assert not rooted("F58", model, lambda m: (m.s * m.errors()).sum())
+    assert not named("F58", model, lambda m: (m.s * m.errors()).sum())
 
 
 def test_weights_that_are_shared_out_anew():
@@ -302,7 +293,7 @@ def test_weights_that_are_shared_out_anew():
             model.s.mul_(2 / model.s.sum())
         return (model.s * model.errors()).sum()
 
-    assert not rooted("F58", model, loss)
+    assert not named("F58", model, loss)
 
 
 # ------------------------------------------------------------------------------------------------ F90
@@ -347,7 +338,7 @@ HEALTHY = ("right", "right, by hand", "right, pairs", "right in place", "none", 
 @pytest.mark.parametrize("how", MARGINS + HEALTHY)
 def test_margins_of_cosines(how):
     model = nn.ModuleList([net(6, 8), nn.Linear(8, 5, bias=False)])
-    assert rooted("F90", model, angles(how)) is (how in MARGINS)
+    assert named("F90", model, angles(how)) is (how in MARGINS)
 
 
 # ------------------------------------------------------------------------------------------------ F75, F88
@@ -395,18 +386,18 @@ PLAIN_SUMS = {
 
 @pytest.mark.parametrize("how", REWARDS)
 def test_penalties_that_reward(how):
-    assert rooted("F75", net(6, 2), REWARDS[how])
+    assert named("F75", net(6, 2), REWARDS[how])
 
 
 @pytest.mark.parametrize("how", PLAIN_SUMS)
 def test_penalties_without_a_size(how):
-    assert rooted("F88", net(6, 2), PLAIN_SUMS[how])
+    assert named("F88", net(6, 2), PLAIN_SUMS[how])
 
 
 @pytest.mark.parametrize("check", ("F75", "F88"))
 @pytest.mark.parametrize("how", COSTS)
 def test_penalties_that_cost(how, check):
-    assert not rooted(check, net(6, 2), COSTS[how])
+    assert not named(check, net(6, 2), COSTS[how])
 
 
 class Noisy(nn.Module):
@@ -429,14 +420,14 @@ def test_noise_that_is_to_be_large(check):
         cost = (0.5 * (spread**2 + m.mean**2) - m.log_spread).mean()
         return error(m) - 1e-2 * m.noise.abs().mean() + 1e-2 * cost
 
-    assert not rooted(check, Noisy(), loss)
+    assert not named(check, Noisy(), loss)
 
 
 def test_weights_above_zero():
     model = net(6, 2)
     for p in model.parameters():
         p.data.abs_()
-    assert not rooted("F88", model, lambda m: error(m) + 1e-3 * size(m, lambda p: p.sum()))
+    assert not named("F88", model, lambda m: error(m) + 1e-3 * size(m, lambda p: p.sum()))
 
 
 # ------------------------------------------------------------------------------------------------ F100
@@ -473,7 +464,7 @@ BOUNDED = ("no zeros", "masked", "left out", "bounded above", "of all", "more th
 @pytest.mark.parametrize("how", PERCENTS + BOUNDED)
 def test_shares_of_targets(how):
     model = net(6, 1)
-    assert rooted("F100", model, lambda m: 1e-6 * shares(how)(m)) is (how in PERCENTS)
+    assert named("F100", model, lambda m: 1e-6 * shares(how)(m)) is (how in PERCENTS)
 
 
 # ------------------------------------------------------------------------------------------------ F105
@@ -587,13 +578,13 @@ def taught(how: str = ""):
 
 @pytest.mark.parametrize("how", ("", "log target", "soft labels", "by hand", "module"))
 def test_a_teacher_of_other_classes(how):
-    assert rooted("F103", Taught(ORDERS[0]), taught(how))
-    assert not rooted("F103", Taught(ORDERS[2]), taught(how))
+    assert named("F103", Taught(ORDERS[0]), taught(how))
+    assert not named("F103", Taught(ORDERS[2]), taught(how))
 
 
 @pytest.mark.parametrize("names", ORDERS[1:])
 def test_orders_of_classes(names):
-    assert rooted("F103", Taught(names), taught()) is (names == ORDERS[1])
+    assert named("F103", Taught(names), taught()) is (names == ORDERS[1])
 
 
 @pytest.mark.parametrize("how", FEW_CLASSES)
@@ -606,16 +597,16 @@ def test_an_order_of_few_classes(how):
         out = model(x)
         return F.kl_div(out.log_softmax(1), teacher.softmax(1), reduction="batchmean") + F.cross_entropy(out, y)
 
-    assert rooted("F103", net(6, 3), loss) is (how == "sure")
+    assert named("F103", net(6, 3), loss) is (how == "sure")
 
 
 @pytest.mark.parametrize("how", ("no labels", "other rows"))
 def test_a_teacher_beside_labels(how):
-    assert not rooted("F103", Taught(ORDERS[0]), taught(how))
+    assert not named("F103", Taught(ORDERS[0]), taught(how))
 
 
 def test_a_teacher_that_knows_little():
-    assert not rooted("F103", Taught(ORDERS[0], 0.5), taught())
+    assert not named("F103", Taught(ORDERS[0], 0.5), taught())
 
 
 def test_two_students_that_teach_each_other():
@@ -624,7 +615,7 @@ def test_two_students_that_teach_each_other():
         one, two = model[0](x), model[1](x)
         return F.cross_entropy(one, x.argmax(1)) + F.kl_div(one.log_softmax(1), two.detach().softmax(1))
 
-    assert not rooted("F103", nn.ModuleList([net(6, 6), net(6, 6)]), loss)
+    assert not named("F103", nn.ModuleList([net(6, 6), net(6, 6)]), loss)
 
 
 # ------------------------------------------------------------------------------------------------ D32

@@ -11,29 +11,11 @@ from torch.nn import functional as F
 import train_doctor as doctor
 
 from .bench import quiet
-from .test_meetings import blamed
+from .test_meetings import blamed, reported
 from .test_turned import net, said
 
 ROWS, STEPS = 32, 10
 KEPT = torch.cumprod(1 - torch.linspace(1e-3, 0.2, 40), 0)  # of the data, after each of 40 steps
-
-
-def train(model, loss_of, *, seed: int = 0, steps: int = STEPS):
-    """A report of programs whose loss needs more than the model."""
-    torch.manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-
-    def run():
-        with doctor.watch(model, optimizer=optimizer, steps=steps, say=False) as report:
-            for _ in range(steps):
-                optimizer.zero_grad()
-                loss_of(model).backward()
-                optimizer.step()
-        return report
-
-    report = quiet(run)
-    assert not report.faults, report.faults
-    return report
 
 
 # ------------------------------------------------------------------------------------------------ F106
@@ -198,7 +180,7 @@ def test_the_network_that_learns_chooses(how, wrong):
         asked = F.smooth_l1_loss(q(s).gather(1, action).squeeze(1), target)
         return asked + 0 * other(s).sum() if how == "both learn" else asked
 
-    assert ("F108" in said(train(model, loss))) is wrong
+    assert ("F108" in said(reported(model, loss))) is wrong
 
 
 # ------------------------------------------------------------------------------------------------ F109
@@ -234,11 +216,11 @@ def test_pieces_go_back_to_their_places(how, wrong):
 
 # ------------------------------------------------------------------------------------------------ D33, D34
 def regression(how: str):
-    everything = torch.randn(ROWS, 5)
+    everything = torch.randn(ROWS, 5), torch.randn(ROWS)
 
     def loss(model):
-        x = everything if how == "all data" else torch.randn(ROWS, 5)
-        y = 20 * x[:, 0] + 100 + torch.randn(ROWS)
+        x, noise = everything if how == "all data" else (torch.randn(ROWS, 5), torch.randn(ROWS))
+        y = 20 * x[:, 0] + 100 + noise
         if how in ("batch", "all data"):
             return F.mse_loss(model(x).squeeze(1), (y - y.mean()) / (y.std() + 1e-8))
         if how == "batch, by column":
@@ -511,7 +493,7 @@ def test_an_average_whose_weights_may_learn_and_are_in_no_optimizer(swapped):
             wanted = F.normalize(average(x + 0.1 * torch.randn_like(x)), dim=1)
         return 2 - 2 * (F.normalize(head(model(x)), dim=1) * wanted).sum(1).mean()
 
-    assert ("F28" in said(train(nn.ModuleList([model, head]), loss))) is swapped
+    assert ("F28" in said(reported(nn.ModuleList([model, head]), loss))) is swapped
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -524,7 +506,7 @@ def test_a_mask_over_data_that_no_layer_was_given_before(shown):
         h = layer(x, src_key_padding_mask=there if shown else ~there)
         return F.mse_loss(head((h * there[..., None]).sum(1)).squeeze(1), x.sum((1, 2)))
 
-    assert ("F34" in said(train(nn.ModuleList([layer, head]), loss))) is shown
+    assert ("F34" in said(reported(nn.ModuleList([layer, head]), loss))) is shown
 
 
 @pytest.mark.parametrize("form", ["twice the variance", "half of it", "a reciprocal"])

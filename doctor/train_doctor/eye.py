@@ -278,7 +278,7 @@ class Eye(Part):
         if given and given[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return  # to ask for numbers would end the capture
         results = [r for r in tensors((result,)) if not any(r is t for t in given)]
-        if not all(map(_plain, (*given, *results))):  # only that the rest was used is of interest
+        if not all(map(plain, (*given, *results))):  # only that the rest was used is of interest
             name, results, result = "", [], None
         if name not in self.learning and any(r.requires_grad for r in results):
             self.learning.add(name)
@@ -410,7 +410,7 @@ def _negative(given: Any) -> bool:
     return isinstance(given, Tensor) and given.numel() == 1 and float(given) < 0
 
 
-def _plain(t: Tensor) -> bool:
+def plain(t: Tensor) -> bool:
     return type(t) in PLAIN and not t.is_nested and not t.is_meta and t.layout == torch.strided
 
 

@@ -153,7 +153,7 @@ def _told(function: str, given: Tensor, wrong: Tensor, what: str) -> str:
 def leaves(node, limit: int, without=None) -> set[int]:
     """Ids of the tensors that a node is computed from and that get its gradient, on ways that do not lead through one
     node."""
-    return {id(n.variable) for n in _from(node, limit, without) if kind(n) == "AccumulateGrad"}
+    return {id(n.variable) for n in below(node, limit, without) if kind(n) == "AccumulateGrad"}
 
 
 def asks_inputs(loss: Tensor, held: set[int], limit: int) -> bool:
@@ -170,10 +170,10 @@ def near(node) -> list:
 
 def walk(loss: Tensor, limit: int):
     """Nodes of its graph, the nearest first."""
-    return _from(loss.grad_fn, limit)
+    return below(loss.grad_fn, limit)
 
 
-def _from(node, limit: int, without=None):
+def below(node, limit: int, without=None):
     queue, seen = deque([node]), set()
     while queue and len(seen) < limit:
         node = queue.popleft()

@@ -1,5 +1,8 @@
 """Memory of a step: only chunks cure the logits, the estimate is near a real run, the chart names the largest kind."""
 
+import subprocess
+import sys
+
 import pytest
 
 from lessons import step_memory
@@ -18,10 +21,15 @@ def test_no_cure_changes_the_loss_and_only_chunks_lower_the_peak(peaks):
     assert peaks["torch's fused loss, chunks of 256"]["peak MiB"] < peaks["nothing"]["peak MiB"]
 
 
+@pytest.mark.slow
 def test_predicted_and_measured_lie_close():
-    """Nearer of two: what else goes on in this process can only make a measured peak larger."""
-    rows = step_memory.compared(step_memory.config_of(8192), [dict(logits="full")] * 2, rows=4, length=128)
-    assert {row["logits"] for row in rows} == {"full"} and 0.8 < max(row["ratio"] for row in rows) < 1.25
+    """In a process of its own, as a notebook is: what other tests hold and let go of would count."""
+    code = "from lessons import step_memory as s; config = s.config_of(8192); "
+    code += "(row,) = s.compared(config, [dict(logits='full')], rows=4, length=128); print(row['logits'], row['ratio'])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert out.returncode == 0, out.stderr[-2000:]
+    logits, ratio = out.stdout.split()[-2:]
+    assert logits == "full" and 0.8 < float(ratio) < 1.25
 
 
 def test_the_chart_names_the_largest_kind_and_the_peak():

@@ -160,10 +160,8 @@ def targets_not_mixed(e: Evidence) -> Fired | Verdict:
     seen = e.habits["F68"]
     shares = [fact for fact in seen.values() if isinstance(fact, tuple)]
     if shares:  # exact, so one step is enough: many mix in every second one
-        (share, asked), what = (
-            shares[0],
-            f"in {len(shares)} steps the factor of a loss was one minus the share of its rows",
-        )
+        what = f"in {len(shares)} steps the factor of a loss was one minus the share of its rows"
+        share, asked = shares[0]
         return fires(what, "the share itself", fault="targets-not-mixed/shares", share=share, asked=asked)
     if (verdict := no_habit(e, seen)) is not None:
         return verdict

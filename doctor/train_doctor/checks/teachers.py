@@ -245,7 +245,7 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
     """A mean teacher or target network gives no better targets than the model itself, and training is unstable.
 
     Looks at tensors without a gradient that began equal to one that learns. Fires when they go the same share of the
-    way to it at each step, and that is more than 0.85 of it and less than all. A copy, and an average whose rate
+    way to it at each step, and that is more than half of it and less than all. A copy, and an average whose rate
     falls from step to step, are left alone, but for a copy at every step that is asked for the largest value of the
     next state.
 
@@ -263,7 +263,7 @@ def follows_at_once(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than five steps were seen")
     for pair in pairs:
         low, high = min(pair.rates), max(pair.rates)
-        if 0.85 < low and high < 0.9995 and high - low < 0.01:
+        if 0.55 < low and high < 0.9995 and high - low < 0.01:
             return fires(
                 f"{pair.name} went {low:.3g} to {high:.3g} of the way to its student in {len(pair.rates)} steps",
                 "a tenth of it or less",

@@ -57,13 +57,8 @@ class Masks(Watcher):
     def _of_data(self, op: Op) -> None:
         """Attention over data as they are, (T, B, C), with no layer before it."""
         mask, rows = op.kwargs.get("key_padding_mask"), op.args[1] if len(op.args) > 1 else op.given[0]  # the keys
-        if (
-            isinstance(mask, Tensor)
-            and isinstance(rows, Tensor)
-            and mask.dim() == 2
-            and rows.dim() == 3
-            and not rows.requires_grad
-        ):
+        both = isinstance(mask, Tensor) and isinstance(rows, Tensor)
+        if both and mask.dim() == 2 and rows.dim() == 3 and not rows.requires_grad:
             self._over_rows(mask if mask.dtype is torch.bool else mask <= LOW, rows.transpose(0, 1))
 
     def _over_rows(self, mask: Tensor, rows: Tensor) -> None:

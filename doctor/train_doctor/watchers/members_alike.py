@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import graphs
-from train_doctor.eye import Eye, Op, Watcher, _plain
+from train_doctor.eye import Eye, Op, Watcher, plain
 from train_doctor.fed import kind
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding", "lstm", "gru", "rnn_tanh", "bilinear"}
@@ -68,11 +68,12 @@ class MembersAlike(Watcher):
     def _groups(self) -> list[tuple[str, bool, list[Member]]]:
         """Modules of one class with the same numbers, and whether one parent has them."""
         found, held = [], self.e.optimized()
+        constant = {id(p) for name, p in self.e.parameters().items() if _constant(self.e.first.get(name))}
         sides = [(True, name, list(m.children())) for name, m in self.e.modules()]
         for family, name, modules in [*sides, (False, "", self.e.models)]:
             by_shape: dict[tuple, list[Member]] = {}
             for m in modules if len(modules) <= MEMBERS else ():
-                if (member := _member(m, held)) is not None:
+                if (member := _member(m, held)) is not None and id(member.weight) not in constant:
                     by_shape.setdefault((type(m), *member.weight.shape), []).append(member)
             for alike in by_shape.values():
                 found += [(name, family, same) for same in _same_numbers(alike)]
@@ -93,9 +94,14 @@ class MembersAlike(Watcher):
         self.groups, self.by_weight, self.together = [], {}, []
 
 
+def _constant(first: tuple[int, Tensor] | None) -> bool:
+    """Whether a weight began as one number, which is no draw."""
+    return first is not None and bool((first[1] == first[1][:1]).all())
+
+
 def _member(module: nn.Module, held: set[int]) -> Member | None:
     for p in module.parameters():
-        if p.dim() > 1 and p.numel() >= 2 and id(p) in held and p.requires_grad and _plain(p):
+        if p.dim() > 1 and p.numel() >= 2 and id(p) in held and p.requires_grad and plain(p):
             return Member(module, p, _few(p))
     return None
 

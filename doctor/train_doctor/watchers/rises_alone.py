@@ -54,5 +54,5 @@ def _rises(node, factor: float) -> bool:
         score = below.next_functions[0][0].next_functions[0][0]
     else:
         return False
-    near = list(graphs._from(score, NEAR))
+    near = list(graphs.below(score, NEAR))
     return not any(kind(n) in ("Sub", "Rsub", "Add") for n in near)

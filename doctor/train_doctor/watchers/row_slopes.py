@@ -117,7 +117,7 @@ class RowSlopes(Watcher):
             return None
         if by_hand and not _is(out, below, len(x)):
             return None
-        if all(kind(n) in ROWWISE for n in graphs._from(answer, NODES)) and _by_weights(answer):
+        if all(kind(n) in ROWWISE for n in graphs.below(answer, NODES)) and _by_weights(answer):
             return "of-mean", node, len(x), False, False
         return None
 
@@ -130,7 +130,7 @@ class RowSlopes(Watcher):
         ones = given is None and not out.dim() or given is not None and bool((given == 1).all())
         if ones and len(shape) == 2 and shape[0] == len(x) and x.dim() == 2 and FEW <= shape[1] <= MOST:
             return "of-several", node, shape[1], False, False
-        self.single |= {n for n in list(graphs._from(node, NEAR))[1:] if n is not None}
+        self.single |= {n for n in list(graphs.below(node, NEAR))[1:] if n is not None}
         return None
 
     def backward(self, loss: Tensor) -> None:
@@ -180,7 +180,7 @@ def _behind(node):
 
 def _by_weights(answer) -> bool:
     """Whether weights made it, by layers."""
-    found = list(graphs._from(answer, NODES))
+    found = list(graphs.below(answer, NODES))
     return any(kind(n) in LAYERS for n in found) and any(
         isinstance(getattr(n, "variable", None), nn.Parameter) for n in found
     )
