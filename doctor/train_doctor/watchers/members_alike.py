@@ -96,7 +96,7 @@ class MembersAlike(Watcher):
 
 def _constant(first: tuple[int, Tensor] | None) -> bool:
     """Whether a weight began as one number, which is no draw."""
-    return first is not None and bool((first[1] == first[1][:1]).all())
+    return first is not None and not first[1].is_meta and bool((first[1] == first[1][:1]).all())
 
 
 def _member(module: nn.Module, held: set[int]) -> Member | None:
