@@ -62,6 +62,60 @@ def test_the_sign_of_a_score(how):
     assert told("F63", loss_of) is POLICIES[how]
 
 
+REGRETS = {
+    "what came minus the value": False,
+    "the value minus what came": True,
+    "detached first": True,
+    "of a rollout": True,
+    "of a rollout, rightly": False,
+    "normalised": True,
+    "clipped": True,
+    "without a critic that learns": False,
+    "a critic minus its mean": False,
+    "one critic minus another": False,
+    "by what follows": True,
+    "negated": False,
+    "with a sign of its own": False,
+    "added": False,
+}
+
+
+@pytest.mark.parametrize("how", REGRETS)
+def test_the_sign_of_an_advantage(how):
+    critic = net(out=1)
+
+    def loss_of(model):
+        x, returns = torch.randn(ROWS, 6), torch.randn(ROWS)
+        policy, values = Categorical(logits=model(x)), critic(x).squeeze(-1)
+        scores = policy.log_prob(policy.sample())
+        with torch.no_grad():
+            asked = torch.stack([critic(row)[0] for row in x])
+        regret = (values - returns).detach()
+        normal = (regret - regret.mean()) / (regret.std() + 1e-8)
+        ratio = (scores - scores.detach()).exp()
+        clipped = torch.min(ratio * regret, ratio.clamp(0.8, 1.2) * regret)
+        learned = 0 if how == "without a critic that learns" else F.mse_loss(values, returns)
+        following = returns + 0.9 * asked.roll(1)
+        return learned + {
+            "what came minus the value": lambda: -(scores * (returns - values.detach())).mean(),
+            "the value minus what came": lambda: -(scores * regret).mean(),
+            "detached first": lambda: -(scores * (values.detach() - returns)).mean(),
+            "of a rollout": lambda: -(scores * (asked - returns)).mean(),
+            "of a rollout, rightly": lambda: -(scores * (returns - asked)).mean(),
+            "normalised": lambda: -(scores * normal).mean(),
+            "clipped": lambda: -clipped.mean(),
+            "without a critic that learns": lambda: -(scores * (asked - returns)).mean(),
+            "a critic minus its mean": lambda: -(scores * (asked - asked.mean())).mean(),
+            "one critic minus another": lambda: -(scores * (asked - values.detach())).mean(),
+            "by what follows": lambda: -(scores * (asked - following)).mean(),
+            "negated": lambda: -(scores * -regret).mean(),
+            "with a sign of its own": lambda: (scores * regret).mean(),
+            "added": lambda: (-scores * (returns - regret)).mean(),
+        }[how]()
+
+    assert told("F63", loss_of) is REGRETS[how]
+
+
 # ------------------------------------------------------------------------------------------------ F64
 @pytest.mark.parametrize("flags, wrong", [("done", True), ("1 - done", False), ("goes on", False), ("both", False)])
 def test_which_flags_meet_the_next_value(flags, wrong):

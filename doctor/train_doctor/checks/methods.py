@@ -32,14 +32,17 @@ def policy_pushed_away(e: Evidence) -> Fired | Verdict:
     """A policy gets worse with every update, or does the worst that it can.
 
     Fires when the loss grows with log-probabilities (or ratios of them) that were multiplied by weights. Weights that
-    were negated first, and those made of log-probabilities, of a loss, of a distance or of an answer minus what came,
-    are left alone, and so is a loss that is to grow (maximize=True, backward from -1). Where the weights are costs of
-    another kind, the sign is right. Also when an actor's loss grows with what a critic answers that is trained by a
-    regression.
+    were negated first, and those made of log-probabilities, of a loss or of a distance, are left alone, and so is a
+    loss that is to grow (maximize=True, backward from -1). Where the weights are costs of another kind, the sign is
+    right. Also when the weights are an answer minus what came and the loss falls with them, and when an actor's loss
+    grows with what a critic answers that is trained by a regression.
 
     WARN policy-pushed-away: The loss grows with the log-probability of actions times their weights, so what was better
     than expected becomes less likely: the minus is missing, unless the weights are costs. Fix: loss = -(log_prob *
     advantage).mean().
+    WARN policy-pushed-away/regret: The actions are weighted by what the critic answered minus what came, so those that
+    did better than expected become less likely, unless what comes are costs. Fix: advantage = returns -
+    values.detach().
     WARN policy-pushed-away/value: The actor's loss grows with the critic's value of its actions, so it looks for the
     worst ones: the minus is missing, unless the values are costs. Fix: actor_loss = -critic(s, actor(s)).mean().
     """
@@ -48,6 +51,9 @@ def policy_pushed_away(e: Evidence) -> Fired | Verdict:
     if next(iter(seen.values())) == "value":
         what = f"in {len(seen)} steps the loss of the actor grew with the critic's answer"
         return fires(what, "a loss that falls with it", fault="policy-pushed-away/value")
+    if next(iter(seen.values())) == "regret":
+        what = f"in {len(seen)} steps log-probabilities were weighted by an answer minus what came"
+        return fires(what, "what came minus the answer", fault="policy-pushed-away/regret")
     return fires(f"in {len(seen)} steps the loss grew with weighted log-probabilities", "a loss that falls with them")
 
 

@@ -6,8 +6,9 @@
 
 An optimizer makes a loss smaller, so what should grow needs a minus. Log-probabilities (of a distribution that learns,
 of a log_softmax or a logsigmoid) are followed with their sign: through the exponential of a ratio, products with
-weights that do not learn, the smaller of two, sums and means. Weights that were negated before have turned it. The
-cosine of an answer and its target is followed in the same way, as long as it is the only term.
+weights that do not learn, the smaller of two, sums and means. Weights that were negated before have turned it. A value
+minus what came (`values - returns`) is a regret, with which a loss should grow, where a critic learns by a regression.
+The cosine of an answer and its target is followed in the same way, as long as it is the only term.
 
 Footguns: where the weights are costs the sign is right, which is why this is a warning. Weights that are made of
 log-probabilities themselves belong to a variational bound, and are left alone; so is an action with a gradient (SAC),
@@ -20,7 +21,7 @@ from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
-from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
 
 KEEPS = {"exp", "min", "minimum", "max", "maximum", "clamp", "clip", "stack", "cat", "sum", "mean", "view", "squeeze"}
 KEEPS |= {"reshape", "flatten", "unsqueeze", "__getitem__", "to", "float", "gather"} | PLUS
@@ -28,10 +29,15 @@ KEEPS |= {"diag", "diagonal", "masked_select", "index_select", "select", "logsum
 LOGS = {"log_softmax", "log_sigmoid"}
 FROM = {"rsub", "__rsub__"}  # a number minus it: its sign is not known
 TURNED = "turned"  # what was negated
-DETACHED = "detached"  # what was computed with a graph, and has none any more
+DETACHED = "detached"  # what was computed with a graph, and has none any more; also what a layer answered without one
+MIXED = "mixed"  # what was computed of such
 WEIGHTS = TIMES | OVER | MINUS | PLUS | {"view", "reshape", "squeeze", "unsqueeze", "detach"}
 WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
+REGRET = "regret"  # what was answered minus what came
+LAID = {"view", "reshape", "squeeze", "unsqueeze", "detach", "__getitem__", "flatten", "float", "to", "cat", "stack"}
+NORMALISED = LAID | TIMES | OVER | MINUS | PLUS | {"expand", "clone", "data"}
 SCORE = "score"  # what is made of scores without a graph, or of a loss or a distance: its sign is not known
+REGRESSIONS = {"mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss"}
 COSTS = {*LOSSES, "norm", "cdist", "pairwise_distance", "vector_norm", "linalg_norm"}
 LOG, COSINE = "log", "cosine"
 
@@ -42,16 +48,18 @@ class Signed(NamedTuple):
     sign: int
     weighted: bool = False  # by other numbers than shares and flags
     of: str = LOG
+    regret: bool = False  # weighted by one
 
 
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"cosine_similarity", "detach", "data"}
+    begins = {"linear"} | LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"cosine_similarity", "detach", "data"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.critic = False  # whether a regression was seen
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
@@ -67,16 +75,19 @@ class Likelihoods(Watcher):
     def _made(self, op: Op, facts: list) -> Any:
         name, signed = op.name, [f for f in facts if isinstance(f, Signed)]
         learns = any(r.requires_grad for r in op.results)
+        if facts[:1] == [REGRET] and not signed:
+            return self._of_regret(op)
         if name in ("detach", "data") and op.given[0].requires_grad and not signed:
             return SCORE if SCORE in facts else DETACHED
         if name in MINUS and not signed and [t.requires_grad for t in op.given] == [True, False]:
-            return SCORE  # an answer minus what came, which is a regret
+            return SCORE if facts[1] in (DETACHED, MIXED) else REGRET
+        self.critic |= name in REGRESSIONS and learns
         if name in LOGS and learns:
             return Signed(1) if facts[0] != TURNED else None
         if name == "cosine_similarity" and learns:
             return Signed(1, of=COSINE)
         if not signed or not learns:
-            if signed or SCORE in facts or name in COSTS:
+            if signed or SCORE in facts or REGRET in facts or name in COSTS:
                 return SCORE
             return None if learns and name not in TURNS else self._of_weights(op, facts)
         one, alone = signed[0], len([t for t in op.given if t.requires_grad]) == 1
@@ -98,11 +109,27 @@ class Likelihoods(Watcher):
         numbers = [a for a in op.args if isinstance(a, int | float)]
         if op.name in FROM:
             return SCORE
-        if op.name in MINUS and len(op.given) == 2 and self.known.get(op.given[0]) == DETACHED:
-            return SCORE  # an answer of a critic minus what came: a regret
+        if op.name == "linear" or facts[:1] == [DETACHED] and op.name in LAID:
+            return DETACHED
+        if DETACHED in facts or MIXED in facts:
+            return self._of_answers(op, facts)
         if op.name in TURNS or op.name in TIMES | OVER and bool(numbers) and numbers[0] < 0:
             return None if TURNED in facts else TURNED
         return TURNED if TURNED in facts and op.name in WEIGHTS else None
+
+    def _of_answers(self, op: Op, facts: list) -> str | None:
+        """What came may hold the value of what follows: reward + gamma * value."""
+        if op.name in MINUS and len(op.given) == 2 and (facts[0], facts[1]) == (DETACHED, None):
+            one, other = op.given
+            per_row = one.shape == other.shape and max(one.shape, default=0) == one.numel() > 1
+            return REGRET if per_row else SCORE
+        return None if op.name in PLUS and None in facts else MIXED
+
+    def _of_regret(self, op: Op) -> str:
+        """A regret that is shifted, scaled or laid out anew is one still; of all else the sign is not known."""
+        self.critic |= op.name in POWERS and op.results[0].requires_grad
+        signs = [a for a in op.args if isinstance(a, int | float) and a < 0]
+        return REGRET if op.name in NORMALISED and not signs else SCORE
 
     def _weighed(self, op: Op, facts: list, one: Signed) -> Signed | None:
         numbers = [a for a in op.args if isinstance(a, int | float)]
@@ -116,12 +143,18 @@ class Likelihoods(Watcher):
         weights, of = op.given[at], facts[at]
         if weights.requires_grad or of in (SCORE, TURNED) or isinstance(of, Signed):
             return None  # what was negated may be a gain, or costs that became one
+        if of == REGRET:
+            return one._replace(regret=True)
         free = weights.numel() > 1 and not bool(((weights >= 0) & (weights <= 1)).all())
         return one._replace(weighted=one.weighted or free)
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)
-        if isinstance(fact, Signed) and fact.sign > 0 and not self.eye.rising:
+        if not isinstance(fact, Signed) or self.eye.rising:
+            return
+        if fact.regret and fact.sign < 0 and self.critic:
+            self.note("F63", REGRET)
+        elif fact.sign > 0 and not fact.regret:
             self.note("F63" if fact.weighted else "F71", fact.of)
 
     def close(self) -> None:
