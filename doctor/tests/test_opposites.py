@@ -132,6 +132,28 @@ def test_pictures_against_texts_have_their_own_row_as_target():
     assert not told("F46", loss_of, net(out=8))
 
 
+@pytest.mark.parametrize("how", ["the loss first", "enqueued first", "constant numbers", "one class of many"])
+def test_the_positive_among_the_negatives(how):
+    queue = F.normalize(torch.randn(64, 8), dim=1)
+
+    def loss_of(model):
+        nonlocal queue
+        x = torch.randn(16, 6)
+        q = F.normalize(model(x), dim=1)
+        with torch.no_grad():
+            k = F.normalize(model(x + 0.1 * torch.randn_like(x)), dim=1)
+        if how == "enqueued first":
+            queue = torch.cat([k, queue])[:64]
+        scores = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], 1) / 0.1
+        if how == "the loss first":
+            queue = torch.cat([k, queue])[:64]
+        if how == "constant numbers":
+            scores = 0 * scores
+        return F.cross_entropy(scores, torch.full((16,), 3 if how == "one class of many" else 0))
+
+    assert told("F46", loss_of, net(out=8)) is (how == "enqueued first")
+
+
 # ------------------------------------------------------------------------------------------------ F50
 @pytest.mark.parametrize("leaks", [True, False])
 @pytest.mark.parametrize("factor", [1.0, -3.0])

@@ -84,6 +84,7 @@ class Fed:
     target_sums: list[float] | None = None  # least and largest sum of a row
     target_hard: bool = False  # only zeros and ones
     only: int | None = None  # the class of all rows, where it is one
+    again: bool = False  # what each row has there stands in another column too
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     cut: float | None = None  # share of its numbers at their ends, where it comes from a clamp
     own: bool = False  # a square matrix whose diagonal is one number, the largest of its row, and no target

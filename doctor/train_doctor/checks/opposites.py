@@ -144,12 +144,20 @@ def _in_order(ws: torch.Tensor, cs: torch.Tensor) -> str:
 def own_row_left_in(e: Evidence) -> Fired | Verdict:
     """A contrastive loss falls a little and stays, and what was learned separates little.
 
-    Looks at square matrices that a cross-entropy is given. Fires when the diagonal is one and the same number, the
-    largest of each row, and no row has itself as its target, at each call.
+    Looks at matrices that a cross-entropy is given. Fires when the diagonal of a square one is one and the same number,
+    the largest of each row, and no row has itself as its target, at each call; or when all targets are one column, and
+    what a row has there stands in one more of its columns.
 
     WARN own-row-left-in: Each row of similarities still holds the row's similarity to itself, the largest there is, and
     the loss pushes it down in vain. Fix: similarity.fill_diagonal_(float("-inf")), or masked_fill with torch.eye.
+    WARN own-row-left-in/again: The positive of each row stands among its negatives too, so the loss asks for both at
+    once: the queue was filled with these keys before the loss was made, or the bank of memory holds them. Fix: The
+    loss first, then queue.push(keys); or leave the row's own index out of the negatives.
     """
+    twice = [n for calls in judged(e).values() for n in calls if n.name == "cross_entropy" and n.fed.only is not None]
+    if twice and all(n.fed.again for n in twice):
+        what = f"in {len(twice)} matrices {twice[0].fed.shape} column {twice[0].fed.only:g} stands in another one again"
+        return fires(what, "positives that are no negatives", fault="own-row-left-in/again")
     square = [n for calls in judged(e).values() for n in calls if len(n.fed.shape) == 2 and n.name == "cross_entropy"]
     square = [n for n in square if n.fed.shape[0] == n.fed.shape[1] > 3]
     if not square:
