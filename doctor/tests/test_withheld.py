@@ -423,6 +423,41 @@ def test_halves_that_a_mask_keeps(same):
     assert blamed("S40", nn.ModuleList([net(2, 4), net(2, 4)]), loss) is same
 
 
+FLOWS = {
+    "by its distribution": False,
+    "by hand": False,
+    "without the logarithms": True,
+    "by hand, without": True,
+    "by another loss": False,
+    "without a sum": False,
+}
+
+
+@pytest.mark.parametrize("how", FLOWS)
+def test_logarithms_of_scales_in_no_loss(how):
+    prior = torch.distributions.Normal(0.0, 1.0)
+
+    def loss(model):
+        z, log_det, target = torch.randn(ROWS, 4), 0.0, torch.randn(ROWS, 4)
+        for layer in model:
+            a, b = z.chunk(2, 1)
+            s, t = layer(a).chunk(2, 1)
+            s = s.tanh()
+            z = torch.cat([b * s.exp() + t, a], 1)
+            if how != "without a sum":
+                log_det = log_det + s.sum(1)
+        return {
+            "by its distribution": lambda: -(prior.log_prob(z).sum(1) + log_det).mean(),
+            "by hand": lambda: (0.5 * z.pow(2).sum(1) - log_det).mean(),
+            "without the logarithms": lambda: -prior.log_prob(z).sum(1).mean(),
+            "by hand, without": lambda: 0.5 * (z**2).sum(1).mean(),
+            "by another loss": lambda: F.mse_loss(z, target),
+            "without a sum": lambda: -prior.log_prob(z).sum(1).mean(),
+        }[how]()
+
+    assert blamed("F82", nn.ModuleList([net(2, 4), net(2, 4)]), loss) is FLOWS[how]
+
+
 def test_cutmix_in_every_second_step():
     turns = iter(range(100))
 

@@ -208,7 +208,9 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     """A flow or a predicted spread collapses or grows without end while the loss falls below every bound.
 
     Fires when a tensor is a sum in the loss and stands in an exp that multiplies something, with the same sign in both,
-    and with no other sign anywhere in that loss. What is multiplied by several numbers has no one sign.
+    and with no other sign anywhere in that loss. What is multiplied by several numbers has no one sign. Also when of
+    several such scales of one shape the loss holds some and not the others; or none, though each was summed and the
+    loss has the squares or the log-probabilities of what came out.
 
     WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
     exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +

@@ -8,38 +8,55 @@
 In a negative log-likelihood a scale and its logarithm pull in opposite directions. With the same sign both pull one
 way, and the scale goes to 0 or without end. So the graph of a loss is read from its end: each logarithm that it holds
 as a sum, with its sign, and each exp of the same tensor that multiplies something. Of several scales of one shape, as
-the layers of a flow have, the loss must hold all.
+the layers of a flow have, the loss must hold all: also where it holds none, though their logarithms were summed and it
+has the squares or the log-probabilities of what came out.
 
 Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
 from train_doctor import graphs
-from train_doctor.eye import Op, Watcher
+from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind, shape_of
 from train_doctor.watchers.operators import OVER, TIMES
 
 SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "Cat", "Add", "Clone", "Expand", "Select"}
+DISTANCES = {"Sub", "Rsub"}
 CHOICES = {"Minimum", "Maximum", "Where", "Clamp", "ClampMin", "Relu"}
 LAYERS = 3  # scales of one shape, at least
 NODES, KEY = 3000, "train_doctor_factor"
 
 
 class LogScales(Watcher):
-    names = begins = TIMES | OVER
+    names = begins = TIMES | OVER | {"sum"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.summed: set[tuple] = set()  # what was summed over its columns since the last backward
+        self.scored = False  # a result had its log-probability asked for
+        self.of_distributions("log_prob", "score", after=True)
+
+    def score(self, result: Any, of: Any, value: Any) -> None:
+        self.scored |= isinstance(value, Tensor) and value.requires_grad
 
     def saw(self, op: Op) -> None:
         """What a result was multiplied with is kept at its node; the node's own copy may be packed by the program."""
-        if isinstance(op.result, Tensor) and op.result.grad_fn is not None and len(op.args) == 2:
+        if op.name == "sum":
+            if op.result.dim() == 1 and op.result.requires_grad and len(self.summed) < NODES:
+                self.summed.add((op.given[0].grad_fn, op.given[0].output_nr))
+        elif isinstance(op.result, Tensor) and op.result.grad_fn is not None and len(op.args) == 2:
             number = next((a for a in op.args if not (isinstance(a, Tensor) and a.requires_grad)), None)
             one = number.numel() == 1 and number.device.type == "cpu" if isinstance(number, Tensor) else True
             if one and isinstance(number, (int, float, Tensor)) and float(number):
                 op.result.grad_fn.metadata[KEY] = 1 if float(number) > 0 else -1
 
     def backward(self, loss: Tensor) -> None:
+        summed, scored = self.summed, self.scored
+        self.summed, self.scored = set(), False
         if loss.grad_fn is None or loss.dim() or self.eye.rising:
             return
         nodes = list(graphs.walk(loss, NODES))
@@ -52,19 +69,26 @@ class LogScales(Watcher):
             for edge, sign in scales.items():
                 if len(sign) == 1 and held.get(edge) == sign:
                     self.note("F82", next(iter(sign)))
-            self._of_some(scales, held)
+            dense = scored or any(kind(n) == "Pow" and kind(n.next_functions[0][0]) not in DISTANCES for n in nodes)
+            self._of_some(scales, held, summed if dense else set())
 
-    def _of_some(self, scales: dict, held: dict) -> None:
-        """Logarithms that are missing beside others of their shape and making, which stand there with a right sign."""
+    def _of_some(self, scales: dict, held: dict, summed: set) -> None:
+        """Logarithms that are missing beside others of their shape and making, which stand there with a right sign; or
+        all of them, where each was summed."""
         sorts: dict[tuple, list[bool | None]] = {}
         for edge, sign in scales.items():
             if len(sign) == 1:
                 found = held.get(edge)
                 right = None if found and found != {-one for one in sign} else bool(found)
-                sorts.setdefault((kind(edge[0]), edge[1], shape_of(edge[0])), []).append(right)
-        for each in sorts.values():
-            if len(each) >= LAYERS and None not in each and 0 < sum(each) < len(each):
+                sorts.setdefault((kind(edge[0]), edge[1], shape_of(edge[0])), []).append((edge in summed, right))
+        for sort in sorts.values():
+            sums, each = zip(*sort)
+            none = len(each) > 1 and all(sums)
+            if None not in each and sum(each) < len(each) and (len(each) >= LAYERS and any(each) or none):
                 self.note("F82", (sum(each), len(each)))
+
+    def close(self) -> None:
+        self.summed = set()
 
 
 def _scales(node) -> Iterator[tuple]:
