@@ -214,6 +214,36 @@ def test_a_mean_over_places_leaves_the_padding_out(masked):
     assert not report.faults and said(report) == (set() if masked else {"S25"}), f"\n{report}"
 
 
+class Heard(nn.Module):
+    """Convolutions over time, or a GRU, and a mean."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.net, self.head = how, nn.Conv1d(6, 8, 3, padding=1), nn.Linear(8, 1)
+        if how == "recurrent":
+            self.net = nn.GRU(6, 8, batch_first=True)
+
+    def forward(self, x, mask):
+        h = self.net(x)[0].transpose(1, 2) if self.how == "recurrent" else self.net(x.transpose(1, 2)).relu()
+        if self.how == "masked":
+            return self.head((h * mask.transpose(1, 2)).sum(-1) / mask.sum(1))
+        return self.head(F.adaptive_avg_pool1d(h, 1).squeeze(-1) if self.how == "a layer" else h.mean(-1))
+
+
+@pytest.mark.parametrize("how", ("a mean", "a layer", "recurrent", "masked", "of one length"))
+def test_a_mean_over_time_leaves_the_padding_out(how):
+    torch.manual_seed(0)
+
+    def loss(model):
+        lengths = torch.randint(3, 13, (ROWS, 1)) if how != "of one length" else torch.full((ROWS, 1), 12)
+        mask = (torch.arange(12) < lengths)[..., None].float()
+        x = torch.randn(ROWS, 12, 6) * mask
+        return (model(x, mask) - x.sum(1)[:, :1] / lengths).pow(2).mean()
+
+    report = quiet(lambda: watched(Heard(how), loss))
+    assert not report.faults and ("S25" in said(report)) is (how not in ("masked", "of one length")), f"\n{report}"
+
+
 def rings(moved: bool):
     """Ten rings of three nodes, and a graph of forty without an edge."""
     ring = torch.tensor([[0, 1, 2], [1, 2, 0]])

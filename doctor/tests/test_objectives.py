@@ -326,16 +326,23 @@ def detector(how: str):
             return binary + F.l1_loss(boxes * there[:, None], wanted, reduction="sum") / there.sum()
         if how == "channels last":
             return binary + F.mse_loss(boxes.permute(0, 2, 3, 1), wanted.permute(0, 2, 3, 1))
+        each = F.smooth_l1_loss(boxes, wanted, reduction="none")
+        if how == "by hand":
+            return binary + 2 * each.sum(1).mean()
+        if how == "summed by hand":
+            return binary + each.sum() / there.sum()
+        if how == "weighed by hand":
+            return binary + (each * there[:, None]).sum(1).mean()
         return binary + F.smooth_l1_loss(boxes, wanted)
 
     return loss_of
 
 
-@pytest.mark.parametrize("how", ("", "channels last"))
+@pytest.mark.parametrize("how", ("", "channels last", "by hand"))
 def test_boxes_of_nothing(how):
     assert named(quiet(lambda: train(detector(how), nn.Conv2d(4, 4, 3, padding=1))), "F41")
 
 
-@pytest.mark.parametrize("how", ("masked", "summed", "a map", "half is there"))
+@pytest.mark.parametrize("how", ("masked", "summed", "summed by hand", "weighed by hand", "a map", "half is there"))
 def test_boxes_of_something(how):
     assert not named(quiet(lambda: train(detector(how), nn.Conv2d(4, 4, 3, padding=1))), "F41")

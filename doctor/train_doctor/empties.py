@@ -13,21 +13,37 @@ same of each place.
 from torch import Tensor
 
 from train_doctor.evidence import Backward, Entropy, Evidence
-from train_doctor.fed import BINARY, PLAIN
+from train_doctor.fed import BINARY, PLAIN, kind, shape_of
 from train_doctor.reading import readable
 
 RARE = 0.25  # of the places
+LAID = {"Sum", "Mean", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Squeeze", "Permute", "Transpose"}
+NODES = 200
 
 
-def look(e: Evidence, event: Backward) -> None:
+def look(e: Evidence, event: Backward, loss: Tensor) -> None:
     """Before a backward, while the tensors of its losses are there."""
     whether = [n for n in event.entropies if n.name in BINARY and n.used and n.fed is not None and n.fed.target_hard]
-    what = [n for n in event.entropies if n.name in PLAIN and n.used and n.reduction == "mean"]
+    what = [n for n in event.entropies if n.name in PLAIN and n.used]
+    what = [n for n in what if n.reduction == "mean" or n.reduction == "none" and _averaged(loss, n.value)]
     for one in whether:
         for two in what:
             share = _share(one, two)
             if share:
                 e.empties.setdefault(e.rounds, (share, two.name))
+
+
+def _averaged(loss: Tensor, each: Tensor | None) -> bool:
+    """Whether the values of all places come to one number by a mean, and nothing has chosen or weighed any of them."""
+    queue = [(loss.grad_fn, False)]  # node; whether it is under that mean
+    for _ in range(NODES):
+        node, under = queue.pop() if queue else (None, False)
+        if each is not None and node is each.grad_fn:
+            return under
+        if node is not None and (kind(node) in LAID or not under and shape_of(node) == ()):
+            under = under or kind(node) == "Mean" and shape_of(node) == ()
+            queue += [(edge, under) for edge, _ in node.next_functions if edge is not None]
+    return False
 
 
 def _share(one: Entropy, two: Entropy) -> float:

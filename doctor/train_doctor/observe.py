@@ -646,7 +646,7 @@ class Observer(Part):
                 self.rows += sum(len(c.ids) for c in event.calls if c.ids is not None)
             graphs.mark(e, loss)
             if measured:
-                empties.look(e, event)
+                empties.look(e, event, loss)
                 held = self.optimizers.roots
                 held += graphs.roots(e, loss)[: max(0, graphs.ROOTS - len(held))]
             if broken and not e.crooked:

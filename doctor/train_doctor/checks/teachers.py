@@ -22,6 +22,7 @@ NOISE = 1e-3  # of the standard deviation of the logits
 FOLLOWED = 4  # steps in which a teacher was compared with its student
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 RENAMED_ROWS, AGREE, RENAMED = 48, 0.3, 0.8  # rows that labels and answers are compared in; shares of them
+STRANGE_ROWS = 80
 SURE = 0.7  # what a teacher gives its first answer, in the mean
 
 
@@ -315,20 +316,28 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     class taken by itself once the teacher's classes are renamed, one for one. Looks at classes with four rows or more,
     and wants five such, a quarter of all, and 48 rows. Of fewer classes a teacher that has learned nothing may have an
     order by chance, so there it must be sure of what it says. Answers of another head, or put into another order, are
-    left alone.
+    left alone. Also fires when the answers of a teacher that is not in doubt have nothing to do with the labels, and
+    both are asked of the same answers of the student.
 
+    WARN teacher-of-other-classes/strangers: The teacher's answers have nothing to do with the labels of their rows:
+    they belong to other rows (stored answers that are read by the number of the batch, while the loader shuffles), or
+    to another task. Fix: Let the data set give the number of each row, and read the stored answers by it:
+    cache[index].
     WARN teacher-of-other-classes: The teacher numbers the classes otherwise (its {answer} is label {label}), so the two
     terms of the loss ask for different ones. Fix: teacher_logits[:, order], with the teacher's number of each class of
     the student in order.
     """
     if (verdict := no_habit(e, seen := e.habits["F103"])) is not None:
         return verdict
-    if len({counts.shape for counts, _ in seen.values()}) > 1:
+    if len({counts.shape for counts, *_ in seen.values()}) > 1:
         return OK
-    counts, sure = sum(counts for counts, _ in seen.values()).double(), min(sure for _, sure in seen.values())
+    counts, sure = sum(counts for counts, *_ in seen.values()).double(), min(sure for _, sure, _ in seen.values())
     agreed = float(counts.diagonal().sum() / counts.sum())
     known = [label for label in range(len(counts)) if counts[label].sum() >= 4]
     enough = counts.sum() >= RENAMED_ROWS and len(known) >= max(min(5, len(counts)), len(counts) / 4)
+    if all(one for *_, one in seen.values()) and sure > max(0.4, 1.6 / len(counts)) and _independent(counts):
+        what = f"the teacher's first answer is the label in {agreed:.0%} of {int(counts.sum())} rows, as often as by chance"
+        return fires(what, "more often than by chance", fault="teacher-of-other-classes/strangers")
     if not enough or agreed > AGREE or len(counts) < 5 and sure < SURE:
         return OK
     names = _renamed(counts)
@@ -343,6 +352,20 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
         label=label,
         answer=names[label],
     )
+
+
+def _independent(counts: torch.Tensor) -> bool:
+    """Whether labels and answers tell nothing of each other, over enough rows and several answers."""
+    rows = counts.sum()
+    down, across = counts.sum(1, keepdim=True), counts.sum(0, keepdim=True)
+    common = min(int((side > 0.1 * rows).sum()) for side in (down, across))
+    if rows < STRANGE_ROWS or common < 2:
+        return False
+    expected = down * across / rows
+    apart = float(((counts - expected) ** 2 / expected.clamp(min=1e-9))[expected > 0].sum())  # chi-squared
+    free = (int((down > 0).sum()) - 1) * (int((across > 0).sum()) - 1)
+    by_chance = expected.diagonal().sum()
+    return apart < free + 2 * (2 * free) ** 0.5 and bool(counts.diagonal().sum() < by_chance + 2 * by_chance**0.5)
 
 
 def _renamed(counts: torch.Tensor) -> dict[int, int]:

@@ -15,8 +15,9 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.endings import RUN, SHARE, runs_at_end
 from train_doctor.watchers.operators import TIMES
 
-FIRST = {"linear", "embedding"}
+FIRST = {"linear", "embedding", "conv1d", "gru", "lstm"}
 SOME = 8
+MEANS = {"mean", "adaptive_avg_pool1d"}
 MASKED = TIMES | {"masked_fill", "where"}
 
 
@@ -37,20 +38,22 @@ class Pooled(Watcher):
             fact = self._begins(op) if op.name in FIRST else None
         elif op.name in MASKED and any(not t.requires_grad and t.numel() == fact[1] * fact[2] for t in op.given):
             return
-        elif op.name == "mean":
+        elif op.name in MEANS:
             dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+            dim = -1 if op.name != "mean" and op.result.shape[-1] == 1 else dim
             x = op.given[0]
             if isinstance(dim, int) and x.dim() == 3 and x.shape[dim] == fact[2] != fact[1]:
                 self.note("S25", fact[:2])
             return
         for r in op.results if fact else ():
-            if r.requires_grad and r.dim() == 3 and set(r.shape[:2]) == set(fact[1:]):
+            if r.requires_grad and r.dim() == 3 and set(fact[1:]) <= set(r.shape):
                 self.known.put(r, fact)
 
     def _begins(self, op: Op) -> tuple[int, int, int] | None:
-        x = op.given[0] if op.name == "linear" else op.result
-        if not isinstance(x, Tensor) or x.dim() != 3 or op.name == "linear" and x.requires_grad:
+        x = op.result if op.name == "embedding" else op.given[0]
+        if not isinstance(x, Tensor) or x.dim() != 3 or op.name != "embedding" and x.requires_grad:
             return None
+        x = x.transpose(1, 2) if op.name == "conv1d" else x
         runs = runs_at_end(x.detach()[..., :SOME])  # of each place a few numbers tell it
         if runs is None or len(set(runs.tolist())) < 3:
             return None

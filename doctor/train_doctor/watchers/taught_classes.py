@@ -32,8 +32,8 @@ class TaughtClasses(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.taught: list[tuple] = []  # shape, the largest of each row and how large it is in the mean
-        self.labels: dict[tuple, tuple] = {}  # by the shape of the answers, with what these were made by
+        self.taught: list[tuple] = []  # shape, the largest of each row and how large it is in the mean; the student's node
+        self.labels: dict[tuple, tuple] = {}  # by the shape of the answers, with their nodes
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -46,14 +46,14 @@ class TaughtClasses(Watcher):
             return
         if op.name == "cross_entropy" and others and not others[0].is_floating_point():
             if x.requires_grad and x.dim() == 2 and others[0].shape == x.shape[:1]:
-                self.labels.setdefault(tuple(x.shape), (others[0], _made_by(x)))
+                self.labels.setdefault(tuple(x.shape), (others[0], x.grad_fn))
         elif op.name == "exp" and (said := self.known.get(x)) is not None:
             self.known.put(op.result, said)
         elif op.name in MEETS and len(op.given) == 2 and x.shape == others[0].shape:
             said = [f for f in map(self.known.get, op.given) if f is not None]
             if len(said) == 1 and any(t.requires_grad for t in op.given):
                 student = x if x.requires_grad else others[0]
-                self.taught.append((tuple(x.shape), said[0], _made_by(student)))
+                self.taught.append((tuple(x.shape), said[0], student.grad_fn))
 
     def backward(self, loss: Tensor) -> None:
         taught, self.taught = self.taught, []
@@ -61,24 +61,27 @@ class TaughtClasses(Watcher):
         self.known.by_id.clear()
         for shape, (said, sure), student in taught[:1] if len({id(fact[0]) for _, fact, _ in taught}) == 1 else ():
             y, answer = labels.get(shape, (None, None))
-            if (
-                y is not None
-                and answer == student
-                and y.device == said.device
-                and bool(((y >= 0) & (y < shape[1])).all())
-            ):
-                counts = torch.bincount(y.long() * shape[1] + said, minlength=shape[1] ** 2)
-                self.note("F103", (counts.view(shape[1], shape[1]).cpu(), sure))  # labels down, answers across
+            if y is None or y.device != said.device or not bool(((y >= 0) & (y < shape[1])).all()):
+                continue
+            if _made_by(answer) == _made_by(student):
+                counts = torch.bincount(y.long() * shape[1] + said, minlength=shape[1] ** 2).view(shape[1], shape[1])
+                one = _source(answer) is _source(student)
+                self.note("F103", (counts.cpu(), sure, one))  # labels down, answers across
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.taught, self.labels = [], {}
 
 
-def _made_by(t: Tensor) -> object:
+def _made_by(node) -> object:
     """The weights of the last layer, where it is near; else the node that is left when shares and scales are undone."""
-    node = t.grad_fn
-    while kind(node) in SHARED:
-        node = node.next_functions[0][0] or (None if len(node.next_functions) < 2 else node.next_functions[1][0])
+    node = _source(node)
     weights = frozenset(id(n.variable) for n in graphs.near(node) if hasattr(n, "variable")) if node else ()
     return weights or id(node)
+
+
+def _source(node):
+    """What is left when shares and scales are undone."""
+    while kind(node) in SHARED:
+        node = node.next_functions[0][0] or (None if len(node.next_functions) < 2 else node.next_functions[1][0])
+    return node
