@@ -88,6 +88,7 @@ class Fed:
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     cut: float | None = None  # share of its numbers at their ends, where it comes from a clamp
     own: bool = False  # a square matrix whose diagonal is one number, the largest of its row, and no target
+    doubled: float = 0.0  # share of a batch's other rows that are the same partner as a row's own
     mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
 

@@ -30,6 +30,7 @@ from train_doctor.checks import (
     opposites,
     parallel,
     precision,
+    prepared,
     schedules,
     static,
     steps,
@@ -47,7 +48,7 @@ from train_doctor.finding import Finding, Verdict, unknown
 
 MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, withheld, given)
+MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

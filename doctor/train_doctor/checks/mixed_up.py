@@ -10,11 +10,13 @@ import linecache
 from pathlib import Path
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.checks.arithmetic import no_habit
+from train_doctor.checks.arithmetic import STEPS, no_habit
+from train_doctor.checks.losses import judged
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict, not_applicable
 
 ROWS, STRONG = 48, 0.5  # shares of noise that are known, and of which one is above
+DOUBLED = 0.25  # of a row's negatives
 
 
 @check("S33")
@@ -446,7 +448,8 @@ def steps_on_anothers_loss(e: Evidence) -> Fired | Verdict:
     """A critic's values grow far above what can be had, and the policy follows them.
 
     Fires when a loss is the plain mean of what one optimizer's weights answer (and trains another's weights), gradients
-    of a loss with targets still wait on them for their step, and that optimizer then steps on both.
+    of a loss with targets still wait on them for their step, and that optimizer then steps on both. Also when the two
+    losses are added, and differentiated at once.
 
     WARN steps-on-anothers-loss: Before the critic's {kind} steps, the loss of the actor has added its gradients to the
     critic's own, so the critic also learns to answer higher. Fix: Step the critic before the actor's loss is
@@ -699,11 +702,20 @@ def labels_in_order(e: Evidence) -> Fired | Verdict:
     """A classifier's loss falls to nothing and jumps up again, and it answers with the class it saw last.
 
     Fires when the labels of cross_entropy rise within each batch and from batch to batch, in all steps that are looked
-    at, where a DataLoader gives the data and a batch has half of the classes at most.
+    at, where a DataLoader gives the data and a batch has half of the classes at most. Also when each row's partner is
+    to be told from those of the other rows of the batch, and a quarter of these or more are the same partner.
 
     WARN labels-in-order: The data come sorted by class: a batch of {rows} has {classes} of the classes, and the next
     ones follow. Fix: DataLoader(..., shuffle=True).
+    WARN labels-in-order/negatives: {share:.0%} of a row's negatives are its own partner again, which the loss pushes
+    away and draws near at once: the data come sorted by it, or have few partners. Fix: DataLoader(..., shuffle=True),
+    and mask the columns of the same id: logits.masked_fill(same & ~eye, -inf).
     """
+    tables = [n.fed.doubled for calls in judged(e).values() for n in calls if n.name == "cross_entropy"]
+    if len(tables) >= STEPS and min(tables) >= DOUBLED:
+        share = sum(tables) / len(tables)
+        what = f"in {len(tables)} tables of a batch {share:.0%} of the other columns hold what the row's own does"
+        return fires(what, "partners that differ", fault="labels-in-order/negatives", share=share)
     if (verdict := no_habit(e, seen := e.habits["D27"])) is not None:
         return verdict
     rows, classes = next(iter(seen.values()))

@@ -336,7 +336,7 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     known = [label for label in range(len(counts)) if counts[label].sum() >= 4]
     enough = counts.sum() >= RENAMED_ROWS and len(known) >= max(min(5, len(counts)), len(counts) / 4)
     if all(one for *_, one in seen.values()) and sure > max(0.4, 1.6 / len(counts)) and _independent(counts):
-        what = f"the teacher's first answer is the label in {agreed:.0%} of {int(counts.sum())} rows, as often as by chance"
+        what = f"the teacher's first answer is the label in {agreed:.0%} of {int(counts.sum())} rows, as by chance"
         return fires(what, "more often than by chance", fault="teacher-of-other-classes/strangers")
     if not enough or agreed > AGREE or len(counts) < 5 and sure < SURE:
         return OK

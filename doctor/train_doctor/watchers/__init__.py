@@ -24,6 +24,7 @@ from train_doctor.watchers.both_sides import BothSides
 from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
+from train_doctor.watchers.clamped_labels import ClampedLabels
 from train_doctor.watchers.class_axis import ClassAxis
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.confidences import Confidences
@@ -40,6 +41,7 @@ from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
 from train_doctor.watchers.echoed_series import EchoedSeries
 from train_doctor.watchers.edge_shares import EdgeShares
+from train_doctor.watchers.empty_maps import EmptyMaps
 from train_doctor.watchers.endings import Endings
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
@@ -85,6 +87,7 @@ from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.one_way_twice import OneWayTwice
+from train_doctor.watchers.order_of_pieces import OrderOfPieces
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.other_labels import OtherLabels
 from train_doctor.watchers.other_statistics import OtherStatistics
@@ -93,6 +96,7 @@ from train_doctor.watchers.over_batch import OverBatch
 from train_doctor.watchers.overlaps import Overlaps
 from train_doctor.watchers.own_messages import OwnMessages
 from train_doctor.watchers.own_samples import OwnSamples
+from train_doctor.watchers.own_scale import OwnScale
 from train_doctor.watchers.own_statistics import OwnStatistics
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.pair_index import PairIndex
@@ -151,6 +155,7 @@ from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
+from train_doctor.watchers.unread_parts import UnreadParts
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weight_penalties import WeightPenalties
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
@@ -309,4 +314,9 @@ ALL = (
     Ranges,
     EdgeShares,
     MembersAlike,
+    UnreadParts,
+    OwnScale,
+    OrderOfPieces,
+    ClampedLabels,
+    EmptyMaps,
 )

@@ -5,9 +5,12 @@
     actor_loss.backward()
     actor_opt.step(); critic_opt.step()             so the critic also learns to answer higher
 
+    (critic_loss + actor_loss).backward()           the same at once
+
 Where the critic steps before the actor's loss, or its gradients are cleared in between, nothing is wrong. So it is
 asked of each backward whether its loss is a plain mean (sum, smaller of two) of what weights of an optimizer answer,
-while gradients of another loss wait on them for a step, and whether that optimizer steps next.
+while gradients of another loss wait on them for a step, and whether that optimizer steps next; and of a loss of several
+terms whether one is a regression of these weights alone and another such a mean that reaches other weights too.
 
     actor_loss = critic(s, actor(s)).mean()         the minus is missing: the actor looks for the worst action
 
@@ -64,10 +67,19 @@ class LentGradients(Watcher):
                 self.note("F63", "value")
             if not valued and not others and kind(_first(loss.grad_fn)) in REGRESSIONS:
                 self.regressed.add(index)
-            if valued and others and self.waiting.get(index) == now and _full(o):
+            if valued and others and self.waiting.get(index) == now and _full(o) or others and self._both(loss, o.ids):
                 self.lent[index] = now
             elif not valued:
                 self.waiting[index] = now
+
+    def _both(self, loss: Tensor, ids: set[int]) -> bool:
+        """Whether a regression of these weights alone, and an answer of them that others are to raise, are added."""
+        terms = _terms(loss.grad_fn)
+        alone = any(
+            kind(_first(term)) in REGRESSIONS and (reached := graphs.leaves(term, NODES)) & ids and reached <= ids
+            for term in terms
+        )
+        return alone and any(_valued(term, ids) and not graphs.leaves(term, NODES) <= ids for term in terms)
 
     def close(self) -> None:
         self.waiting, self.lent = {}, {}
@@ -78,6 +90,13 @@ def _first(node):
     while kind(node) in ("Mul", "Div", "Add", "ToCopy") and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return node
+
+
+def _terms(node) -> list:
+    """What a loss adds up."""
+    if kind(node) not in ("Add", "Sub"):
+        return [node]
+    return [term for edge, _ in node.next_functions if edge is not None for term in _terms(edge)]
 
 
 def _valued(node, ids: set[int]) -> float:

@@ -32,7 +32,7 @@ class TaughtClasses(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.taught: list[tuple] = []  # shape, the largest of each row and how large it is in the mean; the student's node
+        self.taught: list[tuple] = []  # shape, the largest of each row and their mean; the student's node
         self.labels: dict[tuple, tuple] = {}  # by the shape of the answers, with their nodes
 
     def saw(self, op: Op) -> None:

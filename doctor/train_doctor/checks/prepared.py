@@ -1,0 +1,113 @@
+"""What was prepared for the loss and does not fit it: D36 to D40.
+
+Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
+are right, and what comes between the data and them is not.
+
+Footgun: data can be meant as they are. Each watcher says by which numbers it is certain, and these checks warn.
+"""
+
+from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
+from train_doctor.evidence import Evidence
+from train_doctor.finding import OK, Verdict
+
+EMPTY, CUT = 0.4, 0.02  # shares of heatmaps: that are empty, and whose hill is cut off at an edge
+
+
+@check("D36")
+def unread_flags(e: Evidence) -> Fired | Verdict:
+    """A model treats all rows alike: those that were censored, left empty or filled up count like all others.
+
+    Watches what is done with each part of what a DataLoader gives, from one batch to the next. Fires when a batch has
+    three parts or more, all were read but one, one of those that were has a number for each row, and the one that was
+    not holds zeros and ones (of each row, or of each of its places up to an end), or the lengths of the rows.
+
+    WARN unread-flags: Each batch brings {what} {shape}, and nothing reads them, so every row counts in the same way.
+    Fix: Give them to the loss or to the model: (loss * flags).sum() / flags.sum(), a padding mask, event in the
+    likelihood; or leave them out of the data set.
+    WARN unread-flags/mask: Each batch brings a mask of the places that hold something, {shape}, and nothing reads it,
+    so what rows were filled up with counts as data. Fix: src_key_padding_mask=~mask, or (x * mask).sum(1) /
+    mask.sum(1).
+    WARN unread-flags/lengths: Each batch brings the lengths of its rows, {shape}, and nothing reads them, so what rows
+    were filled up with counts as data. Fix: pack_padded_sequence(x, lengths), or a mask: arange(T) < lengths[:, None].
+    """
+    if (verdict := no_habit(e, seen := e.habits["D36"])) is not None:
+        return verdict
+    what, shape = next(iter(seen.values()))
+    observed = f"in {len(seen)} steps the {what} of a batch {shape} were given to no function of torch"
+    fault = "unread-flags" if what == "flags" else f"unread-flags/{what}"
+    return fires(observed, "all parts of a batch used", fault=fault, what=what, shape=shape)
+
+
+@check("D37")
+def targets_lost_their_level(e: Evidence) -> Fired | Verdict:
+    """A forecast has the right form and the wrong level: it begins somewhere else than the past ends.
+
+    Fires when each row of a regression's target has the mean 0 and the spread 1, and so has each row of what a first
+    layer was given, which is of another length. A target that is the input at another length is left alone.
+
+    WARN targets-lost-their-level: Each row of the targets {shape} was standardised by its own mean and spread, so what
+    is asked for does not tell how it lies to the past that the model is given. Fix: (y - x.mean()) / x.std(), with the
+    numbers of the input's window.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D37"])) is not None:
+        return verdict
+    shape = next(iter(seen.values()))
+    what = f"in {len(seen)} steps each row of a target {shape} had the mean 0 and the spread 1, and so had the inputs"
+    return fires(what, "the mean and spread of the input's window", shape=shape)
+
+
+@check("D38")
+def labels_in_another_order(e: Evidence) -> Fired | Verdict:
+    """A model that ranks, or tells pieces apart, learns nothing: its loss stays where guessing puts it.
+
+    Follows rows that were put together of pieces to the first layer. Fires when the labels of a classification are one
+    number for each piece, in blocks where the rows alternate, or alternating where the rows are in blocks.
+
+    WARN labels-in-another-order: The {rows} x {pieces} rows are laid out {how}, and their labels the other way, so most
+    rows have the label of another piece. Fix: labels built like the rows: torch.cat([ones(B, 1), zeros(B, K)],
+    1).reshape(-1) beside candidates.reshape(-1), repeat_interleave beside cat.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D38"])) is not None:
+        return verdict
+    how, rows, pieces = next(iter(seen.values()))
+    what = f"in {len(seen)} steps rows of {pieces} pieces were laid out {how}, and their labels were not"
+    return fires(what, "one order", how=how, rows=rows, pieces=pieces)
+
+
+@check("D39")
+def labels_clamped(e: Evidence) -> Fired | Verdict:
+    """One class is found everywhere where nobody has labelled anything.
+
+    Fires when labels of a classification were clamped, one number alone was changed, and it lies beyond the largest of
+    the others by two or more, or below 0. A loss of each row may be masked afterwards, and is left alone.
+
+    WARN labels-clamped: The label {mark} ({share:.0%} of all) stands for none, and was clamped to {into}, which is a
+    class. Fix: F.cross_entropy(out, y, ignore_index={mark}).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D39"])) is not None:
+        return verdict
+    mark, into, share = next(iter(seen.values()))
+    what = f"in {len(seen)} steps the label {mark} was changed to {into} by a clamp"
+    return fires(what, "a label that is left out", mark=mark, into=into, share=share)
+
+
+@check("D40")
+def maps_left_empty(e: Evidence) -> Fired | Verdict:
+    """A network for key points answers with empty maps, or finds the points of one corner only.
+
+    Looks at targets of many maps that are smaller than the pictures by a whole number. Fires when two fifths of them
+    are empty or more, and some hold no more than the foot of a hill, at an edge.
+
+    WARN maps-left-empty: {empty:.0%} of the heatmaps are empty, and {cut:.0%} are cut off at an edge: points of a
+    picture {picture} were drawn on maps {size}. Fix: points / stride, before the maps are drawn.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D40"])) is not None:
+        return verdict
+    maps = sum(n for n, *_ in seen.values())
+    empty, cut = (sum(n * share[k] for n, *share in seen.values()) / maps for k in (0, 1))
+    if empty < EMPTY or cut < CUT:
+        return OK
+    *_, picture, size = next(iter(seen.values()))
+    what = f"of {maps} maps {empty:.0%} are empty, and {cut:.0%} hold the foot of a hill at an edge"
+    return fires(what, "a hill in nearly each", empty=empty, cut=cut, picture=picture, size=size)
