@@ -431,7 +431,8 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
     WARN largest-not-taken/of-all: The target holds the largest value of all rows and actions together, {shape}, and not
     that of each row's next state. Fix: target_net(next_states).max(dim=1).values.
     WARN largest-not-taken/own-state: The target looks ahead from the state that the action was taken in, and not from
-    the one that it led to. Fix: target = reward + gamma * target_net(next_states).max(1).values.
+    the one that it led to: it is given the wrong one, or both were stored as one tensor that the environment writes
+    into. Fix: target = reward + gamma * target_net(next_states).max(1).values; buffer.push(state.clone(), ...).
     """
     if (verdict := no_habit(e, seen := e.habits["F39"])) is not None:
         return verdict

@@ -1,4 +1,4 @@
-"""What was prepared for the loss and does not fit it: D36 to D40.
+"""What was prepared for the loss and does not fit it: D36 to D41.
 
 Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
 are right, and what comes between the data and them is not.
@@ -111,3 +111,23 @@ def maps_left_empty(e: Evidence) -> Fired | Verdict:
     *_, picture, size = next(iter(seen.values()))
     what = f"of {maps} maps {empty:.0%} are empty, and {cut:.0%} hold the foot of a hill at an edge"
     return fires(what, "a hill in nearly each", empty=empty, cut=cut, picture=picture, size=size)
+
+
+@check("D41")
+def sides_exchanged(e: Evidence) -> Fired | Verdict:
+    """Boxes or points are off on wide or tall pictures, and right on square ones.
+
+    Looks at regressions whose columns take turns as x and y, beside pictures that are not square. Fires when the column
+    of the longer side ends beyond 1, at the ratio of the sides at most, and the other one below the reverse of it.
+
+    WARN sides-exchanged: On pictures {high} high and {wide} wide, x ends at {x:.2f} and y at {y:.2f}: x was divided by
+    the height and y by the width. Fix: height, width = x.shape[-2:]; boxes / torch.tensor([width, height, width,
+    height]).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D41"])) is not None:
+        return verdict
+    xs, ys, *_ = zip(*seen.values())
+    *_, high, wide = next(iter(seen.values()))
+    x, y = max(xs), max(ys)
+    what = f"in {len(seen)} steps x ends at {x:.2f} and y at {y:.2f}, of pictures {high} x {wide}"
+    return fires(what, "both end at 1", high=high, wide=wide, x=x, y=y)
