@@ -143,18 +143,22 @@ def _doubled(x: Tensor, target: Tensor) -> float:
     target."""
     if target.is_floating_point() or target.shape != x.shape[:1]:
         return 0.0
-    if not bool((target == torch.arange(len(x), device=x.device)).all()) or bool((x.amax() == x.amin())):
+    if not bool((target == torch.arange(len(x), device=x.device)).all()) or bool(x.amax() == x.amin()):
         return 0.0
-    alike = (x - x.diagonal()[:, None]).abs() <= 2e-5 * x.abs().max()
-    return (float(alike.float().sum()) - len(x)) / (len(x) * (len(x) - 1))
+    return float(_alike(x, x.diagonal()[:, None]).mean()) / (len(x) - 1)
 
 
 def _again(x: Tensor, column: int) -> bool:
     """Whether what each row has in its target's column stands in another column too, and few others are alike."""
-    x = x.nan_to_num(0, 0, 0)
-    near = (x - x[:, column : column + 1]).abs() <= 2e-5 * x.abs().max()
-    alike = near.sum(1) - 1  # itself apart
-    return len(x) > 3 and bool((alike > 0).float().mean() >= 0.9 and alike.float().mean() <= x.shape[1] / 4)
+    alike = _alike(x, x[:, column : column + 1])
+    return len(x) > 3 and bool((alike > 0).float().mean() >= 0.9 and alike.mean() <= x.shape[1] / 4)
+
+
+def _alike(x: Tensor, own: Tensor) -> Tensor:
+    """How many other columns of each row hold the number of its own. What was filled in with -inf holds none."""
+    there = x.isfinite()
+    near = (x - own).abs() <= 2e-5 * x.where(there, 0).abs().max()
+    return (near & there).sum(1).float() - 1
 
 
 def _ends(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -128,8 +128,8 @@ from train_doctor.watchers.scored import Scored
 from train_doctor.watchers.shared_rows import SharedRows
 from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
-from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.sides import Sides
+from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.soft_targets import SoftTargets

@@ -1,0 +1,265 @@
+"""What is prepared for a loss and is wrong, or only looks so (D36 to D41), and two losses of a critic at once (N38)."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import train_doctor as doctor
+
+from .bench import quiet
+from .test_meetings import blamed, named
+from .test_turned import net, said
+
+ROWS = 32
+
+
+def batches(*parts: torch.Tensor, rows: int = ROWS, names: tuple = ()):
+    data = [dict(zip(names, row)) for row in zip(*parts)] if names else TensorDataset(*parts)
+    loader = DataLoader(data, rows, shuffle=True, generator=torch.Generator().manual_seed(0))
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+# ------------------------------------------------------------------------------------------------ D36
+FLAGS = {
+    "unread": True,
+    "unread, by name": True,
+    "in the loss": False,
+    "in the model": False,
+    "cast first": False,
+    "as numbers of Python": False,
+    "rows alone": False,
+    "two parts": False,
+    "numbers of other kinds": False,
+}
+
+
+@pytest.mark.parametrize("how", FLAGS)
+def test_flags_that_nothing_reads(how):
+    x, time = torch.randn(256, 6), torch.rand(256)
+    event = (torch.rand(256) < 0.6).float()
+    if how == "numbers of other kinds":
+        event = torch.rand(256)
+    parts = (x, event) if how == "two parts" else (x, time, event)
+    given = batches(*parts, names=("x", "time", "event") if how == "unread, by name" else ())
+
+    def loss(model):
+        row = next(given)
+        x, *others = row.values() if isinstance(row, dict) else row
+        event = others[-1]
+        if how == "two parts":
+            return model(x).pow(2).mean()
+        if how == "in the model":
+            return (model(x + event[:, None]).squeeze(1) - others[0]).pow(2).mean()
+        each = (model(x).squeeze(1) - (0.5 if how == "rows alone" else others[0])).pow(2)
+        if how == "in the loss":
+            return (each * event).sum() / event.sum()
+        if how == "cast first":
+            return each[event.bool()].mean()
+        if how == "as numbers of Python":
+            return torch.stack([one for one, there in zip(each, event.tolist()) if there]).mean()
+        return each.mean()
+
+    assert named("D36", net(6, 1), loss, "flags") is FLAGS[how]
+
+
+@pytest.mark.parametrize("what, read", [("mask", False), ("mask", True), ("lengths", False), ("lengths", True)])
+def test_what_tells_where_rows_end(what, read):
+    """The loss is of the first place alone, so nothing else is wrong."""
+    lengths = torch.randint(2, 9, (256,))
+    mask = torch.arange(8) < lengths[:, None]
+    x, y = torch.randn(256, 8, 3) * mask[..., None], torch.randn(256)
+    given = batches(x, mask if what == "mask" else lengths, y)
+
+    def loss(model):
+        x, ends, y = next(given)
+        if read:
+            x = x * (ends[..., None] if what == "mask" else (torch.arange(8) < ends[:, None])[..., None])
+        return (model(x)[:, 0, 0] - y).pow(2).mean()
+
+    assert named("D36", net(3, 1), loss, "mask" if what == "mask" else "lengths") is not read
+
+
+# ------------------------------------------------------------------------------------------------ D37
+LEVELS = {"its own": True, "the input's": False, "of the series": False, "a finer picture": False, "itself": False}
+
+
+@pytest.mark.parametrize("how", LEVELS)
+def test_the_level_of_a_window_to_come(how):
+    def standard(x, of):
+        return (x - of.mean(1, keepdim=True)) / of.std(1, keepdim=True)
+
+    def loss(model):
+        series = torch.randn(ROWS, 36).cumsum(1)
+        past, to_come = series[:, :24], series[:, 24:]
+        if how == "a finer picture":
+            rough = F.interpolate(series[:, None, :12], 24, mode="linear", align_corners=True)[:, 0]
+            return F.mse_loss(model(standard(rough, rough))[:, :12], standard(series[:, :12], series[:, :12]))
+        x = past if how == "of the series" else standard(past, past)
+        y = {"its own": standard(to_come, to_come), "the input's": standard(to_come, past)}.get(how, to_come)
+        if how == "itself":
+            return F.mse_loss(nn.functional.pad(model(x), (0, 12)), x)
+        return F.mse_loss(model(x), y)
+
+    assert named("D37", net(24, 12), loss) is LEVELS[how]
+
+
+# ------------------------------------------------------------------------------------------------ D38
+class Pairs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.item = nn.Embedding(50, 8), nn.Embedding(50, 8)
+
+    def forward(self, users, items):
+        return (self.user(users) * self.item(items)).sum(1)
+
+
+@pytest.mark.parametrize("labels", ["row by row", "in blocks"])
+@pytest.mark.parametrize("laid", ["row by row", "in blocks"])
+def test_labels_of_candidates(laid, labels):
+    def loss(model):
+        users, one, others = (torch.randint(50, (ROWS, n)) for n in (1, 1, 4))
+        table = torch.cat([one, others], 1)  # (B, 5)
+        right = torch.cat([torch.ones(ROWS, 1), torch.zeros(ROWS, 4)], 1)
+        if laid == "row by row":
+            items, users = table.reshape(-1), users.repeat_interleave(5)
+        else:
+            items, users = torch.cat([one[:, 0], *others.unbind(1)]), users.repeat(5, 1)[:, 0]
+        right = right.reshape(-1) if labels == "row by row" else right.T.reshape(-1)
+        return F.binary_cross_entropy_with_logits(model(users, items), right)
+
+    assert named("D38", Pairs(), loss) is (laid != labels)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize("joined", ["cat", "stack"])
+def test_labels_of_turned_pictures(joined, wrong):
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+    def loss(model):
+        x = torch.randn(16, 1, 8, 8)
+        turned = [x.rot90(k, (2, 3)) for k in range(4)]
+        views = torch.cat(turned) if joined == "cat" else torch.stack(turned, 1).flatten(0, 1)
+        ways = torch.arange(4)
+        ways = ways.repeat_interleave(16) if (joined == "cat") is not wrong else ways.repeat(16)
+        return F.cross_entropy(model(views), ways)
+
+    assert named("D38", model, loss) is wrong
+
+
+# ------------------------------------------------------------------------------------------------ D39
+CUT = {"255": True, "-1": True, "ignored": False, "masked": False, "bins": False, "nothing to cut": False}
+
+
+@pytest.mark.parametrize("how", CUT)
+def test_labels_that_stand_for_none(how):
+    def loss(model):
+        x, y = torch.randn(ROWS, 6), torch.randint(5, (ROWS,))
+        none = torch.rand(ROWS) < 0.3
+        if how in ("255", "ignored", "masked"):
+            y = y.masked_fill(none, 255)
+        if how == "ignored":
+            return F.cross_entropy(model(x), y, ignore_index=255)
+        if how == "masked":
+            each = F.cross_entropy(model(x), y.clamp(max=4), reduction="none")
+            return (each * ~none).sum() / (~none).sum()
+        if how == "-1":
+            return F.cross_entropy(model(x), y.masked_fill(none, -1).clamp(min=0))
+        if how == "bins":
+            y = (torch.rand(ROWS) * 6).long()
+        return F.cross_entropy(model(x), y.clamp(max=4))
+
+    assert named("D39", net(6, 5), loss) is CUT[how]
+
+
+# ------------------------------------------------------------------------------------------------ D40
+@pytest.mark.parametrize("how", ["as on the picture", "scaled", "points that are not there"])
+def test_hills_on_smaller_maps(how):
+    axis = torch.arange(8.0)
+
+    def loss(model):
+        points = torch.rand(16, 4, 2) * 16 - 0.5  # of a picture of 16
+        places = points if how == "as on the picture" else ((points + 0.5) / 2 - 0.5).clamp(0, 7)
+        hills = (-((axis - places[..., :1]) ** 2) / 2).exp(), (-((axis - places[..., 1:]) ** 2) / 2).exp()
+        maps = hills[1][..., None] * hills[0][:, :, None]
+        if how == "points that are not there":
+            maps = maps * (torch.rand(16, 4, 1, 1) < 0.4)
+        return F.mse_loss(model(torch.randn(16, 1, 16, 16)), maps)
+
+    assert named("D40", nn.Conv2d(1, 4, 3, stride=2, padding=1), loss) is (how == "as on the picture")
+
+
+# ------------------------------------------------------------------------------------------------ D41
+SIDES = {"exchanged": True, "right": False, "one side for both": False, "pixels": False, "a square": False}
+
+
+@pytest.mark.parametrize("tall", [False, True])
+@pytest.mark.parametrize("how", SIDES)
+def test_sides_of_a_picture(how, tall):
+    high, wide = (16, 16) if how == "a square" else (32, 16) if tall else (16, 32)
+    by = {"right": (wide, high), "one side for both": (wide, wide), "pixels": (1, 1)}.get(how, (high, wide))
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+    def loss(model):
+        ends = torch.rand(ROWS, 2, 2).sort(1).values * torch.tensor([wide, high])  # two corners, x and y
+        return F.l1_loss(model(torch.randn(ROWS, 1, high, wide)), (ends / torch.tensor(by)).flatten(1))
+
+    assert blamed("D41", model, loss) is SIDES[how]
+
+
+# ------------------------------------------------------------------------------------------------ D27
+@pytest.mark.parametrize("how", ["sorted", "shuffled", "masked", "of few kinds"])
+def test_partners_of_a_batch_differ(how):
+    model = nn.ModuleDict({"left": net(6, 8), "right": nn.Embedding(60, 8)})
+    turns = itertools.count()
+
+    def loss(model):
+        n = next(turns)
+        ids = torch.arange(ROWS) // 16 + 2 * n % 60 if how in ("sorted", "masked") else torch.randperm(60)[:ROWS]
+        ids = ids % 3 if how == "of few kinds" else ids
+        left, right = F.normalize(model["left"](torch.randn(ROWS, 6))), F.normalize(model["right"](ids))
+        table = left @ right.T / 0.1
+        if how == "masked":
+            again = (ids[:, None] == ids) & ~torch.eye(ROWS, dtype=torch.bool)
+            table = table.masked_fill(again, float("-inf"))
+        return F.cross_entropy(table, torch.arange(ROWS))
+
+    assert named("D27", model, loss, "partner") is (how in ("sorted", "of few kinds"))
+
+
+# ------------------------------------------------------------------------------------------------ N38
+@pytest.mark.parametrize("how", ["at once", "frozen meanwhile", "one optimizer", "apart"])
+def test_both_losses_of_a_critic_at_once(how):
+    torch.manual_seed(0)
+    actor, critic = net(6, 2), net(8, 1)
+    first, second = (torch.optim.SGD(m.parameters(), 1e-2) for m in (actor, critic))
+    if how == "one optimizer":
+        first = second = torch.optim.SGD([*actor.parameters(), *critic.parameters()], 1e-2)
+    optimizers = [first] if how == "one optimizer" else [first, second]
+
+    def fit():
+        with doctor.watch(optimizer=optimizers, steps=8, say=False) as report:
+            for _ in range(8):
+                x, y, action = torch.randn(ROWS, 6), torch.randn(ROWS, 1), torch.randn(ROWS, 2)
+                for optimizer in optimizers:
+                    optimizer.zero_grad()
+                error = F.mse_loss(critic(torch.cat([x, action], 1)), y)
+                critic.requires_grad_(how != "frozen meanwhile")
+                value = critic(torch.cat([x, torch.tanh(actor(x))], 1)).mean()
+                critic.requires_grad_(True)
+                if how == "apart":
+                    error.backward()
+                    second.step()
+                    (-critic(torch.cat([x, torch.tanh(actor(x))], 1)).mean()).backward()
+                    first.step()
+                    continue
+                (error - value).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return report
+
+    report = quiet(fit)
+    assert not report.faults and ("N38" in said(report)) is (how == "at once"), f"\n{report}"
