@@ -10,6 +10,7 @@ from .step_programs import Blind, judged
 BLIND = Blind("judge27")
 
 NAMED = {
+    "audio_power_spectrogram": "D42",
     "ctc_input_lengths": "F110",
     "seg_mask_resize": "F36",
     "seg_hard_dice": "F2",
@@ -43,7 +44,6 @@ NAMED = {
     "multitask_shared_bottom": "B1",
 }
 UNSEEN = {
-    "audio_power_spectrogram": "how loud a picture of sound is, nobody wrote down",
     "audio_cmvn_axis": "a normalisation may go over any axis",
     "detection_background_index": "labels begin at 0 in most programs",
     "cutmix_lam": "in none of the three steps that are looked at anything was mixed",

@@ -210,6 +210,36 @@ def test_sides_of_a_picture(how, tall):
     assert blamed("D41", model, loss) is SIDES[how]
 
 
+# ------------------------------------------------------------------------------------------------ D42
+HEARD = {"power": True, "with filters": True, "parts": True, "logarithm": False, "magnitude": False, "root": False}
+HEARD |= {"normalised": False}
+
+
+@pytest.mark.parametrize("how", HEARD)
+def test_powers_of_a_spectrogram(how):
+    filters = F.one_hot(torch.arange(1, 33, 4), 33) * torch.rand(8, 1)
+    bins = 33 if how in ("power", "parts") else 8
+    model = nn.Sequential(nn.Conv1d(bins, 4, 3), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+    def loss(model):
+        tones = torch.rand(ROWS, 1) * torch.arange(512)
+        wave = tones.sin() * torch.rand(ROWS, 1) * 5 + 1e-2 * torch.randn(ROWS, 512)
+        spectrum = torch.stft(wave, 64, window=torch.hann_window(64), return_complex=True)
+        power = spectrum.abs() if how == "magnitude" else spectrum.abs().pow(2)
+        if how == "parts":
+            power = torch.view_as_real(spectrum).square().sum(-1)
+        heard = power if how in ("power", "parts") else filters @ power
+        if how == "logarithm":
+            heard = (heard + 1e-6).log()
+        if how == "root":
+            heard = heard**0.3
+        if how == "normalised":
+            heard = (heard - heard.mean()) / heard.std()
+        return F.cross_entropy(model(heard), torch.randint(4, (ROWS,)))
+
+    assert blamed("D42", model, loss) is HEARD[how]
+
+
 # ------------------------------------------------------------------------------------------------ D27
 @pytest.mark.parametrize("how", ["sorted", "shuffled", "masked", "of few kinds"])
 def test_partners_of_a_batch_differ(how):

@@ -1,4 +1,4 @@
-"""What was prepared for the loss and does not fit it: D36 to D41.
+"""What was prepared for the loss and does not fit it: D36 to D42.
 
 Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
 are right, and what comes between the data and them is not.
@@ -131,3 +131,21 @@ def sides_exchanged(e: Evidence) -> Fired | Verdict:
     x, y = max(xs), max(ys)
     what = f"in {len(seen)} steps x ends at {x:.2f} and y at {y:.2f}, of pictures {high} x {wide}"
     return fires(what, "both end at 1", high=high, wide=wide, x=x, y=y)
+
+
+@check("D42")
+def powers_without_a_logarithm(e: Evidence) -> Fired | Verdict:
+    """A network for sound learns to hear loud clips, and little else.
+
+    Follows the square of what a Fourier transform gave through banks of filters. Fires when it goes into a first layer
+    that learns (a BatchNorm is one) without a logarithm or a root, and the largest is a hundred times the median.
+
+    WARN powers-without-a-logarithm: The network is given the powers of a spectrogram {shape} as they are, with a median
+    of {middle:.2g} and up to {top:.2g}, so the loudest bins decide everything. Fix: torch.log(power + 1e-6), or
+    AmplitudeToDB.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D42"])) is not None:
+        return verdict
+    shape, middle, top = next(iter(seen.values()))
+    what = f"in {len(seen)} steps a layer was given powers {shape}, of which the largest is {top:.2g}"
+    return fires(what, "numbers of about one size", shape=shape, middle=middle, top=top)

@@ -134,6 +134,7 @@ from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.soft_targets import SoftTargets
 from train_doctor.watchers.sorted_labels import SortedLabels
+from train_doctor.watchers.spectral_powers import SpectralPowers
 from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
@@ -321,4 +322,5 @@ ALL = (
     ClampedLabels,
     EmptyMaps,
     Sides,
+    SpectralPowers,
 )

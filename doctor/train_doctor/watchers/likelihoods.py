@@ -109,7 +109,9 @@ class Likelihoods(Watcher):
         numbers = [a for a in op.args if isinstance(a, int | float)]
         if op.name in FROM:
             return SCORE
-        if op.name == "linear" or facts[:1] == [DETACHED] and op.name in LAID:
+        if op.name == "linear":
+            return DETACHED if op.result.shape[-1] == 1 else None  # a value
+        if facts[:1] == [DETACHED] and op.name in LAID:
             return DETACHED
         if DETACHED in facts or MIXED in facts:
             return self._of_answers(op, facts)
