@@ -319,13 +319,13 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     left alone. Also fires when the answers of a teacher that is not in doubt have nothing to do with the labels, and
     both are asked of the same answers of the student.
 
+    WARN teacher-of-other-classes: The teacher numbers the classes otherwise (its {answer} is label {label}), so the two
+    terms of the loss ask for different ones. Fix: teacher_logits[:, order], with the teacher's number of each class of
+    the student in order.
     WARN teacher-of-other-classes/strangers: The teacher's answers have nothing to do with the labels of their rows:
     they belong to other rows (stored answers that are read by the number of the batch, while the loader shuffles), or
     to another task. Fix: Let the data set give the number of each row, and read the stored answers by it:
     cache[index].
-    WARN teacher-of-other-classes: The teacher numbers the classes otherwise (its {answer} is label {label}), so the two
-    terms of the loss ask for different ones. Fix: teacher_logits[:, order], with the teacher's number of each class of
-    the student in order.
     """
     if (verdict := no_habit(e, seen := e.habits["F103"])) is not None:
         return verdict
