@@ -116,6 +116,68 @@ def test_the_sign_of_an_advantage(how):
     assert told("F63", loss_of) is REGRETS[how]
 
 
+# ------------------------------------------------------------------------------------------------ F71
+@pytest.mark.parametrize("by_hand", [True, False])
+@pytest.mark.parametrize("minus", [True, False])
+def test_the_sign_of_a_partial_likelihood(minus, by_hand):
+    def loss_of(model):
+        x, event = torch.randn(ROWS, 6), (torch.rand(ROWS) < 0.7).float()
+        risk = model(x).squeeze(1)
+        at_risk = risk.exp().cumsum(0).log() if by_hand else torch.logcumsumexp(risk, 0)
+        score = ((risk - at_risk) * event).sum() / event.sum()
+        return -score if minus else score
+
+    assert told("F71", loss_of, net(out=1)) is not minus
+
+
+# ------------------------------------------------------------------------------------------------ F116
+ASKED = {"itself": True, "the copy": False, "itself, without a copy": False, "both": False}
+
+
+@pytest.mark.parametrize("how", ASKED)
+def test_a_copy_that_makes_no_targets(how):
+    class Values(nn.Sequential):
+        """A class of its own, so that networks of other tests are none of its copies."""
+
+    model = Values(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    target_net = copy.deepcopy(model).requires_grad_(False) if how != "itself, without a copy" else None
+
+    def loss_of(model):
+        state, following, reward = torch.randn(ROWS, 6), torch.randn(ROWS, 6), torch.randn(ROWS)
+        with torch.no_grad():
+            asked = target_net if how == "the copy" else model
+            ahead = asked(following).max(1).values
+            if how == "both":  # double Q-learning
+                ahead = target_net(following).gather(1, model(following).argmax(1, keepdim=True)).squeeze(1)
+        taken = model(state).gather(1, torch.randint(3, (ROWS, 1))).squeeze(1)
+        return F.smooth_l1_loss(taken, reward + 0.9 * ahead)
+
+    assert told("F116", loss_of, model) is ASKED[how]
+
+
+# ------------------------------------------------------------------------------------------------ F117
+SLOPES = {"of the answer again": True, "of the slope": False, "another input": False, "once": False, "anew": False}
+
+
+@pytest.mark.parametrize("how", SLOPES)
+def test_a_second_derivative_is_of_the_first(how):
+    def slope(of, by):
+        return torch.autograd.grad(of.sum(), by, create_graph=True)[0]
+
+    def loss_of(model):
+        x, t = (torch.rand(ROWS, 1).requires_grad_() for _ in range(2))
+        u = model(torch.cat([x, t], 1))
+        first = slope(u, x)
+        if how == "anew":
+            return (first + slope(model(torch.cat([x, t], 1)), x)).pow(2).mean()
+        second = {"of the answer again": lambda: slope(u, x), "of the slope": lambda: slope(first, x)}
+        second |= {"another input": lambda: slope(u, t), "once": lambda: 0}
+        return (first - second[how]() + u).pow(2).mean()
+
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+    assert told("F117", loss_of, model) is SLOPES[how]
+
+
 # ------------------------------------------------------------------------------------------------ F64
 @pytest.mark.parametrize("flags, wrong", [("done", True), ("1 - done", False), ("goes on", False), ("both", False)])
 def test_which_flags_meet_the_next_value(flags, wrong):

@@ -83,6 +83,19 @@ def test_what_tells_where_rows_end(what, read):
     assert named("D36", net(3, 1), loss, "mask" if what == "mask" else "lengths") is not read
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_points_that_can_be_seen(read):
+    x, y = torch.randn(256, 6), torch.rand(256, 8)
+    given = batches(x, y, (torch.rand(256, 4) < 0.7).float())
+
+    def loss(model):
+        x, y, seen = next(given)
+        each = F.smooth_l1_loss(model(x), y, reduction="none")
+        return (each * seen.repeat_interleave(2, 1)).mean() if read else each.mean()
+
+    assert named("D36", net(6, 8), loss, "mask") is not read
+
+
 # ------------------------------------------------------------------------------------------------ D37
 LEVELS = {"its own": True, "the input's": False, "of the series": False, "a finer picture": False, "itself": False}
 
@@ -208,6 +221,59 @@ def test_sides_of_a_picture(how, tall):
         return F.l1_loss(model(torch.randn(ROWS, 1, high, wide)), (ends / torch.tensor(by)).flatten(1))
 
     assert blamed("D41", model, loss) is SIDES[how]
+
+
+# ------------------------------------------------------------------------------------------------ D14
+@pytest.mark.parametrize("finer", [1, 2])
+@pytest.mark.parametrize("how", ["one corner", "two corners", "the middle", "whole"])
+def test_pieces_of_pictures_and_of_their_targets(how, finer):
+    pictures = torch.rand(32, 1, 24, 24)
+    targets = F.interpolate(pictures, scale_factor=finer)
+
+    def corner():
+        return torch.randint(12, (2,)).tolist() if how != "the middle" else (6, 6)
+
+    def loss(model):
+        xs, ys = [], []
+        for n in torch.randperm(32)[:8].tolist():
+            a, b = corner()
+            xs.append(pictures[n, :, a : a + 12, b : b + 12])
+            a, b = corner() if how == "two corners" else (a, b)
+            a, b, size = a * finer, b * finer, 12 * finer
+            ys.append(targets[n, :, a : a + size, b : b + size])
+        if how == "whole":
+            xs, ys = list(pictures[:8]), list(targets[:8])
+        return F.l1_loss(model(torch.stack(xs)), torch.stack(ys))
+
+    model = nn.Sequential(nn.Conv2d(1, 4 * finer**2, 3, padding=1), nn.PixelShuffle(finer), nn.Conv2d(4, 1, 1))
+    assert named("D14", model, loss, "corner") is (how == "two corners")
+
+
+# ------------------------------------------------------------------------------------------------ F30
+class Films(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.frame, self.head = how, nn.Conv2d(1, 8, 3), nn.Linear(8, 4)
+
+    def forward(self, x):  # (B, T, 1, H, W)
+        rows, frames = x.shape[:2]
+        h = self.frame(x.flatten(0, 1)).relu().mean((2, 3))  # (B * T, 8)
+        if self.how == "the other way":
+            return self.head(h.view(frames, rows, -1).mean(0))
+        if self.how == "turned afterwards":
+            return self.head(h.view(rows, frames, -1).transpose(0, 1).mean(0))
+        if self.how == "turned before":
+            h = self.frame(x.transpose(0, 1).flatten(0, 1)).relu().mean((2, 3))
+            return self.head(h.view(frames, rows, -1).mean(0))
+        return self.head(h.unflatten(0, (rows, frames)).mean(1))
+
+
+@pytest.mark.parametrize("how", ["the other way", "turned afterwards", "turned before", "as they were"])
+def test_two_axes_that_were_one(how):
+    def loss(model):
+        return F.cross_entropy(model(torch.randn(8, 5, 1, 6, 6)), torch.randint(4, (8,)))
+
+    assert named("F30", Films(how), loss, "pieces") is (how == "the other way")
 
 
 # ------------------------------------------------------------------------------------------------ D42

@@ -122,3 +122,12 @@ def _among(module: nn.Module, modules: list[nn.Module]) -> bool:
 
 def _is(call: Call, ids: set[int]) -> bool:
     return id(call.module()) in ids
+
+
+def copies(models: list[nn.Module], trained: set[int]) -> list[nn.Module]:
+    """Other modules of the classes and sizes of these, whose weights nobody trains."""
+    sorts = {(type(m), *(p.shape for p in m.parameters())) for m in models}
+    kinds, own = {kind for kind, *_ in sorts}, {id(m) for m in models}
+    there = [x for x in gc.get_objects() if type(x) in kinds and "_modules" in x.__dict__ and id(x) not in own]
+    there = [m for m in there if (type(m), *(p.shape for p in m.parameters())) in sorts]
+    return [m for m in there if not any(id(p) in trained for p in m.parameters())]

@@ -239,7 +239,7 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     Fires when a line of the program calls reshape or view on a tensor and what comes out has the same sizes in another
     order, like (32, 20, 40) of (32, 40, 20). That regroups the numbers along the memory. Sizes of 1 do not count, and
     equal sizes can't be seen. Reshapes to other sizes are left alone, but for a picture that is cut into as many pieces
-    as it has squares of their size.
+    as it has squares of their size, and for rows that were two axes and are taken apart in the other order.
 
     WARN axes-regrouped: {name} makes {after} of {before}, which moves no axis: it cuts the same row of numbers in other
     places, so each of the new rows holds pieces of several old ones. Fix: transpose or permute, which move axes;
@@ -247,7 +247,14 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
     WARN axes-regrouped/patches: {name} makes {after} of {before}, which cuts each picture into pieces of its lines, and
     not into square patches. Fix: nn.Conv2d(C, D, p, stride=p), or x.reshape(B, C, H // p, p, W // p, p).permute(0, 2,
     4, 1, 3, 5).reshape(B, -1, C * p * p).
+    WARN axes-regrouped/unfolded: The rows were {one} times {two}, and {name} takes them apart as {two} times {one}, so
+    each of the new rows holds pieces of several old ones. Fix: features.view(B, T, -1), in the order in which
+    flatten(0, 1) has put them, then transpose(0, 1).
     """
+    if len(unfolded := e.habits["F30 unfolded"]) >= STEPS:
+        name, one, two = next(iter(unfolded.values()))
+        what = f"in {len(unfolded)} steps rows of {one} times {two} were taken apart as {two} times {one}"
+        return fires(what, "one order", fault="axes-regrouped/unfolded", name=name, one=one, two=two)
     if (verdict := no_habit(e, seen := e.habits["F30"])) is not None:
         return verdict
     name, before, after, patches = next(iter(seen.values()))

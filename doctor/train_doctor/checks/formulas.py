@@ -155,13 +155,21 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     """A segmentation stays blurred or mirrored, though its network learns well on data without augmentation.
 
     Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
-    the same height and width never were, or others of them were. Data that worker processes load are not seen.
+    the same height and width never were, or others of them were. Also when pieces of a batch were cut out of larger
+    pictures at other places than the pieces of their targets. Data that worker processes load are not seen.
 
     WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
     place. Fix: Draw once, and move both in the same way.
     WARN moved-apart/drawn-twice: Some pictures are flipped or turned without their target, and some targets without
     their picture: each of the two draws its own number. Fix: Draw once, and move both in the same way.
+    WARN moved-apart/crops: {apart} of {rows} pieces {size} of a batch were cut out of their pictures at another place
+    than those of their targets: the corner was drawn twice. Fix: Draw one corner, and cut both there (times the factor
+    of a finer target).
     """
+    if len(crops := e.habits["D14 crops"]) >= STEPS:
+        apart, rows, size, _ = next(iter(crops.values()))
+        what = f"in {len(crops)} steps pieces of pictures and of their targets were cut at other places"
+        return fires(what, "the same places", fault="moved-apart/crops", apart=apart, rows=rows, size=size)
     if (verdict := no_habit(e, e.moved)) is not None:
         return verdict
     pictures, targets, rows, apart = (sum(told[n] for told in e.moved.values()) for n in range(4))

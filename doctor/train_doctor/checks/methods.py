@@ -8,9 +8,10 @@ left alone.
 
 from dataclasses import dataclass
 
+from train_doctor import owners
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
-from train_doctor.evidence import Clip, Evidence, ScalerStep, Step, ZeroGrad
+from train_doctor.evidence import Call, Clip, Evidence, ScalerStep, Step, ZeroGrad
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 STEPS = 3
@@ -452,3 +453,40 @@ def never_steps(e: Evidence) -> Fired | Verdict:
     if count < STEPS:
         return unknown("fewer than three steps were seen")
     return fires(f"{count} times gradients were cleared, and no optimizer stepped", "a step after each", count=count)
+
+
+@check("F116")
+def own_bootstraps(e: Evidence) -> Fired | Verdict:
+    """Q-learning begins well, and then its values run away or swing, though there is a target network.
+
+    Fires when the largest value of the next state, in a target, was answered by the weights that are trained, and there
+    is another network of the same class and sizes that no optimizer holds and nobody asks. Without one, Q-learning from
+    its own values is a method, and is left alone.
+
+    WARN own-bootstraps: The targets are made by the network that learns them, and its copy is never asked: each step
+    moves its own targets. Fix: target = reward + gamma * target_net(next_states).max(1).values.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F116"])) is not None:
+        return verdict
+    asked = {id(call.module()) for call in e.of(Call)}
+    if not (idle := [m for m in owners.copies(e.models, e.optimized()) if id(m) not in asked]):
+        return OK
+    what = f"in {len(seen)} steps targets hold the trained network's own largest value, and a copy of it is idle"
+    return fires(what, f"values of the other {type(idle[0]).__name__}")
+
+
+@check("F117")
+def same_slope_twice(e: Evidence) -> Fired | Verdict:
+    """A physics-informed network solves its equation to the last digit, and the solution is wrong.
+
+    Fires when the derivative of one answer by one input is taken more than once in a step, with a graph, and no
+    derivative of that derivative.
+
+    WARN same-slope-twice: The derivative of one answer by one input is taken {many} times in a step, and none of the
+    derivative: where the second one was meant, the first stands again. Fix: u_xx = torch.autograd.grad(u_x.sum(), x,
+    create_graph=True)[0].
+    """
+    if (verdict := no_habit(e, seen := e.habits["F117"])) is not None:
+        return verdict
+    many = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps one derivative was taken {many} times", "each once", many=many)

@@ -31,6 +31,7 @@ from train_doctor.watchers.confidences import Confidences
 from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.critics import Critics
+from train_doctor.watchers.crops import Crops
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
@@ -120,6 +121,7 @@ from train_doctor.watchers.risk_matrices import RiskMatrices
 from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
+from train_doctor.watchers.same_slopes import SameSlopes
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.sampling_grids import SamplingGrids
@@ -156,6 +158,7 @@ from train_doctor.watchers.turned_gradients import TurnedGradients
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
+from train_doctor.watchers.unfolded import Unfolded
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.unread_parts import UnreadParts
 from train_doctor.watchers.views import Views
@@ -323,4 +326,7 @@ ALL = (
     EmptyMaps,
     Sides,
     SpectralPowers,
+    Unfolded,
+    Crops,
+    SameSlopes,
 )

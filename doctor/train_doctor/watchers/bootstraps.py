@@ -90,6 +90,8 @@ class Bootstraps(Watcher):
             shape, whole, added, weight = fact
             if added and weight is not None:
                 self.note("F28", id(weight))
+                if id(weight) in self.e.optimized() and not whole:
+                    self.note("F116", shape)
             picked = False
             while kind(node) in VIEWS:
                 picked = picked or kind(node) == "Index"

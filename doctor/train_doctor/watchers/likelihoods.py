@@ -33,6 +33,7 @@ DETACHED = "detached"  # what was computed with a graph, and has none any more; 
 MIXED = "mixed"  # what was computed of such
 WEIGHTS = TIMES | OVER | MINUS | PLUS | {"view", "reshape", "squeeze", "unsqueeze", "detach"}
 WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
+RISKS, RUNNING = "risks", "running"  # logarithms of running sums of exponentials, and such sums
 REGRET = "regret"  # what was answered minus what came
 LAID = {"view", "reshape", "squeeze", "unsqueeze", "detach", "__getitem__", "flatten", "float", "to", "cat", "stack"}
 NORMALISED = LAID | TIMES | OVER | MINUS | PLUS | {"expand", "clone", "data"}
@@ -54,7 +55,8 @@ class Signed(NamedTuple):
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = {"linear"} | LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"cosine_similarity", "detach", "data"}
+    begins = LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"linear", "logcumsumexp", "cumsum"}
+    begins |= {"cosine_similarity", "detach", "data"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -82,6 +84,10 @@ class Likelihoods(Watcher):
         if name in MINUS and not signed and [t.requires_grad for t in op.given] == [True, False]:
             return SCORE if facts[1] in (DETACHED, MIXED) else REGRET
         self.critic |= name in REGRESSIONS and learns
+        if name in MINUS and learns and not signed and RISKS in facts and len(facts) == 2:
+            return Signed(1 if facts[1] == RISKS else -1)  # Cox's partial likelihood
+        if name in ("logcumsumexp", "cumsum", "log") and learns and not signed:
+            return RUNNING if name == "cumsum" else RISKS if name == "logcumsumexp" or facts[0] == RUNNING else None
         if name in LOGS and learns:
             return Signed(1) if facts[0] != TURNED else None
         if name == "cosine_similarity" and learns:

@@ -9,9 +9,9 @@ Whoever puts such a thing into a data set means it to be used. So of what a Data
 of zeros and ones, and which lengths, were given to no function of torch before the next batch was fetched. Another form
 or dtype of a tensor is that tensor still.
 
-Footguns: a label is left out on purpose where nothing is supervised, so two other parts must have been read, and one of
-them must be a number for each row. What goes into a function of the user's own (autograd.Function, a compiled or
-scripted one) is not seen; then the other parts are not seen either, for nothing learns from them.
+Footguns: a label is left out on purpose where nothing is supervised, so two other parts must have been read, and beside
+flags of rows one of them must be a number for each row. What goes into a function of the user's own (autograd.Function,
+a compiled or scripted one) is not seen; then the other parts are not seen either, for nothing learns from them.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ class UnreadParts(Watcher):
 
     def _told(self) -> None:
         read = [self.parts[n] for n in self.read]
-        if len(read) < 2 or not any(p.numel() == len(p) for p in read) or len(self.parts) - len(read) != 1:
+        if len(read) < 2 or len(self.parts) - len(read) != 1:
             return
         (left,) = (part for n, part in enumerate(self.parts) if n not in self.read)
         if len(left) >= LEAST and (what := _what(left, read)):
@@ -80,10 +80,11 @@ def _what(left: Tensor, read: list[Tensor]) -> str:
         return ""
     flags = bool(((left == 0) | (left == 1)).all()) and bool((left != left.flatten()[0]).any())
     if flags and left.numel() == len(left):
-        return "flags"
-    if left.dim() == 2 and flags and any(p.shape[:2] == left.shape for p in read):
-        rises = left[:, 1:].int() > left[:, :-1].int()
-        return "" if bool(rises.any()) else "mask"
+        return "flags" if any(p.numel() == len(p) for p in read) else ""
+    if left.dim() == 2 and flags and any(p.shape[:2] == left.shape for p in read if p.dim() > 2):
+        return "mask"
+    if left.dim() == 2 and flags and any(p.shape == (len(left), 2 * left.shape[1]) for p in read):
+        return "mask"  # of points that can be seen
     if left.dim() == 1 and not left.is_floating_point() and len(left.unique()) > 2:
         return "lengths" if any(_ends(p, left) for p in read if p.dim() > 1) else ""
     return ""

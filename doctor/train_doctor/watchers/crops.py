@@ -1,0 +1,81 @@
+"""Pieces that were cut out of a picture and out of its target at different places.
+
+    a, b = random_corner(); x = picture[:, a : a + 64, b : b + 64]
+    a, b = random_corner(); y = mask[a : a + 64, b : b + 64]            another draw
+
+A piece is a view: its storage tells from where it was cut, and of how large a whole. The pieces of a batch are put
+together by `stack`; the first layer is given those of the pictures, and a loss those of the targets. A finer target has
+places and sizes as many times as large.
+
+Footgun: rows that were copied before (an augmentation of colours, for instance) have no such storage, and tell nothing.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+
+LOSSES = {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss", "l1_loss"}
+LOSSES |= {"smooth_l1_loss", "nll_loss", "sub", "huber_loss"}
+FOLLOWED = {"to", "float", "long", "div", "mul", "sub", "unsqueeze", "squeeze", "contiguous"}
+LEAST, APART, LAYER = 4, 0.5, "conv2d"  # rows; share of them that were cut elsewhere
+Cut = tuple[int, int]  # the first line and column of a piece
+
+
+class Crops(Watcher):
+    """What is known of a tensor: where its pieces were cut, their size and that of the whole."""
+
+    begins = {"stack"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.names = {"stack", LAYER} | LOSSES | FOLLOWED
+        self.pictures: list[tuple] = []  # that first layers were given in this step
+
+    def saw(self, op: Op) -> None:
+        if op.name == "stack":
+            cuts = [_cut(t) for t in op.given] if len(op.given) >= LEAST else [None]
+            if None not in cuts and len({cut[1:] for cut in cuts}) == 1 and op.results:
+                self.known.put(op.results[0], ([cut[0] for cut in cuts], *cuts[0][1:]))
+            return
+        facts = [f for f in map(self.known.get, op.given) if f]
+        if not facts:
+            return
+        if op.name == LAYER:
+            self.pictures.append(facts[0])
+        elif op.name in LOSSES and any(t.requires_grad for t in op.given):
+            self._compare(facts[0])
+        elif op.name in FOLLOWED and len(facts) == 1:
+            for r in op.results:
+                if len(r) == len(facts[0][0]):
+                    self.known.put(r, facts[0])
+
+    def _compare(self, wanted: tuple) -> None:
+        for cuts, size, whole in self.pictures:
+            theirs, its_size, its_whole = wanted
+            times = its_whole[0] // whole[0]
+            fits = times > 0 and its_whole == (whole[0] * times, whole[1] * times) and len(cuts) == len(theirs)
+            if not fits or its_size != (size[0] * times, size[1] * times) or len(set(cuts)) < 2:
+                continue
+            apart = sum((a * times, b * times) != other for (a, b), other in zip(cuts, theirs))
+            if apart > APART * len(cuts) and len(set(theirs)) > 1:
+                self.note("D14 crops", (apart, len(cuts), size, whole))
+
+    def backward(self, loss: Tensor) -> None:
+        self.pictures = []
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.pictures = []
+
+
+def _cut(t: Tensor) -> tuple[Cut, tuple[int, int], tuple[int, int]] | None:
+    """Where it begins in the picture that it is a view of, its size, and that of the picture."""
+    whole = t._base
+    if whole is None or t.dim() < 2 or whole.dim() < 2 or t.stride()[-2:] != whole.stride()[-2:] or t.stride(-1) != 1:
+        return None
+    high, wide = whole.shape[-2:]
+    if tuple(t.shape[-2:]) == (high, wide) or whole.stride(-2) != wide or t.shape[-1] > wide or t.shape[-2] > high:
+        return None
+    line, column = divmod((t.storage_offset() - whole.storage_offset()) % (high * wide), wide)
+    return (line, column), tuple(t.shape[-2:]), (high, wide)

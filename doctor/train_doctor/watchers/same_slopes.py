@@ -1,0 +1,60 @@
+"""A second derivative that is the first one once more.
+
+    u_x = torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+    u_xx = torch.autograd.grad(u.sum(), x, create_graph=True)[0]        of u again
+    u_xx = torch.autograd.grad(u_x.sum(), x, create_graph=True)[0]
+
+Nobody needs the derivative of one answer by one input twice. Where none of that derivative is taken in the same step, a
+second one was meant.
+
+Footgun: an answer that was computed anew is another one, and so is one column of several.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.fed import kind
+
+VIEWS = {"Sum", "Mean", "Squeeze", "View", "Unsqueeze"}
+
+
+class SameSlopes(Watcher):
+    names = begins = frozenset({"grad"})
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.taken: dict[tuple, int] = {}  # node of an answer and number of an input -> how often
+        self.made: dict[Any, int] = {}  # node of a slope -> the input
+        self.twice: set[int] = set()  # inputs by which a slope was derived again
+
+    def saw(self, op: Op) -> None:
+        if len(op.args) < 2 or not isinstance(op.result, tuple) or not op.kwargs.get("create_graph"):
+            return
+        answers, inputs = (a if isinstance(a, list | tuple) else [a] for a in op.args[:2])
+        if len(answers) != 1 or not isinstance(answers[0], Tensor):
+            return
+        source = _source(answers[0].grad_fn)
+        for x, slope in zip(inputs, op.result):
+            if source in self.made and self.made[source] == id(x):
+                self.twice.add(id(x))
+            self.taken[source, id(x)] = self.taken.get((source, id(x)), 0) + 1
+            if isinstance(slope, Tensor) and slope.grad_fn is not None:
+                self.made[slope.grad_fn] = id(x)
+
+    def backward(self, loss: Tensor) -> None:
+        taken, twice = self.taken, self.twice
+        self.close()
+        if any(many > 1 and x not in twice for (_, x), many in taken.items()):
+            self.note("F117", max(taken.values()))
+
+    def close(self) -> None:
+        self.taken, self.made, self.twice = {}, {}, set()
+
+
+def _source(node: Any) -> Any:
+    """What a number was summed of."""
+    while kind(node) in VIEWS:
+        node = node.next_functions[0][0]
+    return node
