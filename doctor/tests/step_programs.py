@@ -46,10 +46,11 @@ SETS = {
     "judge26": ("judge26_a", "judge26_b"),
     "judge27": ("judge27_a", "judge27_b"),
     "judge28": ("judge28_a", "judge28_b"),
+    "judge29": ("judge29_a", "judge29_b"),
 }
 # Of these all steps of a program are made: what goes wrong after the watched ones is told in the end. The sets before
 # them are tested with the slow tests, for they are many.
-RECENT = {"judge25", "judge26", "judge27", "judge28"}
+RECENT = {"judge25", "judge26", "judge27", "judge28", "judge29"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

@@ -41,7 +41,8 @@ def test_the_sign_of_a_score(how):
     def loss_of(model):
         x = torch.randn(ROWS, 6)
         policy = Categorical(logits=model(x))
-        actions, advantages = policy.sample(), torch.randn(ROWS)
+        actions = policy.sample()
+        advantages = torch.randn(ROWS)[actions.argsort()]  # what they earned
         scores = policy.log_prob(actions)
         with torch.no_grad():
             old = Categorical(logits=model(x) + 0.1 * torch.randn(ROWS, 3)).log_prob(actions)
@@ -85,9 +86,10 @@ def test_the_sign_of_an_advantage(how):
     critic = net(out=1)
 
     def loss_of(model):
-        x, returns = torch.randn(ROWS, 6), torch.randn(ROWS)
+        x = torch.randn(ROWS, 6)
         policy, values = Categorical(logits=model(x)), critic(x).squeeze(-1)
-        scores = policy.log_prob(policy.sample())
+        actions = policy.sample()
+        returns, scores = torch.randn(ROWS)[actions.argsort()], policy.log_prob(actions)
         with torch.no_grad():
             asked = torch.stack([critic(row)[0] for row in x])
         regret = (values - returns).detach()

@@ -84,7 +84,7 @@ def _leaked(target: Tensor, calls: list[Call]) -> tuple[int | None, tuple[int, .
     if y.shape[1] != 1 and not several:
         return None
     for x in (t for call in calls if call.grad for t in _tensors(call)):
-        fits = x.dim() > 1 and len(x) == len(y) and x.is_floating_point() and x.numel() <= NUMBERS and readable(x)
+        fits = readable(x) and x.dim() > 1 and len(x) == len(y) and x.is_floating_point() and x.numel() <= NUMBERS
         columns = x.detach().reshape(len(x), -1) if fits else None
         if columns is None or not 1 < columns.shape[1] <= COLUMNS:
             continue

@@ -11,9 +11,12 @@ modules that train.
 
 import gc
 
-from torch import nn
+from torch import Tensor, nn
 
+from train_doctor import measures
 from train_doctor.evidence import Backward, Call, Evidence, Step
+
+NEAR = 0.1  # of the length of a weight: how far a copy may be from what its model was
 
 
 def merge(e: Evidence) -> nn.Module | None:
@@ -124,10 +127,23 @@ def _is(call: Call, ids: set[int]) -> bool:
     return id(call.module()) in ids
 
 
-def copies(models: list[nn.Module], trained: set[int]) -> list[nn.Module]:
-    """Other modules of the classes and sizes of these, whose weights nobody trains."""
-    sorts = {(type(m), *(p.shape for p in m.parameters())) for m in models}
-    kinds, own = {kind for kind, *_ in sorts}, {id(m) for m in models}
+def copies(e: Evidence) -> list[nn.Module]:
+    """Other modules with the weights that a model began with, or nearly these, which nobody trains."""
+    kinds, own, trained = {type(m) for m in e.models}, {id(m) for m in e.models}, e.optimized()
     there = [x for x in gc.get_objects() if type(x) in kinds and "_modules" in x.__dict__ and id(x) not in own]
-    there = [m for m in there if (type(m), *(p.shape for p in m.parameters())) in sorts]
-    return [m for m in there if not any(id(p) in trained for p in m.parameters())]
+    there = [m for m in there if not any(id(p) in trained for p in m.parameters())]
+    return [m for m in there if any(_follows(m, model, e) for model in e.models if type(model) is type(m))]
+
+
+def _follows(copy: nn.Module, model: nn.Module, e: Evidence) -> bool:
+    """Whether all of its matrices are near what those of a model were when the watch began."""
+    first = {number: numbers for number, numbers in e.first.values()}
+    pairs = list(zip(copy.parameters(), model.parameters()))
+    same = len(list(copy.parameters())) == len(pairs) == len(list(model.parameters()))
+    pairs = [(p, first[id(q)]) for p, q in pairs if p.dim() > 1 and id(q) in first and p.shape == q.shape]
+    return same and bool(pairs) and all(_near(measures.strided(p), began) for p, began in pairs)
+
+
+def _near(now: Tensor, began: Tensor) -> bool:
+    alike = now.shape == began.shape and now.device == began.device
+    return alike and float((now.float() - began.float()).norm()) <= NEAR * float(began.float().norm())

@@ -95,7 +95,8 @@ def scored_another(e: Evidence) -> Fired | Verdict:
     """A policy gradient learns nothing: the reward stays at chance, and the gradient is noise.
 
     Fires when, in a step, one sample of a distribution that learns was only ever given to log_prob, and another one of
-    the same size was used and never scored. Each alone is left alone: an estimate of the entropy, an evaluation.
+    the same size was used and never scored, or that log_prob was multiplied by weights. Each alone is left alone: an
+    estimate of the entropy, an evaluation.
 
     WARN scored-another: The action whose log-probability is taken is not the one that was taken: it was drawn a second
     time. Fix: action = dist.sample() once, and log_prob(action) of that.
@@ -104,7 +105,7 @@ def scored_another(e: Evidence) -> Fired | Verdict:
         return verdict
     kind = next(iter(e.misscored.values()))
     return fires(
-        f"in {len(e.misscored)} steps a sample of {kind} was scored and not used, and another used and not scored",
+        f"in {len(e.misscored)} steps a sample of {kind} was scored and used for nothing else",
         "one sample for both",
     )
 

@@ -65,8 +65,9 @@ def gaps_rebuilt(e: Evidence) -> Fired | Verdict:
 def ends_ignored(e: Evidence) -> Fired | Verdict:
     """In Q-learning all values run to one and the same limit, and the policy does not avoid the end of an episode.
 
-    Fires when a target holds the largest value of the next state, and flags of zeros and ones of its length were drawn
-    and went into nothing before the loss. Where any such flag is used, nothing is said.
+    Fires when a target holds the largest value of the next state, or a reward and a discount times a value, and flags
+    of zeros and ones of its length were drawn and went into nothing before the loss. Where any such flag is used,
+    nothing is said.
 
     WARN ends-ignored: The value of the next state is counted where there is none: the ends of episodes were drawn from
     memory and are not part of the target. Fix: target = reward + gamma * next_q * (1 - done).
@@ -156,7 +157,8 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
 
     Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
     the same height and width never were, or others of them were. Also when pieces of a batch were cut out of larger
-    pictures at other places than the pieces of their targets. Data that worker processes load are not seen.
+    pictures at other places than the pieces of their targets, or the frames of films one by one. Data that worker
+    processes load are not seen.
 
     WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
     place. Fix: Draw once, and move both in the same way.
@@ -165,7 +167,13 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     WARN moved-apart/crops: {apart} of {rows} pieces {size} of a batch were cut out of their pictures at another place
     than those of their targets: the corner was drawn twice. Fix: Draw one corner, and cut both there (times the factor
     of a finer target).
+    WARN moved-apart/frames: {moved} of the {frames} frames of a film were cut at another place than the one before, so
+    all that is seen in it jumps. Fix: Draw one corner for a film, and cut all of its frames there.
     """
+    if len(films := e.habits["D14 frames"]) >= STEPS:
+        moved, frames = next(iter(films.values()))
+        what = f"in {len(films)} steps the frames of films were cut at other places"
+        return fires(what, "one place", fault="moved-apart/frames", moved=moved, frames=frames)
     if len(crops := e.habits["D14 crops"]) >= STEPS:
         apart, rows, size, _ = next(iter(crops.values()))
         what = f"in {len(crops)} steps pieces of pictures and of their targets were cut at other places"

@@ -469,7 +469,7 @@ def own_bootstraps(e: Evidence) -> Fired | Verdict:
     if (verdict := no_habit(e, seen := e.habits["F116"])) is not None:
         return verdict
     asked = {id(call.module()) for call in e.of(Call)}
-    if not (idle := [m for m in owners.copies(e.models, e.optimized()) if id(m) not in asked]):
+    if not (idle := [m for m in owners.copies(e) if id(m) not in asked]):
         return OK
     what = f"in {len(seen)} steps targets hold the trained network's own largest value, and a copy of it is idle"
     return fires(what, f"values of the other {type(idle[0]).__name__}")
@@ -490,3 +490,21 @@ def same_slope_twice(e: Evidence) -> Fired | Verdict:
         return verdict
     many = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps one derivative was taken {many} times", "each once", many=many)
+
+
+@check("F118")
+def slope_of_rescaled(e: Evidence) -> Fired | Verdict:
+    """A physics-informed network on rescaled inputs solves another equation: its solution has the wrong size or speed.
+
+    Fires when derivatives are taken by a leaf that plain numbers made of an x, no number has multiplied them since, and
+    they are added to what was made of that x itself.
+
+    WARN slope-of-rescaled: The derivative is by a variable that is {factor:.3g} times x, and what it is added to is of
+    x itself: the factor of the chain rule is missing. Fix: u_x = factor * u_z, u_xx = factor ** 2 * u_zz; or
+    x.requires_grad_(), and rescale inside the model.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F118"])) is not None:
+        return verdict
+    factor = next(iter(seen.values()))
+    what = f"in {len(seen)} steps slopes by {factor:.3g} x were added to what is made of x"
+    return fires(what, "slopes by x", factor=factor)

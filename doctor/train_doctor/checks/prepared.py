@@ -1,4 +1,4 @@
-"""What was prepared for the loss and does not fit it: D36 to D42.
+"""What was prepared for the loss and does not fit it: D36 to D42 and D44.
 
 Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
 are right, and what comes between the data and them is not.
@@ -11,7 +11,7 @@ from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Evidence
 from train_doctor.finding import OK, Verdict
 
-EMPTY, CUT = 0.4, 0.02  # shares of heatmaps: that are empty, and whose hill is cut off at an edge
+EMPTY, CUT = 0.4, 0.02  # shares of heatmaps: that are empty, and whose hill is cut off at the last line or column
 
 
 @check("D36")
@@ -44,7 +44,8 @@ def targets_lost_their_level(e: Evidence) -> Fired | Verdict:
     """A forecast has the right form and the wrong level: it begins somewhere else than the past ends.
 
     Fires when each row of a regression's target has the mean 0 and the spread 1, and so has each row of what a first
-    layer was given, which is of another length. A target that is the input at another length is left alone.
+    layer was given, and both are slices of one tensor, of which one begins where the other ends. Other signals are left
+    alone: their level may mean nothing.
 
     WARN targets-lost-their-level: Each row of the targets {shape} was standardised by its own mean and spread, so what
     is asked for does not tell how it lies to the past that the model is given. Fix: (y - x.mean()) / x.std(), with the
@@ -97,19 +98,21 @@ def maps_left_empty(e: Evidence) -> Fired | Verdict:
     """A network for key points answers with empty maps, or finds the points of one corner only.
 
     Looks at targets of many maps that are smaller than the pictures by a whole number. Fires when two fifths of them
-    are empty or more, and some hold no more than the foot of a hill, at an edge.
+    are empty or more, and some hold no more than the foot of a hill, at the last line or column and never at the first.
 
-    WARN maps-left-empty: {empty:.0%} of the heatmaps are empty, and {cut:.0%} are cut off at an edge: points of a
+    WARN maps-left-empty: {empty:.0%} of the heatmaps are empty, and {cut:.0%} are cut off at their end: points of a
     picture {picture} were drawn on maps {size}. Fix: points / stride, before the maps are drawn.
     """
     if (verdict := no_habit(e, seen := e.habits["D40"])) is not None:
         return verdict
     maps = sum(n for n, *_ in seen.values())
-    empty, cut = (sum(n * share[k] for n, *share in seen.values()) / maps for k in (0, 1))
-    if empty < EMPTY or cut < CUT:
+    empty = sum(n * share for n, share, *_ in seen.values()) / maps
+    lower, right, upper, left = (sum(ends[k] for _, _, ends, *_ in seen.values()) for k in range(4))
+    cut = (lower + right) / maps
+    if empty < EMPTY or cut < CUT or not lower or not right or upper + left > 0.1 * (lower + right):
         return OK
     *_, picture, size = next(iter(seen.values()))
-    what = f"of {maps} maps {empty:.0%} are empty, and {cut:.0%} hold the foot of a hill at an edge"
+    what = f"of {maps} maps {empty:.0%} are empty, and {cut:.0%} hold the foot of a hill at the last line or column"
     return fires(what, "a hill in nearly each", empty=empty, cut=cut, picture=picture, size=size)
 
 
@@ -149,3 +152,19 @@ def powers_without_a_logarithm(e: Evidence) -> Fired | Verdict:
     shape, middle, top = next(iter(seen.values()))
     what = f"in {len(seen)} steps a layer was given powers {shape}, of which the largest is {top:.2g}"
     return fires(what, "numbers of about one size", shape=shape, middle=middle, top=top)
+
+
+@check("D44")
+def targets_not_turned(e: Evidence) -> Fired | Verdict:
+    """A network for clouds of points blurs its normals, or its flow, the more the clouds are turned.
+
+    Follows clouds that a rotation was multiplied with to a first layer. Fires when three numbers for each point are
+    asked for that no rotation was multiplied with. A target that is the cloud before it was turned is left alone.
+
+    WARN targets-not-turned: The clouds {shape} were turned, and the vectors that are asked for at their points were
+    not, so both lie in different frames. Fix: normals @ rotation.transpose(1, 2), with the rotation of the points.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D44"])) is not None:
+        return verdict
+    shape = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps clouds {shape} were turned without their targets", "both", shape=shape)

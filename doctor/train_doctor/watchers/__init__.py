@@ -116,6 +116,7 @@ from train_doctor.watchers.ratios_apart import RatiosApart
 from train_doctor.watchers.redrawn import Redrawn
 from train_doctor.watchers.relative_errors import RelativeErrors
 from train_doctor.watchers.repeats import Repeats
+from train_doctor.watchers.rescaled import Rescaled
 from train_doctor.watchers.rises_alone import RisesAlone
 from train_doctor.watchers.risk_matrices import RiskMatrices
 from train_doctor.watchers.risk_sets import RiskSets
@@ -155,6 +156,7 @@ from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_gradients import TurnedGradients
+from train_doctor.watchers.turned_points import TurnedPoints
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
@@ -329,4 +331,6 @@ ALL = (
     Unfolded,
     Crops,
     SameSlopes,
+    TurnedPoints,
+    Rescaled,
 )

@@ -4,13 +4,14 @@
 a clamp silences them: then each such pixel is asked for as class 4, or as class 0.
 
 Footguns: numbers that are sorted into bins may lie just beyond the last one, or anywhere. So only one number must have
-been changed, and it must lie far from the classes, or below them. A loss of each row may be masked afterwards.
+been changed, and it must lie far from the classes, or below them; and into one of theirs, for a mask of 0 and 255, or
+labels of -1 and 1, become classes in this way. A loss of each row may be masked afterwards, and one class left out.
 """
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 CUTS = {"clamp", "clip", "clamp_max", "clamp_min", "minimum", "maximum"}
-KEEPS = {"to", "long", "view", "reshape", "flatten", "squeeze", "__getitem__"}
+KEEPS = {"to", "long", "view", "reshape", "flatten", "squeeze"}
 LOSSES = {"cross_entropy", "nll_loss"}
 FAR, SHARE, LOOKED = 2, 0.01, 2**22  # from the last class; of the labels; numbers
 
@@ -28,7 +29,10 @@ class ClampedLabels(Watcher):
         if op.name in LOSSES:
             fact = self.known.get(op.given[1]) if len(op.given) > 1 and op.given[0].requires_grad else None
             if fact is not None and op.kwargs.get("reduction", "mean") != "none":
-                self.note("D39", fact)
+                left_out = op.kwargs.get("ignore_index") == fact[1]
+                weights = op.given[2] if len(op.given) > 2 and op.given[2].dim() == 1 else None
+                if not left_out and (weights is None or fact[1] < len(weights) and bool(weights[fact[1]])):
+                    self.note("D39", fact)
             return
         fact = _cut(op) if op.name in CUTS else self.known.get(op.given[0])
         for r in op.results if fact else ():
@@ -48,8 +52,8 @@ def _cut(op: Op) -> tuple[int, int, float] | None:
     values = before[changed].unique()
     if len(values) != 1:
         return None
-    mark, share = int(values), float(changed.float().mean())
+    mark, share, into = int(values), float(changed.float().mean()), int(after[changed][0])
     kept = before[~changed]
-    if share < SHARE or not len(kept) or not (mark < 0 or mark >= int(kept.max()) + FAR):
+    if share < SHARE or not bool((kept == into).any()) or not (mark < 0 or mark >= int(kept.max()) + FAR):
         return None
-    return mark, int(after[changed][0]), share
+    return mark, into, share

@@ -5,10 +5,12 @@
 
 A piece is a view: its storage tells from where it was cut, and of how large a whole. The pieces of a batch are put
 together by `stack`; the first layer is given those of the pictures, and a loss those of the targets. A finer target has
-places and sizes as many times as large.
+places and sizes as many times as large. The frames of one film are cut at one place as well.
 
 Footgun: rows that were copied before (an augmentation of colours, for instance) have no such storage, and tell nothing.
 """
+
+import math
 
 from torch import Tensor
 
@@ -31,11 +33,14 @@ class Crops(Watcher):
         self.known = Known(self)
         self.names = {"stack", LAYER} | LOSSES | FOLLOWED
         self.pictures: list[tuple] = []  # that first layers were given in this step
+        self.films: list[tuple] = []  # whose frames were cut one by one
 
     def saw(self, op: Op) -> None:
         if op.name == "stack":
             cuts = [_cut(t) for t in op.given] if len(op.given) >= LEAST else [None]
-            if None not in cuts and len({cut[1:] for cut in cuts}) == 1 and op.results:
+            if None not in cuts and (film := _film(op.given, cuts)):
+                self.films.append(film)
+            elif None not in cuts and len({cut[1:] for cut in cuts}) == 1 and op.results:
                 self.known.put(op.results[0], ([cut[0] for cut in cuts], *cuts[0][1:]))
             return
         facts = [f for f in map(self.known.get, op.given) if f]
@@ -62,11 +67,24 @@ class Crops(Watcher):
                 self.note("D14 crops", (apart, len(cuts), size, whole))
 
     def backward(self, loss: Tensor) -> None:
-        self.pictures = []
+        if len(self.films) > 1:
+            self.note("D14 frames", self.films[0])
+        self.pictures, self.films = [], []
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.pictures = []
+        self.pictures, self.films = [], []
+
+
+def _film(frames: list[Tensor], cuts: list) -> tuple | None:
+    """How many frames that follow each other in one tensor were cut at other places than the one before."""
+    base, step = frames[0]._base, math.prod(frames[0]._base.shape[-3:]) if frames[0].dim() == 3 else 0
+    if not step or any(t._base is not base for t in frames) or base.dim() < 4:
+        return None
+    numbers = [(t.storage_offset() - base.storage_offset()) // step for t in frames]
+    one_by_one = all(b - a == 1 for a, b in zip(numbers, numbers[1:]))
+    moved = sum(a[0] != b[0] for a, b in zip(cuts, cuts[1:]))
+    return (moved, len(cuts)) if one_by_one and 2 * moved > len(cuts) else None
 
 
 def _cut(t: Tensor) -> tuple[Cut, tuple[int, int], tuple[int, int]] | None:

@@ -3,9 +3,11 @@
     target = gaussians(points, size // stride)              points up to 32 on a map of 16: most lie outside
     target = gaussians(points / stride, size // stride)
 
-Most maps are then empty, and some hold the foot of a hill whose top lies beyond the edge.
+Most maps are then empty, and some hold the foot of a hill whose top lies beyond the last line or the last column, never
+before the first.
 
-Footgun: a class or a joint that is not in the picture leaves its map empty as well, and has no hill cut off.
+Footgun: a class or a joint that is not in the picture leaves its map empty as well. What was cut out of a larger map
+ends at all of its sides, and who stands at the lower edge, at that one.
 """
 
 import torch
@@ -42,7 +44,7 @@ class EmptyMaps(Watcher):
         if low < 0 or high > 1.01 or high < 0.5:
             return
         y, x = at // w, at % w
-        edge = (y == 0) | (y == h - 1) | (x == 0) | (x == w - 1)
-        foot = edge & (top > FOOT) & (top < TOP)
-        empty, cut = float((top < EMPTY).float().mean()), float(foot.float().mean())
-        self.note("D40", (len(flat), empty, cut, tuple(next(iter(self.sizes))), (h, w)))
+        foot = (top > FOOT) & (top < TOP)
+        ends = [int((foot & at_end).sum()) for at_end in (y == h - 1, x == w - 1, y == 0, x == 0)]
+        empty = float((top < EMPTY).float().mean())
+        self.note("D40", (len(flat), empty, ends, tuple(next(iter(self.sizes))), (h, w)))

@@ -3,8 +3,9 @@
     target = reward + gamma * next_q                        the value of a state after the end is counted
     target = reward + gamma * next_q * (1 - done)
 
-Nothing is lost by an end, so all values run to the same limit. A target that holds a maximum is known to bootstraps.py;
-here flags of zeros and ones of its length are followed: whether any of them was used before the loss.
+Nothing is lost by an end, so all values run to the same limit. A target that holds a maximum, or a reward and a factor
+below 1 times what a network answered without a graph, is one of those; and flags of zeros and ones of its length are
+followed: whether any of them was used before the loss.
 
 A product with the flags themselves is the opposite: only the ends are looked beyond. Where flags are 1 for what goes on
 they are mostly 1.
@@ -21,19 +22,21 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
 from train_doctor.watchers.bootstraps import KEPT
-from train_doctor.watchers.operators import TIMES
+from train_doctor.watchers.operators import PLUS, TIMES
 
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
 LOOKED = 4096
 OPPOSITES = {"rsub", "__rsub__", "__invert__", "bitwise_not", "logical_not"}
+VALUES = {"gather", "squeeze", "view", "reshape", "flatten", "minimum", "min", "detach", "__getitem__", "sub"}
+DISCOUNT = 0.5  # below which a factor is none
 FLAGS, RARE = 16, 0.2  # flags, and the share of ones below which they can't stand for what goes on
 
 
 class EndsOfEpisodes(Watcher):
     """What is known of a tensor: "flags", or "next" of a target with a maximum in it."""
 
-    begins = MAKES | {"max", "amax"}
+    begins = MAKES | {"max", "amax", "linear"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -54,6 +57,8 @@ class EndsOfEpisodes(Watcher):
                 self.known.put(op.results[0], "next")
             return
         facts = [self.known.get(t) for t in op.given]
+        if op.name == "linear" or "value" in facts or "discounted" in facts:
+            self._value(op, facts)
         if "flags" in facts and op.name not in MAKES:
             self.unused[op.given[facts.index("flags")].numel()] = 0
         if "next" in facts:
@@ -67,6 +72,21 @@ class EndsOfEpisodes(Watcher):
                 self.shares.append(share)
         if op.name in MAKES:
             self.made(op.result)
+
+    def _value(self, op: Op, facts: list) -> None:
+        """reward + gamma * value, of a value that a network answered without a graph."""
+        made = None
+        if op.name == "linear" or "value" in facts and op.name in VALUES:
+            made = "value"
+        elif "value" in facts and op.name in TIMES and len(op.given) == 1:
+            number = next((a for a in op.args if isinstance(a, float)), 0.0)
+            made = "discounted" if DISCOUNT < number < 1 else None
+        elif "discounted" in facts and op.name in PLUS and len(op.given) == 2:
+            other = op.given[1 - facts.index("discounted")]
+            made = "next" if other.numel() == op.given[0].numel() and not other.requires_grad else None
+        for r in op.results if made else ():
+            if not r.requires_grad and r.is_floating_point():
+                self.known.put(r, made)
 
     def _of_the_next(self, op: Op, facts: list) -> None:
         if op.name in PLAIN and len(op.given) > 1 and self.unused.get(op.given[1].numel()):

@@ -80,6 +80,8 @@ class Gaps(Watcher):
                 self.known.put(op.result, fact)
             elif fact and op.kwargs.get("reduction", "mean") == "mean":
                 self._note(fact, op.name)
+            elif fact and op.kwargs["reduction"] == "none" and isinstance(op.result, Tensor):
+                self.known.put(op.result, fact)
             return
         fact = self.known.get(op.given[0])
         if fact and op.name == "mean" and isinstance(op.result, Tensor) and not op.result.dim():

@@ -72,7 +72,7 @@ class LengthsOfEmbeddings(Watcher):
 def _number(given: Any) -> float:
     """A factor, learned or not; 0 for anything else."""
     if isinstance(given, Tensor):
-        return float(given.detach()) if given.numel() == 1 else 0.0
+        return float(given.detach()) if given.numel() == 1 and not given.is_complex() else 0.0
     return float(given) if isinstance(given, int | float) else 0.0
 
 

@@ -21,6 +21,7 @@ held to a target, is taken for this.
 """
 
 import math
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -77,9 +78,10 @@ class LentGradients(Watcher):
         terms = _terms(loss.grad_fn)
         alone = any(
             kind(_first(term)) in REGRESSIONS and (reached := graphs.leaves(term, NODES)) & ids and reached <= ids
-            for term in terms
+            for term, _ in terms
         )
-        return alone and any(_valued(term, ids) and not graphs.leaves(term, NODES) <= ids for term in terms)
+        answers = ((sign * way, node) for term, way in terms for sign, node in _answers(term, ids))
+        return alone and any(sign < 0 and not graphs.leaves(node, NODES) <= ids for sign, node in answers)
 
     def close(self) -> None:
         self.waiting, self.lent = {}, {}
@@ -92,23 +94,34 @@ def _first(node):
     return node
 
 
-def _terms(node) -> list:
-    """What a loss adds up."""
-    if kind(node) not in ("Add", "Sub"):
-        return [node]
-    return [term for edge, _ in node.next_functions if edge is not None for term in _terms(edge)]
+def _terms(node) -> list[tuple]:
+    """What a loss adds up, each with its sign; of very many the last ones."""
+    terms, left = [], [(node, 1)]
+    while left and len(terms) < PATHS:
+        node, sign = left.pop()
+        if kind(node) not in ("Add", "Sub"):
+            terms.append((node, sign))
+            continue
+        signs = (sign, sign if kind(node) == "Add" else -sign)
+        left += [(edge, s) for (edge, _), s in zip(node.next_functions, signs) if edge is not None]
+    return terms
 
 
 def _valued(node, ids: set[int]) -> float:
-    """The sign with which a loss holds what a layer with one of these weights answers, as it is, or nan where a factor
-    may have any; 0 for no such loss."""
+    """The sign of the first of them; 0 for a loss without."""
+    return next((sign for sign, _ in _answers(node, ids)), 0)
+
+
+def _answers(node, ids: set[int]) -> Iterator[tuple]:
+    """What layers with one of these weights answer, as it is in a loss, and the sign with which it holds it, or nan
+    where a factor may have any."""
     queue = [(node, 1.0)]
     for _ in range(PATHS):
         node, sign = queue.pop() if queue else (None, 0)
         what = kind(node)
         if what in LAYERS:
             if any(id(getattr(n, "variable", None)) in ids for n in graphs.near(node)):
-                return sign
+                yield sign, node
         elif what in PLAIN:
             edges = [edge for edge, _ in node.next_functions]
             live = [edge for edge in edges if edge is not None]
@@ -117,7 +130,6 @@ def _valued(node, ids: set[int]) -> float:
             elif what not in ("Mul", "Div"):
                 turns = [what in ("Neg", "Rsub") or what == "Sub" and n == 1 for n in range(len(edges))]
                 queue += [(e, -sign if turn else sign) for e, turn in zip(edges, turns) if e is not None]
-    return 0
 
 
 def _full(o) -> bool:

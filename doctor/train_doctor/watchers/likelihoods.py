@@ -17,6 +17,7 @@ and the logsigmoid of something negated, which a generator may push down.
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -33,6 +34,7 @@ DETACHED = "detached"  # what was computed with a graph, and has none any more; 
 MIXED = "mixed"  # what was computed of such
 WEIGHTS = TIMES | OVER | MINUS | PLUS | {"view", "reshape", "squeeze", "unsqueeze", "detach"}
 WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
+LOOKED = 4096  # numbers
 RISKS, RUNNING = "risks", "running"  # logarithms of running sums of exponentials, and such sums
 REGRET = "regret"  # what was answered minus what came
 LAID = {"view", "reshape", "squeeze", "unsqueeze", "detach", "__getitem__", "flatten", "float", "to", "cat", "stack"}
@@ -61,7 +63,9 @@ class Likelihoods(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.critic = False  # whether a regression was seen
+        self.critic = False  # whether a regression on what came was seen
+        self.asked: list[Tensor] = []  # of answers by a regression, in this step
+        self.came: list[Tensor] = []  # what answers were subtracted from, in this step
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
@@ -82,8 +86,10 @@ class Likelihoods(Watcher):
         if name in ("detach", "data") and op.given[0].requires_grad and not signed:
             return SCORE if SCORE in facts else DETACHED
         if name in MINUS and not signed and [t.requires_grad for t in op.given] == [True, False]:
-            return SCORE if facts[1] in (DETACHED, MIXED) else REGRET
-        self.critic |= name in REGRESSIONS and learns
+            return SCORE if facts[1] in (DETACHED, MIXED) else self._regret(op)
+        if name in REGRESSIONS and learns and len(op.given) > 1:
+            self.critic |= any(_among(op.given[1], came) for came in self.came)
+            self.asked.append(op.given[1])
         if name in MINUS and learns and not signed and RISKS in facts and len(facts) == 2:
             return Signed(1 if facts[1] == RISKS else -1)  # Cox's partial likelihood
         if name in ("logcumsumexp", "cumsum", "log") and learns and not signed:
@@ -130,12 +136,17 @@ class Likelihoods(Watcher):
         if op.name in MINUS and len(op.given) == 2 and (facts[0], facts[1]) == (DETACHED, None):
             one, other = op.given
             per_row = one.shape == other.shape and max(one.shape, default=0) == one.numel() > 1
-            return REGRET if per_row else SCORE
+            return self._regret(op) if per_row else SCORE
         return None if op.name in PLUS and None in facts else MIXED
+
+    def _regret(self, op: Op) -> str:
+        self.came = [*self.came[-7:], op.given[1]]
+        self.critic |= any(_among(asked, op.given[1]) for asked in self.asked)
+        return REGRET
 
     def _of_regret(self, op: Op) -> str:
         """A regret that is shifted, scaled or laid out anew is one still; of all else the sign is not known."""
-        self.critic |= op.name in POWERS and op.results[0].requires_grad
+        self.critic |= op.name in POWERS and op.given[0].requires_grad
         signs = [a for a in op.args if isinstance(a, int | float) and a < 0]
         return REGRET if op.name in NORMALISED and not signs else SCORE
 
@@ -158,6 +169,7 @@ class Likelihoods(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)
+        self.came, self.asked = [], []
         if not isinstance(fact, Signed) or self.eye.rising:
             return
         if fact.regret and fact.sign < 0 and self.critic:
@@ -167,3 +179,12 @@ class Likelihoods(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.came, self.asked = [], []
+
+
+def _among(some: Tensor, of: Tensor) -> bool:
+    """Whether all numbers of one are among those of the other, as those of a part of the rows are."""
+    if some is of:
+        return True
+    alike = some.dtype == of.dtype and some.device == of.device and 1 < some.numel() <= of.numel() <= LOOKED
+    return alike and not some.requires_grad and bool(torch.isin(some.detach(), of.detach()).all())

@@ -8,8 +8,8 @@
 In a negative log-likelihood a scale and its logarithm pull in opposite directions. With the same sign both pull one
 way, and the scale goes to 0 or without end. So the graph of a loss is read from its end: each logarithm that it holds
 as a sum, with its sign, and each exp of the same tensor that multiplies something. Of several scales of one shape, as
-the layers of a flow have, the loss must hold all: also where it holds none, though their logarithms were summed and it
-has the squares or the log-probabilities of what came out.
+the layers of a flow have, the loss must hold all: also where it holds none, though their logarithms were summed, for
+nothing, and it is one of squares or log-probabilities of what came out.
 
 Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
 """
@@ -36,7 +36,7 @@ class LogScales(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.summed: set[tuple] = set()  # what was summed over its columns since the last backward
+        self.summed: dict[tuple, Any] = {}  # what was summed over its columns since the last backward -> the sum
         self.scored = False  # a result had its log-probability asked for
         self.of_distributions("log_prob", "score", after=True)
 
@@ -47,16 +47,19 @@ class LogScales(Watcher):
         """What a result was multiplied with is kept at its node; the node's own copy may be packed by the program."""
         if op.name == "sum":
             if op.result.dim() == 1 and op.result.requires_grad and len(self.summed) < NODES:
-                self.summed.add((op.given[0].grad_fn, op.given[0].output_nr))
+                self.summed[op.given[0].grad_fn, op.given[0].output_nr] = op.result.grad_fn
         elif isinstance(op.result, Tensor) and op.result.grad_fn is not None and len(op.args) == 2:
             number = next((a for a in op.args if not (isinstance(a, Tensor) and a.requires_grad)), None)
-            one = number.numel() == 1 and number.device.type == "cpu" if isinstance(number, Tensor) else True
-            if one and isinstance(number, (int, float, Tensor)) and float(number):
+            if isinstance(number, Tensor):
+                one = number.numel() == 1 and number.device.type == "cpu" and not number.is_complex()
+            else:
+                one = isinstance(number, int | float)
+            if one and float(number):
                 op.result.grad_fn.metadata[KEY] = 1 if float(number) > 0 else -1
 
     def backward(self, loss: Tensor) -> None:
         summed, scored = self.summed, self.scored
-        self.summed, self.scored = set(), False
+        self.summed, self.scored = {}, False
         if loss.grad_fn is None or loss.dim() or self.eye.rising:
             return
         nodes = list(graphs.walk(loss, NODES))
@@ -69,8 +72,8 @@ class LogScales(Watcher):
             for edge, sign in scales.items():
                 if len(sign) == 1 and held.get(edge) == sign:
                     self.note("F82", next(iter(sign)))
-            dense = scored or any(kind(n) == "Pow" and kind(n.next_functions[0][0]) not in DISTANCES for n in nodes)
-            self._of_some(scales, held, summed if dense else set())
+            unused = {edge for edge, total in summed.items() if total not in nodes}
+            self._of_some(scales, held, unused if scored or _squares(nodes) else set())
 
     def _of_some(self, scales: dict, held: dict, summed: set) -> None:
         """Logarithms that are missing beside others of their shape and making, which stand there with a right sign; or
@@ -88,7 +91,7 @@ class LogScales(Watcher):
                 self.note("F82", (sum(each), len(each)))
 
     def close(self) -> None:
-        self.summed = set()
+        self.summed = {}
 
 
 def _scales(node) -> Iterator[tuple]:
@@ -112,6 +115,13 @@ def _scales(node) -> Iterator[tuple]:
 def factor_sign(node) -> int:
     """1 or -1 for a negative or a product with one plain number, 0 for anything else."""
     return -1 if kind(node) == "Neg" else node.metadata.get(KEY, 0) if kind(node) in ("Mul", "Div") else 0
+
+
+def _squares(nodes: list) -> bool:
+    """Whether squares of an answer itself are all that the loss is of."""
+    powers = [kind(n.next_functions[0][0]) for n in nodes if kind(n) == "Pow"]
+    errors = any("Loss" in kind(n) for n in nodes)
+    return bool(powers) and not errors and not any(what in DISTANCES for what in powers)
 
 
 def _held(root) -> dict[tuple, set[int]]:

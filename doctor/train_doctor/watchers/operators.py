@@ -30,5 +30,6 @@ def plain_number(given: Any) -> float | None:
     """The size of a factor that is a number, or a tensor of one that does not learn; None of anything else."""
     if isinstance(given, Tensor):
         still = given.numel() == 1 and not given.requires_grad and given.device.type == "cpu"
+        still = still and not given.is_complex()
         given = given.item() if still else None
     return abs(float(given)) if isinstance(given, int | float) else None

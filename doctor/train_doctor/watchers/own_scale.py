@@ -1,73 +1,84 @@
 """Targets that were standardised by themselves: the window to come has lost its level and its scale.
 
-    mean, std = x.mean(), x.std()
-    return (x - mean) / std, (y - y.mean()) / y.std()       how far y lies above x, nothing knows any more
-    return (x - mean) / std, (y - mean) / std
+    x, y = series[k : k + 24], series[k + 24 : k + 36]
+    return (x - x.mean()) / x.std(), (y - y.mean()) / y.std()       how far y lies above x, nothing knows any more
+    return (x - x.mean()) / x.std(), (y - x.mean()) / x.std()
 
 Each row of such targets has the mean 0 and the spread 1, to the last digits, which no data have. So has each row of
-what a first layer was given.
+what a first layer was given, and the storage of both tells that one window begins where the other ends.
 
-Footguns: an autoencoder is asked for its input, and a finer picture of the same signal is no window to come: where the
-target looks like the input, stretched to its length, nothing is said. Patches of pictures are standardised one by one
-(masked autoencoders); their input is not.
+Footguns: a spectrum, or a signal of another sensor, is standardised by itself where its level means nothing; it lies in
+another storage. What was standardised before the watch began is not seen.
 """
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.watchers.operators import MINUS
+from train_doctor.eye import Eye, Known, Op, Watcher, plain
+from train_doctor.watchers.operators import MINUS, OVER
 
 LAYERS = {"linear", "conv1d", "gru", "lstm"}
-LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"} | MINUS
+LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+FOLLOWED = OVER | {"stack", "cat", "unsqueeze", "float", "to", "squeeze", "transpose", "permute", "contiguous", "clone"}
 ROWS, LENGTH, LOOKED = 4, 4, 2**18  # least of a batch and of a window; most numbers
-LEVEL, SPREAD, ALIKE = 1e-3, 0.02, 0.7  # distances from 0 and 1; correlation
+LEVEL, SPREAD = 1e-3, 0.02  # distances from 0 and from 1
+Window = tuple[int, int, int]  # storage, first number, number of them
 
 
 class OwnScale(Watcher):
-    names = begins = LAYERS | LOSSES
+    """What is known of a tensor that something was subtracted from: the window that it was."""
+
+    names = LAYERS | LOSSES | MINUS | FOLLOWED
+    begins = MINUS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.windows: list[Tensor] = []  # standardised rows that a first layer was given in this step
+        self.known = Known(self)
+        self.windows: list[Window] = []  # standardised ones that a first layer was given in this step
 
     def saw(self, op: Op) -> None:
-        if op.name in LAYERS:
-            if not (x := op.given[0]).requires_grad and len(self.windows) < 4 and (rows := _rows(x)) is not None:
-                self.windows.append(rows)
-        elif self.windows and len(op.given) == 2 and op.given[0].shape == op.given[1].shape:
-            target = [t for t in op.given if not t.requires_grad]
-            if len(target) == 1 and (rows := _rows(target[0])) is not None:
-                if any(len(x) == len(rows) and x.shape[1] != rows.shape[1] and _strange(x, rows) for x in self.windows):
-                    self.note("D37", tuple(target[0].shape))
+        fact = next((f for f in map(self.known.get, op.given) if f), None)
+        if fact is not None and op.name in LAYERS:
+            if self.known.get(op.given[0]) and _standard(op.given[0]):
+                self.windows.append(fact)
+            return
+        learns = [t.requires_grad for t in op.given]
+        if fact is not None and (op.name in LOSSES or op.name in MINUS) and sorted(learns) == [False, True]:
+            target = op.given[learns.index(False)]
+            storage, first, length = self.known.get(target) or (0, 0, 0)
+            if length and (storage, first) in {(s, begin + many) for s, begin, many in self.windows}:
+                if _standard(target):
+                    self.note("D37", tuple(target.shape))
+            return
+        if fact is None and op.name in MINUS and not any(learns):
+            fact = _window(op.given[0])
+        for r in op.results if fact else ():
+            self.known.put(r, fact)
 
     def backward(self, loss: Tensor) -> None:
         self.windows = []
 
     def close(self) -> None:
+        self.known.by_id.clear()
         self.windows = []
 
 
-def _rows(x: Tensor) -> Tensor | None:
-    """As (rows, length), where each has the mean 0 and the spread 1."""
+def _window(t: Tensor) -> Window | None:
+    """A slice of the last dimension, or of the first of a series with one column."""
+    whole = t._base
+    if whole is None or not t.dim() or not whole.dim() or not t.numel() or not plain(whole):
+        return None
+    length = t.shape[-1] if t.dim() > 1 and t.shape[-1] > 1 else t[0].numel() * len(t) if t.dim() < 3 else t.shape[1]
+    return whole.data_ptr(), t.storage_offset(), length
+
+
+def _standard(x: Tensor) -> bool:
+    """Whether each row has the mean 0 and the spread 1."""
     if x.dim() not in (2, 3) or not x.is_floating_point() or len(x) < ROWS or x.numel() > LOOKED:
-        return None
+        return False
     if x.dim() == 3 and 1 not in x.shape[1:] or x[0].numel() < LENGTH:
-        return None
+        return False
     rows = x.detach().flatten(1).float()
     if float(rows[0].mean().abs()) > LEVEL:  # nearly always already here
-        return None
-    centred = bool((rows.mean(1).abs() < LEVEL).all())
-    scaled = any(bool(((rows.std(1, correction=c) - 1).abs() < SPREAD).all()) for c in (0, 1))
-    return rows if centred and scaled else None
-
-
-def _strange(x: Tensor, y: Tensor) -> bool:
-    """Whether a target is not its input once more, at another length."""
-    if x.device != y.device:
         return False
-    stretched = F.interpolate(x[:, None], y.shape[1], mode="linear", align_corners=True)[:, 0]
-    pairs = torch.stack([stretched - stretched.mean(1, keepdim=True), y])
-    alike = F.cosine_similarity(*pairs, dim=1)
-    return float(alike.mean()) < ALIKE
+    centred = bool((rows.mean(1).abs() < LEVEL).all())
+    return centred and any(bool(((rows.std(1, correction=c) - 1).abs() < SPREAD).all()) for c in (0, 1))

@@ -6,14 +6,15 @@
 Rows that end in one and the same vector, in runs of several lengths, are followed from a first layer to a mean over
 their places (endings.py tells such rows).
 
-Footgun: where a mask of the places has multiplied them, or filled them in, nothing is said.
+Footgun: where a mask of the places has multiplied them, or filled them in, nothing is said, and nor is it where a
+number for each row multiplies the mean, by which zeros in the padding can be made up for.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.endings import RUN, SHARE, runs_at_end
-from train_doctor.watchers.operators import TIMES
+from train_doctor.watchers.operators import OVER, TIMES
 
 FIRST = {"linear", "embedding", "conv1d", "gru", "lstm"}
 SOME = 8
@@ -24,11 +25,12 @@ MASKED = TIMES | {"masked_fill", "where"}
 class Pooled(Watcher):
     """What is known of a tensor: how many of how many rows are padded, and of how many places."""
 
-    begins = FIRST
+    begins = FIRST | TIMES | OVER
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.means: list[tuple[Tensor, tuple]] = []  # of this step, and how many rows were padded
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -36,14 +38,20 @@ class Pooled(Watcher):
         fact = next((f for f in map(self.known.get, op.given) if f), None)
         if fact is None:
             fact = self._begins(op) if op.name in FIRST else None
-        elif op.name in MASKED and any(not t.requires_grad and t.numel() == fact[1] * fact[2] for t in op.given):
+            if op.name in TIMES | OVER and len(op.given) == 2:  # by the share of the places that are filled
+                self.means = [(m, f) for m, f in self.means if not any(m is t for t in op.given) or not _rows(op, f)]
+        elif op.name == "__setitem__":
+            self.known.put(op.given[0], None)  # a mask, it may be
+            return
+        elif op.name in MASKED and any(_masks(t, fact) for t in op.given):
             return
         elif op.name in MEANS:
             dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
-            dim = -1 if op.name != "mean" and op.result.shape[-1] == 1 else dim
+            if op.name != "mean":
+                dim = -1 if op.result.shape[-1] == 1 else None
             x = op.given[0]
             if isinstance(dim, int) and x.dim() == 3 and x.shape[dim] == fact[2] != fact[1]:
-                self.note("S25", fact[:2])
+                self.means.append((op.result, fact))
             return
         for r in op.results if fact else ():
             if r.requires_grad and r.dim() == 3 and set(fact[1:]) <= set(r.shape):
@@ -60,5 +68,21 @@ class Pooled(Watcher):
         padded = int((runs >= RUN).sum())
         return (padded, len(runs), x.shape[1]) if padded >= SHARE * len(runs) else None
 
+    def backward(self, loss: Tensor) -> None:
+        means, self.means = self.means, []
+        for _, fact in means:
+            self.note("S25", fact[:2])
+
     def close(self) -> None:
         self.known.by_id.clear()
+        self.means = []
+
+
+def _masks(t: Tensor, fact: tuple) -> bool:
+    """Whether it has a number for each place, or for each number there."""
+    return not t.requires_grad and t.numel() >= fact[1] * fact[2] and t.numel() % (fact[1] * fact[2]) == 0
+
+
+def _rows(op: Op, fact: tuple) -> bool:
+    """Whether one of both is a number for each row."""
+    return any(not t.requires_grad and t.numel() == fact[1] for t in op.given)

@@ -10,8 +10,6 @@ second one was meant.
 Footgun: an answer that was computed anew is another one, and so is one column of several.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
@@ -25,8 +23,8 @@ class SameSlopes(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.taken: dict[tuple, int] = {}  # node of an answer and number of an input -> how often
-        self.made: dict[Any, int] = {}  # node of a slope -> the input
+        self.taken: dict[tuple, int] = {}  # an answer and the number of an input -> how often
+        self.made: dict[tuple, int] = {}  # a slope -> the input
         self.twice: set[int] = set()  # inputs by which a slope was derived again
 
     def saw(self, op: Op) -> None:
@@ -35,13 +33,13 @@ class SameSlopes(Watcher):
         answers, inputs = (a if isinstance(a, list | tuple) else [a] for a in op.args[:2])
         if len(answers) != 1 or not isinstance(answers[0], Tensor):
             return
-        source = _source(answers[0].grad_fn)
+        source = _source((answers[0].grad_fn, answers[0].output_nr))
         for x, slope in zip(inputs, op.result):
             if source in self.made and self.made[source] == id(x):
                 self.twice.add(id(x))
             self.taken[source, id(x)] = self.taken.get((source, id(x)), 0) + 1
             if isinstance(slope, Tensor) and slope.grad_fn is not None:
-                self.made[slope.grad_fn] = id(x)
+                self.made[_source((slope.grad_fn, slope.output_nr))] = id(x)
 
     def backward(self, loss: Tensor) -> None:
         taken, twice = self.taken, self.twice
@@ -53,8 +51,8 @@ class SameSlopes(Watcher):
         self.taken, self.made, self.twice = {}, {}, set()
 
 
-def _source(node: Any) -> Any:
-    """What a number was summed of."""
-    while kind(node) in VIEWS:
-        node = node.next_functions[0][0]
-    return node
+def _source(edge: tuple) -> tuple:
+    """What a number was summed of: the node, and which of its results."""
+    while kind(edge[0]) in VIEWS:
+        edge = edge[0].next_functions[0]
+    return edge

@@ -3,14 +3,15 @@
 REINFORCE raises the log-probability of what was done by what it earned. Where the action is drawn a second time for its
 log-probability, the reward is that of another one, and the mean of its gradient is zero. So each sample of a
 distribution that learns is followed: was it scored, and was it an argument of anything else? In a step at fault one was
-only scored, and another of its size was used and never scored.
+only scored, and another of its size was used and never scored; or the score of one that was used for nothing else is
+multiplied by what was earned.
 
 The score of a sample is followed further, to the product with what it earned. That must have no gradient: the product
 `log_prob * f` has the gradient of f times log_prob in it, which is no part of any derivative that is wanted.
 
-Footguns: a sample that is only scored is an estimate of the entropy, and one that is only used is an evaluation. Both
-together, in one step and of one size, are what is looked for. A factor that is made of a score itself (an entropy) has
-a gradient rightly, and so may a single number (a temperature that learns).
+Footguns: a sample that is only scored is an estimate of the entropy, as long as nothing weighs it, and one that is only
+used is an evaluation. Both together, in one step and of one size, are what is looked for. A factor that is made of a
+score itself (an entropy) has a gradient rightly, and so may a single number (a temperature that learns).
 """
 
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class Sample:
     shape: torch.Size
     used: bool = False
     scored: bool = False
+    weighted: bool = False  # its score was multiplied by what was earned
 
 
 FOLLOWED = {
@@ -79,7 +81,7 @@ class Scored(Watcher):
             self.inside -= 1
         drawn = sample is not None and not value.requires_grad
         if drawn and not self.inside and isinstance(result, Tensor) and result.requires_grad:
-            self.scores.put(result, True)
+            self.scores.put(result, sample)
         return result
 
     def saw(self, op: Op) -> None:
@@ -99,15 +101,18 @@ class Scored(Watcher):
             score = next(t for t in op.given if t is not other)
             if other.numel() > 1 and other.numel() == score.numel():
                 self.e.factors.setdefault(other.requires_grad, set()).add(self.eye.turn)
+                flags = bool(((other == 0) | (other == 1)).all())
+                self.scores.get(score).weighted |= not other.requires_grad and not flags
+        mine = next(filter(None, map(self.scores.get, op.given)))
         for r in op.results or op.given[:1]:
             if r.requires_grad:
-                self.scores.put(r, True)
+                self.scores.put(r, mine)
 
     def close(self) -> None:
         for one in self.samples:
             if one.scored and not one.used:
                 like = [s for s in self.samples if (s.round, s.kind, s.shape) == (one.round, one.kind, one.shape)]
-                if any(s.used and not s.scored for s in like):
+                if one.weighted or any(s.used and not s.scored for s in like):
                     self.e.misscored.setdefault(one.round, one.kind)
         self.samples.clear()
 

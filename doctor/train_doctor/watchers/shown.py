@@ -12,6 +12,8 @@ that the loss asks for is what the mask has left in the input:
 Footgun: a mask of what is known (ratings, cells with a sensor) comes with the data and hides nothing.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -88,7 +90,7 @@ class Shown(Watcher):
             return  # the places of a mask
         if op.name == "where":
             first, second = (a if isinstance(a, Tensor) and a.numel() > 1 else None for a in op.args[1:3])
-            fills = [t is None or t.numel() < op.result.numel() for t in (first, second)]
+            fills = [t is None or _held(t) < op.result.numel() for t in (first, second)]
             flat = flat if fills == [False, True] else ~flat if fills == [True, False] else None
         elif op.name in TIMES:
             others = [t for t in op.given if t is not mask]
@@ -102,6 +104,11 @@ class Shown(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.inputs, self.left, self.asked = [], [], []
+
+
+def _held(t: Tensor) -> int:
+    """Numbers in it, each once: what was expanded holds fewer than its shape tells."""
+    return math.prod(size for size, step in zip(t.shape, t.stride()) if step)
 
 
 def _same(x: Tensor, target: Tensor) -> bool:

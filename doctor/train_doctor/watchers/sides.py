@@ -6,7 +6,7 @@
 On a picture twice as wide as high, x then ends at 2 and y at a half. Where the columns of a target take turns as x and
 y, and reach as far as that tells, and no further, their sides were exchanged.
 
-Footgun: a picture that is as wide as high tells nothing.
+Footguns: a picture that is as wide as high tells nothing. Two numbers of a row may be a length and a height in metres.
 """
 
 import torch
@@ -16,6 +16,7 @@ from train_doctor.watchers.operators import MINUS
 
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"} | MINUS
 SLACK, LEAST, LOOKED = 0.02, 8, 2**16  # beyond an end; rows of a batch; numbers
+COLUMNS = 4  # of a box, or of two points
 
 
 class Sides(Watcher):
@@ -34,7 +35,8 @@ class Sides(Watcher):
         if len(self.sizes) != 1 or len(op.given) != 2 or len(targets) != 1 or op.given[0].shape != op.given[1].shape:
             return
         y = targets[0].detach()
-        even = y.dim() in (2, 3) and y.shape[-1] % 2 == 0 and len(y) >= LEAST and y.numel() <= LOOKED
+        even = y.dim() in (2, 3) and y.shape[-1] % 2 == 0 and len(y) >= LEAST and 0 < y.numel() <= LOOKED
+        even = even and y[0].numel() >= COLUMNS
         if not even or not y.is_floating_point():
             return
         ((high, wide),) = self.sizes

@@ -9,7 +9,8 @@ Whoever puts such a thing into a data set means it to be used. So of what a Data
 of zeros and ones, and which lengths, were given to no function of torch before the next batch was fetched. Another form
 or dtype of a tensor is that tensor still.
 
-Footguns: a label is left out on purpose where nothing is supervised, so two other parts must have been read, and beside
+Footguns: a label is left out on purpose where nothing is supervised, and a gap may have been filled in before. So a
+mask must be of places that hold one number, and two other parts must have been read, and beside
 flags of rows one of them must be a number for each row. What goes into a function of the user's own (autograd.Function,
 a compiled or scripted one) is not seen; then the other parts are not seen either, for nothing learns from them.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import dataloader
 
-from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.eye import Eye, Known, Op, Watcher, plain
 
 SAME = {"to", "float", "double", "half", "long", "int", "bool", "cuda", "cpu", "clone", "detach", "contiguous", "type"}
 SAME |= {"squeeze", "unsqueeze", "view", "reshape", "flatten", "pin_memory", "is_pinned"}
@@ -42,11 +43,15 @@ class UnreadParts(Watcher):
     def _fetching(self, original: Callable, iterator: Any) -> Any:
         batch = original(iterator)
         if self.eye.on:
-            self._told()
+            try:
+                self._told()
+            except Exception:
+                self.eye._fault(self)
             self.known.by_id.clear()
             parts = list(batch.values()) if isinstance(batch, dict) else batch
             tensors = isinstance(parts, list | tuple) and 3 <= len(parts) <= PARTS
-            self.parts = [p for p in parts if type(p) is Tensor and p.dim()] if tensors else []
+            self.parts = [p for p in parts if type(p) is Tensor and plain(p) and p.numel()] if tensors else []
+            self.parts = [p for p in self.parts if p.dim()]
             self.read = set()
             for n, part in enumerate(self.parts):
                 self.known.put(part, n)
@@ -76,23 +81,33 @@ class UnreadParts(Watcher):
 
 def _what(left: Tensor, read: list[Tensor]) -> str:
     """What a tensor is by its numbers; nothing for numbers of any other kind."""
-    if left.is_meta or left.numel() > NUMBERS:
+    if left.numel() > NUMBERS:
         return ""
     flags = bool(((left == 0) | (left == 1)).all()) and bool((left != left.flatten()[0]).any())
     if flags and left.numel() == len(left):
         return "flags" if any(p.numel() == len(p) for p in read) else ""
-    if left.dim() == 2 and flags and any(p.shape[:2] == left.shape for p in read if p.dim() > 2):
+    if left.dim() > 1 and flags and any(_empty(p, left == 0) for p in read if p.is_floating_point()):
         return "mask"
-    if left.dim() == 2 and flags and any(p.shape == (len(left), 2 * left.shape[1]) for p in read):
-        return "mask"  # of points that can be seen
     if left.dim() == 1 and not left.is_floating_point() and len(left.unique()) > 2:
-        return "lengths" if any(_ends(p, left) for p in read if p.dim() > 1) else ""
+        return "lengths" if any(_ends(p, left) for p in read if p.dim() > 1 and p.is_floating_point()) else ""
     return ""
+
+
+def _empty(x: Tensor, out: Tensor) -> bool:
+    """Whether x holds one number where a mask is 0, and nearly never where it is not: places, or pairs for points."""
+    if x.shape == (len(out), 2 * out.shape[1]):
+        x = x.unflatten(1, (-1, 2))
+    if out.dim() == x.dim() and out.shape[1] == 1 < x.shape[1]:  # (N, 1, H, W) of (N, C, H, W)
+        x, out = x.movedim(1, -1), out.squeeze(1)
+    if x.shape[: out.dim()] != out.shape or x.dim() == out.dim():
+        return False
+    empty, filled = x[out], x[~out]
+    return bool((empty == empty.flatten()[0]).all()) and float((filled == empty.flatten()[0]).float().mean()) < 0.5
 
 
 def _ends(x: Tensor, lengths: Tensor) -> bool:
     """Whether each row of x has zeros from its length on, and something before."""
     long = [int(n) for n in lengths]
-    if not all(0 < n <= x.shape[1] for n in long) or x.is_meta:
+    if not all(0 < n <= x.shape[1] for n in long):
         return False
     return all(bool((row[n:] == 0).all()) and bool((row[n - 1] != 0).any()) for row, n in zip(x.detach(), long))
