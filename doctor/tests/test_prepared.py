@@ -96,6 +96,34 @@ def test_points_that_can_be_seen(read):
     assert named("D36", net(6, 8), loss, "mask") is not read
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_cells_that_hold_something(read):
+    there = (torch.rand(256, 1, 4, 4) < 0.1).float()
+    given = batches(torch.randn(256, 3, 4, 4), torch.rand(256, 2, 4, 4) * there, there)
+
+    def loss(model):
+        x, sizes, there = next(given)
+        each = (model(x) - sizes).abs()
+        return (each * there).sum() / there.sum() if read else each.mean()
+
+    assert blamed("D36", nn.Conv2d(3, 2, 3, padding=1), loss) is not read
+
+
+def test_parts_that_can_hardly_be_looked_at():
+    """None of them may end a program."""
+    x, y = torch.randn(16, 3), torch.randn(16)
+    odd = [torch.zeros(16, 0), torch.eye(16).to_sparse(), torch.zeros(16, device="meta"), torch.zeros(16) + 1j]
+    odd += [torch.nested.nested_tensor([torch.ones(1 + n % 3) for n in range(16)]), None, "text", torch.tensor(1.0)]
+    for part in odd:
+        loader = DataLoader([0], 1, collate_fn=lambda _, part=part: (x, part, y))
+
+        def loss(model, loader=loader):
+            x, _, y = next(iter(loader))
+            return (model(x).squeeze(1) - y).pow(2).mean()
+
+        assert not blamed("D36", net(3, 1), loss)
+
+
 # ------------------------------------------------------------------------------------------------ D37
 LEVELS = {"its own": True, "the input's": False, "of the series": False, "another signal": False, "itself": False}
 
@@ -247,6 +275,146 @@ def test_pieces_of_pictures_and_of_their_targets(how, finer):
 
     model = nn.Sequential(nn.Conv2d(1, 4 * finer**2, 3, padding=1), nn.PixelShuffle(finer), nn.Conv2d(4, 1, 1))
     assert named("D14", model, loss, "corner") is (how == "two corners")
+
+
+@pytest.mark.parametrize("how", ["each frame", "each film", "drifting slowly", "one picture"])
+def test_frames_of_a_film_are_cut_at_one_place(how):
+    films = torch.rand(16, 6, 1, 16, 16)
+
+    def loss(model):
+        batch = []
+        for n in torch.randperm(16)[:4].tolist():
+            frames, (a, b) = [], torch.randint(6, (2,)).tolist()
+            for t in range(6):
+                if how == "each frame":
+                    a, b = torch.randint(6, (2,)).tolist()
+                a, b = (a + (t == 3), b) if how == "drifting slowly" else (a, b)
+                frames.append(films[n, 0 if how == "one picture" else t, :, a : a + 8, b : b + 8])
+            batch.append(torch.stack(frames))
+        return model(torch.stack(batch).flatten(0, 1)).pow(2).mean()
+
+    assert named("D14", nn.Conv2d(1, 4, 3), loss, "film") is (how == "each frame")
+
+
+# ------------------------------------------------------------------------------------------------ D44
+class Normals(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = net(3, 3)
+
+    def forward(self, x):
+        return F.normalize(self.net(x), dim=-1)
+
+
+@pytest.mark.parametrize("how", ["the points alone", "both", "neither", "back to the first position", "scaled alone"])
+def test_vectors_are_turned_with_their_points(how):
+    def loss(model):
+        points, normals = torch.randn(4, 16, 3), F.normalize(torch.randn(4, 16, 3), dim=-1)
+        turn = torch.linalg.qr(torch.randn(4, 3, 3)).Q
+        if how == "scaled alone":
+            turn = 2 * torch.eye(3).expand(4, 3, 3)
+        given = points if how == "neither" else points @ turn
+        if how == "back to the first position":
+            return (model(given) - points).pow(2).mean()
+        wanted = normals @ turn if how == "both" else normals
+        return (1 - (model(given) * wanted).sum(-1)).mean()
+
+    assert named("D44", Normals(), loss) is (how == "the points alone")
+
+
+# ------------------------------------------------------------------------------------------------ F118
+RESCALED = {"without the factor": True, "with it": False, "by x itself": False, "all of z": False, "drawn": False}
+
+
+@pytest.mark.parametrize("how", RESCALED)
+def test_slopes_by_what_was_rescaled(how):
+    def slope(of, by):
+        return torch.autograd.grad(of.sum(), by, create_graph=True)[0]
+
+    def loss(model):
+        x = torch.rand(ROWS, 1) * 5
+        if how in ("by x itself", "drawn"):
+            x.requires_grad_()
+            u = model(x / 5 if how == "by x itself" else x)
+            return (slope(slope(u, x), x) + x.sin()).pow(2).mean() + u.pow(2).mean()
+        z = (2 * x / 5 - 1).requires_grad_()
+        second = slope(slope(model(z), z), z)
+        if how == "with it":
+            second = second * (2 / 5) ** 2
+        return (second + (z if how == "all of z" else x).sin()).pow(2).mean() + model(z).pow(2).mean()
+
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    assert named("F118", model, loss) is RESCALED[how]
+
+
+# ------------------------------------------------------------------------------------------------ F24, F56, D18, D21
+@pytest.mark.parametrize("how", ["drawn anew", "as played", "an entropy"])
+def test_the_action_that_is_scored_was_played(how):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        with torch.no_grad():
+            played = torch.distributions.Categorical(logits=model(x)).sample()
+        earned = x[:, 0] * played
+        policy = torch.distributions.Categorical(logits=model(x))
+        scored = played if how == "as played" else policy.sample()
+        if how == "an entropy":
+            return policy.log_prob(scored).mean() + 0 * earned.mean()
+        return -(policy.log_prob(scored) * (earned - earned.mean())).mean()
+
+    assert named("F24", net(6, 3), loss) is (how == "drawn anew")
+
+
+@pytest.mark.parametrize("how", ["unused", "used", "no ends", "a teacher"])
+def test_ends_beside_a_value_of_any_action(how):
+    target_net = net(6, 3).requires_grad_(False)
+
+    def loss(model):
+        s, following, reward = torch.randn(ROWS, 6), torch.randn(ROWS, 6), torch.randn(ROWS)
+        done = torch.rand(4 * ROWS)
+        done = (done if how == "no ends" else (done < 0.3).float())[torch.randperm(4 * ROWS)[:ROWS]]
+        with torch.no_grad():
+            best = model(following).argmax(1, keepdim=True)
+            ahead = target_net(following).gather(1, best).squeeze(1)
+        if how == "used":
+            ahead = ahead * (1 - done)
+        wanted = ahead if how == "a teacher" else reward + 0.9 * ahead
+        return F.smooth_l1_loss(model(s).gather(1, torch.randint(3, (ROWS, 1))).squeeze(1), wanted)
+
+    assert blamed("F56", net(6, 3), loss) is (how == "unused")
+
+
+@pytest.mark.parametrize("how", ["a mean by hand", "known alone"])
+def test_gaps_that_were_filled_and_a_loss_of_each(how):
+    def loss(model):
+        x = torch.randn(ROWS, 6)
+        y = x[:, :4].masked_fill(torch.rand(ROWS, 4) < 0.4, float("nan"))
+        known = ~y.isnan()
+        each = F.mse_loss(model(x), y.nan_to_num(0.0), reduction="none")
+        return each.mean() if how == "a mean by hand" else (each * known).sum() / known.sum()
+
+    assert blamed("D18", net(6, 4), loss) is (how == "a mean by hand")
+
+
+@pytest.mark.parametrize("asked", ["hidden", "shown"])
+def test_a_token_that_is_expanded_over_what_is_hidden(asked):
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.token, self.head = nn.Linear(12, 8), nn.Parameter(torch.zeros(1, 1, 8)), net(8, 12)
+
+        def forward(self, x, mask):
+            h = self.embed(x)
+            h = torch.where(mask[..., None].bool(), self.token.expand_as(h), h)
+            return self.head(h + h.mean(1, keepdim=True))
+
+    def loss(model):
+        x, order = torch.randn(8, 16, 12), torch.rand(8, 16).argsort(1)
+        mask = (order.argsort(1) < 8).float()
+        each = ((model(x, mask) - x) ** 2).mean(-1)
+        mask = mask if asked == "hidden" else 1 - mask
+        return (each * mask).sum() / mask.sum()
+
+    assert blamed("D21", Patches(), loss) is (asked == "shown")
 
 
 # ------------------------------------------------------------------------------------------------ F30

@@ -50,7 +50,7 @@ class UnreadParts(Watcher):
             self.known.by_id.clear()
             parts = list(batch.values()) if isinstance(batch, dict) else batch
             tensors = isinstance(parts, list | tuple) and 3 <= len(parts) <= PARTS
-            self.parts = [p for p in parts if type(p) is Tensor and plain(p) and p.numel()] if tensors else []
+            self.parts = [p for p in parts if _looked_at(p)] if tensors else []
             self.parts = [p for p in self.parts if p.dim()]
             self.read = set()
             for n, part in enumerate(self.parts):
@@ -77,6 +77,10 @@ class UnreadParts(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.parts = []
+
+
+def _looked_at(part: Any) -> bool:
+    return type(part) is Tensor and plain(part) and part.numel() > 0 and not part.is_complex()
 
 
 def _what(left: Tensor, read: list[Tensor]) -> str:
