@@ -50,7 +50,7 @@ NAMED = {
     "churn_hazard": "D36",
     "assay_multitask": "D18",
     "scan_pointnet": "F30",
-    "surface_normals": "D44",
+    "surface_normals": "D43",
     "pump_autoencoder": "N9",
     "badge_triplet": "F99",
 }

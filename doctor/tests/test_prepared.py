@@ -1,4 +1,4 @@
-"""What is prepared for a loss and is wrong, or only looks so (D36 to D41), and two losses of a critic at once (N38)."""
+"""What is prepared for a loss and is wrong, or only looks so (D36 to D43), and two losses of a critic at once (N38)."""
 
 import itertools
 
@@ -296,7 +296,7 @@ def test_frames_of_a_film_are_cut_at_one_place(how):
     assert named("D14", nn.Conv2d(1, 4, 3), loss, "film") is (how == "each frame")
 
 
-# ------------------------------------------------------------------------------------------------ D44
+# ------------------------------------------------------------------------------------------------ D43
 class Normals(nn.Module):
     def __init__(self):
         super().__init__()
@@ -319,7 +319,7 @@ def test_vectors_are_turned_with_their_points(how):
         wanted = normals @ turn if how == "both" else normals
         return (1 - (model(given) * wanted).sum(-1)).mean()
 
-    assert named("D44", Normals(), loss) is (how == "the points alone")
+    assert named("D43", Normals(), loss) is (how == "the points alone")
 
 
 # ------------------------------------------------------------------------------------------------ F118

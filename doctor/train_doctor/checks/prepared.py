@@ -1,4 +1,4 @@
-"""What was prepared for the loss and does not fit it: D36 to D42 and D44.
+"""What was prepared for the loss and does not fit it: D36 to D43.
 
 Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
 are right, and what comes between the data and them is not.
@@ -154,7 +154,7 @@ def powers_without_a_logarithm(e: Evidence) -> Fired | Verdict:
     return fires(what, "numbers of about one size", shape=shape, middle=middle, top=top)
 
 
-@check("D44")
+@check("D43")
 def targets_not_turned(e: Evidence) -> Fired | Verdict:
     """A network for clouds of points blurs its normals, or its flow, the more the clouds are turned.
 
@@ -164,7 +164,7 @@ def targets_not_turned(e: Evidence) -> Fired | Verdict:
     WARN targets-not-turned: The clouds {shape} were turned, and the vectors that are asked for at their points were
     not, so both lie in different frames. Fix: normals @ rotation.transpose(1, 2), with the rotation of the points.
     """
-    if (verdict := no_habit(e, seen := e.habits["D44"])) is not None:
+    if (verdict := no_habit(e, seen := e.habits["D43"])) is not None:
         return verdict
     shape = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps clouds {shape} were turned without their targets", "both", shape=shape)

@@ -49,7 +49,7 @@ class TurnedPoints(Watcher):
                 target = two if one.requires_grad else one
                 for shape, cloud in self.clouds:
                     if tuple(target.shape) == shape and not torch.equal(target, cloud):
-                        self.note("D44", shape)
+                        self.note("D43", shape)
 
     def backward(self, loss: Tensor) -> None:
         self.clouds = []
