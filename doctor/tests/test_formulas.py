@@ -552,7 +552,9 @@ def test_the_sign_of_an_entropy(kind, how, wrong):
         entropy = of.entropy().mean()
         if how == "no policy":
             return F.mse_loss(answers[:, 2], torch.randn(ROWS)) + 0.01 * entropy
-        policy = -(of.log_prob(of.sample()) * torch.randn(ROWS)).mean() + F.mse_loss(answers[:, 2], torch.randn(ROWS))
+        action = of.sample()
+        earned = torch.randn(ROWS) * action
+        policy = -(of.log_prob(action) * earned).mean() + F.mse_loss(answers[:, 2], torch.randn(ROWS))
         if how == "negated before":
             return policy + 0.01 * (-entropy)
         return policy + 0.01 * entropy if how == "added" else policy - 0.01 * entropy

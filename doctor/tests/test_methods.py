@@ -13,7 +13,7 @@ import train_doctor as doctor
 
 from .bench import quiet
 from .test_arithmetic import said
-from .test_formulas import ROWS, net, told
+from .test_formulas import ROWS, net, told, train
 
 
 def of(report: doctor.Report, check: str) -> bool:
@@ -155,6 +155,35 @@ def test_a_copy_that_makes_no_targets(how):
         return F.smooth_l1_loss(taken, reward + 0.9 * ahead)
 
     assert told("F116", loss_of, model) is ASKED[how]
+
+
+# ------------------------------------------------------------------------------------------------ F119
+DRAWN = {"by row": False, "the mean": True, "once": True, "once, of two dimensions": True, "no price": False}
+
+
+@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("how", DRAWN)
+def test_what_a_decoder_is_given(how, split):
+    class Auto(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.mean, self.spread, self.decoder = net(6, 8), net(6, 4), net(6, 4), net(4, 6)
+
+        def forward(self, x):
+            mu, logvar = self.both(x).chunk(2, 1) if split else (self.mean(x), self.spread(x))
+            once = {"once": torch.randn(4), "once, of two dimensions": torch.randn(1, 4)}
+            noise = once.get(how, torch.randn_like(mu))
+            z = mu if how in ("the mean", "no price") else mu + (0.5 * logvar).exp() * noise
+            return self.decoder(z), mu, logvar
+
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        answer, mu, logvar = model(x)
+        price = -0.5 * (1 + logvar - mu.pow(2) - logvar.exp()).sum(1).mean()
+        return F.mse_loss(answer, x, reduction="sum") / ROWS + (0 if how == "no price" else price)
+
+    report = quiet(lambda: train(loss_of, Auto()))
+    assert not report.faults and ("F119" in said(report)) is DRAWN[how], f"\n{report}"
 
 
 # ------------------------------------------------------------------------------------------------ F117

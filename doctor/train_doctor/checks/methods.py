@@ -508,3 +508,23 @@ def slope_of_rescaled(e: Evidence) -> Fired | Verdict:
     factor = next(iter(seen.values()))
     what = f"in {len(seen)} steps slopes by {factor:.3g} x were added to what is made of x"
     return fires(what, "slopes by x", factor=factor)
+
+
+@check("F119")
+def nothing_drawn(e: Evidence) -> Fired | Verdict:
+    """A variational autoencoder rebuilds well, and what it makes of new draws is nothing.
+
+    Fires when the loss holds the divergence of a posterior, and nothing else of it hangs on the logarithm of its
+    variance; or when a draw of one row multiplies the spreads of all rows of a batch.
+
+    WARN nothing-drawn: The variance has a price in the divergence and no other use: the decoder is given the means, and
+    never sees what lies between them. Fix: z = mu + torch.randn_like(mu) * (0.5 * logvar).exp().
+    WARN nothing-drawn/once: One draw multiplies the spreads of all {rows} rows, so all of a batch are moved alike. Fix:
+    torch.randn_like(std), which has a number for each.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F119"])) is not None:
+        return verdict
+    if rows := next(iter(seen.values())):
+        what = f"in {len(seen)} steps a draw of one row multiplied {rows[0]} spreads"
+        return fires(what, "a draw for each row", fault="nothing-drawn/once", rows=rows[0])
+    return fires(f"in {len(seen)} steps the logarithm of a variance stood in the divergence alone", "draws by it")

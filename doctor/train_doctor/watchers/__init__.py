@@ -160,6 +160,7 @@ from train_doctor.watchers.turned_points import TurnedPoints
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
+from train_doctor.watchers.undrawn import Undrawn
 from train_doctor.watchers.unfolded import Unfolded
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.unread_parts import UnreadParts
@@ -333,4 +334,5 @@ ALL = (
     SameSlopes,
     TurnedPoints,
     Rescaled,
+    Undrawn,
 )

@@ -54,7 +54,7 @@ class Divergences(Watcher):
             self._of_weights(terms)
             for node, factor in terms:
                 self._averaged(node, factor, terms)
-                term, factor, rows = _in_each_row(node, factor)
+                term, factor, rows = in_each_row(node, factor)
                 shape = shape_of(term) if term is not None else ()
                 if len(shape) < 2 or shape[0] < LEAST or not _is_divergence(term):
                     continue
@@ -111,7 +111,7 @@ def _whole(node, factor: float, rows: int) -> bool:
     return whole and len(shape) > 1 and shape[0] == rows and 0.4 < abs(factor) < 2.1
 
 
-def _in_each_row(node, factor: float):
+def in_each_row(node, factor: float):
     """What is summed in a term, with its factor, and whether the sum is one of each row, of which the mean is taken."""
     if kind(node) == "Sum":
         return node.next_functions[0][0], factor, False
@@ -187,7 +187,8 @@ def logarithms(loss: Tensor) -> set:
         if kind(node) not in REDUCED:
             continue
         edges = [edge for edge, _ in node.next_functions if edge is not None]
-        logs = set().union(*(_logarithms(edge) for edge in edges)) if kind(node) in ("Sum", "Mean") else set()
+        sums = kind(node) in ("Sum", "Mean")
+        logs = {log for edge in edges for log, _ in log_variances(edge)} if sums else set()
         found |= logs
         queue += edges if not logs else []
     return found
@@ -210,11 +211,12 @@ def _sign(node, sign: int = 1, left: int = PIECES) -> int:
 
 
 def _is_divergence(node) -> bool:
-    return bool(_logarithms(node))
+    return bool(log_variances(node))
 
 
-def _logarithms(node) -> set:
-    """Of 1 + logvar - mu^2 - exp(logvar), or of the same with the signs turned; none of anything else."""
+def log_variances(node) -> set[tuple]:
+    """Of 1 + logvar - mu^2 - exp(logvar), or of the same with the signs turned, as nodes and which of their results;
+    none of anything else."""
     queue, parts, exponents, squares = [node], set(), set(), 0
     for _ in range(PIECES):
         node = queue.pop(0) if queue else None
@@ -223,11 +225,11 @@ def _logarithms(node) -> set:
             continue
         edges = [edge for edge, _ in node.next_functions if edge is not None]
         if what == "Exp":
-            exponents.add(edges[0])
+            exponents.add(node.next_functions[0])
             continue
         squares += what == "Pow" or what == "Mul" and len(edges) == 2 and edges[0] is edges[1]
         if what in ("Add", "Sub", "Rsub"):
-            parts |= set(edges)
+            parts |= {edge for edge in node.next_functions if edge[0] is not None}
         if what != "Pow":
             queue += edges
     return parts & exponents if squares else set()
