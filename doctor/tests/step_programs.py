@@ -47,10 +47,11 @@ SETS = {
     "judge27": ("judge27_a", "judge27_b"),
     "judge28": ("judge28_a", "judge28_b"),
     "judge29": ("judge29_a", "judge29_b"),
+    "judge30": ("judge30_a", "judge30_b"),
 }
 # Of these all steps of a program are made: what goes wrong after the watched ones is told in the end. The sets before
 # them are tested with the slow tests, for they are many.
-RECENT = {"judge25", "judge26", "judge27", "judge28", "judge29"}
+RECENT = {"judge25", "judge26", "judge27", "judge28", "judge29", "judge30"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

@@ -220,7 +220,8 @@ def _unrecorded(node, here: str, round: int) -> Entropy | None:
 
 
 def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """A difference of (N, 1) or (N) with something that has no gradient, which became (N, N) on its way to the loss."""
+    """A difference of (N, 1) or (N) with something that has no gradient, which became (N, N) on its way to the loss; of
+    pictures (N, 1, H, W) or (N, H, W) likewise."""
     node = loss.grad_fn
     for _ in range(8):
         if node is None:
@@ -230,12 +231,13 @@ def square(loss: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         after = shape_of(node)
         if (
             kind(node) in ("Sub", "Rsub")
-            and len(after) == 2
+            and len(after) in (2, 4)
             and after[0] == after[1] > 1
             and len(live) == 1 < len(edges)
         ):
-            before = shape_of(live[0])
-            return (before, after) if before in ((after[0], 1), (after[0],)) else None
+            before, rest = shape_of(live[0]), after[2:]
+            made = len(after) == 4 and kind(live[0]) in VIEWS  # all pairs, on purpose
+            return (before, after) if before in ((after[0], 1, *rest), (after[0], *rest)) and not made else None
         node = live[0] if len(live) == 1 else None
     return None
 

@@ -83,11 +83,18 @@ def both_sides_learn(e: Evidence) -> Fired | Verdict:
     """A self-supervised loss reaches its end within a few steps, and the features are alike for all data.
 
     Fires when a loss is nothing but cosines that are to rise, and both sides of them have a gradient. Cosines that are
-    to fall as well, and further terms that learn, are left alone.
+    to fall as well, and further terms that learn, are left alone. Also when the loss is nothing but the distance of
+    what two networks answer, and an optimizer holds both.
 
     WARN both-sides-learn: Two views are pulled together from both sides and nothing keeps them apart, so the shortest
     way is one answer for all data (collapse). Fix: Stop the gradient of one side: z.detach(), as SimSiam and BYOL do.
+    WARN both-sides-learn/teacher: The loss is a distance of two networks, and both learn: the target comes to meet the
+    answer, so a teacher forgets what it knew. Fix: teacher.requires_grad_(False), its answer under no_grad, and
+    optimizer(student.parameters()).
     """
+    if len(two := e.habits["F57 two"]) >= STEPS:
+        what = f"in {len(two)} steps both sides of a {next(iter(two.values()))} learned, with weights of their own"
+        return fires(what, "one side without a gradient", fault="both-sides-learn/teacher")
     if (verdict := no_habit(e, e.both_sides)) is not None:
         return verdict
     return fires(f"in {len(e.both_sides)} steps both sides of each cosine had a gradient", "one side without")

@@ -460,10 +460,10 @@ def own_bootstraps(e: Evidence) -> Fired | Verdict:
     """Q-learning begins well, and then its values run away or swing, though there is a target network.
 
     Fires when the largest value of the next state, in a target, was answered by the weights that are trained, and there
-    is another network of the same class and sizes that no optimizer holds and nobody asks. Without one, Q-learning from
-    its own values is a method, and is left alone.
+    is a copy of it that the program calls a target, which no optimizer holds and nobody asks. Without one, Q-learning
+    from its own values is a method, and is left alone.
 
-    WARN own-bootstraps: The targets are made by the network that learns them, and its copy is never asked: each step
+    WARN own-bootstraps: The targets are made by the network that learns them, and {name} is never asked: each step
     moves its own targets. Fix: target = reward + gamma * target_net(next_states).max(1).values.
     """
     if (verdict := no_habit(e, seen := e.habits["F116"])) is not None:
@@ -472,7 +472,7 @@ def own_bootstraps(e: Evidence) -> Fired | Verdict:
     if not (idle := [m for m in owners.copies(e) if id(m) not in asked]):
         return OK
     what = f"in {len(seen)} steps targets hold the trained network's own largest value, and a copy of it is idle"
-    return fires(what, f"values of the other {type(idle[0]).__name__}")
+    return fires(what, f"values of the other {type(idle[0]).__name__}", name=next(iter(seen.values())))
 
 
 @check("F117")

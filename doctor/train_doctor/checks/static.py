@@ -256,7 +256,7 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str]:
     name = "optimizer-misses-trainables"
     if not c.held and e.optimized() <= above:
         return ERROR, f"{name}/holds-the-teacher"
-    if c.dead and c.dead == e.optimized():
+    if c.dead and c.dead == e.optimized() and not _head_alone(e, c):
         return ERROR, f"{name}/holds-another-instance"
     if adapters and all(n in c.missing for n in adapters if n in c.missing or n in c.held) and not alive:
         if any(is_adapter(n) for n in c.missing):
@@ -270,6 +270,14 @@ def _reason(e: Evidence, c: Coverage) -> tuple[str, str]:
     if muon and len(muon) == len(e.optimizers) and any(id(p) in ends or p.dim() < 2 for p in c.missing.values()):
         return ERROR, f"{name}/muon-alone"
     return WARN, name
+
+
+def _head_alone(e: Evidence, c: Coverage) -> bool:
+    """Whether all that the optimizer holds for nothing is as many tensors as are missing, some of another shape, while
+    the rest of the model is frozen: a head that was replaced."""
+    held = [p for o in e.optimizers if o.object for g in o.object.param_groups for p in g["params"]]
+    shapes = [sorted(tuple(p.shape) for p in side) for side in (held, c.missing.values())]
+    return len(e.trainable()) < len(e.parameters()) and len(held) == len(c.missing) and shapes[0] != shapes[1]
 
 
 def _replaced(e: Evidence, c: Coverage) -> bool:

@@ -17,8 +17,11 @@ the maximum be one of the network's answer itself. A largest number that is take
 exponential, changes nothing.
 """
 
+import sys
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN, VIEWS, kind, shape_of
@@ -29,7 +32,29 @@ KEPT = {
     *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
 }
 LAYERS = {"linear", "conv2d"}
+FRAMES, FEW = 60, 200  # of the stack; names in one place
 LEAST, MANY = 2, 8  # sizes of what a maximum is taken of; calls of one shape in a step
+
+
+def named_target() -> str:
+    """The name of a module that a line of the program, or an object at hand there, calls a target."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame is None:
+            return ""
+        for thing in (frame.f_locals, *map(_attributes, frame.f_locals.values())):
+            for name, held in list(thing.items()):
+                if isinstance(held, nn.Module) and isinstance(name, str) and ("targ" in name or "tgt" in name):
+                    return name
+        frame = frame.f_back
+    return ""
+
+
+def _attributes(thing: Any) -> dict:
+    if isinstance(thing, dict):
+        return thing if len(thing) < FEW else {}
+    held = getattr(thing, "__dict__", None) if type(thing).__module__ not in ("torch", "builtins") else None
+    return {**held, **(held.get("_modules") or {})} if isinstance(held, dict) and len(held) < FEW else {}
 
 
 class Bootstraps(Watcher):
@@ -90,8 +115,8 @@ class Bootstraps(Watcher):
             shape, whole, added, weight = fact
             if added and weight is not None:
                 self.note("F28", id(weight))
-                if id(weight) in self.e.optimized() and not whole:
-                    self.note("F116", shape)
+                if id(weight) in self.e.optimized() and not whole and (name := named_target()):
+                    self.note("F116", name)
             picked = False
             while kind(node) in VIEWS:
                 picked = picked or kind(node) == "Index"

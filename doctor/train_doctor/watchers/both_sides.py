@@ -6,15 +6,29 @@
 Where nothing is pushed away (no other rows, no variance), the answers to all data become alike. The cosines of two
 tensors that both learn are followed, with their sign, up to the loss.
 
+    loss = F.mse_loss(student(x), teacher(x))   with a teacher that learns: it comes to meet its student
+
 Footgun: what is pulled and pushed by turns (pairs, triplets, InfoNCE) ends in something else than a mean of cosines
 with one sign, and so does a loss with further terms that learn.
 """
 
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import kind
 from train_doctor.watchers import signs
 from train_doctor.watchers.operators import TIMES
+
+DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss", "KlDiv"}
+NODES = 3000
+
+
+def _loss(node):
+    """What is behind a factor, or a mean by hand."""
+    while kind(node) in ("Mul", "Div", "Sum", "Mean") and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
 
 
 class BothSides(Watcher):
@@ -47,9 +61,20 @@ class BothSides(Watcher):
             self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
+        if self._both(loss):
+            self.note("F57 two", kind(_loss(loss.grad_fn)))
         if self.known.get(loss) == frozenset({-1}) and not self.eye.rising:
             self.e.both_sides.add(self.eye.turn)
         self.known.by_id.clear()
+
+    def _both(self, loss: Tensor) -> bool:
+        """Whether the loss is one distance alone, of two networks that both learn."""
+        node = _loss(loss.grad_fn)
+        edges = [edge for edge, _ in node.next_functions] if kind(node) in DISTANCES else []
+        if len(edges) < 2 or None in edges[:2]:
+            return False
+        one, two = (graphs.leaves(edge, NODES) & self.e.optimized() for edge in edges[:2])
+        return len(one) > 1 and len(two) > 1 and not one & two
 
     def close(self) -> None:
         self.known.by_id.clear()

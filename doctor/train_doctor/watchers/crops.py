@@ -7,7 +7,9 @@ A piece is a view: its storage tells from where it was cut, and of how large a w
 together by `stack`; the first layer is given those of the pictures, and a loss those of the targets. A finer target has
 places and sizes as many times as large. The frames of one film are cut at one place as well.
 
-Footgun: rows that were copied before (an augmentation of colours, for instance) have no such storage, and tell nothing.
+Footguns: rows that were copied before (an augmentation of colours, for instance) have no such storage, and tell
+nothing. The pictures of a batch follow each other in one tensor as well: only what is put together once more, as a row
+of a batch, is a film.
 """
 
 import math
@@ -18,6 +20,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 LOSSES = {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss", "l1_loss"}
 LOSSES |= {"smooth_l1_loss", "nll_loss", "sub", "huber_loss"}
+LAID = {"transpose", "permute", "float", "to", "unsqueeze", "contiguous", "div", "sub"}
 FOLLOWED = {"to", "float", "long", "div", "mul", "sub", "unsqueeze", "squeeze", "contiguous"}
 LEAST, APART, LAYER = 4, 0.5, "conv2d"  # rows; share of them that were cut elsewhere
 Cut = tuple[int, int]  # the first line and column of a piece
@@ -31,20 +34,25 @@ class Crops(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.names = {"stack", LAYER} | LOSSES | FOLLOWED
+        self.names = {"stack", LAYER} | LOSSES | FOLLOWED | LAID
         self.pictures: list[tuple] = []  # that first layers were given in this step
-        self.films: list[tuple] = []  # whose frames were cut one by one
+        self.frames = Known(self)  # put together, and how many were cut elsewhere than the one before
+        self.films: list[tuple] = []  # such that were put together in turn
 
     def saw(self, op: Op) -> None:
         if op.name == "stack":
             cuts = [_cut(t) for t in op.given] if len(op.given) >= LEAST else [None]
-            if None not in cuts and (film := _film(op.given, cuts)):
-                self.films.append(film)
+            if films := [film for t in op.given if (film := self.frames.get(t))]:
+                self.films += films
+            elif None not in cuts and (film := _film(op.given, cuts)):
+                self.frames.put(op.results[0], film)
             elif None not in cuts and len({cut[1:] for cut in cuts}) == 1 and op.results:
                 self.known.put(op.results[0], ([cut[0] for cut in cuts], *cuts[0][1:]))
             return
         facts = [f for f in map(self.known.get, op.given) if f]
         if not facts:
+            if op.name in LAID and op.results and (film := self.frames.get(op.given[0])):
+                self.frames.put(op.results[0], film)
             return
         if op.name == LAYER:
             self.pictures.append(facts[0])
@@ -62,8 +70,9 @@ class Crops(Watcher):
             fits = times > 0 and its_whole == (whole[0] * times, whole[1] * times) and len(cuts) == len(theirs)
             if not fits or its_size != (size[0] * times, size[1] * times) or len(set(cuts)) < 2:
                 continue
-            apart = sum((a * times, b * times) != other for (a, b), other in zip(cuts, theirs))
-            if apart > APART * len(cuts) and len(set(theirs)) > 1:
+            ways = [(a * times - c, b * times - d) for (a, b), (c, d) in zip(cuts, theirs)]
+            apart = sum(way != (0, 0) for way in ways)
+            if apart > APART * len(cuts) and len(set(theirs)) > 1 and len(set(ways)) > 1:  # not next to each other
                 self.note("D14 crops", (apart, len(cuts), size, whole))
 
     def backward(self, loss: Tensor) -> None:
@@ -73,18 +82,19 @@ class Crops(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.frames.by_id.clear()
         self.pictures, self.films = [], []
 
 
 def _film(frames: list[Tensor], cuts: list) -> tuple | None:
     """How many frames that follow each other in one tensor were cut at other places than the one before."""
-    base, step = frames[0]._base, math.prod(frames[0]._base.shape[-3:]) if frames[0].dim() == 3 else 0
-    if not step or any(t._base is not base for t in frames) or base.dim() < 4:
+    base = frames[0]._base
+    if frames[0].dim() != 3 or any(t._base is not base for t in frames):
         return None
-    numbers = [(t.storage_offset() - base.storage_offset()) // step for t in frames]
-    one_by_one = all(b - a == 1 for a, b in zip(numbers, numbers[1:]))
+    planes = [(t.storage_offset() - base.storage_offset()) // math.prod(base.shape[-2:]) for t in frames]
+    steps = {b - a for a, b in zip(planes, planes[1:])}
     moved = sum(a[0] != b[0] for a, b in zip(cuts, cuts[1:]))
-    return (moved, len(cuts)) if one_by_one and 2 * moved > len(cuts) else None
+    return (moved, len(cuts)) if len(steps) == 1 and min(steps) > 0 and 2 * moved > len(cuts) else None
 
 
 def _cut(t: Tensor) -> tuple[Cut, tuple[int, int], tuple[int, int]] | None:
@@ -93,7 +103,8 @@ def _cut(t: Tensor) -> tuple[Cut, tuple[int, int], tuple[int, int]] | None:
     if whole is None or t.dim() < 2 or whole.dim() < 2 or t.stride()[-2:] != whole.stride()[-2:] or t.stride(-1) != 1:
         return None
     high, wide = whole.shape[-2:]
-    if tuple(t.shape[-2:]) == (high, wide) or whole.stride(-2) != wide or t.shape[-1] > wide or t.shape[-2] > high:
+    size = tuple(t.shape[-2:])
+    if not high * wide or size == (high, wide) or whole.stride(-2) != wide or size[0] > high or size[1] > wide:
         return None
     line, column = divmod((t.storage_offset() - whole.storage_offset()) % (high * wide), wide)
     return (line, column), tuple(t.shape[-2:]), (high, wide)

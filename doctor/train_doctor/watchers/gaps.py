@@ -16,6 +16,7 @@ exactly 0. Targets that were NaN until something filled them in are gaps whateve
 import torch
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import POWERS, TIMES, written
 
@@ -25,6 +26,7 @@ SAME, CASTS = {"view", "reshape", "flatten"}, {"float", "to", "squeeze"}
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 FLAGGED = {"binary_cross_entropy", "binary_cross_entropy_with_logits"}  # asked for filled targets only
 FILLS = {"nan_to_num", "isnan", "where", "masked_fill", "__setitem__"}
+NODES = 3000
 SOME, SORTED, SOME_NUMBERS = 0.02, 4096, 32  # share of zeros, numbers that are sorted, different ones among them
 FLAGS = (torch.bool, torch.float32, torch.uint8)
 EMPTY, LEAST, LOOKED = 0.5, 64, 2**22  # share of zeros; numbers
@@ -42,6 +44,7 @@ class Gaps(Watcher):
         self.inputs: list[Tensor] = []
         self.masks: list[Tensor] = []
         self.pictures: list[Tensor] = []
+        self.means: list[tuple] = []  # a mean over all places, what is known of it, and its name
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -79,13 +82,13 @@ class Gaps(Watcher):
             if fact and op.name in MINUS and isinstance(op.result, Tensor):
                 self.known.put(op.result, fact)
             elif fact and op.kwargs.get("reduction", "mean") == "mean":
-                self._note(fact, op.name)
+                self.means.append((op.result, fact, op.name))
             elif fact and op.kwargs["reduction"] == "none" and isinstance(op.result, Tensor):
                 self.known.put(op.result, fact)
             return
         fact = self.known.get(op.given[0])
         if fact and op.name == "mean" and isinstance(op.result, Tensor) and not op.result.dim():
-            self._note(fact, "a square")
+            self.means.append((op.result, fact, "a square"))
         elif fact and isinstance(op.result, Tensor):
             self.known.put(op.result, fact)
 
@@ -131,7 +134,9 @@ class Gaps(Watcher):
             if not answer.requires_grad or target.requires_grad or answer.shape != target.shape:
                 continue
             if share := self.filled.get(target):
-                return (-share, False)
+                empty = target == 0
+                masked = bool(empty.any()) and not bool(answer.detach()[empty].any())
+                return None if masked else (-share, False)
             for x in self.inputs:
                 if x.shape == target.shape and LEAST <= x.numel() <= LOOKED and (x is target or torch.equal(x, target)):
                     return (share, True) if (share := _gaps(x)) else None
@@ -143,18 +148,25 @@ class Gaps(Watcher):
         return None
 
     def backward(self, loss: Tensor) -> None:
+        if self.means:
+            held = set(graphs.walk(loss, NODES))
+            for mean, fact, name in self.means:
+                if mean.grad_fn in held:  # and not only logged
+                    self._note(fact, name)
+        self.means = []
         self.inputs, self.masks, self.pictures = [], [], []
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.filled.by_id.clear()
+        self.means = []
         self.inputs, self.masks, self.pictures = [], [], []
 
 
 def _constant(op: Op) -> bool:
     """Whether one number is filled in."""
     if op.name != "where":
-        filler = op.kwargs.get("value", op.args[-1])
+        filler = op.kwargs["value"] if "value" in op.kwargs else op.args[-1]
         return not isinstance(filler, Tensor) or filler.numel() == 1
     return any(not isinstance(a, Tensor) or bool((a == a.flatten()[:1]).all()) for a in op.args[1:])
 

@@ -35,7 +35,7 @@ MIXED = "mixed"  # what was computed of such
 WEIGHTS = TIMES | OVER | MINUS | PLUS | {"view", "reshape", "squeeze", "unsqueeze", "detach"}
 WEIGHTS |= {"__getitem__", "flatten", "float", "to", "expand", "clone"}
 LOOKED = 4096  # numbers
-RISKS, RUNNING = "risks", "running"  # logarithms of running sums of exponentials, and such sums
+POWER, RUNNING, RISKS = "power", "running", "risks"  # exponentials, their running sums, and logarithms of these
 REGRET = "regret"  # what was answered minus what came
 LAID = {"view", "reshape", "squeeze", "unsqueeze", "detach", "__getitem__", "flatten", "float", "to", "cat", "stack"}
 NORMALISED = LAID | TIMES | OVER | MINUS | PLUS | {"expand", "clone", "data"}
@@ -57,8 +57,8 @@ class Signed(NamedTuple):
 class Likelihoods(Watcher):
     """What is known of a tensor: Signed, TURNED or SCORE."""
 
-    begins = LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"linear", "logcumsumexp", "cumsum"}
-    begins |= {"cosine_similarity", "detach", "data"}
+    begins = LOGS | TIMES | OVER | MINUS | TURNS | COSTS | {"linear", "logcumsumexp"}
+    begins |= {"cosine_similarity", "detach", "data", "exp"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -90,10 +90,8 @@ class Likelihoods(Watcher):
         if name in REGRESSIONS and learns and len(op.given) > 1:
             self.critic |= any(_among(op.given[1], came) for came in self.came)
             self.asked.append(op.given[1])
-        if name in MINUS and learns and not signed and RISKS in facts and len(facts) == 2:
-            return Signed(1 if facts[1] == RISKS else -1)  # Cox's partial likelihood
-        if name in ("logcumsumexp", "cumsum", "log") and learns and not signed:
-            return RUNNING if name == "cumsum" else RISKS if name == "logcumsumexp" or facts[0] == RUNNING else None
+        if learns and not signed and (made := _risks(op, facts)):
+            return made
         if name in LOGS and learns:
             return Signed(1) if facts[0] != TURNED else None
         if name == "cosine_similarity" and learns:
@@ -180,6 +178,20 @@ class Likelihoods(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.came, self.asked = [], []
+
+
+def _risks(op: Op, facts: list) -> Any:
+    """Cox's partial likelihood: a number minus the logarithm of a running sum of exponentials, its own among them."""
+    name, fact, of = op.name, facts[0] if facts else None, id(op.given[0]) if op.given else 0
+    if name in MINUS and len(facts) == 2:
+        ends = [(1, facts[1], of), (-1, fact, id(op.given[1]))]
+        return next((Signed(sign) for sign, f, own in ends if f == (RISKS, own)), None)
+    if name in ("logcumsumexp", "exp"):
+        return (RISKS if name == "logcumsumexp" else POWER, of)
+    if name in ("cumsum", "log") and isinstance(fact, tuple) and not isinstance(fact, Signed):
+        after = {("cumsum", POWER): RUNNING, ("log", RUNNING): RISKS}.get((name, fact[0]))
+        return (after, fact[1]) if after else None
+    return None
 
 
 def _among(some: Tensor, of: Tensor) -> bool:

@@ -6,17 +6,22 @@
 What is learned then hangs on the other rows of the batch, and a row alone is answered differently. F.softmax without a
 dim takes dim 0 for one and for three dimensions.
 
-What came out of such a softmax is followed to a loss. It is wrong where that still has one answer for each of its rows.
+What came out of such a softmax is followed to a loss. It is wrong where that still has one answer for each of its rows,
+or meets a part of a loader's batch that was shared out among the rows in the same way.
 
 Footgun: the rows of one graph or one bag are no batch: there what is pooled with these weights is a single answer. And
 a matrix of all pairs has rows on both sides, a table that learns no rows of a batch, and time may come first.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor, nn
+from torch.utils.data import dataloader, default_collate
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import LOSSES
-from train_doctor.watchers.operators import MINUS
+from train_doctor.watchers.operators import MINUS, TIMES
 
 SOFT = {"softmax", "log_softmax", "softmin", "sparsemax"}
 SUMS = {"matmul", "mm", "bmm", "__matmul__", "einsum"}
@@ -35,9 +40,23 @@ class OverBatch(Watcher):
         self.across: set[int] = set()  # what went through a softmax over rows
         self.otherwise: set[int] = set()  # and over another dim
         self.pending: list[int] = []
+        self.parts = Known(self)  # of a batch whose rows torch has put together
+        self.listed = Known(self)  # such, shared out among its rows
+        self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
         self.time_first = False
 
+    def _fetching(self, original: Callable, iterator: Any) -> Any:
+        batch = original(iterator)
+        plain = getattr(iterator, "_collate_fn", None) is default_collate
+        if self.eye.on and plain and isinstance(batch, list | tuple):
+            for part in batch:
+                if isinstance(part, Tensor) and part.dim() == 2:
+                    self.parts.put(part, True)
+        return batch
+
     def saw(self, op: Op) -> None:
+        if op.name in SOFT and op.results and self.parts.get(op.given[0]) and op.kwargs.get("dim") == 0:
+            self.listed.put(op.results[0], True)
         if op.name in NETWORKS:
             self.time_first = self.time_first or op.args[-1] is False
             return
@@ -54,6 +73,8 @@ class OverBatch(Watcher):
                     ((target.detach().float().sum(0) - 1).abs() < CLOSE).all()
                 ):  # it is shared out in the same way
                     self.pending.append(rows)
+        elif op.name in TIMES and len(op.given) == 2 and any(self.listed.get(t) for t in op.given):
+            self.pending.append(rows)
         elif op.name in SUMS and any(len(t) == t.shape[-1] == rows for t in op.given if t.dim() == 2):
             return  # over all pairs
         if rows:

@@ -75,8 +75,8 @@ def _window(t: Tensor) -> Window | None:
 def _goes_on(mine: tuple, its: tuple) -> bool:
     """Whether one window begins where the other ends, by their storage or by their numbers."""
     (window, x), (next_window, y) = mine, its
-    if window and next_window and (window[0], window[1] + window[2]) == next_window[:2]:
-        return True
+    if x.dim() < 2 or y.dim() < 2:
+        return bool(window and next_window) and (window[0], window[1] + window[2]) == next_window[:2]
     if x.dim() != y.dim() or x.dim() not in (2, 3) or len(x) != len(y) or len(x) < ROWS or x.device != y.device:
         return False
     if x.dim() == 3 and 1 not in x.shape[1:] or x[0].numel() < LENGTH or x is y or not x.is_floating_point():

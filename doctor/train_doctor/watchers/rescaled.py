@@ -8,7 +8,8 @@
 What was made of x by plain numbers alone, and is a leaf that derivatives are taken by, is known, and so are its slopes
 until a number multiplies them. They are wrong where they are added to what was made of x itself.
 
-Footgun: an equation may be written in the rescaled variable, and then its sources are too.
+Footgun: an equation may be written in the rescaled variable, and then its sources are too: of x times that factor, or
+multiplied by it in turn.
 """
 
 from torch import Tensor
@@ -19,6 +20,7 @@ from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS, pla
 SUMS = MINUS | PLUS
 AFFINE = SUMS | TIMES | OVER | TURNS
 SAME = {"clone", "detach", "float", "double", "to", "contiguous", "squeeze", "unsqueeze", "view", "reshape"}
+SAME_FACTOR = 0.005  # by how much two factors of one size may differ
 X, Z, SLOPE = "x", "z", "slope"
 
 
@@ -58,6 +60,10 @@ class Rescaled(Watcher):
             return (Z, [(x, number if op.name in TIMES else 1 / number)]) if column else None
         if fact[0] == SLOPE:
             return None if scaled else fact
+        if fact[0] == X and scaled:
+            times = number if op.name in TIMES else 1 / number
+            mine = any(abs(times / fact[1] ** power - 1) < SAME_FACTOR for power in (1, -1, -2))
+            return None if mine else fact  # in the rescaled variable already
         if fact[0] == X or op.name in SAME:
             return fact
         if op.name not in AFFINE:

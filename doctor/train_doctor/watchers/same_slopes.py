@@ -7,7 +7,8 @@
 Nobody needs the derivative of one answer by one input twice. Where none of that derivative is taken in the same step, a
 second one was meant.
 
-Footgun: an answer that was computed anew is another one, and so is one column of several.
+Footguns: an answer that was computed anew is another one, and so is one column of several. A Jacobian is taken row by
+row, each with a vector of its own.
 """
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
 
+MOST = 64  # slopes of a step
 VIEWS = {"Sum", "Mean", "Squeeze", "View", "Unsqueeze"}
 
 
@@ -25,14 +27,22 @@ class SameSlopes(Watcher):
         super().__init__(eye)
         self.taken: dict[tuple, int] = {}  # an answer and the number of an input -> how often
         self.made: dict[tuple, int] = {}  # a slope -> the input
+        self.inputs: list[Tensor] = []  # which keep their numbers as long as they are there
         self.twice: set[int] = set()  # inputs by which a slope was derived again
 
     def saw(self, op: Op) -> None:
         if len(op.args) < 2 or not isinstance(op.result, tuple) or not op.kwargs.get("create_graph"):
             return
         answers, inputs = (a if isinstance(a, list | tuple) else [a] for a in op.args[:2])
-        if len(answers) != 1 or not isinstance(answers[0], Tensor):
+        if len(answers) != 1 or not isinstance(answers[0], Tensor) or not isinstance(inputs, list | tuple):
             return
+        by = op.kwargs.get("grad_outputs", op.args[2] if len(op.args) > 2 else None)
+        by = by[0] if isinstance(by, list | tuple) and by else by
+        if isinstance(by, Tensor) and not bool((by == 1).all()):
+            return  # one product of several with the Jacobian
+        if len(self.taken) > MOST:
+            self.close()  # a program that takes all of its gradients in this way
+        self.inputs += inputs
         source = _source((answers[0].grad_fn, answers[0].output_nr))
         for x, slope in zip(inputs, op.result):
             if source in self.made and self.made[source] == id(x):
@@ -48,7 +58,7 @@ class SameSlopes(Watcher):
             self.note("F117", max(taken.values()))
 
     def close(self) -> None:
-        self.taken, self.made, self.twice = {}, {}, set()
+        self.taken, self.made, self.twice, self.inputs = {}, {}, set(), []
 
 
 def _source(edge: tuple) -> tuple:

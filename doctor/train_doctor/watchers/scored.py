@@ -31,6 +31,7 @@ class Sample:
     round: int
     kind: str
     shape: torch.Size
+    of: int  # number of the distribution that drew it
     used: bool = False
     scored: bool = False
     weighted: bool = False  # its score was multiplied by what was earned
@@ -64,7 +65,7 @@ class Scored(Watcher):
         finally:
             self.inside -= 1
         if not self.inside and not self.eye.at.blind and len(self.samples) < KEPT and _learns(of):
-            self.samples.append(Sample(self.eye.turn, type(of).__name__, sample.shape))
+            self.samples.append(Sample(self.eye.turn, type(of).__name__, sample.shape, id(of)))
             self.known.put(sample, self.samples[-1])
         return sample
 
@@ -74,6 +75,7 @@ class Scored(Watcher):
         sample = self.known.get(value)
         if sample is not None and not self.inside:
             sample.scored = True
+            sample.used |= sample.of != id(of) and not _learns(of)  # judged by a prior, or a teacher
         self.inside += 1
         try:
             result = original(of, value, *args, **kwargs)

@@ -20,7 +20,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, TIMES
 
-DRAWS = {"rand", "rand_like", "bernoulli", "uniform", "randperm", "randint"}
+DRAWS = {"rand", "rand_like", "bernoulli", "uniform", "randperm"}
 KEEPS = {"lt", "gt", "le", "ge", "__lt__", "__gt__", "__le__", "__ge__", "__invert__", "logical_not", "bitwise_not"}
 KEEPS |= {"float", "to", "bool", "type", "rsub", "__rsub__", "unsqueeze", "expand", "expand_as", "view", "reshape"}
 KEEPS |= {"repeat", "argsort"}
@@ -94,7 +94,7 @@ class Shown(Watcher):
             flat = flat if fills == [False, True] else ~flat if fills == [True, False] else None
         elif op.name in TIMES:
             others = [t for t in op.given if t is not mask]
-            if any(t.is_leaf and t.requires_grad or t.numel() < op.result.numel() for t in others):
+            if any(t.is_leaf and t.requires_grad or _held(t) < op.result.numel() for t in others):
                 return  # what is filled in
         elif op.name in ("masked_fill", "__setitem__", "index_fill"):
             flat = ~flat

@@ -47,7 +47,7 @@ class Temperatures(Watcher):
                 self._compared(op, facts)
         elif op.name in OVER | TIMES and len(op.given) == 2 and result.dim() > 1 and op.given[1].numel() == 1:
             self.known.put(result, -1.0)  # by a tensor, whatever it is
-        elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1:
+        elif op.name in OVER | TIMES and len(op.given) == 1 and result.dim() > 1 and not result.is_complex():
             numbers = [a for a in op.args if isinstance(a, int | float) and a]
             if numbers:
                 by = float(numbers[0]) if op.name in OVER else 1 / float(numbers[0])

@@ -1,13 +1,12 @@
-"""Clouds of points that were turned, and targets of each point that were not: normals, flows, places.
+"""Clouds of points that were turned, and directions at each point that were not: normals.
 
     points = points @ rotation.transpose(1, 2)              (B, N, 3)
     loss = (1 - (model(points) * normals).sum(-1)).mean()           of the cloud as it was
 
 A product with a matrix whose rows are of length 1 and at right angles turns a cloud. It is followed to a first layer,
-and the targets with three numbers for each of its points must have gone through such a product as well.
+and targets with a direction for each of its points must have gone through such a product as well.
 
-Footgun: a network may be asked for a cloud in its first position. Then the target is one cloud for all turns, and the
-input is that cloud; so where the input was the target before it was turned, nothing is said.
+Footgun: three numbers of a point may be its colour, or its place in the upright object, which no turn changes.
 """
 
 import torch
@@ -48,7 +47,7 @@ class TurnedPoints(Watcher):
             if one.requires_grad != two.requires_grad and one.shape == two.shape:
                 target = two if one.requires_grad else one
                 for shape, cloud in self.clouds:
-                    if tuple(target.shape) == shape and not torch.equal(target, cloud):
+                    if tuple(target.shape) == shape and not torch.equal(target, cloud) and _directions(target):
                         self.note("D43", shape)
 
     def backward(self, loss: Tensor) -> None:
@@ -57,6 +56,11 @@ class TurnedPoints(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.clouds = []
+
+
+def _directions(target: Tensor) -> bool:
+    """Whether all are of length 1, as directions are; colours and places are not."""
+    return bool(((target.detach().float().norm(dim=-1) - 1).abs() < NEAR).all())
 
 
 def _turned(op: Op) -> Tensor | None:
