@@ -183,7 +183,7 @@ STILL_FILMS = {
     "environment_in_torchscript": ({"F24"}, "what is compiled is not seen"),
     "pendulum_that_never_ends": ({"F56"}, "limits of time are left out on purpose"),
     "policy_evaluated_by_its_states": ({"F56"}, "its flags are actions, as fractions"),
-    "absorbing_state_after_each_end": ({"D36"}, "true: nothing reads the flags, on purpose"),
+    "absorbing_state_after_each_end": ({"D36", "F56"}, "true: nothing reads the flags, on purpose"),
     "own_average_of_answers_as_a_target": ({"F56"}, "an average is written like a discount"),
     "days_without_a_sale_are_zero": ({"D18"}, "NaN stood for 0"),
     "surfaces_that_tell_where_they_are": ({"D36"}, "true: nothing reads the mask, the values tell it"),
@@ -196,7 +196,7 @@ STILL_FILMS = {
 STILL_PREPARED = {
     "protected_attribute_is_kept_for_the_audit": ({"D36"}, "true: nothing reads it, on purpose"),
     "age_alone_of_faces_with_two_labels": ({"D36"}, "true: nothing reads it, on purpose"),
-    "timeouts_do_not_end_a_continuing_task": ({"D36"}, "true: nothing reads them, on purpose"),
+    "timeouts_do_not_end_a_continuing_task": ({"D36", "F56"}, "true: nothing reads them, on purpose"),
     "tour_costs_below_what_the_critic_feared": ({"F63"}, "the check says: unless what comes are costs"),
     "rain_and_how_much_of_it": ({"F41", "D18"}, "0 is the amount where there is none"),
     "flow_of_what_moves_before_a_still_camera": ({"F41"}, "0 is the answer where nothing moves"),

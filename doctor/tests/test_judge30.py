@@ -34,7 +34,7 @@ NAMED = {
     "seq_sensor": "S21",
     "seq_recall": "S38",
     "graph_molecule": "D22",
-    "rl_dqn_corridor": "D36",
+    "rl_dqn_corridor": "F56",
     "rl_reinforce_reach": "F24",
     "rec_fm": "D23",
     "rec_listwise": "S33",

@@ -12,9 +12,12 @@ Footguns: with as many pieces as rows the two orders can't be told from each oth
 together like the rows fit them, whatever their numbers.
 """
 
-from torch import Tensor
+from typing import Any
 
-from train_doctor.eye import Eye, Known, Op, Watcher, place
+from torch import Tensor
+from torch.utils.data import dataloader
+
+from train_doctor.eye import Eye, Known, Op, Watcher, tensors
 
 LOSSES = {"cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"}
 JOINS = {"cat", "concat", "stack"}
@@ -33,12 +36,18 @@ class OrderOfPieces(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.after(dataloader._BaseDataLoaderIter, "__next__", "given")
+
+    def given(self, batch: Any, iterator: Any) -> None:
+        """Its items are rows, and no pieces."""
+        for part in tensors((batch,)):
+            self.known.put(part, None)
 
     def saw(self, op: Op) -> None:
         if op.name in LOSSES:
             self._labelled(op)
             return
-        fact = _joined(op) if op.name in JOINS and place() is not None else None
+        fact = _joined(op) if op.name in JOINS else None
         if fact is None and op.name in LAID and (before := self.known.get(op.given[0])):
             fact = _laid(op, before)
         elif fact is None and op.name not in MIXES | JOINS | LAID:

@@ -13,7 +13,6 @@ Footgun: the rows of one graph or one bag are no batch: there what is pooled wit
 a matrix of all pairs has rows on both sides, a table that learns no rows of a batch, and time may come first.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,17 +41,14 @@ class OverBatch(Watcher):
         self.pending: list[int] = []
         self.parts = Known(self)  # of a batch whose rows torch has put together
         self.listed = Known(self)  # such, shared out among its rows
-        self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
+        self.after(dataloader._BaseDataLoaderIter, "__next__", "given")
         self.time_first = False
 
-    def _fetching(self, original: Callable, iterator: Any) -> Any:
-        batch = original(iterator)
+    def given(self, batch: Any, iterator: Any) -> None:
         plain = getattr(iterator, "_collate_fn", None) is default_collate
-        if self.eye.on and plain and isinstance(batch, list | tuple):
-            for part in batch:
-                if isinstance(part, Tensor) and part.dim() == 2:
-                    self.parts.put(part, True)
-        return batch
+        for part in batch if plain and isinstance(batch, list | tuple) else ():
+            if isinstance(part, Tensor) and part.dim() == 2:
+                self.parts.put(part, True)
 
     def saw(self, op: Op) -> None:
         if op.name in SOFT and op.results and self.parts.get(op.given[0]) and op.kwargs.get("dim") == 0:

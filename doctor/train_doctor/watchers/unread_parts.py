@@ -9,13 +9,12 @@ Whoever puts such a thing into a data set means it to be used. So of what a Data
 of zeros and ones, and which lengths, were given to no function of torch before the next batch was fetched. Another form
 or dtype of a tensor is that tensor still.
 
-Footguns: a label is left out on purpose where nothing is supervised, and a gap may have been filled in before. So a
-mask must be of places that hold one number, and two other parts must have been read, and beside
-flags of rows one of them must be a number for each row. What goes into a function of the user's own (autograd.Function,
-a compiled or scripted one) is not seen; then the other parts are not seen either, for nothing learns from them.
+Footguns: a label is left out on purpose where nothing is supervised, and a gap may have been filled in before. So two
+other parts must have been read; beside flags, one of them must be a number for each row, and a mask must be of places
+that hold one number. What goes into a function of the user's own (autograd.Function, a compiled or scripted one) is not
+seen; then the other parts are mostly not seen either.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -38,24 +37,18 @@ class UnreadParts(Watcher):
         self.known = Known(self)
         self.parts: list[Tensor] = []  # of the last batch
         self.read: set[int] = set()
-        self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
+        self.after(dataloader._BaseDataLoaderIter, "__next__", "given")
 
-    def _fetching(self, original: Callable, iterator: Any) -> Any:
-        batch = original(iterator)
-        if self.eye.on:
-            try:
-                self._told()
-            except Exception:
-                self.eye._fault(self)
-            self.known.by_id.clear()
-            parts = list(batch.values()) if isinstance(batch, dict) else batch
-            tensors = isinstance(parts, list | tuple) and 3 <= len(parts) <= PARTS
-            self.parts = [p for p in parts if _looked_at(p)] if tensors else []
-            self.parts = [p for p in self.parts if p.dim()]
-            self.read = set()
-            for n, part in enumerate(self.parts):
-                self.known.put(part, n)
-        return batch
+    def given(self, batch: Any, iterator: Any) -> None:
+        """The next batch: what was not read of the last one never will be."""
+        self._told()
+        self.known.by_id.clear()
+        parts = list(batch.values()) if isinstance(batch, dict) else batch
+        tensors = isinstance(parts, list | tuple) and 3 <= len(parts) <= PARTS
+        self.parts = [p for p in parts if _looked_at(p)] if tensors else []
+        self.read = set()
+        for n, part in enumerate(self.parts):
+            self.known.put(part, n)
 
     def saw(self, op: Op) -> None:
         for t in op.given:
@@ -80,7 +73,7 @@ class UnreadParts(Watcher):
 
 
 def _looked_at(part: Any) -> bool:
-    return type(part) is Tensor and plain(part) and part.numel() > 0 and not part.is_complex()
+    return type(part) is Tensor and plain(part) and part.dim() > 0 < part.numel() and not part.is_complex()
 
 
 def _what(left: Tensor, read: list[Tensor]) -> str:
