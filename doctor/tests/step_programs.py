@@ -3,7 +3,8 @@
     python -m tests.step_programs judge10 FILE.json
 
 The authors had not seen the checks, and chose bugs that people often make. Every program has a mended twin. The watch
-is the default one, and its twenty steps end with it. Beside the programs of a set lie
+is the default one, and a program's twenty steps end with it; the command makes all of them. Beside the programs of a
+set lie
 
 - `judge10_proofs.json`: the author's measure of both after more steps (lower is better), which proves the harm
 - `judge10_first_sight.json`: what was said before any check was changed for them; it is not to be edited
@@ -49,9 +50,8 @@ SETS = {
     "judge29": ("judge29_a", "judge29_b"),
     "judge30": ("judge30_a", "judge30_b"),
 }
-# Of these all steps of a program are made: what goes wrong after the watched ones is told in the end.
-WHOLE = {"judge25", "judge26", "judge27", "judge28", "judge29", "judge30"}
 RECENT = {"judge28", "judge29", "judge30"}  # the others are tested with the slow tests, for they are many
+LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation"}  # wrong after the watched steps: told in the end
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 
@@ -62,14 +62,15 @@ class Blind:
     def __init__(self, name: str):
         parts = [import_module(f"{__package__}.{part}") for part in SETS[name]]
         self.faults = {case["name"]: (part, case) for part in parts for case in part.CASES}
-        self.whole, self.recent = name in WHOLE, name in RECENT
+        self.recent = name in RECENT
         self.proofs, self.first_sight = (HERE / f"{name}_{kept}.json" for kept in ("proofs", "first_sight"))
 
     def what(self, name: str) -> str:
         return self.faults[name][1]["what"]
 
-    def examine(self, name: str, mended: bool) -> doctor.Report:
-        """The report of one program. Several models are found by the doctor itself."""
+    def examine(self, name: str, mended: bool, whole: bool = False) -> doctor.Report:
+        """The report of one program, after all of its steps or the watched ones. Several models are found by the doctor
+        itself."""
         part, _ = self.faults[name]
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # as its author ran it
@@ -80,7 +81,7 @@ class Blind:
                 with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
                     for i in range(program["steps"]):
                         program["step"](i)
-                        if report.done and not self.whole:  # nothing of a watch but one hook goes on
+                        if report.done and not (whole or name in LATE):  # nothing of a watch but one hook goes on
                             break
         finally:
             torch.set_num_threads(threads)
@@ -135,7 +136,7 @@ def main(name: str, path: str) -> None:
     blind, entries = Blind(name), {}
     for name in blind.faults:
         print(name, end=": ")
-        examined = map(partial(blind.examine, name), (False, True))
+        examined = map(partial(blind.examine, name, whole=True), (False, True))
         entries[name] = told(blind.what(name), *examined)
     write(path, entries)
 

@@ -319,19 +319,19 @@ def test_the_report_keeps_nothing_alive(program):
 
 
 def per_step(family: str, hidden: int, layers: int, vocab: int, rows: int, length: int, accumulated: int):
-    """A function that makes one training step and returns its seconds, and its model and optimizer."""
+    """A function that makes one training step and returns its seconds of the processor, and its model and optimizer."""
     m = bench.lm(family, hidden=hidden, layers=layers, vocab=vocab)
     ids = bench.batches(1, rows=rows, length=length)[0]
     o = torch.optim.AdamW(m.parameters(), 1e-4)
 
     def step() -> float:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in range(accumulated):
             (m(input_ids=ids, labels=ids).loss / accumulated).backward()
         torch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)
         o.step()
         o.zero_grad()
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     return step, m, o
 
@@ -361,7 +361,7 @@ def test_when_the_steps_are_over_no_hook_is_left_although_the_block_goes_on(step
 def test_cost(size):
     """Less than twice the time while watched (2.5 here: cores are shared), nothing after it, next to no memory.
 
-    The middle of the steps is compared, so that a moment in which other processes ran decides nothing.
+    The middle of the steps is compared, by the processor's time, so that other processes decide nothing.
     """
     step, m, o = per_step(*SIZES[size])
     step()
