@@ -209,6 +209,9 @@ class Page:
     def choose(self, label: str, option: str) -> None:
         self.control(label, "combobox").select_option(option)
 
+    def chosen(self, label: str) -> str:
+        return self.control(label, "combobox").evaluate("menu => menu.selectedOptions[0].label")
+
     def saved(self) -> list[dict]:
         """Save as a person does; the code cells of the file, once all of them have run in it."""
         self.on_page.keyboard.press("Control+s")

@@ -19,19 +19,18 @@ ALIVE, DEAD = (
 RAISED = re.compile(r"wiring (\d+) of \1 tensors have none, and it raised: element 0 of tensors does not require grad")
 
 
+TURNS = 4  # there and back, twice: the menu ends where it was
 ALONE = 2.0  # seconds; the bar is 1, which the estimator of 02 misses: 1.1 to 1.8 where nothing else runs
 
 
 def soon(seconds: dict[tuple[str, str], float]) -> None:
     """Every choice (menu, option) is answered soon, from the click to the new picture. Beside other tests the quickest
-    answer is late, the others may be late in proportion, and of several of a menu the best counts: half of them within
-    that, and none later than twice as much."""
+    answer is late, the others may be late in proportion, and of several of a menu the best counts."""
     print({": ".join(choice): round(took, 2) for choice, took in seconds.items()})
     if "PYTEST_XDIST_WORKER" not in os.environ:
         assert max(seconds.values()) < ALONE, seconds
     best = [min(took for (of, _), took in seconds.items() if of == menu) for menu, _ in seconds]
-    bound = max(1.0, 3 * min(best))
-    assert sorted(best)[len(best) // 2] < bound and max(best) < 2 * bound, seconds
+    assert max(best) < max(1.0, 3 * min(best)), seconds
 
 
 def outside(page, height: int, things: list) -> list[int]:
@@ -98,12 +97,18 @@ def test_controls_of_the_estimator(lab):
             ("checkpointing", "True", False),
             ("logits", "chunked", False),
         ):
-            before, picture = float(gib), page.picture()
+            before, picture, old = float(gib), page.picture(), page.chosen(menu)
             since = time.monotonic()
             page.choose(menu, option)
             gib, _ = page.summary(peak, after=picture).groups()
             seconds[menu, option] = time.monotonic() - since
             assert float(gib) != before and (float(gib) > before) == grows, f"{menu}: from {before} to {gib} GiB"
+            for turn in range(TURNS if seconds[menu, option] > 1 and "PYTEST_XDIST_WORKER" in os.environ else 0):
+                picture, since, there = page.picture(), time.monotonic(), page.chosen(menu)
+                other = old if there == option else option
+                page.choose(menu, other)  # once more: another test may have had the moment
+                gib, _ = page.summary(peak, after=picture).groups()
+                seconds[menu, f"{other}, again {turn}"] = time.monotonic() - since
         soon(seconds)
 
 

@@ -119,6 +119,27 @@ def test_both_sides_learn(how):
     assert told("F57", *pulled(how))
 
 
+TAUGHT = {"both learn": True, "halved": True, "detached": False, "frozen": False, "beside labels": False}
+
+
+@pytest.mark.parametrize("how", TAUGHT)
+def test_a_teacher_that_learns_from_its_student(how):
+    pair = nn.ModuleDict({"student": net(), "teacher": net()})
+    pair["teacher"].requires_grad_(how != "frozen")
+
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        answer, wanted = model["student"](x), model["teacher"](x)
+        wanted = wanted.detach() if how == "detached" else wanted
+        if how == "halved":
+            return 0.5 * F.mse_loss(answer, wanted, reduction="none").mean()
+        labels = F.cross_entropy(answer, x.argmax(1) % 3) if how == "beside labels" else 0
+        return F.mse_loss(answer, wanted) + labels
+
+    report = quiet(lambda: train(loss_of, pair))
+    assert not report.faults and ("F57" in said(report)) is TAUGHT[how], f"\n{report}"
+
+
 @pytest.mark.parametrize("how", ["stopped", "pushed as well", "another term", "targets"])
 def test_something_keeps_them_apart(how):
     assert not told("F57", *pulled(how))

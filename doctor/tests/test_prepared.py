@@ -417,6 +417,34 @@ def test_a_token_that_is_expanded_over_what_is_hidden(asked):
     assert blamed("D21", Patches(), loss) is (asked == "shown")
 
 
+# ------------------------------------------------------------------------------------------------ F21, S33
+@pytest.mark.parametrize("how", ["without channels", "with channels", "all pairs"])
+def test_pictures_of_other_dimensions(how):
+    def loss(model):
+        x = torch.randn(8, 1, 6, 6)
+        answer, target = model(x), torch.randn(8, 6, 6)
+        if how == "all pairs":
+            return (answer[:, 0][:, None] - target[None]).pow(2).mean()
+        return ((answer - (target if how == "without channels" else target[:, None])) ** 2 + 1e-6).sqrt().mean()
+
+    assert blamed("F21", nn.Conv2d(1, 1, 3, padding=1), loss) is (how == "without channels")
+
+
+@pytest.mark.parametrize("how", ["over the batch", "over each list", "of one list, drawn"])
+def test_lists_are_shared_out_one_by_one(how):
+    x = torch.randn(256, 10, 6)
+    given = batches(x, x[..., 0])
+
+    def loss(model):
+        x, wanted = next(given)
+        if how == "of one list, drawn":
+            wanted = torch.rand(ROWS, 10)
+        dim = 1 if how == "over each list" else 0
+        return -(F.softmax(wanted, dim=dim) * F.log_softmax(model(x).squeeze(-1), dim=dim)).sum(dim).mean()
+
+    assert named("S33", net(6, 1), loss) is (how == "over the batch")
+
+
 # ------------------------------------------------------------------------------------------------ F30
 class Films(nn.Module):
     def __init__(self, how: str):

@@ -698,7 +698,10 @@ def test_risk_sets_as_a_matrix(how, wrong):
 def implicit(how: str):
     def loss(model):
         user, item, other = torch.randint(30, (64,)), torch.randint(40, (64,)), torch.randint(40, (64,))
-        of = lambda things: (model[0](user) * model[1](things)).sum(1)  # noqa: E731
+
+        def of(things):
+            return (model[0](user) * model[1](things)).sum(1)
+
         return {
             "log-sigmoids": lambda: -F.logsigmoid(of(item)).mean(),
             "softplus": lambda: F.softplus(-of(item)).mean(),

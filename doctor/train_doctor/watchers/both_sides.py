@@ -20,14 +20,17 @@ from train_doctor.fed import kind
 from train_doctor.watchers import signs
 from train_doctor.watchers.operators import TIMES
 
-DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss", "KlDiv"}
+DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss"}
 NODES = 3000
 
 
 def _loss(node):
-    """What is behind a factor, or a mean by hand."""
-    while kind(node) in ("Mul", "Div", "Sum", "Mean") and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
+    """What is behind plain numbers, or a mean by hand."""
+    while kind(node) in ("Mul", "Div", "Add", "Sum", "Mean"):
+        live = [edge for edge, _ in node.next_functions if edge is not None]
+        if len(live) != 1:
+            break
+        node = live[0]
     return node
 
 

@@ -20,8 +20,8 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 
 LOSSES = {"cross_entropy", "binary_cross_entropy_with_logits", "binary_cross_entropy", "mse_loss", "l1_loss"}
 LOSSES |= {"smooth_l1_loss", "nll_loss", "sub", "huber_loss"}
-LAID = {"transpose", "permute", "float", "to", "unsqueeze", "contiguous", "div", "sub"}
 FOLLOWED = {"to", "float", "long", "div", "mul", "sub", "unsqueeze", "squeeze", "contiguous"}
+LAID = FOLLOWED | {"transpose", "permute"}  # a film may be turned as well
 LEAST, APART, LAYER = 4, 0.5, "conv2d"  # rows; share of them that were cut elsewhere
 Cut = tuple[int, int]  # the first line and column of a piece
 
@@ -29,12 +29,12 @@ Cut = tuple[int, int]  # the first line and column of a piece
 class Crops(Watcher):
     """What is known of a tensor: where its pieces were cut, their size and that of the whole."""
 
+    names = {"stack", LAYER} | LOSSES | LAID
     begins = {"stack"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.names = {"stack", LAYER} | LOSSES | FOLLOWED | LAID
         self.pictures: list[tuple] = []  # that first layers were given in this step
         self.frames = Known(self)  # put together, and how many were cut elsewhere than the one before
         self.films: list[tuple] = []  # such that were put together in turn

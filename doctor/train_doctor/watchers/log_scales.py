@@ -72,7 +72,8 @@ class LogScales(Watcher):
             for edge, sign in scales.items():
                 if len(sign) == 1 and held.get(edge) == sign:
                     self.note("F82", next(iter(sign)))
-            unused = {edge for edge, total in summed.items() if total not in nodes}
+            there = set(nodes)
+            unused = {edge for edge, total in summed.items() if total not in there}
             self._of_some(scales, held, unused if scored or _squares(nodes) else set())
 
     def _of_some(self, scales: dict, held: dict, summed: set) -> None:
