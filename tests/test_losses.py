@@ -182,12 +182,12 @@ def test_the_head_is_asked_once_and_not_by_the_model(monkeypatch):
 
 @pytest.mark.slow
 def test_memory_at_a_real_vocabulary():
-    """151,936 entries, 4,096 tokens, hidden 256, fp32: at most 0.4 GiB over the inputs, and not slower."""
+    """151,936 entries, 2,048 tokens, hidden 64, fp32: at most 0.3 GiB over the inputs, and not slower."""
     import time
 
-    h = torch.randn(4096, 256, requires_grad=True)
-    w = (0.02 * torch.randn(151_936, 256)).requires_grad_()
-    y = torch.randint(151_936, (4096,))
+    h = torch.randn(2048, 64, requires_grad=True)
+    w = (0.02 * torch.randn(151_936, 64)).requires_grad_()
+    y = torch.randint(151_936, (2048,))
     figures = {}
     for name, loss in {
         "plain": lambda: F.cross_entropy(h @ w.T, y, reduction="sum"),
@@ -199,8 +199,8 @@ def test_memory_at_a_real_vocabulary():
             loss().backward()
         figures[name] = (peak.gib, time.perf_counter() - started)
         print(f"{name}: peak {peak.gib:.2f} GiB over the inputs ({peak.source}), {figures[name][1]:.1f} s")
-    assert figures["chunked"][0] < 0.4
-    assert figures["plain"][0] > 5  # the measurement sees what it should
+    assert figures["chunked"][0] < 0.3
+    assert figures["plain"][0] > 2.5  # the measurement sees what it should
     assert figures["chunked"][1] < figures["plain"][1]
 
 

@@ -16,6 +16,7 @@ import json
 import sys
 from functools import partial
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,8 @@ SETS = {
     "judge28": ("judge28_a", "judge28_b"),
     "judge29": ("judge29_a", "judge29_b"),
     "judge30": ("judge30_a", "judge30_b"),
+    "judge31": ("judge31_a", "judge31_b"),
+    "judge32": ("judge32_l",),
 }
 RECENT = {"judge28", "judge29", "judge30"}  # the others are tested with the slow tests, for they are many
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation"}  # wrong after the watched steps: told in the end
@@ -61,12 +64,12 @@ class Blind:
 
     def __init__(self, name: str):
         parts = [import_module(f"{__package__}.{part}") for part in SETS[name]]
-        self.faults = {case["name"]: (part, case) for part in parts for case in part.CASES}
+        self.faults = {name: (part, what) for part in parts for name, what in _cases(part)}
         self.recent = name in RECENT
         self.proofs, self.first_sight = (HERE / f"{name}_{kept}.json" for kept in ("proofs", "first_sight"))
 
     def what(self, name: str) -> str:
-        return self.faults[name][1]["what"]
+        return self.faults[name][1]
 
     def examine(self, name: str, mended: bool, whole: bool = False) -> doctor.Report:
         """The report of one program, after all of its steps or the watched ones. Several models are found by the doctor
@@ -79,8 +82,10 @@ class Blind:
                 program = getattr(part, f"{name}_{'good' if mended else 'bad'}")()
                 model = program["model"] if isinstance(program["model"], torch.nn.Module) else None
                 with doctor.watch(model, optimizer=program["optimizer"], steps=STEPS, say=False) as report:
+                    taken = signature(step := program["step"]).parameters.values()
+                    numbered = any(parameter.default is parameter.empty for parameter in taken)
                     for i in range(program["steps"]):
-                        program["step"](i)
+                        step(i) if numbered else step()
                         if report.done and not (whole or name in LATE):  # nothing of a watch but one hook goes on
                             break
         finally:
@@ -97,6 +102,12 @@ class Blind:
         assert record["summary"]["named first"] == list(reads.values()).count("first")
         assert all(name in named for name, read in reads.items() if read == "first")
         return record
+
+
+def _cases(part) -> list[tuple[str, str]]:
+    """The programs of a file, each with the author's cause."""
+    cases = part.CASES
+    return list(cases.items()) if isinstance(cases, dict) else [(case["name"], case["what"]) for case in cases]
 
 
 def judged(blind: Blind, named: dict, unseen: dict, true: dict | None = None) -> tuple:

@@ -142,7 +142,7 @@ def adversaries(how: str):
 
 
 RANGES = {"as they are": True, "pictures": True, "by hand": True, "two backwards": True, "hinge": True}
-RANGES |= {"sigmoid": False, "moved": False, "negatives": False, "moved real": False}
+RANGES |= {"sigmoid": False, "moved": False, "negatives": False, "moved real": False, "dark": True}
 
 
 @pytest.mark.parametrize("how, wrong", RANGES.items())

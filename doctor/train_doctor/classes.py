@@ -46,9 +46,15 @@ def _weighed(e: Evidence, loss: Entropy, weight) -> None:
 
 
 def _positive(e: Evidence, loss: Entropy, weight) -> None:
-    if not isinstance(weight, Tensor) or weight.numel() != 1 or not readable(loss.target):
+    if not isinstance(weight, Tensor) or not weight.numel() or not readable(loss.target):
         return
-    hits = int((loss.target.detach() > 0.5).sum())
+    asked = loss.target.detach()
+    if weight.dim() == 1 and 1 < len(weight) <= LARGEST and asked.dim() > 1 and asked.shape[-1] == len(weight):
+        hits = (asked.reshape(-1, len(weight)) > 0.5).sum(0)
+        _count(e, weight.tolist(), hits.tolist(), asked.numel() // len(weight))
+    if weight.numel() != 1:
+        return
+    hits = int((asked > 0.5).sum())
     _add(e, loss.name, [1.0, float(weight)], [loss.target.numel() - hits, hits])
 
 
@@ -58,6 +64,13 @@ def _add(e: Evidence, name: str, weights: list[float], counts: list[int]) -> Non
     before = e.weighed.get(name, (weights, [0] * len(counts)))[1]
     if len(before) == len(counts):
         e.weighed[name] = weights, [a + b for a, b in zip(before, counts)]
+
+
+def _count(e: Evidence, weights: list[float], hits: list[int], rows: int) -> None:
+    """Of labels that are there or not, each with a weight of its own: how often each is there."""
+    kept, before, seen = e.weighed_labels or (weights, [0] * len(hits), 0)
+    if kept == weights:
+        e.weighed_labels = weights, [a + b for a, b in zip(before, hits)], seen + rows
 
 
 def _left_out(e: Evidence, loss: Entropy, calls: list[Call]) -> None:

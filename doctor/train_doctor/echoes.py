@@ -2,6 +2,7 @@
 
     decoder(ids); cross_entropy(logits, ids)        a decoder that copies: at inference there is nothing to copy
     labels[masked] = -100                           a masked model that is asked for what it can read
+    labels = ids; ids[masked] = mask_id             a masked model that is asked for the mask: one tensor
 
 The ids given to embeddings since the last backward are laid beside the targets of a loss, place by place.
 
@@ -12,21 +13,36 @@ one counts, which is the decoder's, and with one alone only a mask that hides wh
 from torch import Tensor
 
 LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
-DECODER, MASK = "decoder", "mask"
+OFTEN = 0.5  # of the targets, how many are the mask
+DECODER, MASK, ALIAS = "decoder", "mask", "alias"
 
 
 def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
-    """Whether a loss asks for what went in: "decoder" or "mask"; "" if not. All tensors hold whole numbers."""
+    """Whether a loss asks for what went in: "decoder", "mask" or "alias"; "" if not. All tensors hold whole numbers."""
     asked = target.detach().flatten().cpu()
     there = asked != ignored
     fitting = [(n, ids.detach().flatten().cpu()) for n, ids in enumerate(inputs) if ids.numel() == asked.numel()]
     if int(there.sum()) < LEAST or not fitting:
         return ""
+    for _, ids in fitting:
+        if float((ids == asked)[there].float().mean()) < SAME:
+            continue
+        if _asks_for_the_mask(ids, there):
+            return ALIAS
+        hidden = ids[~there]
+        if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
+            return MASK
     last, ids = fitting[-1]
     if float((ids == asked)[there].float().mean()) < SAME:
         return ""
-    hidden = ids[~there]
-    if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
-        return MASK
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
     return DECODER if others and last == len(inputs) - 1 else ""
+
+
+def _asks_for_the_mask(ids: Tensor, there: Tensor) -> bool:
+    """Whether few places are asked for, and most of these hold one token that no other place has."""
+    mine = ids[there]
+    if 2 * len(mine) > len(ids):
+        return False
+    token = mine.mode().values
+    return float((mine == token).float().mean()) > OFTEN and not bool((ids[~there] == token).any())

@@ -345,6 +345,7 @@ class Evidence:
         self.endless: dict[int, int] = {}  # round -> length of a target of the next values without any end
         self.leaks: dict[int, tuple[int | None, tuple[int, ...], bool]] = {}  # round -> column, shape, first only
         self.weighed: dict[str, tuple[list[float], list[int]]] = {}  # loss -> weights of classes, rows of each
+        self.weighed_labels: tuple[list[float], list[int], int] | None = None  # pos_weight, hits of each, rows
         self.weights_seen: dict[str, set[tuple[float, ...]]] = {}  # loss -> weights of classes that it was given
         self.drawn_classes: list[float] = []  # logarithms of these weights by class, where the data tell it
         self.drawn_unevenly = 0.0  # weights of a sampler, the largest over the least, where they are those of classes

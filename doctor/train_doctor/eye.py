@@ -137,6 +137,7 @@ class Eye(Part):
         self.numbers = itertools.count()  # of watchers
         self.marks: dict[int, int] = {}  # id of a tensor -> bits of those who may know something of it
         self.learning: set[str] = set()  # functions whose results had a graph, since the last backward
+        self.told: dict[tuple, list] = {}  # a class or module and a function's name -> watchers that are told, and how
         self.soon: list[Callable[[], None]] = []  # to be done before the next call is looked at
 
     @property
@@ -307,6 +308,26 @@ class Eye(Part):
         if len(self.e.faults) < FAULTS:
             self.e.faults.append(f"{type(watcher).__name__}: {traceback.format_exc(limit=-3)}")
 
+    def tell(self, owner: Any, name: str, watcher: "Watcher", method: str) -> None:
+        """One patch of a function, whoever wants to be told what it gave: most of them want to know the same few."""
+        if (listening := self.told.get((owner, name))) is not None:
+            listening.append((weakref.ref(watcher), method))
+            return
+        listening, eye = self.told.setdefault((owner, name), [(weakref.ref(watcher), method)]), weakref.ref(self)
+
+        def see(original: Callable, *args, **kwargs) -> Any:
+            result, mine = original(*args, **kwargs), eye()
+            if mine is not None and mine.on and not mine.at.blind:
+                with torch._C.DisableTorchFunction(), torch.no_grad():
+                    for watcher, method in [(ref(), method) for ref, method in listening]:
+                        try:
+                            watcher is not None and getattr(watcher, method)(result, *args, **kwargs)
+                        except Exception:
+                            mine._fault(watcher)
+            return result
+
+        self.at.around(owner, name, see)
+
     def _asked(self, name: str, known: int) -> "list[Watcher]":
         """Those that ask about this function, given something of which these bits know."""
         key = name, known, self.forward
@@ -314,6 +335,14 @@ class Eye(Part):
         if asked is None:
             asked = self.asked[key] = [w for w in self.watchers if w.asks(name, known, self.forward)]
         return asked
+
+
+OWN: dict[str, list[type]] = {}  # name of a function -> distributions that have one of their own
+
+
+def _own(name: str) -> list[type]:
+    kinds = [kind for kind in vars(distributions).values() if isinstance(kind, type)]
+    return [kind for kind in kinds if issubclass(kind, distributions.Distribution) and name in vars(kind)]
 
 
 class Watcher:
@@ -351,25 +380,12 @@ class Watcher:
     def after(self, owner: Any, name: str, method: str) -> None:
         """Tell a method of this watcher what a function gave, and what it was given. What fails in there must not end
         the user's program, and the eye does not see what is computed there."""
-        mine = weakref.ref(self)
-
-        def see(original: Callable, *args, **kwargs) -> Any:
-            result, watcher = original(*args, **kwargs), mine()
-            if watcher is not None and watcher.eye.on and not watcher.eye.at.blind:
-                with torch._C.DisableTorchFunction(), torch.no_grad():
-                    try:
-                        getattr(watcher, method)(result, *args, **kwargs)
-                    except Exception:
-                        watcher.eye._fault(watcher)
-            return result
-
-        self.eye.at.around(owner, name, see)
+        self.eye.tell(owner, name, self, method)
 
     def of_distributions(self, name: str, method: str, *, after: bool = False) -> None:
         """The same for a function of each distribution that has its own."""
-        for kind in vars(distributions).values():
-            if isinstance(kind, type) and issubclass(kind, distributions.Distribution) and name in vars(kind):
-                (self.after if after else self.around)(kind, name, method)
+        for kind in OWN.get(name) or OWN.setdefault(name, _own(name)):
+            (self.after if after else self.around)(kind, name, method)
 
     def saw(self, op: Op) -> None:
         raise NotImplementedError

@@ -38,17 +38,17 @@ from nblib.run import parameters, runs
 
 GRACE = 20  # seconds a cell gets to end by itself after it was interrupted
 SLOW = 2  # seconds after which the runner is told once more which cell it is
-# What the kernel runs first. No fork and no program that it starts is to hold the lock on the run's folder. And half a
-# character (a lone surrogate) that a cell prints is to travel like all text; Jupyter would lose the whole message. A
-# SIGTERM is for execute.py, which passes it on as SIGINT: a scheduler sends it to every process of a job.
+# What the kernel runs first. Nothing that it forks or starts holds the lock on the run's folder. Half a character (a
+# lone surrogate) travels like all text; Jupyter would lose the message. A SIGTERM is for execute.py, which passes it on
+# as SIGINT. Garbage is looked for less until torch is there: the search is a fifth of its import.
 FIRST = """
-import json, os, signal
+import gc, json, os, signal, sys
 from IPython import get_ipython
 held, session = [{lock}], get_ipython().kernel.session
+usual = gc.get_threshold(); gc.set_threshold(20_000, *usual[1:])
+get_ipython().events.register("post_run_cell", lambda *_: "torch" in sys.modules and gc.set_threshold(*usual))
 os.set_inheritable({lock}, False)
-def forked():
-    held and os.close(held.pop())
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+forked = lambda: (held and os.close(held.pop()), signal.signal(signal.SIGTERM, signal.SIG_DFL))
 os.register_at_fork(after_in_child=forked)
 signal.signal(signal.SIGTERM, lambda *_: None)
 def pack(message, pack=session.pack):

@@ -1,5 +1,6 @@
 """One notebook in its kernel: every ending has its sentence, and nothing of a kernel stays behind."""
 
+import gc
 import json
 import os
 import re
@@ -55,6 +56,17 @@ show.displayed(show.Table([{'name': 'a', 'loss': 1.5}], caption='Two words'))
 print('printed')
 display(HTML('<p>no table</p>'), {'no': 'table'})
 show.curves({'loss': [(1, 2), (2, 1)]}, x='step', y='loss', summary='The loss falls.')"""
+
+
+@pytest.mark.slow
+@pytest.mark.kernel
+def test_garbage_is_looked_for_as_usual_once_torch_is_there(workbook):
+    shown = "import gc\nprint(gc.get_threshold())"
+    write("00_a", shown, f"import torch\n{shown}", shown)
+    cells = json.loads((run_one("00_a").folder / "notebook.ipynb").read_text())["cells"]
+    before, during, after = ("".join(cell["outputs"][0]["text"]).strip() for cell in cells[-3:])
+    usual = str(gc.get_threshold())
+    assert before == during != usual == after
 
 
 @pytest.mark.slow

@@ -170,14 +170,21 @@ def rows_apart(e: Evidence) -> Fired | Verdict:
     Follows the order of rows: which permutation, selection or slice each tensor of a batch went through since it was
     last known. Fires when the answer and its target, in a loss of torch or a product or difference by hand, differ by
     one permutation of all rows, or were selected by two different ones. Or when three tensors or more, of one length,
-    were each picked from with a draw of their own, and what was picked met. Where rows of several orders are mixed
+    were each picked from with a draw of their own, and what was picked met. Or when pieces of sorted rows are put
+    together and meet rows that were never sorted. Where rows of several orders are mixed
     (mixup), or the answer also meets a target in its own order, nothing is said.
 
     WARN rows-apart: Data and targets do not belong together: {why}. Fix: Index both with the same permutation (x[perm],
     y[perm]), also where rows are sorted by length or time.
     WARN rows-apart/fields: {fields} tensors of {rows} rows each are picked from with an index of their own, so states,
     actions and rewards are of different rows. Fix: One index for all: at = torch.randint(n, (rows,)); S[at], A[at].
+    WARN rows-apart/sorted: Rows {shape} were sorted, given to several parts in pieces and put together, and meet rows
+    that were not sorted: each token gets what was computed for another. Fix: out = out[order.argsort()], or write each
+    piece to its places: out[order] = torch.cat(pieces).
     """
+    if len(seen := e.habits["D11 sorted"]) >= STEPS:
+        what = f"in {len(seen)} steps pieces of sorted rows met rows in the order of the data"
+        return fires(what, "rows in one order", fault="rows-apart/sorted", shape=next(iter(seen.values()))[0])
     if len(fields := e.habits["D11 fields"]) >= STEPS:
         count, rows = next(iter(fields.values()))
         what = f"in {len(fields)} steps {count} tensors were picked from with {count} draws"

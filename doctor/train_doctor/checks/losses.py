@@ -522,12 +522,17 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
     Lays the targets of a cross-entropy over the ids that embeddings were given. Fires when nearly all targets went in
     at their own places: into the second of two embeddings at work, which is a decoder's, or into the only one, where
     one id hides all other places. An autoencoder, whose encoder is given the target, is left alone, and so is one of a
-    series with a narrow place at each step.
+    series with a narrow place at each step. Of a convolution that is masked for a picture, the kernel is looked at.
 
     ERROR echoed-targets: The decoder is given the tokens that it is asked for, each at its own place, so it learns to
     copy. Fix: Shift what goes in by one: begin with a start token and leave out the last one.
     ERROR echoed-targets/mask: The loss asks for the tokens that the model can read, and leaves out those that are
     hidden behind the mask token: the mask of the labels is inverted. Fix: labels[~masked] = -100.
+    ERROR echoed-targets/alias: The loss asks for the mask token where it stands: the labels are the tensor that was
+    masked, or were copied after it. Fix: labels = input_ids.clone() before the first token is masked.
+    WARN echoed-targets/pixels: The first masked convolution is given the picture {shape} that the loss asks for, and
+    its kernel is zero behind its middle only: each pixel is predicted from itself. Fix: Mask the middle of the first
+    one as well (type A), and that of no other (type B).
     WARN echoed-targets/series: A recurrent layer is given the series {shape} that the loss asks for, each place at its
     own, so it learns to copy. Fix: Shift what goes in by one place: torch.cat([start, y[:, :-1]], 1).
     """
@@ -535,6 +540,10 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
     if len(series) >= 3:
         what = f"in {len(series)} steps the targets went in at their own places"
         return fires(what, "the places before", WARN, "echoed-targets/series", shape=series[0])
+    pixels = list(e.habits["F33 pixels"].values())
+    if len(pixels) >= 3:
+        what = f"in {len(pixels)} steps a masked kernel with its middle was laid over the target"
+        return fires(what, "the pixels before", WARN, "echoed-targets/pixels", shape=pixels[0])
     kinds = list(e.echoed.values())
     if not kinds:
         return not_applicable("no ids of an embedding were there beside the targets of a cross-entropy")
@@ -542,7 +551,7 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than two steps were seen")
     if not all(kinds):
         return OK
-    fault = "echoed-targets/mask" if kinds[0] == "mask" else ""
+    fault = f"echoed-targets/{kinds[0]}" if kinds[0] in ("mask", "alias") else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)
 
 

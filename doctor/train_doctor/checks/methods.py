@@ -528,3 +528,21 @@ def nothing_drawn(e: Evidence) -> Fired | Verdict:
         what = f"in {len(seen)} steps a draw of one row multiplied {rows[0]} spreads"
         return fires(what, "a draw for each row", fault="nothing-drawn/once", rows=rows[0])
     return fires(f"in {len(seen)} steps the logarithm of a variance stood in the divergence alone", "draws by it")
+
+
+@check("F123")
+def read_before_the_end(e: Evidence) -> Fired | Verdict:
+    """A reward model, or a classifier of conversations, learns nothing: all answers get much the same score.
+
+    Looks at one place of each row that is taken out of what a model gave for the ids of a table. Fires when this is the
+    place before the first token that also fills the rows up, and half of the rows go on after it.
+
+    WARN read-before-the-end: Each row is read before its first padding token, and that token stands in the text too
+    (the end-of-text of each turn): in {rows} of {all} rows there is more text behind it. Fix: The last place of the
+    attention mask: attention_mask.sum(-1) - 1.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F123"])) is not None:
+        return verdict
+    rows, every = next(iter(seen.values()))
+    what = f"in {len(seen)} steps text stood behind the place that was read, in {rows} of {every} rows"
+    return fires(what, "nothing but padding behind it", rows=rows, all=every)

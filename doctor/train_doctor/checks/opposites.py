@@ -75,6 +75,8 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
     weights or more, the same in all batches, are laid in the order of the counts as well: do they fit then, and as they
     stand do not?
 
+    A pos_weight for each of several labels is laid beside their odds: where it is what they are, it is upside down.
+
     WARN weights-reversed: The loss counts the common classes more than the rare ones: weights {weights} for {counts}
     rows. Fix: weight = rows / (classes * counts), and pos_weight = negatives / positives.
     WARN weights-reversed/twice: Rare classes are made up for twice: the sampler draws them as often as the common ones,
@@ -83,7 +85,20 @@ def weights_reversed(e: Evidence) -> Fired | Verdict:
     WARN weights-reversed/order: The weights are those of the classes in another order: weights {weights} for {counts}
     rows, as a list by size (Counter.most_common, value_counts) gives them. Fix: By number of the class:
     torch.bincount(targets, minlength=classes).
+    WARN weights-reversed/odds: Each label's pos_weight is its positives over its negatives, so what is rare counts less
+    still: weights {weights} for {counts} positives of {rows} rows. Fix: pos_weight = negatives / positives.
     """
+    if e.weighed_labels is not None and _as_odds(*e.weighed_labels):
+        weights, hits, rows = e.weighed_labels
+        told = [", ".join(f"{x:.3g}" for x in each[:4]) for each in (weights, hits)]
+        return fires(
+            f"pos_weight {told[0]} for labels with {told[1]} positives in {rows} rows",
+            "more weight for what is rare",
+            fault="weights-reversed/odds",
+            weights=told[0],
+            counts=told[1],
+            rows=rows,
+        )
     if not e.weighed:
         return not_applicable("no weights of classes were seen")
     for name, (weights, counts) in e.weighed.items():
@@ -125,6 +140,16 @@ def _twice(e: Evidence, ws: torch.Tensor, cs: torch.Tensor) -> str:
             return ""
     alike = min(ratio, drawn) > math.log(RATIO) and abs(ratio - drawn) < math.log(ALIKE)
     return "twice" if even and alike else ""
+
+
+def _as_odds(weights: list[float], hits: list[int], rows: int) -> bool:
+    """Whether rare labels have the weight that is their odds, in the mean of those that were seen."""
+    there = [(math.log(w), math.log(h / (rows - h))) for w, h in zip(weights, hits) if w > 0 and 0 < h < rows]
+    if len(there) < 2 or sum(hits) < SEEN:
+        return False
+    odds = sum(odd for _, odd in there) / len(there)
+    apart = sum(w - odd for w, odd in there) / len(there)
+    return odds < -math.log(RATIO) and abs(apart) < math.log(APART)
 
 
 def _in_order(ws: torch.Tensor, cs: torch.Tensor) -> str:

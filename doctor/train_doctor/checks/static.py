@@ -4,6 +4,7 @@ Footgun: several optimizers are normal (Muon for matrices, AdamW for the rest). 
 stepped.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -393,13 +394,16 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     Looks at weights of linear and convolution layers that are frozen inside a model that trains. Fires when two or more
     of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
     that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
-    layers of a teacher and layers with adapters are left alone.
+    layers of a teacher and layers with adapters are left alone. Of a model for classes in transformers that trains by
+    adapters, the head is looked at: whether it is frozen as it was drawn.
 
     WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
     came into them. Fix: Load with strict=True and read what load_state_dict returns: a prefix in the names ("module.")
     and strict=False load nothing.
     WARN frozen-at-start/zero: {name} is frozen at zero, so it gives nothing and never will: it was made to be trained.
     Fix: Freeze the base before the adapters are put in, or unfreeze them by name.
+    WARN frozen-at-start/head: The new head of the classes is frozen with the base, so its random numbers stay as they
+    were drawn. Fix: LoraConfig(task_type="SEQ_CLS"), or modules_to_save with the head's name.
     """
     ps, learns = e.parameters(), e.optimized()
     if e.model is None or not e.trainable():
@@ -417,6 +421,8 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     layers = {n: p for n, p in frozen.items() if isinstance(owners[n], LAYERS) and p.numel() >= LEAST}
     shared = {id(p) for teacher in e.teachers for p in teacher.parameters()}
     layers = {n: p for n, p in layers.items() if _alone(n, p, ps) and id(p) not in shared}
+    if any(map(is_adapter, e.trainable())) and (head := _new_head(e.model, frozen)) is not None:
+        return fires(f"{head} is frozen, and as it was drawn", "a head that trains", fault="frozen-at-start/head")
     if any(_has_frozen_layer(name, layers) for name in e.trainable()):
         return OK  # adapters: what they are tried on may be random
     drawn = [n for n, p in layers.items() if _as_drawn(p)]
@@ -424,6 +430,24 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
         return OK
     names = ", ".join(drawn[:3])
     return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
+
+
+def _new_head(model: torch.nn.Module, frozen: dict[str, Tensor]) -> str | None:
+    """The name of a frozen head of classes that holds what transformers draws: N(0, initializer_range), biases of 0."""
+    ids = {id(p): name for name, p in frozen.items()}
+    for whole in model.modules():
+        config = getattr(whole, "config", None)
+        labels, spread = (getattr(config, name, None) for name in ("num_labels", "initializer_range"))
+        if "For" not in type(whole).__name__ or not isinstance(labels, int) or not isinstance(spread, float):
+            continue
+        for head in whole.children():
+            weight = getattr(head, "weight", None)
+            if isinstance(head, torch.nn.Linear) and id(weight) in ids and head.out_features == labels:
+                w = weight.detach().double()
+                near = abs(float(w.std()) / spread - 1) < 3 / math.sqrt(2 * w.numel())
+                if near and (head.bias is None or not head.bias.any()):
+                    return ids[id(weight)]
+    return None
 
 
 def _has_frozen_layer(name: str, layers: Iterable[str]) -> bool:

@@ -23,6 +23,7 @@ FOLLOWED = 4  # steps in which a teacher was compared with its student
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 RENAMED_ROWS, AGREE, RENAMED = 48, 0.3, 0.8  # rows that labels and answers are compared in; shares of them
 STRANGE_ROWS = 80
+FEW = 3  # steps
 SURE = 0.7  # what a teacher gives its first answer, in the mean
 
 
@@ -64,11 +65,20 @@ def noisy_teacher(e: Evidence) -> Fired | Verdict:
 def teacher_in_train_mode(e: Evidence) -> Fired | Verdict:
     """The teacher has dropout and is in train mode.
 
-    Only where the replay of F6 was not possible: where it was, it has shown whether anything is noisy.
+    Only where the replay of F6 was not possible: where it was, it has shown whether anything is noisy. A teacher inside
+    the model that is trained is found by its answers: what a live dropout gave without gradients is the target of a
+    loss, and the weights on the way neither train nor move.
 
     WARN teacher-in-train-mode: The teacher (or reference model) is in train mode, so its dropout is live at every call.
     Fix: Call teacher.eval() before the loop.
+    WARN teacher-in-train-mode/inside: The targets of the loss come through a live dropout: the teacher is a part of the
+    model, and model.train() puts all parts in train mode. Fix: Call teacher.eval() after each model.train(), or give
+    the model a train() of its own that does.
     """
+    noisy = list(e.habits["S12"].values())
+    if len(noisy) >= FEW and not owners.teaching(e) and all(map(_fixed, noisy)):
+        what = f"in {len(noisy)} steps targets were made by {len(noisy[0])} fixed layers after a live dropout"
+        return fires(what, "no dropout", fault="teacher-in-train-mode/inside")
     if not e.teachers:
         return not_applicable("no teacher or reference model")
     if not e.of(Backward):
@@ -83,6 +93,12 @@ def teacher_in_train_mode(e: Evidence) -> Fired | Verdict:
                 f"{len(live)} dropouts of the {type(teacher).__name__} are in train mode, p = {live[0].p:g}", "0"
             )
     return OK
+
+
+def _fixed(weights: list) -> bool:
+    """Whether there are some, and none trains or has moved since it was met."""
+    now = [(weight(), version) for weight, version in weights]
+    return bool(now) and all(w is not None and not w.requires_grad and w._version == v for w, v in now)
 
 
 def _storages(module: nn.Module, trainable: bool = False) -> set[int]:

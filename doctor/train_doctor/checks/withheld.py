@@ -284,16 +284,23 @@ def places_unseen(e: Evidence) -> Fired | Verdict:
 def made_in_another_range(e: Evidence) -> Fired | Verdict:
     """A discriminator is sure of itself from the start, and the generator learns nothing but to give no negatives.
 
-    Fires when what a tanh gave, some of it below -0.1, and data that lie in 0..1 go into one first layer that learns.
-    Made ones that are compared with data themselves are left alone.
+    Fires when what a tanh gave, some of it below -0.1, and data that lie in 0..1 go into one first layer that learns;
+    or what a sigmoid gave, and data of which a tenth lies below -0.1. Made ones that are compared with data themselves
+    are left alone.
 
     WARN made-in-another-range: The generator ends in tanh (-1..1, {below:.0%} of it below 0), and the real data lie in
     {low:.2g}..{high:.2g}: the sign tells them apart. Fix: real * 2 - 1 (Normalize(0.5, 0.5)), or a generator that ends
     in a sigmoid.
+    WARN made-in-another-range/dark: The generator ends in a sigmoid (0..1), and the real data lie in
+    {low:.2g}..{high:.2g}, {below:.0%} of them below 0: it can never make these. Fix: A generator that ends in tanh, or
+    data in 0..1.
     """
     if (verdict := no_habit(e, seen := e.habits["D35"])) is not None:
         return verdict
-    low, high, below = next(iter(seen.values()))
+    low, high, below, by = next(iter(seen.values()))
+    if by == "sigmoid":
+        what = f"in {len(seen)} steps a sigmoid was to make data of which {below:.0%} are negative"
+        return fires(what, "one range for both", fault="made-in-another-range/dark", low=low, high=high, below=below)
     what = f"in {len(seen)} steps {below:.0%} of what a tanh made was negative, and nothing of the data"
     return fires(what, "one range for both", low=low, high=high, below=below)
 

@@ -49,6 +49,7 @@ from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.farthest import Farthest
 from train_doctor.watchers.fields_apart import FieldsApart
 from train_doctor.watchers.first_column import FirstColumn
+from train_doctor.watchers.first_ends import FirstEnds
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
@@ -70,6 +71,7 @@ from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.lost_states import LostStates
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
+from train_doctor.watchers.masked_pixels import MaskedPixels
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.members_alike import MembersAlike
 from train_doctor.watchers.mined import Mined
@@ -83,6 +85,7 @@ from train_doctor.watchers.negatives import Negatives
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.noise_times import NoiseTimes
+from train_doctor.watchers.noisy_targets import NoisyTargets
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
@@ -164,6 +167,7 @@ from train_doctor.watchers.undrawn import Undrawn
 from train_doctor.watchers.unfolded import Unfolded
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.unread_parts import UnreadParts
+from train_doctor.watchers.unsorted import Unsorted
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weight_penalties import WeightPenalties
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
@@ -335,4 +339,8 @@ ALL = (
     TurnedPoints,
     Rescaled,
     Undrawn,
+    NoisyTargets,
+    MaskedPixels,
+    FirstEnds,
+    Unsorted,
 )

@@ -7,6 +7,10 @@ Two tensors that were rows of one batch belong together as long as both go throu
 the first dimension is known by its numbers, and a tensor by the list of those that it went through. What is computed
 from rows of one order keeps the order, also through a model.
 
+Three more ways to go apart are looked for. A table of all pairs has rows and columns in two orders, and its diagonal
+is asked for. One of two batches is repeated row by row, the other as a whole. And the one is taken by a piece of a
+permutation, the other by the same piece of the rows.
+
 Footguns: what is computed from two orders (mixup, shuffled negatives) has none, and so has what was written into,
 sorted back, or turned. Numbers that were made in the step (zeros, a range, noise) have every order. Rows may also be
 ordered by numpy, unseen: so the index that makes the difference must be one that torch made in that step, and whose
@@ -42,10 +46,14 @@ PACKS, RECURRENT = {"_pack_padded_sequence"}, {"lstm", "gru", "rnn_tanh", "rnn_r
 LEAVING = {"numpy", "tolist", "__array__", "item", "__iter__", "unbind", "__index__", "__int__"}
 Order = tuple  # of indices; None stands for no order
 EVERY = ("every",)
+JOINS, EACH, LAID = {"cat", "concat"}, {"repeat_interleave"}, {"repeat", "tile"}
+PRODUCTS = {"matmul", "__matmul__", "mm"}
+COMPARED = MEETING | {"eq", "__eq__", "ne"}
+SCALED = {"mul", "div", "truediv", "exp", "clamp", "T", "t", "transpose"}  # of a table of pairs
 
 
 class Orders(Watcher):
-    begins = MADE | INDICES | TAKEN | WRITTEN | MEETING | PACKS | RECURRENT
+    begins = MADE | INDICES | TAKEN | WRITTEN | MEETING | PACKS | RECURRENT | EACH | LAID
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -54,6 +62,11 @@ class Orders(Watcher):
         self.items = Known(self)  # single rows, of which a loader makes a batch
         self.last = Known(self)  # last states of a recurrent layer, (layers, rows, features) -> Order of the rows
         self.packed: Order | None = None  # of the rows that were packed last
+        self.columns = Known(self)  # rows that were turned to columns -> their order
+        self.tables = Known(self)  # of all pairs -> order of its rows, of its columns
+        self.surely: dict[int, tuple[str, str]] = {}  # round -> what went apart whoever else was met
+        self.perhaps: dict[int, tuple[str, str]] = {}  # the same, by an index whose making was not seen
+        self.permuted = False  # one such index was seen being made
         self.left: set[int] = set()  # rounds in which the numbers of such an index were taken out of torch
         self.met: dict[int, dict] = {}  # round -> order of an answer -> whether it met its own, and one that was not
 
@@ -62,8 +75,13 @@ class Orders(Watcher):
             wrong = [met for order, met in answers.items() if False in met and True not in met]
             if wrong and turn not in self.left:
                 self.e.apart[turn] = wrong[0][False]
+        for turn, met in (self.surely | (self.perhaps if self.permuted else {})).items():
+            if turn not in self.left:
+                self.e.apart.setdefault(turn, met)
         self.met.clear()
-        self.known.by_id.clear()
+        self.surely.clear()
+        for known in (self.known, self.columns, self.tables):
+            known.by_id.clear()
 
     def saw(self, op: Op) -> None:
         self._index_made(op)
@@ -89,9 +107,13 @@ class Orders(Watcher):
             base = self._order(op.given[0])
             self.known.put(op.results[0], None if base is None or base == EVERY or index is None else (*base, index))
             return
+        if op.name in COMPARED and len(op.given) == 2:
+            self._meet_surely(op.name, *op.given)
         if op.name in MEETING and len(op.given) == 2:
             self._meet(op.name, *op.given)
-        self._follow(op)
+        self._pairs(op)
+        if not (op.name in EACH | LAID and self._repeated(op)):
+            self._follow(op)
 
     def _recurrent(self, op: Op) -> None:
         """Packed rows keep their order in the last states. What torch sorted by itself it sorts back, along dim 1."""
@@ -114,7 +136,8 @@ class Orders(Watcher):
         elif op.name in INDICES or mine and op.name in PASSED:
             for r in op.results:
                 if not r.is_floating_point():
-                    self.indices.put(r, True)
+                    cut = op.args[1] if op.name == "__getitem__" and isinstance(op.args[1], slice) else None
+                    self.indices.put(r, cut.indices(len(op.given[0])) if cut is not None else True)
 
     def _signature(self, index: Tensor, source: Tensor) -> tuple | None:
         """A permutation or selection of rows, none twice, by its numbers; None for any other index."""
@@ -123,7 +146,11 @@ class Orders(Watcher):
         numbers = index.tolist()
         if len(set(numbers)) != len(numbers):
             return None
-        return "all" if len(numbers) == len(source) else "some", hash(tuple(numbers)), bool(self.indices.get(index))
+        made = self.indices.get(index)
+        every = "all" if len(numbers) == len(source) else "some"
+        piece = self._order(index)  # of what may have been made before the first call that was seen
+        piece = piece[0][1:] if piece and len(piece) == 1 and piece[0][0] == "rows" else None
+        return every, hash(tuple(numbers)), bool(made), made if isinstance(made, tuple) else piece
 
     def _order(self, t: Tensor) -> Order | None:
         entry = self.known.by_id.get(id(t))
@@ -159,6 +186,63 @@ class Orders(Watcher):
             else:
                 self.known.put(r, (*base, ("piece", n, sizes)))
 
+    def _repeated(self, op: Op) -> bool:
+        """Rows that were repeated, each by itself or all as a whole."""
+        x, result = op.given[0], op.result
+        base = self._order(x)
+        if base is None or not x.dim() or len(op.given) > 1 or not LEAST <= len(result) <= MOST:
+            return False
+        if base == EVERY:  # made in the step: its rows are in their own order, where they are not all the same
+            if bool((x == x[:1]).all()):
+                return False
+            base = ()
+        often = len(result) // max(1, len(x))
+        whole = result.shape[1:] == x.shape[1:] and often > 1 and often * len(x) == len(result)
+        axis = op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else None)
+        if not whole or op.name in EACH and axis != 0 and x.dim() > 1:
+            return False
+        self.known.put(result, (*base, ("each" if op.name in EACH else "laid", often, len(x))))
+        return True
+
+    def _pairs(self, op: Op) -> None:
+        """Tables of all pairs: two batches of rows, of which one was turned."""
+        one, *others = op.given
+        if op.name in ("t", "T", "mT", "transpose") and one.dim() == 2 and op.results and (order := self._order(one)):
+            self.columns.put(op.results[0], order)
+        elif op.name in PRODUCTS and len(op.given) == 2 and one.dim() == others[0].dim() == 2 and op.results:
+            columns = self.columns.get(others[0]) or ()
+            both = self._order(one), columns
+            if None not in both and EVERY not in both and any(both) and len(one) == others[0].shape[1] >= LEAST:
+                self.tables.put(op.results[0], both)
+        elif op.name in SCALED and op.results and (both := next(filter(None, map(self.tables.get, op.given)), None)):
+            self.tables.put(op.results[0], both)
+        elif op.name == "cross_entropy" and others and (both := self.tables.get(one)) and len(others[0]) == len(one):
+            diagonal = not others[0].is_floating_point() and bool((others[0].diff() == 1).all())
+            if diagonal and both[0] != both[1] and (why := _apart(*both, True)) is not None:
+                self.surely.setdefault(self.eye.turn, (op.name, why))
+
+    def _meet_surely(self, name: str, one: Tensor, two: Tensor) -> None:
+        if not one.dim() or not two.dim() or len(one) != len(two) or len(one) < LEAST:
+            return
+        mine, its = self._order(one), self._order(two)
+        if mine is None or its is None or EVERY in (mine, its) or mine == its:
+            return
+        long, short = (mine, its) if len(mine) > len(its) else (its, mine)
+        why = None
+        if short and long[:-1] == short[:-1] and {long[-1][0], short[-1][0]} == {"each", "laid"}:
+            if long[-1][1:] == short[-1][1:] and long[-1][1] != long[-1][2]:
+                why = "each row of the one was repeated by itself, and the other as a whole"
+        elif name in ("sub", "subtract") and one.requires_grad != two.requires_grad and len(long) == len(short) == 1:
+            index, rows = (long[0], short[0]) if short[0][0] == "rows" else (short[0], long[0])
+            if rows[0] == "rows" and index[0] == "some" and index[3] == rows[1:]:
+                why = "one was taken by a piece of a permutation and the other by the same piece of the rows"
+                self.permuted |= index[2]
+                if not index[2]:
+                    self.perhaps[self.eye.turn] = name, why
+                    return
+        if why:
+            self.surely.setdefault(self.eye.turn, (name, why))
+
     def _follow(self, op: Op) -> None:
         results = op.results
         if not results and op.given and op.result is op.given[0]:  # written in place
@@ -171,8 +255,11 @@ class Orders(Watcher):
             if not r.dim():
                 continue
             rows = [order for t, order in orders if t.dim() and len(t) == len(r)]
-            if op.name in TURNED or not rows:
+            if op.name in TURNED and (op.name not in JOINS or _along(op) == 0) or not rows:
                 self.known.put(r, None if any(order != EVERY for _, order in orders) else EVERY)
+                continue
+            if op.name in JOINS and rows[0] == EVERY:  # what stands beside them may say anything of them
+                self.known.put(r, EVERY if set(rows) == {EVERY} else None)
                 continue
             kinds = {order for order in rows if order != EVERY}
             self.known.put(r, kinds.pop() if len(kinds) == 1 else EVERY if not kinds else None)
@@ -192,6 +279,10 @@ class Orders(Watcher):
             met.setdefault(True, ())
         elif (why := _apart(mine, its, name in LOSSES)) is not None:
             met.setdefault(False, (name, why))
+
+
+def _along(op: Op) -> int:
+    return op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
 
 
 def _apart(mine: Order, its: Order, in_a_loss: bool) -> str | None:

@@ -30,13 +30,15 @@ COLUMNS = {  # functions that can make a column on purpose
 KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "squeeze", "exp", "clamp"}
 ARITHMETIC = MADE | PLUS | OVER
 JOINED = {"cat", "concat", "stack"}
-MEANT, SCORES, ANSWER = 1, 2, 3
+SUMMED = {"sum", "mean", "einsum"}
+MEANT, SCORES, ANSWER, LOOKED_UP, PAIRED = range(1, 6)
 
 
 class OuterProducts(Watcher):
-    """Known are columns that were made on purpose, what a distribution's log_prob gave, and columns of layers."""
+    """Known are columns that were made on purpose, what a distribution's log_prob gave, columns of layers and of
+    embeddings (the bias of a user), and sums over each row (the product of a user and an item)."""
 
-    begins = COLUMNS | MADE | {"linear"}
+    begins = COLUMNS | MADE | {"linear", "embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -57,9 +59,13 @@ class OuterProducts(Watcher):
                 self.known.put(result, SCORES)
         if result.dim() == 1 and facts[0] == ANSWER and op.name in ("squeeze", "flatten", "view", "__getitem__"):
             self.known.put(result, ANSWER)  # scores of pairs, or of two ends of an edge, meet as a table
+        if result.dim() == 1 and op.name in SUMMED and op.given[0].dim() == 2:
+            self.known.put(result, PAIRED)
         if result.dim() != 2:
             return
-        if result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC):
+        if result.shape[1] == 1 and op.name == "embedding":
+            self.known.put(result, LOOKED_UP)
+        elif result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC):
             self.known.put(result, ANSWER)
         elif result.shape[1] == 1:
             meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
@@ -67,6 +73,8 @@ class OuterProducts(Watcher):
             if meant or MEANT in facts:
                 self.known.put(result, MEANT)
         elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
+            if {LOOKED_UP, PAIRED} == set(facts):
+                self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
             if ANSWER not in facts and (op.name not in MADE or not result.requires_grad):
                 return
             for column, row in (op.given, op.given[::-1]):

@@ -1,11 +1,14 @@
-"""A generator that ends in tanh beside real data in 0..1: the discriminator tells them apart by the sign alone.
+"""A generator whose last function cannot make the real data: the discriminator tells them apart by the sign alone.
 
     real = ToTensor()(image)                        0..1
     fake = torch.tanh(net(z))                       -1..1
     real = real * 2 - 1                             was forgotten
 
-What a tanh gave is followed to a first layer of a network that learns, and to the same layer go data without a graph.
-A few numbers of both are compared: negatives in one, none in the other.
+    real = Normalize(0.5, 0.5)(ToTensor()(image))   -1..1
+    fake = torch.sigmoid(net(z))                    0..1: the dark half is out of reach
+
+What a tanh or a sigmoid gave is followed to a first layer of a network that learns, and to the same layer go data
+without a graph. A few numbers of both are compared: negatives in one, none in the other.
 
 Footguns: a recurrent network gives its layer the last tanh as well, and zeros first; so the data must be spread, and of
 one shape with what was made, and what was made may not come from that layer (one that is called again and again, first
@@ -26,24 +29,26 @@ LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 VIEWS = {"view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "clone", "contiguous", "to"}
 VIEWS |= {"float", "__getitem__", "requires_grad"}
 COMPARES = set(LOSSES) | MINUS | TURNS
-MADE, OTHER = "made", "other"
+TANH, SIGMOID, OTHER = "tanh", "sigmoid", "other"
 SAMPLE, FEW, SPREAD, KEPT = 2048, 128, 0.05, 16  # numbers; of data, from which on; their spread; layers
 LIMIT, SHARE, BELOW = (
     2000,
     0.01,
     -0.1,
 )  # nodes of a graph; of what was made, how much is below 0 at least; its least number
+DARK = 0.1  # of the data, how much lies below BELOW at least where a sigmoid is to make them
 
 
 class Given(NamedTuple):
     shape: tuple[int, ...]
     numbers: Tensor  # a few
+    by: str = ""
 
 
 class Ranges(Watcher):
-    """Known is what a tanh gave, and what something else was computed of."""
+    """Known is what a tanh or a sigmoid gave, and what something else was computed of."""
 
-    begins = LAYERS | {"tanh"}
+    begins = LAYERS | {TANH, SIGMOID}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -57,14 +62,14 @@ class Ranges(Watcher):
         if op.name in LAYERS:
             self._layer(op)
             return
-        if op.name == "tanh":
-            fact = MADE if op.given and op.given[0].requires_grad and op.given[0].dim() > 1 else OTHER
+        if op.name in (TANH, SIGMOID):
+            fact = op.name if op.given and op.given[0].requires_grad and op.given[0].dim() > 1 else OTHER
         else:
             facts = [self.known.get(t) for t in op.given]
             if not any(facts):
                 return
-            fact = MADE if op.name in VIEWS and facts[:1] == [MADE] else OTHER
-            if op.name in COMPARES and MADE in facts and len(op.given) > 1:
+            fact = facts[0] if op.name in VIEWS and facts[0] in (TANH, SIGMOID) else OTHER
+            if op.name in COMPARES and {TANH, SIGMOID} & set(facts) and len(op.given) > 1:
                 self.compared = True
         for r in (op.result, *op.results) if isinstance(op.result, Tensor) else op.results:
             self.known.put(r, fact)
@@ -84,7 +89,7 @@ class Ranges(Watcher):
             self.own[id(weight)] = id(weight) in graphs.leaves(x.grad_fn, LIMIT)
         side = self.made if fact else self.real
         if len(side) < KEPT or id(weight) in side:
-            side[id(weight)] = Given(tuple(x.shape[1:]), _few(x))
+            side[id(weight)] = Given(tuple(x.shape[1:]), _few(x), fact or "")
             self._compare(id(weight))
 
     def _compare(self, key: int) -> None:
@@ -92,9 +97,14 @@ class Ranges(Watcher):
         if made is None or real is None or made.shape != real.shape or self.own.get(key, True):
             return
         low, high, spread = float(real.numbers.min()), float(real.numbers.max()), float(real.numbers.std())
+        if made.by == SIGMOID:
+            dark = float((real.numbers < BELOW).float().mean())
+            if dark > DARK and spread > SPREAD:
+                self.note("D35", (low, high, dark, SIGMOID))
+            return
         below = float((made.numbers < 0).float().mean())
         if low >= 0 and 0.5 < high <= 1 and spread > SPREAD and below > SHARE and float(made.numbers.min()) < BELOW:
-            self.note("D35", (low, high, below))
+            self.note("D35", (low, high, below, TANH))
 
     def backward(self, loss: Tensor) -> None:
         if self.compared:
