@@ -56,6 +56,17 @@ def transfer(prefix: str, frozen: bool = True):
 
 def test_a_checkpoint_of_which_nothing_was_loaded_is_named():
     report = quiet(lambda: transfer("module."))
+    assert report.root is not None and report.root.check == "S51", f"\n{report}"
+    assert [f.because for f in report.findings if f.check == "S22"] == ["S51"]
+
+
+def test_random_weights_into_which_nothing_was_loaded_are_named():
+    def run():
+        model = Backbone(4).requires_grad_(False)
+        model.fc.requires_grad_(True)
+        return fine_tuned(model)
+
+    report = quiet(run)
     assert report.root is not None and report.root.check == "S22", f"\n{report}"
 
 

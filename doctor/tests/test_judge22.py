@@ -28,7 +28,7 @@ NAMED = {
     "ddpm_broadcast": "F21",
     "siamese_label": "F74",
     "distill_kldiv": "F3",
-    "transfer_prefix": "S22",
+    "transfer_prefix": "S51",
     "transfer_head_optim": "S3",
     "mean_teacher_ema": "N29",
     "house_price": "F21",

@@ -29,7 +29,7 @@ NAMED = {
     "video_frame_labels": "D29",
     "vit_encoder": "S21",
     "finetune_head": "S3",
-    "checkpoint_prefix": "S22",
+    "checkpoint_prefix": "S51",
     "multilabel_loss": "F3",
     "housing_amp": "N7",
     "churn_dropout": "S11",

@@ -52,9 +52,9 @@ NAMED = {
     "ellipsoid_axes_net": "D13",
     "pump_autoencoder": "F20",
     "vibration_denoising_ae": "F73",
+    "ft_prefix": "S51",
 }
 UNSEEN = {
-    "ft_prefix": "the checkpoint was loaded, and nothing of it taken, before the watch began",
     "irregular_neural_ode": "how far apart two readings lie, the program knows and does not use",
 }
 

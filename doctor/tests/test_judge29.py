@@ -27,7 +27,7 @@ NAMED = {
     "texture_mae": "D21",
     "grating_distill": "F3",
     "cached_distill": "F103",
-    "linear_transfer": "S22",
+    "linear_transfer": "S51",
     "gradual_unfreeze": "S3",
     "dncnn_denoise": "F73",
     "espcn_sr": "D14",

@@ -49,11 +49,11 @@ NAMED = {
     "ad_telemetry": "F20",
     "ml_batchhard": "F99",
     "ml_proxies": "S3",
+    "checkpoint_finetune": "S51",
 }
 UNSEEN = {
     "box_regressor": "which corner a box is written from, nothing says",
     "face_landmarks": "one pair of key points may change sides rightly, as a head and a tail do",
-    "checkpoint_finetune": "the checkpoint was loaded, and nothing of it taken, before the watch began",
     "node_orbit": "how far apart two readings lie, the program knows and does not use",
 }
 

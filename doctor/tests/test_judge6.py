@@ -33,7 +33,7 @@ NAMED = {
     "distill_cnn": "F3",
     "spectrum_fit": "N1",
     "texture_deepnet": "S11",
-    "transfer_probe": "S22",
+    "transfer_probe": "S51",
     "intent_classifier": "F34",
     "lora_adapter": "S22",
     "masked_tokens": "F33",

@@ -41,6 +41,7 @@ NAMED = {
     "validation_graph_kept": "N27",
     "lm_lora_both_zero": "B3",
     "lm_peft_reentrant_checkpointing": "S10",
+    "lm_resume_prefix": "S51",
     "lm_distill_kl_input": "F3",
     "lm_tail_labels_on_padding": "F15",
     "lm_warmup_floor": "N11",
@@ -54,7 +55,6 @@ UNSEEN = {
     "dqn_terminal_bootstrap": "that an episode ended is a number like others",
     "ranking_margin_sign": "which of two rows is the better one stands nowhere",
     "lm_packed_documents": "packed without a mask between documents is how many language models are trained",
-    "lm_resume_prefix": "weights that were loaded before the watch began leave no trace of what was missing",
 }
 
 

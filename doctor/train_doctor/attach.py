@@ -27,6 +27,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 from torch.utils.hooks import RemovableHandle
 
+from train_doctor import loads
 from train_doctor.evidence import ROOM, Evidence
 from train_doctor.probes import generators, restore
 
@@ -185,11 +186,15 @@ class Attachments:
             self.e.cut_regions += not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
         return original(function, preserve, *inputs)
 
-    def see_loading(self, original: Callable, module: nn.Module, *args, **kwargs) -> Any:
-        result = original(module, *args, **kwargs)
+    def see_loading(self, original: Callable, /, *args, **kwargs) -> Any:
+        """The module may be given by name: `self=module`, as torch.distributed does."""
+        result = original(*args, **kwargs)
         if self.on and not self.busy:
+            module = args[0] if args else kwargs["self"]
             missing, unexpected = (list(getattr(result, k, ())) for k in ("missing_keys", "unexpected_keys"))
             self.e.loaded = self.e.loaded[-ROOM:] + [(type(module).__name__, missing, unexpected)]
+            if not self.e.stepped:
+                self.e.loads_before = loads.count()
         return result
 
     def see_taking(self, module: nn.Module, *args, **kwargs) -> None:

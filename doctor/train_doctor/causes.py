@@ -23,6 +23,7 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "S9": ("S3", "N13"),
     "S3": ("B8", "S4", "N1", "N3", "N20", "N14", "N12", "F8"),
     "S16": ("F1", "B1", "B2", "B3", "N3", "N20", "N14", "S3"),
+    "S51": ("S22", "F103"),
     "N20": ("B1", "B2", "B3", "N3"),  # tried, so surer than a missing gradient
     "S7": ("N15", "N7", "B5"),
     "N21": ("B1",),

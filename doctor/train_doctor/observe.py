@@ -45,6 +45,7 @@ from train_doctor import (
     followers,
     graphs,
     histograms,
+    loads,
     measures,
     owners,
     places,
@@ -548,6 +549,7 @@ class Observer(Part):
         at = self.at
         at.on = True
         self.e.warned += spoken_before()
+        self.e.loads_before = loads.count()
         self.calls.start()
         self.optimizers.start()
         self.waits.start()
@@ -564,6 +566,7 @@ class Observer(Part):
         """Take everything off. Safe to call twice."""
         self.eye.close()
         self._settle()
+        self.e.loads = loads.kept()
         self.at.off()
 
     @quietly

@@ -22,6 +22,7 @@ from train_doctor.checks import (
     idle,
     kinds,
     labels,
+    loaded,
     loss,
     losses,
     methods,
@@ -46,7 +47,7 @@ from train_doctor.checks import (
 from train_doctor.evidence import Evidence
 from train_doctor.finding import Finding, Verdict, unknown
 
-MODULES = (static, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
+MODULES = (static, loaded, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
 MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))

@@ -463,7 +463,11 @@ def _alone(name: str, p: Tensor, ps: dict[str, Tensor]) -> bool:
 
 
 def _as_drawn(p: Tensor) -> bool:
+    return within_bound(measures.strided(p).float(), p[0].numel())
+
+
+def within_bound(values: Tensor, inputs: int) -> bool:
     """Uniform between -1 / sqrt(inputs) and 1 / sqrt(inputs): the largest touches the bound and the spread fits."""
-    values, bound = measures.strided(p).float(), p[0].numel() ** -0.5
+    bound = inputs**-0.5
     most, spread = float(values.abs().max()), float(values.std())
     return 0.97 * bound < most <= bound * (1 + 1e-6) and abs(spread * 3**0.5 / bound - 1) < 0.1
