@@ -1,4 +1,4 @@
-"""What a program leaves out without a word: F106 to F110, F112 to F115, D33 to D35, S48 to S50.
+"""What a program leaves out without a word: F106 to F110, F112 to F115, F120, D33 to D35, S48 to S50.
 
 A network that is not told how noisy its input is, a level that a window lost, an order that attention can't see.
 Nothing in the line that is there is wrong; something else is missing.
@@ -278,6 +278,27 @@ def places_unseen(e: Evidence) -> Fired | Verdict:
         return verdict
     places = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps {places} places met in attention without positions", "positions", places=places)
+
+
+@check("F120")
+def turned_by_head(e: Evidence) -> Fired | Verdict:
+    """A transformer with rotary positions is no better than one without any, and words in another order score alike.
+
+    Fires when queries and keys are multiplied by a table of angles that differs along the heads, and is one and the
+    same for all places of a head. The table is known by its numbers (squares of a sine and a cosine that add up to one,
+    or complex numbers of size 1), and its axes are followed to the attention. Left alone are tables of a grid, turns of
+    a part of the features, steps of one place, and what is written into the attention by a kernel outside of torch.
+
+    WARN turned-by-head: Rotary positions run over the {heads} heads and not over the {places} places (the function is
+    written for the other layout), so angles cancel in each head and attention is told no order. Fix: Turn q and k in
+    the layout that the function takes, (batch, places, heads, features) or (batch, heads, places, features), and lay
+    cos and sin out with places where q has them.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F120"])) is not None:
+        return verdict
+    heads, places = next(iter(seen.values()))
+    what = f"in {len(seen)} steps angles differed along {heads} heads and along none of the {places} places"
+    return fires(what, "angles that differ along the places", heads=heads, places=places)
 
 
 @check("D35")

@@ -159,6 +159,7 @@ from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_gradients import TurnedGradients
+from train_doctor.watchers.turned_heads import TurnedHeads
 from train_doctor.watchers.turned_points import TurnedPoints
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
@@ -343,4 +344,5 @@ ALL = (
     MaskedPixels,
     FirstEnds,
     Unsorted,
+    TurnedHeads,
 )
