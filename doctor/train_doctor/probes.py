@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import places, replays, series
+from train_doctor import leading, places, replays, series
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -30,7 +30,7 @@ def run(e: Evidence) -> None:
     replays.run(e)
     series.run(e)
     places.run(e)
-    for probe in (_reach, _documents, _padding):
+    for probe in (_reach, _documents, _padding, leading.run):
         with contextlib.suppress(Unfit):
             probe(e)
     e.probes.pop("replayed", None)

@@ -1,4 +1,4 @@
-"""What replays of the first batch showed: F5 and F10 to F13.
+"""What replays of the first batch showed: F5, F10 to F13 and F121.
 
 Footgun: a probe that could not be made (a model that cannot be called again as it was) is UNKNOWN, not OK.
 """
@@ -204,4 +204,34 @@ def padding_seen(e: Evidence) -> Fired | Verdict:
         f"changing the padding moved the logits of attended tokens by {moved:.2g} of their spread",
         "0",
         fault="padding-seen/mask-ignored" if masked else "padding-seen",
+    )
+
+
+@check("F121")
+def padding_counted(e: Evidence) -> Fired | Verdict:
+    """A model that was trained on rows padded on the left is worse on a text alone, or in generation.
+
+    Where the mask tells that rows are padded on the left by different numbers of places, the call is made again in eval
+    mode with the padding moved behind the text: logits of the text must not move. Left alone are relative positions
+    (rotary, ALiBi, T5's), positions that are counted from the mask, padding on the right, and padding that is seen,
+    which is F13's. So are models without generate() whose rows always have one length: their positions may be counted
+    from the end on purpose. Models with states, convolutions or experts are not judged.
+
+    WARN padding-shifts-positions: Absolute positions count the padding on the left ({least} to {most} places of it), so
+    a text begins at another position in each row, and at none of these when it is alone or in generate(). Fix:
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0), given to the model; or pad on the right for training.
+    """
+    if "leading" not in e.probes:
+        return not_applicable("no mask tells of rows that are padded on the left by different numbers of places")
+    if (moved := e.probes["leading"]) is None:
+        return unknown("the first batch could not be run again with its padding behind the text")
+    widths = {c.ids.shape[1] for c in e.of(Call) if c.ids is not None}
+    generates = e.config is not None and hasattr(e.model, "generate")
+    if moved.by <= moved.limit or len(widths) == 1 and not generates:
+        return OK
+    return fires(
+        f"with the padding behind the text its logits moved by {moved.by:.2g} of their spread",
+        "0",
+        least=moved.least,
+        most=moved.most,
     )

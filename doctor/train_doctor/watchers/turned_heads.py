@@ -25,8 +25,8 @@ from train_doctor.watchers.operators import MINUS, PLUS, TIMES
 ATTENDS = {"scaled_dot_product_attention", "flex_attention"}
 PRODUCTS = {"matmul", "bmm", "__matmul__", "einsum"}
 LAID = {
-    *("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "unsqueeze", "expand", "__getitem__"),
-    *("split", "chunk", "unbind", "narrow", "select", "squeeze", "view", "reshape", "flatten", "unflatten"),
+    *("transpose", "permute", "swapaxes", "movedim", "moveaxis", "mT", "unsqueeze", "expand", "__getitem__"),
+    *("swapdims", "split", "chunk", "unbind", "narrow", "select", "squeeze", "view", "reshape", "flatten", "unflatten"),
 }
 KEEPS = {
     *("view_as_real", "view_as_complex", "float", "to", "type", "type_as", "half", "bfloat16", "contiguous", "clone"),
