@@ -50,6 +50,7 @@ class Calls(Part):
         self.calls: list[Call] = []  # since the last backward, like the next two
         self.entropies: list[Entropy] = []
         self.embedded: list[Tensor] = []  # ids
+        self.placed: list[Tensor] = []  # what tables were asked for that is one row: places, as a rule
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.fed_data: set[int] = set()  # ids of modules that were given data, with gradients on
         self.given = [unwrap(m, []) for m in teachers]
@@ -118,7 +119,7 @@ class Calls(Part):
         """After a backward: the next calls belong to the next one."""
         self.idle = 0
         self.backwards += 1
-        self.calls, self.entropies, self.embedded, self.e.lookups = [], [], [], []
+        self.calls, self.entropies, self.embedded, self.placed, self.e.lookups = [], [], [], [], []
         if self.e.rounds + 1 in histograms.LOOKS:
             self._count_again()
 
@@ -160,7 +161,7 @@ class Calls(Part):
         self.forget()
         self.given, self.layers.waiting = [], {}
         for call in self.e.of(Call):
-            call.args, call.kwargs = (), {}
+            call.args, call.kwargs, call.looked = (), {}, ()
 
     # ---------------------------------------------------------------- losses
     def _see_loss(self, original: Callable, *args, **kwargs) -> Any:
@@ -364,6 +365,8 @@ class Calls(Part):
         if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
             self.embedded.append(ids)
             self.e.lookups = self.embedded
+        if readable(ids) and ids.dim() == 1 and len(self.placed) < 4 and self.e.rounds == 0:
+            self.placed.append(ids)
         widest = self.ends.get("vocabulary", 0)
         if readable(ids) and ids.dim() == 2 and module.num_embeddings >= widest:
             cast = autocast_of(ids.device.type)
@@ -446,6 +449,8 @@ class Calls(Part):
             kwargs=dict(kwargs) if kept else {},
         )
         call.module = weakref.ref(module)
+        if kept and self.e.rounds == 0 and not any(c.looked for c in self.calls):  # else it may be another call's
+            call.looked = *self.embedded, *self.placed
         switches = [getattr(m, "disable_adapters", 0) for m in self._adapted(module, tree)]
         call.adapters_off = bool(switches) and all(s is True for s in switches)
         if output is None:

@@ -44,6 +44,7 @@ class Call(Event):
     ids: Tensor | None = None  # (B, T) on the CPU
     mask: Tensor | None = None  # (B, T) on the CPU, when a two-dimensional one was given
     positions: Tensor | None = None  # (B, T) on the CPU
+    looked: tuple[Tensor, ...] = ()  # what its tables were asked for, of the first calls, until the probes are over
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
     decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the next backward begins, then None

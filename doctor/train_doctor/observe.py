@@ -344,7 +344,7 @@ class Optimizers(Part):
             self.at.aside(probes.fault, self.e)
         calls = self.e.every(Call)
         for call in calls[self.past :]:
-            call.args, call.kwargs = (), {}
+            call.args, call.kwargs, call.looked = (), {}, ()
         self.past = len(calls)
         return {id(ps[name]): norm for name, norm in norms.items()}
 

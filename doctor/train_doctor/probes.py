@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import leading, places, replays, series
+from train_doctor import documents, leading, places, replays, series
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -80,22 +80,22 @@ def _reach(e: Evidence) -> None:
 
 def _documents(e: Evidence) -> None:
     """Whether the last document of a row, whose positions begin anew, sees those before it."""
-    call = next((c for c in e.forwards if c.round == 0 and c.positions is not None and c.args + tuple(c.kwargs)), None)
-    if call is None or call.ids is None or call.positions.shape[-1] != call.ids.shape[1]:
+    calls = [c for c in e.forwards if c.round == 0 and c.ids is not None and c.args + tuple(c.kwargs)]
+    call, found = next(((c, found) for c in calls if (found := documents.packed(c)) is not None), (None, None))
+    if call is None:
         return
-    starts = resets(call)
-    if not bool(starts.any()):
-        return
-    length = call.ids.shape[1]
+    starts, length = found.starts, call.ids.shape[1]
     places = torch.arange(length)[None, :]
     last = torch.where(starts, places, 0).max(1, keepdim=True).values
     changed = _other(e, call, (places < last) & (last > 0))
+    marks = documents.marks(call.ids, starts)
+    changed = torch.where(torch.isin(call.ids, marks) | torch.isin(changed, marks), call.ids, changed)
     before, after = _twice(e, call, changed)
     rows = before.shape[0]
     late = ((places >= last) & (last > 0))[:rows]
-    if call.mask is not None:
+    if call.mask is not None and call.mask.shape == call.ids.shape:
         late &= call.mask[:rows] != 0
-    e.probes["packed"] = _most(_moved(before, after), late), _threshold(before)
+    e.probes["packed"] = _most(_moved(before, after), late), _threshold(before), found.named
 
 
 def _padding(e: Evidence) -> None:
@@ -211,16 +211,6 @@ def _floats(x) -> Iterator[Tensor]:
 
 
 # ------------------------------------------------------------------------------------------------ what is in a batch
-def resets(call: Call) -> Tensor:
-    """Where inside a row positions begin anew with a document of at least two tokens."""
-    p = call.positions.expand_as(call.ids) if call.positions.shape[0] == 1 else call.positions
-    starts = torch.zeros_like(p, dtype=torch.bool)
-    starts[:, 1:-1] = (p[:, 1:-1] == p[:, :1]) & (p[:, 1:-1] < p[:, :-2]) & (p[:, 2:] == p[:, 1:-1] + 1)
-    if call.mask is not None and call.mask.shape == p.shape:
-        starts &= call.mask != 0
-    return starts
-
-
 def padding(e: Evidence, call: Call) -> Tensor | None:
     """Positions of padding: by the mask; without one, runs of the pad token at the ends of a row, for a transformers
     model, which sees no padding by itself. None when it cannot be told."""

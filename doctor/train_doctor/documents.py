@@ -1,0 +1,129 @@
+"""Where the documents of a packed row begin, by positions that begin anew.
+
+    ids        0 17 4 4 9   0 12 5 5   0 11 3 8 8 2
+    positions  0  1 2 3 4   0  1 2 3   0  1 2 3 4 5
+
+Positions that are given by name tell it. Others are looked for among what the model is given in another place of its
+arguments, and what its tables are asked for: numbers that rise by one and fall back to the least of them.
+
+Footgun: other things are counted so too. Columns of a picture fall back at the same places in each row, and the second
+part of a pair (the sound of a text) once in a row. Digits of a number and words of a turn stand beside a position that
+counts on, or a number for the turn. So, but for positions that are given by name, a row needs three documents, and
+rows other ones; nothing else may be looked up that counts on; and where not even an argument's name tells, documents
+must begin or end with one and the same token, or their numbers must be given.
+"""
+
+import inspect
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from train_doctor.evidence import Call
+from train_doctor.reading import on_cpu, readable
+
+NAMES = {"position_ids", "positions", "position", "pos_ids", "pos"}
+ROWS = 3  # documents of a row, at least
+
+
+class Packed(NamedTuple):
+    starts: Tensor  # (B, T), but for those at place 0
+    named: bool  # by an argument
+
+
+def packed(call: Call) -> Packed | None:
+    """The documents of a call whose positions begin anew inside a row."""
+    if call.ids is None or call.ids.shape[1] < ROWS:
+        return None
+    if call.positions is not None:
+        starts = resets(call) if call.positions.shape[-1] == call.ids.shape[1] else None
+        return Packed(starts, True) if starts is not None and bool(starts.any()) else None
+    given = dict(_given(call))
+    looked = [on_cpu(x) for x in call.looked if not x.is_floating_point()]
+    for name, p in (*given.items(), *(("", x) for x in looked if x.dim() == 2 and x.shape == call.ids.shape)):
+        starts = None if torch.equal(p, call.ids) else _restarts(p)
+        if starts is None or _counts_on(looked, starts):
+            continue
+        if name in NAMES or _bordered(call.ids, starts) or any(_numbers(x, starts) for x in given.values()):
+            return Packed(starts, name in NAMES)
+    return None
+
+
+def resets(call: Call) -> Tensor:
+    """Where inside a row positions begin anew with a document of at least two tokens."""
+    p = call.positions.expand_as(call.ids) if call.positions.shape[0] == 1 else call.positions
+    starts = torch.zeros_like(p, dtype=torch.bool)
+    starts[:, 1:-1] = (p[:, 1:-1] == p[:, :1]) & (p[:, 1:-1] < p[:, :-2]) & (p[:, 2:] == p[:, 1:-1] + 1)
+    if call.mask is not None and call.mask.shape == p.shape:
+        starts &= call.mask != 0
+    return starts
+
+
+def marks(ids: Tensor, starts: Tensor) -> Tensor:
+    """Tokens by which a model may tell where documents begin and end: one or two that stand at all of the borders."""
+    kinds = [ids[where].unique() for where in (starts, _before(starts))]
+    return torch.cat([kind for kind in kinds if len(kind) <= 2] or [ids.new_empty(0)])
+
+
+def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
+    """Whole numbers that are given beside the ids, one for each token, by the name of the argument."""
+    module = call.module()
+    try:
+        names = [*inspect.signature(module.forward).parameters]
+    except (TypeError, ValueError, AttributeError):
+        names = []
+    inner = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], dict) else {}
+    places = [(names[n] if n < len(names) else f"{n}", x) for n, x in enumerate(call.args)]
+    for name, x in (*places, *inner.items(), *call.kwargs.items()):
+        if readable(x) and not x.is_floating_point() and x.shape == call.ids.shape:
+            yield str(name), on_cpu(x)
+
+
+def _restarts(p: Tensor) -> Tensor | None:
+    """Where numbers that rise by one begin anew, in rows of several documents that are not all alike."""
+    p, least = p.long(), int(p.min())
+    steps = p[:, 1:] - p[:, :-1]
+    anew = (p[:, 1:] == least) & (steps < 0)
+    if not bool((anew | (steps == 1) | (p[:, 1:] == least)).all()):
+        return None
+    starts = torch.zeros_like(p, dtype=torch.bool)
+    starts[:, 1:-1] = anew[:, :-1] & (steps[:, 1:] == 1)
+    alike = bool((starts == starts[:1]).all()) if len(p) > 1 else len(set(_lengths(starts[0]))) == 1
+    return None if alike or int(starts.sum(1).max()) < ROWS - 1 else starts
+
+
+def _lengths(starts: Tensor) -> list[int]:
+    at = starts.nonzero()[:, 0]
+    return (at[1:] - at[:-1]).tolist() if len(at) > 1 else [0]
+
+
+def _counts_on(looked: list[Tensor], starts: Tensor) -> bool:
+    """Whether a table is asked for places of the whole row, or for numbers of the documents."""
+    places = starts.shape[1]
+    for x in looked:
+        rows = x.reshape(-1, places) if x.numel() and x.numel() % places == 0 else None
+        if rows is not None and bool((rows[:, 1:] - rows[:, :-1] == 1).all()):
+            return True
+        if rows is not None and rows.shape == starts.shape and _numbers(rows, starts):
+            return True
+    return False
+
+
+def _numbers(x: Tensor, starts: Tensor) -> bool:
+    """Whether something is one number within each document and another one in the next."""
+    changes = x[:, 1:] != x[:, :-1]
+    return bool((changes >= starts[:, 1:]).all()) and int(changes.sum()) <= int(starts.sum()) + 2 * len(x)
+
+
+def _bordered(ids: Tensor, starts: Tensor) -> bool:
+    """Whether each document begins, or each ends, with one and the same token, which stands nowhere else inside."""
+    for where in (starts, _before(starts)):
+        token = ids[where].unique()
+        if len(token) == 1 and not bool((ids[:, 1:-2] == token)[~where[:, 1:-2]].any()):
+            return True
+    return False
+
+
+def _before(starts: Tensor) -> Tensor:
+    return torch.cat([starts[:, 1:], torch.zeros_like(starts[:, :1])], 1)
