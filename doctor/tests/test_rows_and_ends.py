@@ -1,4 +1,4 @@
-"""Rows that met others than their own (D11, F21), rows read too early (F123), teachers that are woken (S12), targets
+"""Rows that met others than their own (D11, F21), rows read too early (F122), teachers that are woken (S12), targets
 that went in (F33), heads that were never trained (S22), weights upside down (F45): each fault, its twin, and lines it
 could be mistaken for. What a sigmoid cannot make (D35) is in test_members_and_dead_terms.py."""
 
@@ -227,7 +227,7 @@ def test_a_masked_kernel_over_its_own_pixel(how):
     assert told("F33", loss_of, Pixels(kinds)) is wrong
 
 
-# ------------------------------------------------------------------------------------------------ F123
+# ------------------------------------------------------------------------------------------------ F122
 class Judge(nn.Module):
     def __init__(self, how: str):
         super().__init__()
@@ -261,7 +261,7 @@ def test_where_a_conversation_is_read(how, turns, pad):
         chosen, rejected = model(ids, lengths).chunk(2)
         return -F.logsigmoid(chosen - rejected).mean()
 
-    assert told("F123", loss_of, Judge(how)) is READ[how, turns, pad]
+    assert told("F122", loss_of, Judge(how)) is READ[how, turns, pad]
 
 
 # ------------------------------------------------------------------------------------------------ F45

@@ -530,7 +530,7 @@ def nothing_drawn(e: Evidence) -> Fired | Verdict:
     return fires(f"in {len(seen)} steps the logarithm of a variance stood in the divergence alone", "draws by it")
 
 
-@check("F123")
+@check("F122")
 def read_before_the_end(e: Evidence) -> Fired | Verdict:
     """A reward model, or a classifier of conversations, learns nothing: all answers get much the same score.
 
@@ -541,7 +541,7 @@ def read_before_the_end(e: Evidence) -> Fired | Verdict:
     (the end-of-text of each turn): in {rows} of {all} rows there is more text behind it. Fix: The last place of the
     attention mask: attention_mask.sum(-1) - 1.
     """
-    if (verdict := no_habit(e, seen := e.habits["F123"])) is not None:
+    if (verdict := no_habit(e, seen := e.habits["F122"])) is not None:
         return verdict
     rows, every = next(iter(seen.values()))
     what = f"in {len(seen)} steps text stood behind the place that was read, in {rows} of {every} rows"

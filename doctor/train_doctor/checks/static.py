@@ -384,6 +384,7 @@ def _floats(module: torch.nn.Module) -> bool:
 
 
 LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+PLAIN = (torch.nn.Parameter, Tensor)
 LEAST = 256  # elements, from which on a uniform distribution can be told from others
 
 
@@ -408,6 +409,8 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     ps, learns = e.parameters(), e.optimized()
     if e.model is None or not e.trainable():
         return unknown("no model was seen that trains")
+    if any(map(is_adapter, e.trainable())) and (head := _new_head(e.model, ps)) is not None:
+        return fires(f"{head} is frozen, and as it was drawn", "a head that trains", fault="frozen-at-start/head")
     frozen = {n: p for n, p in ps.items() if not p.requires_grad and id(p) not in learns and p.dim() > 1}
     frozen = {n: p for n, p in frozen.items() if p.is_floating_point() and p.layout == torch.strided and not p.is_meta}
     if not frozen:
@@ -421,8 +424,6 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     layers = {n: p for n, p in frozen.items() if isinstance(owners[n], LAYERS) and p.numel() >= LEAST}
     shared = {id(p) for teacher in e.teachers for p in teacher.parameters()}
     layers = {n: p for n, p in layers.items() if _alone(n, p, ps) and id(p) not in shared}
-    if any(map(is_adapter, e.trainable())) and (head := _new_head(e.model, frozen)) is not None:
-        return fires(f"{head} is frozen, and as it was drawn", "a head that trains", fault="frozen-at-start/head")
     if any(_has_frozen_layer(name, layers) for name in e.trainable()):
         return OK  # adapters: what they are tried on may be random
     drawn = [n for n, p in layers.items() if _as_drawn(p)]
@@ -432,9 +433,9 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
 
 
-def _new_head(model: torch.nn.Module, frozen: dict[str, Tensor]) -> str | None:
+def _new_head(model: torch.nn.Module, ps: dict[str, Tensor]) -> str | None:
     """The name of a frozen head of classes that holds what transformers draws: N(0, initializer_range), biases of 0."""
-    ids = {id(p): name for name, p in frozen.items()}
+    ids = {id(p): name for name, p in ps.items() if not p.requires_grad and not p.is_meta and type(p) in PLAIN}
     for whole in model.modules():
         config = getattr(whole, "config", None)
         labels, spread = (getattr(config, name, None) for name in ("num_labels", "initializer_range"))

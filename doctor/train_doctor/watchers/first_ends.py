@@ -35,7 +35,7 @@ class FirstEnds(Watcher):
         for ids in self.e.lookups:
             if ids.shape == source.shape[:2] and ids.device == at.device and ids.numel() <= LARGEST:
                 if (rows := _go_on(ids.detach(), at)) is not None:
-                    self.note("F123", (rows, len(ids)))
+                    self.note("F122", (rows, len(ids)))
 
     def close(self) -> None:
         pass
