@@ -54,7 +54,8 @@ SETS = {
     "judge32": ("judge32_l",),
 }
 RECENT = {"judge30", "judge31", "judge32"}  # the others are tested with the slow tests, for they are many
-LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear"}  # wrong after the watched steps: told in the end
+# wrong after the watched steps: told in the end
+LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

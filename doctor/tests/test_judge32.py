@@ -1,8 +1,8 @@
-"""Twenty-four programs that train language models, by an author who had not seen the checks, with the question of judge28.
+"""Twenty-four programs that train language models; the author had not seen the checks, the question is that of judge28.
 
-The first sight of them is in judge32_first_sight.json, in the same state as that of judge31: 13 of 24 named first, and of
-one more the effect; nothing wrong, nothing said of a twin. It is the first set of language models by that question, and
-the poorest: what was missing are bugs of their data and their wiring.
+The first sight of them is in judge32_first_sight.json, in the same state as that of judge31: 13 of 24 named first, and
+of one more the effect; nothing wrong, nothing said of a twin. It is the first set of language models by that question,
+and the poorest: what was missing are bugs of their data and of their wiring.
 """
 
 from .step_programs import Blind, judged
