@@ -53,9 +53,9 @@ NAMED = {
     "pump_autoencoder": "F20",
     "vibration_denoising_ae": "F73",
     "ft_prefix": "S51",
+    "irregular_neural_ode": "F123",
 }
 UNSEEN = {
-    "irregular_neural_ode": "how far apart two readings lie, the program knows and does not use",
 }
 
 

@@ -50,11 +50,11 @@ NAMED = {
     "ml_batchhard": "F99",
     "ml_proxies": "S3",
     "checkpoint_finetune": "S51",
+    "node_orbit": "F123",
 }
 UNSEEN = {
     "box_regressor": "which corner a box is written from, nothing says",
     "face_landmarks": "one pair of key points may change sides rightly, as a head and a tail do",
-    "node_orbit": "how far apart two readings lie, the program knows and does not use",
 }
 
 

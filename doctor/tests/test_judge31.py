@@ -49,12 +49,12 @@ NAMED = {
     "sensor_dae": "D13",
     "proxy_metric": "S3",
     "bayes_mlp": "F40",
+    "spiral_node": "F123",
 }
 UNSEEN = {
     "box_regressor": "which corner a box is written from, nothing says",
     "pose_points": "one pair of key points may change sides rightly, as a head and a tail do",
     "claims_table": "the codes were given to each shard before torch saw them",
-    "spiral_node": "how far apart two readings lie, the program knows and does not use",
 }
 
 

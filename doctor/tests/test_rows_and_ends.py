@@ -307,3 +307,38 @@ def test_a_new_head_beside_adapters(how):
         return F.cross_entropy(model(x), x[:, :3].argmax(1))
 
     assert named("S22", BodyForSequenceClassification(how), loss, "new head") is (how == "frozen")
+
+
+# ------------------------------------------------------------------------------------------------ F123
+STEPS_OF = {"the first": True, "the mean": True, "of all": True, "its own": False, "from end to end": False}
+
+
+def path(field, y, times, how: str):
+    states, n = [y], times.shape[1] - 1
+    for k in range(n):
+        if how == "of all":
+            h = times.diff(dim=1).mean()
+        elif how == "the first":
+            h = times[:, 1:2] - times[:, :1]
+        elif how == "its own":
+            h = times[:, k + 1 : k + 2] - times[:, k : k + 1]
+        else:
+            h = (times[:, -1:] - times[:, :1]) / n
+        y = y + h * field(y)
+        states.append(y)
+    return y if how == "from end to end" else torch.stack(states, 1)
+
+
+@pytest.mark.parametrize("how, even", [*((how, False) for how in STEPS_OF), ("the first", True)])
+def test_one_step_for_all_times(how, even):
+    gaps = torch.ones(64, 6) if even else torch.rand(64, 6, generator=STAYS) + 0.05
+    times = torch.cat([torch.zeros(64, 1), gaps.cumsum(1)], 1)
+    readings = times[..., None].sin().repeat(1, 1, 2)
+
+    def loss_of(model):
+        rows = torch.randint(64, (ROWS,))
+        y, t = readings[rows], times[rows]
+        asked = y[:, -1] if how == "from end to end" else y
+        return F.mse_loss(path(model, y[:, 0], t, how), asked)
+
+    assert told("F123", loss_of, net(2, 2)) is (STEPS_OF[how] and not even)

@@ -546,3 +546,22 @@ def read_before_the_end(e: Evidence) -> Fired | Verdict:
     rows, every = next(iter(seen.values()))
     what = f"in {len(seen)} steps text stood behind the place that was read, in {rows} of {every} rows"
     return fires(what, "nothing but padding behind it", rows=rows, all=every)
+
+
+@check("F123")
+def one_step_for_uneven_times(e: Evidence) -> Fired | Verdict:
+    """A neural ODE fits its training series badly, and is wrong at all other times.
+
+    Times are known by their numbers: they rise by steps whose spread is over a tenth of their mean. Fires when a state
+    for each of them is put together, and of the times only two, or the mean of their steps, reached what has a
+    gradient.
+
+    WARN one-step-for-uneven-times: The {length} times lie unevenly (the steps differ by {uneven:.0%} of their mean),
+    and the solver makes all steps with one size, so its states are those of other times. Fix: h = t[k + 1] - t[k] in
+    each step.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F123"])) is not None:
+        return verdict
+    length, uneven = next(iter(seen.values()))
+    what = f"in {len(seen)} steps a state for each of {length} times was made with one step"
+    return fires(what, "a step for each two times", length=length, uneven=uneven)

@@ -165,6 +165,7 @@ from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
 from train_doctor.watchers.undrawn import Undrawn
+from train_doctor.watchers.uneven_times import UnevenTimes
 from train_doctor.watchers.unfolded import Unfolded
 from train_doctor.watchers.unlabelled_points import UnlabelledPoints
 from train_doctor.watchers.unread_parts import UnreadParts
@@ -345,4 +346,5 @@ ALL = (
     FirstEnds,
     Unsorted,
     TurnedHeads,
+    UnevenTimes,
 )

@@ -11,7 +11,6 @@ loss hangs on it. A draw of one row that multiplies a spread of many rows is one
 Footgun: a divergence may be measured and left out of the loss. Then it is no term.
 """
 
-
 from torch import Tensor
 
 from train_doctor import graphs
