@@ -51,9 +51,9 @@ NAMED = {
     "ml_proxies": "S3",
     "checkpoint_finetune": "S51",
     "node_orbit": "F123",
+    "box_regressor": "F86",
 }
 UNSEEN = {
-    "box_regressor": "which corner a box is written from, nothing says",
     "face_landmarks": "one pair of key points may change sides rightly, as a head and a tail do",
 }
 

@@ -50,9 +50,9 @@ NAMED = {
     "proxy_metric": "S3",
     "bayes_mlp": "F40",
     "spiral_node": "F123",
+    "box_regressor": "F86",
 }
 UNSEEN = {
-    "box_regressor": "which corner a box is written from, nothing says",
     "pose_points": "one pair of key points may change sides rightly, as a head and a tail do",
     "claims_table": "the codes were given to each shard before torch saw them",
 }

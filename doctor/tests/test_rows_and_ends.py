@@ -342,3 +342,29 @@ def test_one_step_for_all_times(how, even):
         return F.mse_loss(path(model, y[:, 0], t, how), asked)
 
     assert told("F123", loss_of, net(2, 2)) is (STEPS_OF[how] and not even)
+
+
+# ------------------------------------------------------------------------------------------------ F86
+def corners(boxes, written: str):
+    x, y, w, h = boxes.unbind(-1) if written == "unbound" else [boxes[:, n] for n in range(4)]
+    return torch.stack([x - w / 2, y - 0.5 * h, x + w / 2, y + 0.5 * h], -1)
+
+
+BOXES = {"from a corner": True, "from a centre": False, "in pixels": False, "cut off": False, "small": False}
+
+
+@pytest.mark.parametrize("written", ["unbound", "by columns"])
+@pytest.mark.parametrize("how", BOXES)
+def test_boxes_read_from_a_centre(how, written):
+    sizes = torch.rand(256, 2, generator=STAYS) * (0.02 if how == "small" else 0.4) + 0.1 * (how != "small")
+    begins = torch.rand(256, 2, generator=STAYS) * (1 - sizes)
+    boxes = torch.cat([begins + sizes / 2 * (how == "from a centre"), sizes], 1)
+    if how == "cut off":  # centres of what a piece of a picture shows in part
+        boxes = torch.cat([torch.rand(256, 2, generator=STAYS), sizes], 1)
+    boxes = boxes * (64 if how == "in pixels" else 1)
+
+    def loss_of(model):
+        target = boxes[torch.randint(256, (ROWS,))]
+        return (corners(model(torch.randn(ROWS, 6)).sigmoid(), "unbound") - corners(target, written)).abs().mean()
+
+    assert told("F86", loss_of, net(6, 4)) is BOXES[how]

@@ -33,17 +33,23 @@ def boxes_inside_out(e: Evidence) -> Fired | Verdict:
 
     Fires when the third column of targets with four minus the first, and the fourth minus the second, are multiplied
     with each other, as in a loss of overlaps, and a twentieth of one of them is below 0. In a loss of single numbers,
-    when beside pictures a part of them is below 0 along one axis alone, and no smaller or larger than the rest.
+    when beside pictures a part of them is below 0 along one axis alone, and no smaller or larger than the rest. Where
+    half a width is taken from a column, when that leads out of the picture, and the width added to it never does.
 
     WARN boxes-inside-out: {share:.0%} of the target boxes end before they begin: they are (x, y, width, height), or a
     centre and a size, and the formula takes them for corners. Fix: torchvision.ops.box_convert(boxes, "xywh", "xyxy").
     WARN boxes-inside-out/turned: {share:.0%} of the target boxes end before they begin, along one axis: a flip mirrored
     their corners and left them in their places. Fix: x1, x2 = width - x2, width - x1.
+    WARN boxes-inside-out/centre: {share:.0%} of the target boxes reach over the edge when they are read from a centre,
+    and none does when read from its corner: they are (x, y, width, height) as in COCO. Fix: x + w / 2, y + h / 2 first,
+    or torchvision.ops.box_convert(boxes, "xywh", "cxcywh").
     """
     if (verdict := no_habit(e, seen := e.habits["F86"])) is not None:
         return verdict
     how, share = next(iter(seen.values()))
     fault = f"boxes-inside-out/{how}" if how else ""
+    if how == "centre":
+        return fires(f"{share:.0%} of the boxes began left of the picture or above", "none", fault=fault, share=share)
     return fires(
         f"in {len(seen)} steps {share:.0%} of the sides of boxes were below 0", "none", fault=fault, share=share
     )

@@ -21,6 +21,7 @@ from train_doctor.watchers.blanks import Blanks
 from train_doctor.watchers.blended import Blended
 from train_doctor.watchers.bootstraps import Bootstraps
 from train_doctor.watchers.both_sides import BothSides
+from train_doctor.watchers.box_centres import BoxCentres
 from train_doctor.watchers.boxes import Boxes
 from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
@@ -347,4 +348,5 @@ ALL = (
     Unsorted,
     TurnedHeads,
     UnevenTimes,
+    BoxCentres,
 )
