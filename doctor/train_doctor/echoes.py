@@ -24,17 +24,16 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     fitting = [(n, ids.detach().flatten().cpu()) for n, ids in enumerate(inputs) if ids.numel() == asked.numel()]
     if int(there.sum()) < LEAST or not fitting:
         return ""
-    for _, ids in fitting:
-        if float((ids == asked)[there].float().mean()) < SAME:
-            continue
-        if _asks_for_the_mask(ids, there):
-            return ALIAS
-        hidden = ids[~there]
-        if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
-            return MASK
+    same = [(n, ids) for n, ids in fitting if float((ids == asked)[there].float().mean()) >= SAME]
+    if any(_asks_for_the_mask(ids, there) for _, ids in same):
+        return ALIAS
+    fitting = [(n, ids) for n, ids in fitting if int(ids.max()) > 1] or fitting  # not the kinds of places (BERT)
     last, ids = fitting[-1]
     if float((ids == asked)[there].float().mean()) < SAME:
         return ""
+    hidden = ids[~there]
+    if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
+        return MASK
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
     return DECODER if others and last == len(inputs) - 1 else ""
 

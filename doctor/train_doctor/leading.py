@@ -56,7 +56,7 @@ def padding(call: Call) -> Tensor | None:
     for mask, hides in masks:
         for value in hides if mask.shape == ids.shape else ():
             run = (mask == value).int().cumprod(1).bool()
-            uneven = bool((run.sum(1) != run.sum(1)[0]).any()) and not bool(run.all(1).any())
+            uneven = bool((run.sum(1) != run.sum(1)[:1]).any()) and not bool(run.all(1).any())
             if uneven and bool((ids[run] == ids[run][0]).all()):
                 return run
     return None

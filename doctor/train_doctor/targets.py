@@ -186,7 +186,7 @@ def _gathered(index: Tensor, calls: list[Call]) -> list[Part]:
 def each_of(call: Call, targets: Tensor) -> Tensor | None:
     """Cross-entropy at each position, by chunks of rows so that large logits are never copied."""
     logits = call.logits
-    if logits is None or logits.shape[:2] != targets.shape or logits.numel() > LARGEST:
+    if logits is None or logits.shape[:2] != targets.shape or not 0 < logits.numel() <= LARGEST:
         return None
     flat, wanted = logits.detach().reshape(-1, logits.shape[-1]), targets.reshape(-1)
     found = []
