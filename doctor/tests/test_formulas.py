@@ -87,6 +87,20 @@ def test_ends_of_episodes(how, wrong):
     assert told("F56", loss_of) is wrong
 
 
+@pytest.mark.parametrize("factor", [0.9, 0.3])
+def test_a_small_factor_is_no_discount(factor):
+    critic = net(out=1)
+
+    def loss_of(model):
+        state, following = torch.randn(ROWS, 6), torch.randn(ROWS, 6)
+        torch.tensor([float(n % 5 == 0) for n in range(ROWS)])  # ends, of which nothing is made
+        with torch.no_grad():
+            later = critic(following).squeeze(1)
+        return F.mse_loss(model(state).squeeze(1), torch.randn(ROWS) + factor * later)
+
+    assert told("F56", loss_of, net(out=1)) is (factor == 0.9)
+
+
 # ------------------------------------------------------------------------------------------------ F57
 def pulled(how: str):
     head = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 8))

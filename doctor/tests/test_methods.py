@@ -159,6 +159,7 @@ def test_a_copy_that_makes_no_targets(how):
 
 # ------------------------------------------------------------------------------------------------ F119
 DRAWN = {"by row": False, "the mean": True, "once": True, "once, of two dimensions": True, "no price": False}
+DRAWN |= {"once, by a spread of all rows": False}
 
 
 @pytest.mark.parametrize("split", [True, False])
@@ -171,7 +172,10 @@ def test_what_a_decoder_is_given(how, split):
 
         def forward(self, x):
             mu, logvar = self.both(x).chunk(2, 1) if split else (self.mean(x), self.spread(x))
+            if how == "once, by a spread of all rows":
+                logvar = self.spread(torch.ones(1, 6)).expand_as(mu)
             once = {"once": torch.randn(4), "once, of two dimensions": torch.randn(1, 4)}
+            once["once, by a spread of all rows"] = once["once"]
             noise = once.get(how, torch.randn_like(mu))
             z = mu if how in ("the mean", "no price") else mu + (0.5 * logvar).exp() * noise
             return self.decoder(z), mu, logvar

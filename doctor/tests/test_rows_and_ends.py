@@ -105,17 +105,17 @@ def test_groups_of_answers(how):
     assert told("D11", loss_of, net(4, 3)) is REPEATED[how]
 
 
-SLICES = {"one by the slice": True, "both by the piece": False, "neither": False}
+SLICES = {"one by the slice": True, "both by the piece": False, "neither": False, "of an order that was there": False}
 
 
 @pytest.mark.parametrize("how", SLICES)
 def test_a_piece_of_a_permutation_and_the_same_slice(how):
-    x = torch.randn(96, 6, generator=STAYS)
+    x, there = torch.randn(96, 6, generator=STAYS), torch.randperm(96, generator=STAYS)
 
     def loss_of(model):
         with torch.no_grad():
             old = model(x)[:, 0] + 0.1
-        order = torch.randperm(96)[32:64]
+        order = (there if how == "of an order that was there" else torch.randperm(96))[32:64]
         one = slice(32, 64) if how == "neither" else order
         ratio = (model(x[one])[:, 0] - old[order if how == "both by the piece" else slice(32, 64)]).exp()
         return -(ratio * x[one].sum(1)).mean()
@@ -237,7 +237,9 @@ class Judge(nn.Module):
         h = self.body(self.table(ids)).cumsum(1).tanh()
         values = self.head(h).squeeze(-1)
         first = (ids == 0).int().argmax(1) - 1
-        at = {"first": first, "last": lengths - 2, "the middle": lengths // 2, "indexed": first}[self.how]
+        at = {"first": first, "last": lengths - 2, "the middle": lengths // 2, "indexed": first}
+        at["second"] = ((ids == 0).cumsum(1) < 2).sum(1) - 1
+        at = at[self.how]
         if self.how == "indexed":
             return values[torch.arange(len(ids)), at]
         return values.gather(1, at[:, None]).squeeze(1)
@@ -252,6 +254,7 @@ def conversations(turns: int, rows: int = 24, pad: int = 0):
 
 READ = {("first", 2, 0): True, ("indexed", 2, 0): True, ("last", 2, 0): False, ("the middle", 2, 0): False}
 READ |= {("first", 1, 0): False, ("first", 2, 1): False}  # one turn; a padding token of its own
+READ |= {("second", 3, 0): False}  # a turn that is chosen
 
 
 @pytest.mark.parametrize("how, turns, pad", READ)
@@ -368,3 +371,22 @@ def test_boxes_read_from_a_centre(how, written):
         return (corners(model(torch.randn(ROWS, 6)).sigmoid(), "unbound") - corners(target, written)).abs().mean()
 
     assert told("F86", loss_of, net(6, 4)) is BOXES[how]
+
+
+# ------------------------------------------------------------------------------------------------ F30
+UNFOLDED = {"the other way": True, "as they were": False, "laid anew": False}
+
+
+@pytest.mark.parametrize("how", UNFOLDED)
+def test_frames_that_are_taken_apart_again(how):
+    order = torch.arange(32).view(8, 4).t().reshape(-1)
+
+    def loss_of(model):
+        x = torch.randn(8, 4, 6)
+        h = model(x.flatten(0, 1))
+        films = (
+            h[order].view(4, 8, 3) if how == "laid anew" else h.view(*((4, 8) if how == "the other way" else (8, 4)), 3)
+        )
+        return (films.mean(0) - x.sum(2).mean()).pow(2).mean()
+
+    assert told("F30", loss_of) is UNFOLDED[how]
