@@ -43,7 +43,7 @@ class NoisyTargets(Watcher):
         if self.eye.grad or any(r.requires_grad for r in op.results):
             return
         if op.name in DROPOUTS and op.given and op.results:
-            if op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5) > 0:  # one that sleeps gives what it is given
+            if op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5) > 0:  # asleep it gives what it is given
                 self.known.put(op.result, {})
             return
         facts = [fact for fact in map(self.known.get, op.given) if fact is not None]
