@@ -52,6 +52,7 @@ SETS = {
     "judge30": ("judge30_a", "judge30_b"),
     "judge31": ("judge31_a", "judge31_b"),
     "judge32": ("judge32_l",),
+    "judge33": ("judge33_l",),
 }
 RECENT = {"judge30", "judge31", "judge32"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end

@@ -307,7 +307,7 @@ class Calls(Part):
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             if m in hidden:
                 continue
-            own = next(iter(m._parameters.values()), None) is not None or getattr(m, "weight", None) is not None
+            own = next(iter(m._parameters.values()), None) is not None or _parametrised(m)
             if not (own or dropout):
                 continue
             if isinstance(m, nn.Linear) and m not in self.heads and m.out_features in tables:
@@ -536,6 +536,11 @@ def _is_criterion(module: nn.Module, output: Any) -> bool:
         return False
     ps = module.parameters(recurse=output.numel() != 1)
     return any(p.requires_grad for p in ps) and (output.numel() == 1 or module.training)
+
+
+def _parametrised(module: nn.Module) -> bool:
+    """Whether its weight is computed anew whenever it is read (weight norm, LoRA in place); reading it may change it."""
+    return "weight" in module._modules.get("parametrizations", ())
 
 
 def _mark(given: tuple) -> Tensor | None:

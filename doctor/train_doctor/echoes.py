@@ -24,6 +24,7 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     fitting = [(n, ids.detach().flatten().cpu()) for n, ids in enumerate(inputs) if ids.numel() == asked.numel()]
     if int(there.sum()) < LEAST or not fitting:
         return ""
+    padded = _at_the_end(~there.view(inputs[fitting[0][0]].shape))  # what is not asked for
     same = [(n, ids) for n, ids in fitting if float((ids == asked)[there].float().mean()) >= SAME]
     if any(_asks_for_the_mask(ids, there) for _, ids in same):
         return ALIAS
@@ -32,16 +33,22 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     if float((ids == asked)[there].float().mean()) < SAME:
         return ""
     hidden = ids[~there]
-    if hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any():
+    alike = hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any()
+    if alike and not padded and int(hidden[0]) != ignored:
         return MASK
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
     return DECODER if others and last == len(inputs) - 1 else ""
 
 
+def _at_the_end(places: Tensor) -> bool:
+    """Whether each row has them at its end alone."""
+    return places.dim() == 2 and bool((places[:, 1:] >= places[:, :-1]).all())
+
+
 def _asks_for_the_mask(ids: Tensor, there: Tensor) -> bool:
     """Whether few places are asked for, and most of these hold one token that no other place has."""
-    mine = ids[there]
-    if 2 * len(mine) > len(ids):
+    mine, others = ids[there], ids[~there]
+    if 2 * len(mine) > len(ids) or len(others.unique()) < 3:  # padding, and nothing to read
         return False
     token = mine.mode().values
-    return float((mine == token).float().mean()) > OFTEN and not bool((ids[~there] == token).any())
+    return float((mine == token).float().mean()) > OFTEN and not bool((others == token).any())

@@ -481,7 +481,8 @@ class Evidence:
     def config(self) -> Any:
         """The transformers config of the model, its text part where it has several; None for other modules."""
         config = getattr(self.model, "config", None)
-        return config.get_text_config() if hasattr(config, "get_text_config") else config
+        text = asked(config, "get_text_config")
+        return text() if callable(text) else config
 
     def optimized(self) -> set[int]:
         """Ids of all parameters in any optimizer seen."""
@@ -498,11 +499,19 @@ class Evidence:
     def token(self, which: str) -> int | None:
         """Id of "eos", "bos" or "pad": of the tokenizer given, else of the config."""
         for holder in (self.declared.get("tokenizer"), getattr(self.model, "generation_config", None), self.config):
-            found = getattr(holder, f"{which}_token_id", None)
+            found = asked(holder, f"{which}_token_id")
             if isinstance(found, (list, tuple)):
                 found = found[0] if found else None
             if found is not None:
                 return int(found)
+        return None
+
+
+def asked(holder: Any, name: str) -> Any:
+    """An attribute, or None: settings that are read as attributes of a dict raise what they like."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:
         return None
 
 

@@ -149,7 +149,8 @@ def _as_odds(weights: list[float], hits: list[int], rows: int) -> bool:
         return False
     odds = sum(odd for _, odd in there) / len(there)
     apart = sum(w - odd for w, odd in there) / len(there)
-    return odds < -math.log(RATIO) and abs(apart) < math.log(APART)
+    fits = abs(apart) < math.log(APART) and all(abs(w - odd) < math.log(RATIO) for w, odd in there)
+    return odds < -math.log(RATIO) and fits and len(set(weights)) > 1
 
 
 def _in_order(ws: torch.Tensor, cs: torch.Tensor) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from train_doctor import measures, owners
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Evidence, Gradients, is_adapter
+from train_doctor.evidence import Backward, Evidence, Gradients, asked, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LONE = 3  # rounds that left gradients on a layer of its own
@@ -409,7 +409,7 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     ps, learns = e.parameters(), e.optimized()
     if e.model is None or not e.trainable():
         return unknown("no model was seen that trains")
-    if any(map(is_adapter, e.trainable())) and (head := _new_head(e.model, ps)) is not None:
+    if any(map(is_adapter, e.trainable())) and (head := _new_head(e.model, ps, e.called)) is not None:
         return fires(f"{head} is frozen, and as it was drawn", "a head that trains", fault="frozen-at-start/head")
     frozen = {n: p for n, p in ps.items() if not p.requires_grad and id(p) not in learns and p.dim() > 1}
     frozen = {n: p for n, p in frozen.items() if p.is_floating_point() and p.layout == torch.strided and not p.is_meta}
@@ -433,17 +433,25 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
 
 
-def _new_head(model: torch.nn.Module, ps: dict[str, Tensor]) -> str | None:
+def _from(weight: Tensor, tables: list[Tensor | None]) -> bool:
+    """Whether its first row is one of a table: a head of words."""
+    fit = [t for t in tables if t is not None and t.shape[1:] == weight.shape[1:] and t.device == weight.device]
+    return any(bool((t == weight[:1]).all(1).any()) for t in fit)
+
+
+def _new_head(model: torch.nn.Module, ps: dict[str, Tensor], called: dict[int, int]) -> str | None:
     """The name of a frozen head of classes that holds what transformers draws: N(0, initializer_range), biases of 0."""
     ids = {id(p): name for name, p in ps.items() if not p.requires_grad and not p.is_meta and type(p) in PLAIN}
+    tables = [m._parameters.get("weight") for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     for whole in model.modules():
-        config = getattr(whole, "config", None)
-        labels, spread = (getattr(config, name, None) for name in ("num_labels", "initializer_range"))
+        config = vars(whole).get("config")
+        labels, spread = (asked(config, name) for name in ("num_labels", "initializer_range"))
         if "For" not in type(whole).__name__ or not isinstance(labels, int) or not isinstance(spread, float):
             continue
         for head in whole.children():
-            weight = getattr(head, "weight", None)
-            if isinstance(head, torch.nn.Linear) and id(weight) in ids and head.out_features == labels:
+            weight = head._parameters.get("weight")
+            mine = isinstance(head, torch.nn.Linear) and id(weight) in ids and head.out_features == labels
+            if mine and spread > 0 and labels > 0 and called.get(id(head)) and not _from(weight, tables):
                 w = weight.detach().double()
                 near = abs(float(w.std()) / spread - 1) < 3 / math.sqrt(2 * w.numel())
                 if near and (head.bias is None or not head.bias.any()):

@@ -60,7 +60,7 @@ def unaware(code, line: int, name: str) -> bool:
     of_others = {id(part) for c in drops for part in ast.walk(c)}
     if any(_name(part) == "training" and id(part) not in of_others for part in ast.walk(tree)):
         return False
-    told = any(len(c.args) > 2 or any(k.arg in ("training", None) for k in c.keywords) for c in here)
+    told = any(len(c.args) > 2 or any(k.arg in ("training", "train", None) for k in c.keywords) for c in here)
     starred = any(isinstance(a, ast.Starred) for c in here for a in c.args)
     return bool(here) and not told and not starred
 

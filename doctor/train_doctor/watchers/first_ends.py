@@ -16,7 +16,7 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
 
-SHARE, LARGEST = 0.5, 2**22  # of the rows, how many go on after the place; ids
+SHARE, LARGEST, SCORES = 0.5, 2**22, 8  # of the rows, how many go on after the place; ids; numbers of a score
 
 
 class FirstEnds(Watcher):
@@ -29,6 +29,8 @@ class FirstEnds(Watcher):
         source = op.given[0] if op.given else None
         if source is None or source.dim() not in (2, 3) or not source.requires_grad or len(source) < 4:
             return
+        if source.dim() == 3 and source.shape[2] > SCORES:
+            return  # what is taken of the states of a place may be for something that ends there
         at = _places(op, source)
         if at is None:
             return
@@ -46,7 +48,8 @@ def _places(op: Op, source: Tensor) -> Tensor | None:
     rows, length = source.shape[:2]
     if op.name == "gather":
         axis, index = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None), op.given[-1]
-        if axis not in (1, 1 - source.dim()) or index.dim() < 2 or index.shape[:2] != (rows, 1):
+        fits = index.dim() > 1 and index.shape[:2] == (rows, 1) and index.numel() > 0
+        if axis not in (1, 1 - source.dim()) or not fits:
             return None
         at = index.reshape(rows, -1)[:, 0]
     else:

@@ -16,7 +16,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Op, Watcher
 
 LOSSES = {"binary_cross_entropy_with_logits", "binary_cross_entropy", "cross_entropy", "nll_loss", "mse_loss"}
-LARGEST, ALIKE = 2**20, 0.999  # numbers of a picture that is compared; its correlation with what the loss asks for
+LARGEST, ALIKE = 2**20, 1 - 1e-6  # numbers of a picture that is compared; its correlation with what is asked for
 
 
 class MaskedPixels(Watcher):
@@ -27,11 +27,12 @@ class MaskedPixels(Watcher):
         self.pictures: list[Tensor] = []  # that went into such a layer since the last backward
 
     def saw(self, op: Op) -> None:
-        if len(op.given) < 2:
+        if len(op.args) < 2 or len(op.given) < 2:
             return
         x, y = op.given[:2]
         if op.name == "conv2d":
-            if not x.requires_grad and self.eye.grad and x.numel() <= LARGEST and _with_its_middle(y):
+            learns = y.requires_grad and not x.requires_grad and self.eye.grad and x.numel() <= LARGEST
+            if learns and _with_its_middle(y):
                 self.pictures.append(x)
         elif x.requires_grad and any(_alike(picture, y) for picture in self.pictures):
             self.note("F33 pixels", tuple(self.pictures[0].shape))

@@ -22,6 +22,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout", "dropout2d", "dropout1d"}
 LOSSES = {"kl_div", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "cross_entropy", "binary_cross_entropy"}
 LOSSES |= {"binary_cross_entropy_with_logits"}
+DRAWS = {"stack", "cat", "concat"}
 WEIGHTED = {"linear", "conv1d", "conv2d", "conv3d"}
 
 
@@ -46,11 +47,14 @@ class NoisyTargets(Watcher):
             if op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5) > 0:  # asleep it gives what it is given
                 self.known.put(op.result, {})
             return
+        if op.name in DRAWS:
+            return  # a mean of several draws
         facts = [fact for fact in map(self.known.get, op.given) if fact is not None]
         if facts and op.results:
             met = {key: weight for fact in facts for key, weight in fact.items()}
-            if op.name in WEIGHTED and isinstance(op.given[1], nn.Parameter):
-                met[id(op.given[1])] = op.given[1], op.given[1]._version
+            weighs = op.name in WEIGHTED and len(op.args) > 1 and isinstance(op.args[1], nn.Parameter)
+            if weighs and not op.args[1].is_inference():
+                met[id(op.args[1])] = op.args[1], op.args[1]._version
             for result in op.results:
                 self.known.put(result, met)
 

@@ -55,6 +55,7 @@ class Ranges(Watcher):
         self.known = Known(self)
         self.made: dict[int, Given] = {}  # id of the weights of a layer
         self.real: dict[int, Given] = {}
+        self.taken: dict[int, tuple[Tensor, set[int]]] = {}  # data of this round -> the layers that they were given to
         self.own: dict[int, bool] = {}  # whether what was made comes from the layer itself
         self.compared = False
 
@@ -75,9 +76,11 @@ class Ranges(Watcher):
             self.known.put(r, fact)
 
     def _layer(self, op: Op) -> None:
-        if len(op.given) < 2 or not self.eye.grad or self.compared:
+        if len(op.args) < 2 or len(op.given) < 2 or not self.eye.grad or self.compared:
             return
         x, weight = op.given[:2]
+        if not x.requires_grad:
+            self.taken.setdefault(id(x), (x, set()))[1].add(id(weight))
         fact = self.known.get(x)
         if fact is not None:
             for r in op.results:
@@ -96,6 +99,8 @@ class Ranges(Watcher):
         made, real = self.made.get(key), self.real.get(key)
         if made is None or real is None or made.shape != real.shape or self.own.get(key, True):
             return
+        if any(key in weights and len(weights) > 1 for _, weights in self.taken.values()):
+            return  # the data went into another network as well, which may have made the others of them
         low, high, spread = float(real.numbers.min()), float(real.numbers.max()), float(real.numbers.std())
         if made.by == SIGMOID:
             dark = float((real.numbers < BELOW).float().mean())
@@ -107,6 +112,7 @@ class Ranges(Watcher):
             self.note("D35", (low, high, below, TANH))
 
     def backward(self, loss: Tensor) -> None:
+        self.taken = {}
         if self.compared:
             self.e.habits["D35"].clear()
 

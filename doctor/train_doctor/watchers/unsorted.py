@@ -57,6 +57,8 @@ class Unsorted(Watcher):
             key = self.indices.get(index) if len(op.given) == 2 and op.results else None
             if key and x.dim() and len(x) == len(index) and self.known.get(x) is None:
                 self.known.put(op.results[0], Sorted(key))
+            elif key and (fact := self.known.get(x)) and fact.joined and fact.key == key and len(x) == len(index):
+                self.note("D11 sorted", (tuple(x.shape),))  # sorted again, where it was to be put back
             elif len(op.given) == 1:
                 self._follow(op)
         elif op.name in PIECES and (fact := self.known.get(x)) and not fact.pieces:
