@@ -83,7 +83,13 @@ def test_pairs_of_pictures_and_sorted_texts(how):
     assert told("D11", loss_of, Pairs(how)) is (how == "left sorted")
 
 
-REPEATED = {"one laid, one by row": True, "both by row": False, "all pairs": False, "one number for all": False}
+REPEATED = {
+    "one laid, one by row": True,
+    "pairs of a batch with itself": False,
+    "both by row": False,
+    "all pairs": False,
+    "one number for all": False,
+}
 
 
 @pytest.mark.parametrize("how", REPEATED)
@@ -94,7 +100,8 @@ def test_groups_of_answers(how):
         rows = 4 if how == "all pairs" else 12
         x = asked[:rows]
         each = x.repeat_interleave(4, dim=0)
-        right = x.repeat_interleave(4, dim=0) if how == "both by row" else x.repeat(4, 1)
+        answers = x if how == "pairs of a batch with itself" else x.clone()
+        right = answers.repeat_interleave(4, dim=0) if how == "both by row" else answers.repeat(4, 1)
         if how == "one number for all":
             right = torch.full((12, 2), 3).repeat(4, 1)
         scores = model(torch.cat([each, torch.randint(0, 9, each.shape)], 1).float()).log_softmax(-1)
@@ -390,3 +397,41 @@ def test_frames_that_are_taken_apart_again(how):
         return (films.mean(0) - x.sum(2).mean()).pow(2).mean()
 
     assert told("F30", loss_of) is UNFOLDED[how]
+
+
+# ------------------------------------------------------------------------------------------------ F124
+class Reader(nn.Module):
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.table, self.qkv = how, nn.Embedding(20, 16), nn.Linear(16, 48)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, ids):
+        h = self.table(ids)
+        q, k, v = (part[:, None] for part in self.qkv(h).chunk(3, -1))
+        places = ids.shape[1]
+        mask = torch.ones(places, places, dtype=torch.bool).tril()
+        if self.how == "by a mask":
+            h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+        elif self.how == "by hand":
+            scores = (q @ k.transpose(-2, -1) / 4).masked_fill(~mask, float("-inf"))
+            h = (scores.softmax(-1) @ v)[:, 0]
+        else:
+            h = F.scaled_dot_product_attention(q, k, v, is_causal=self.how != "all see all")[:, 0]
+        if self.how == "the mean as well":
+            return self.head(h[:, 0] + h[:, 1:].mean(1))
+        return self.head(h[:, -1] if self.how == "the last" else h[:, 0])
+
+
+FIRST = {"the first": True, "by a mask": True, "by hand": True, "the last": False, "all see all": False}
+FIRST |= {"the mean as well": False, "other tokens": False}
+
+
+@pytest.mark.parametrize("how", FIRST)
+def test_the_first_place_of_a_causal_network(how):
+    def loss_of(model):
+        ids = torch.randint(2, 20, (ROWS, 9))
+        ids[:, 0] = 2 + torch.arange(ROWS) % 3 if how == "other tokens" else 1
+        return F.cross_entropy(model(ids), ids[:, 3] % 3)
+
+    assert told("F124", loss_of, Reader(how)) is FIRST[how]

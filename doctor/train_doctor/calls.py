@@ -539,7 +539,7 @@ def _is_criterion(module: nn.Module, output: Any) -> bool:
 
 
 def _parametrised(module: nn.Module) -> bool:
-    """Whether its weight is computed anew whenever it is read (weight norm, LoRA in place); reading it may change it."""
+    """Whether its weight is computed anew whenever it is read (weight norm), which may change it."""
     return "weight" in module._modules.get("parametrizations", ())
 
 

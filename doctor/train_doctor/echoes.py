@@ -13,6 +13,7 @@ one counts, which is the decoder's, and with one alone only a mask that hides wh
 from torch import Tensor
 
 LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
+PERSISTS = 0.9  # of the places, how many hold what the one before holds
 OFTEN = 0.5  # of the targets, how many are the mask
 DECODER, MASK, ALIAS = "decoder", "mask", "alias"
 
@@ -30,7 +31,7 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
         return ALIAS
     fitting = [(n, ids) for n, ids in fitting if int(ids.max()) > 1] or fitting  # not the kinds of places (BERT)
     last, ids = fitting[-1]
-    if float((ids == asked)[there].float().mean()) < SAME:
+    if float((ids == asked)[there].float().mean()) < SAME or _persists(inputs[last]):
         return ""
     hidden = ids[~there]
     alike = hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any()
@@ -38,6 +39,11 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
         return MASK
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
     return DECODER if others and last == len(inputs) - 1 else ""
+
+
+def _persists(ids: Tensor) -> bool:
+    """Whether nearly all places hold what the place before them holds, so a shift by one hardly shows."""
+    return ids.dim() == 2 and float((ids[:, 1:] == ids[:, :-1]).float().mean()) > PERSISTS
 
 
 def _at_the_end(places: Tensor) -> bool:

@@ -481,6 +481,8 @@ class Evidence:
     def config(self) -> Any:
         """The transformers config of the model, its text part where it has several; None for other modules."""
         config = getattr(self.model, "config", None)
+        if isinstance(config, dict):  # settings of somebody's own, whatever they raise when they are asked
+            return None
         text = asked(config, "get_text_config")
         return text() if callable(text) else config
 

@@ -565,3 +565,20 @@ def one_step_for_uneven_times(e: Evidence) -> Fired | Verdict:
     length, uneven = next(iter(seen.values()))
     what = f"in {len(seen)} steps a state for each of {length} times was made with one step"
     return fires(what, "a step for each two times", length=length, uneven=uneven)
+
+
+@check("F124")
+def first_place_of_a_causal_network(e: Evidence) -> Fired | Verdict:
+    """A classifier on top of a causal language model learns how common the classes are, and no more.
+
+    Fires when all attention of the step is causal, all rows begin with the same token, and of what the network gave the
+    first place alone is read.
+
+    WARN first-place-of-causal: The network is causal and its first place is read, which has seen nothing but the token
+    that all {rows} rows begin with: all get the same answer. Fix: hidden[torch.arange(len(hidden)), lengths - 1], the
+    last place of each row.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F124"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))[0]
+    return fires(f"in {len(seen)} steps the first place of {rows} rows was read", "their last places", rows=rows)

@@ -52,6 +52,7 @@ from train_doctor.watchers.fields_apart import FieldsApart
 from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_ends import FirstEnds
 from train_doctor.watchers.first_graphs import FirstGraphs
+from train_doctor.watchers.first_places import FirstPlaces
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
@@ -349,4 +350,5 @@ ALL = (
     TurnedHeads,
     UnevenTimes,
     BoxCentres,
+    FirstPlaces,
 )

@@ -34,14 +34,16 @@ class NoisyTargets(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.given = False  # what came from the dropout is an input of what learns as well: data are simulated
 
     def saw(self, op: Op) -> None:
         if op.name in LOSSES and len(op.given) > 1:
             met = self.known.get(op.given[1])
-            if met and op.given[0].requires_grad:
+            if met and op.given[0].requires_grad and not self.given:
                 self.note("S12", [(weakref.ref(weight), version) for weight, version in met.values()])
             return
         if self.eye.grad or any(r.requires_grad for r in op.results):
+            self.given |= op.name in WEIGHTED and any(self.known.get(t) is not None for t in op.given)
             return
         if op.name in DROPOUTS and op.given and op.results:
             if op.kwargs.get("p", op.args[1] if len(op.args) > 1 else 0.5) > 0:  # asleep it gives what it is given
@@ -59,6 +61,7 @@ class NoisyTargets(Watcher):
                 self.known.put(result, met)
 
     def backward(self, loss: Tensor) -> None:
+        self.given = False
         self.known.by_id.clear()
 
     def close(self) -> None:

@@ -38,7 +38,9 @@ TURNED = {
     *("scatter_add", "masked_select", "unique", "nonzero", "matmul", "__matmul__", "mm", "bmm", "einsum", "argsort"),
     *("cat", "concat", "stack", "cdist", "sort", "topk", "repeat_interleave", "masked_scatter"),
 }
+TAKES = {"gather", "take", "take_along_dim"}
 WRITTEN = {"__setitem__", "flip", "roll", "flipud", "index_copy", "index_add", "scatter", "masked_scatter", "set"}
+SORTS, SORTED = {"argsort", "sort", "topk"}, "sorted"
 INDICES = {"randperm", "argsort", "sort", "multinomial", "randint", "topk"}  # give indices
 PASSED = {"__getitem__", "split", "chunk", "to", "long", "flip", "cuda", "cpu", "view", "flatten", "squeeze", "narrow"}
 TAKEN = {"__getitem__", "index_select", "split", "chunk", "unbind", "tensor_split"}
@@ -62,6 +64,7 @@ class Orders(Watcher):
         self.items = Known(self)  # single rows, of which a loader makes a batch
         self.last = Known(self)  # last states of a recurrent layer, (layers, rows, features) -> Order of the rows
         self.packed: Order | None = None  # of the rows that were packed last
+        self.roots, self.count = Known(self), 0  # what was repeated -> its number
         self.columns = Known(self)  # rows that were turned to columns -> their order
         self.tables = Known(self)  # of all pairs -> order of its rows, of its columns
         self.surely: dict[int, tuple[str, str]] = {}  # round -> what went apart whoever else was met
@@ -80,7 +83,7 @@ class Orders(Watcher):
                 self.e.apart.setdefault(turn, met)
         self.met.clear()
         self.surely.clear()
-        for known in (self.known, self.columns, self.tables):
+        for known in (self.known, self.columns, self.tables, self.roots):
             known.by_id.clear()
 
     def saw(self, op: Op) -> None:
@@ -102,7 +105,7 @@ class Orders(Watcher):
             return None  # a batch, in an order of its own
         if op.name in WRITTEN and op.given:
             return self.known.put(op.results[0] if op.results else op.given[0], None)
-        if op.name == "sort" and len(op.results) == 2 and op.given[0].dim() == 1:
+        if op.name == "sort" and len(op.results) == 2 and op.given[0].dim() == 1 and not op.given[0].requires_grad:
             index = self._signature(op.results[1], op.given[0])
             base = self._order(op.given[0])
             self.known.put(op.results[0], None if base is None or base == EVERY or index is None else (*base, index))
@@ -137,7 +140,8 @@ class Orders(Watcher):
             for r in op.results:
                 if not r.is_floating_point():
                     cut = op.args[1] if op.name == "__getitem__" and isinstance(op.args[1], slice) else None
-                    self.indices.put(r, cut.indices(len(op.given[0])) if cut is not None else True)
+                    sorts = op.name in SORTS or mine and self.indices.get(op.given[0]) == SORTED
+                    self.indices.put(r, cut.indices(len(op.given[0])) if cut is not None else SORTED if sorts else True)
 
     def _signature(self, index: Tensor, source: Tensor) -> tuple | None:
         """A permutation or selection of rows, none twice, by its numbers; None for any other index."""
@@ -150,7 +154,7 @@ class Orders(Watcher):
         every = "all" if len(numbers) == len(source) else "some"
         piece = self._order(index)  # of what may have been made before the first call that was seen
         piece = piece[0][1:] if piece and len(piece) == 1 and piece[0][0] == "rows" else None
-        return every, hash(tuple(numbers)), bool(made), made if isinstance(made, tuple) else piece
+        return every, hash(tuple(numbers)), bool(made), made if made == SORTED or isinstance(made, tuple) else piece
 
     def _order(self, t: Tensor) -> Order | None:
         entry = self.known.by_id.get(id(t))
@@ -158,6 +162,8 @@ class Orders(Watcher):
 
     def _index(self, source: Tensor, index: object, result: Tensor) -> None:
         base = self._order(source)
+        if isinstance(index, tuple) and any(isinstance(i, Tensor) and i.dim() for i in index[1:]):
+            return self.known.put(result, None)  # of another axis, which may be that of the rows as well
         index = index[0] if isinstance(index, tuple) and index else index
         if base is None or base == EVERY or index is None or index is Ellipsis or isinstance(index, list):
             return self.known.put(result, base if base == EVERY else None)
@@ -201,8 +207,14 @@ class Orders(Watcher):
         axis = op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else None)
         if not whole or op.name in EACH and axis != 0 and x.dim() > 1:
             return False
-        self.known.put(result, (*base, ("each" if op.name in EACH else "laid", often, len(x))))
+        root = self.roots.get(x) or self._root(x)
+        self.known.put(result, (*base, ("each" if op.name in EACH else "laid", often, len(x), root)))
         return True
+
+    def _root(self, x: Tensor) -> int:
+        self.count += 1
+        self.roots.put(x, self.count)
+        return self.count
 
     def _pairs(self, op: Op) -> None:
         """Tables of all pairs: two batches of rows, of which one was turned."""
@@ -230,7 +242,8 @@ class Orders(Watcher):
         long, short = (mine, its) if len(mine) > len(its) else (its, mine)
         why = None
         if short and long[:-1] == short[:-1] and {long[-1][0], short[-1][0]} == {"each", "laid"}:
-            if long[-1][1:] == short[-1][1:] and long[-1][1] != long[-1][2]:
+            pairs = long[-1][3] == short[-1][3]  # of a batch with itself
+            if long[-1][1:3] == short[-1][1:3] and long[-1][1] != long[-1][2] and not pairs:
                 why = "each row of the one was repeated by itself, and the other as a whole"
         elif name in ("sub", "subtract") and one.requires_grad != two.requires_grad and len(long) == len(short) == 1:
             index, rows = (long[0], short[0]) if short[0][0] == "rows" else (short[0], long[0])
@@ -248,6 +261,11 @@ class Orders(Watcher):
         if not results and op.given and op.result is op.given[0]:  # written in place
             results = op.given[:1]
         orders = [(t, self._order(t)) for t in op.given]
+        by_index = op.name in TAKES and any(self.indices.get(t) for t in op.given)
+        if by_index or op.name == "sort" and results and results[0].requires_grad:
+            for r in results:
+                self.known.put(r, None)
+            return
         if all(order == () for _, order in orders):
             return
         orders = [(t, order) for t, order in orders if not isinstance(t, nn.Parameter)]
@@ -298,6 +316,7 @@ def _apart(mine: Order, its: Order, in_a_loss: bool) -> str | None:
         and long[0][0] == short[0][0]
         and long[0][0] in ("all", "some")
         and (long[0][2] and short[0][2])
+        and not long[0][3] == short[0][3] == SORTED  # each by itself, to be matched by rank
     ):
         return "they were indexed by two different permutations"
     return None

@@ -31,7 +31,8 @@ KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "s
 ARITHMETIC = MADE | PLUS | OVER
 JOINED = {"cat", "concat", "stack"}
 SUMMED = {"sum", "mean", "einsum"}
-MEANT, SCORES, ANSWER, LOOKED_UP, PAIRED = range(1, 6)
+MEANS_IT = {"cross_entropy", "softmax", "log_softmax", "logsumexp", "diagonal", "diag", "topk", "argmax"}
+MEANT, SCORES, ANSWER, LOOKED_UP, PAIRED, SQUARE = range(1, 7)
 
 
 class OuterProducts(Watcher):
@@ -43,6 +44,7 @@ class OuterProducts(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.squares: tuple[str, int] | None = None  # a table of such a column and a row, since the last backward
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
@@ -54,6 +56,8 @@ class OuterProducts(Watcher):
         if not isinstance(result, Tensor) or not op.given:
             return
         facts = [self.known.get(t) for t in op.given]
+        if SQUARE in facts:
+            self._of_a_square(op, facts)
         if result.dim() == 1 and facts[0] == SCORES:
             if op.name in KEPT or op.name in JOINED and set(facts) == {SCORES}:
                 self.known.put(result, SCORES)
@@ -74,14 +78,29 @@ class OuterProducts(Watcher):
                 self.known.put(result, MEANT)
         elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
             if {LOOKED_UP, PAIRED} == set(facts):
-                self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
+                self.known.put(result, SQUARE)
+                self.squares = op.name, len(result)
             if ANSWER not in facts and (op.name not in MADE or not result.requires_grad):
                 return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
                 answers = self.known.get(column) == ANSWER and (row.requires_grad or self.known.get(row) == ANSWER)
                 if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant and not answers:
-                    self.e.outer.setdefault(self.eye.turn, (op.name, len(result)))
+                    self.known.put(result, SQUARE)
+                    self.squares = op.name, len(result)
+
+    def _of_a_square(self, op: Op, facts: list) -> None:
+        """What meets a table of its size, or is asked for a place of each row, is one on purpose."""
+        mine = op.given[facts.index(SQUARE)]
+        if any(t.shape == mine.shape and fact != SQUARE for t, fact in zip(op.given, facts)) or op.name in MEANS_IT:
+            self.squares = None
+        elif isinstance(op.result, Tensor) and op.result.shape == mine.shape:
+            self.known.put(op.result, SQUARE)
+
+    def backward(self, loss: Tensor) -> None:
+        if self.squares is not None:
+            self.e.outer.setdefault(self.eye.turn, self.squares)
+        self.squares = None
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -37,24 +37,28 @@ class Sorted(NamedTuple):
 class Unsorted(Watcher):
     """Known are indices that torch made by sorting, and rows that went through one."""
 
-    begins = INDICES
+    begins = INDICES | {"arange"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known, self.indices, self.count = Known(self), Known(self), 0
 
     def saw(self, op: Op) -> None:
+        if op.name == "arange":  # ranks, which are in every order
+            for r in op.results:
+                self.known.put(r, Sorted(0))
         if not op.given or op.name in ANOTHER:
             return
         x = op.given[0]
         if op.name in INDICES:
+            self.count += 1
             for r in op.results:
-                if not r.is_floating_point() and r.dim() == 1 and LEAST <= len(r) <= MOST:
-                    self.count += 1
-                    self.indices.put(r, self.count)
+                if r.dim() == 1 and LEAST <= len(r) <= MOST:
+                    values = op.name == "sort" and r is op.results[0]
+                    self.known.put(r, Sorted(self.count)) if values else self.indices.put(r, self.count)
         elif op.name in ("__getitem__", "index_select"):
             index = op.given[-1]
-            key = self.indices.get(index) if len(op.given) == 2 and op.results else None
+            key = next(filter(None, map(self.indices.get, op.given[1:])), None) if op.results else None
             if key and x.dim() and len(x) == len(index) and self.known.get(x) is None:
                 self.known.put(op.results[0], Sorted(key))
             elif key and (fact := self.known.get(x)) and fact.joined and fact.key == key and len(x) == len(index):
@@ -77,12 +81,16 @@ class Unsorted(Watcher):
             self.known.put(op.results[0], Sorted(facts[0].key, joined=True))
 
     def _follow(self, op: Op) -> None:
+        if key := next(filter(None, map(self.indices.get, op.given)), None):
+            for r in op.results:
+                self.known.put(r, Sorted(key))  # told by the order: it is in it
+            return
         others = [t for t in op.given if not isinstance(t, nn.Parameter)]
         facts = [(t, self.known.get(t)) for t in others]
         mine = [(t, fact) for t, fact in facts if fact is not None]
         if not mine or not op.results or op.name.endswith("_like") or op.name.startswith("new_"):
             return
-        t, fact = mine[0]
+        t, fact = max(mine, key=lambda pair: pair[1].joined)
         if op.name in MEETS and fact.joined and len(facts) == 2:
             other, its = next((pair for pair in facts if pair[0] is not t), (None, None))
             if other is not None and its is None and other.requires_grad and other.dim() and len(other) == len(t):
