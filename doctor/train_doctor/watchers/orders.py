@@ -46,6 +46,7 @@ PASSED = {"__getitem__", "split", "chunk", "to", "long", "flip", "cuda", "cpu", 
 TAKEN = {"__getitem__", "index_select", "split", "chunk", "unbind", "tensor_split"}
 PACKS, RECURRENT = {"_pack_padded_sequence"}, {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 LEAVING = {"numpy", "tolist", "__array__", "item", "__iter__", "unbind", "__index__", "__int__"}
+OUT = {"numpy", "tolist", "__array__", ""}  # the last: a function of tensors of another kind
 Order = tuple  # of indices; None stands for no order
 EVERY = ("every",)
 JOINS, EACH, LAID = {"cat", "concat"}, {"repeat_interleave"}, {"repeat", "tile"}
@@ -88,6 +89,8 @@ class Orders(Watcher):
 
     def saw(self, op: Op) -> None:
         self._index_made(op)
+        if op.name in OUT and any(self._order(t) not in ((), None, EVERY) for t in op.given):
+            self.left.add(self.eye.turn)  # rows of an order go where nothing is seen, and come back without it
         if op.name in PACKS | RECURRENT or op.given and self.last.get(op.given[0]) is not None:
             return self._recurrent(op)
         if op.name in MADE or not op.given:
