@@ -39,6 +39,7 @@ class Net(nn.Module):
         self.more = (
             nn.Embedding(64, WIDTH) if how in ("counts on", "counts on, in rows", "numbers in a table") else None
         )
+        self.row = nn.Parameter(torch.randn(1, PLACES, WIDTH)) if how == "a table of the row" else None
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, WORDS)
 
@@ -46,6 +47,8 @@ class Net(nn.Module):
         n = ids.shape[1]
         h = self.words(ids)
         h = h + (self.places(places) if self.how != "turned" else 0)
+        if self.row is not None:
+            h = h + self.row
         if self.how == "counts on":
             h = h + self.more(torch.arange(n))
         if self.how == "counts on, in rows":
@@ -53,7 +56,8 @@ class Net(nn.Module):
         if self.how == "numbers in a table":
             h = h + self.more(numbers)
         q, k, v = self.qkv(h).view(len(ids), n, 3, 2, -1).unbind(2)
-        if self.how == "turned":
+        if self.how in ("turned", "turned over the row"):
+            places = places if self.how == "turned" else torch.arange(n)[None]
             angles = places[..., None] * 10.0 ** -torch.arange(WIDTH // 4)
             cos, sin = angles.cos()[:, :, None].repeat(1, 1, 1, 2), angles.sin()[:, :, None].repeat(1, 1, 1, 2)
             q, k = (x * cos + torch.cat([-x.chunk(2, -1)[1], x.chunk(2, -1)[0]], -1) * sin for x in (q, k))
@@ -77,6 +81,11 @@ class Named(Net):
 class Unnamed(Net):
     def forward(self, ids, where, which):
         return self.read(ids, where, which)
+
+
+class Told(Net):
+    def forward(self, ids, position):
+        return self.read(ids, position, None)
 
 
 class Inside(Net):
@@ -119,6 +128,10 @@ def alone(model, ids, places, numbers):
     return model(ids)
 
 
+def told(model, ids, places, numbers):
+    return model(ids, position=places)
+
+
 def without_restarts(model, ids, places, numbers):
     return model(ids, torch.arange(PLACES).expand(ids.shape), numbers)
 
@@ -142,6 +155,20 @@ def pairs():
     return ids, places, numbers
 
 
+def topics():
+    """Documents that begin with one of three words, which stand nowhere else."""
+    ids, places, numbers = rows()
+    starts = places == 0
+    ids = torch.where(starts, 2 + ids.roll(1, 1) % 3, ids.clamp(min=5))
+    return ids, places, numbers
+
+
+def beats():
+    """Chords with their beat in the bar; none of them stands at its beginning alone."""
+    ids, places, numbers = rows()
+    return torch.randint(2, WORDS, ids.shape), places, numbers
+
+
 def digits():
     """Numbers with the place of each digit, and signs between them."""
     ids, places, numbers = rows(short=2, long=5)
@@ -156,6 +183,10 @@ WRONG = {
     "angles": (Named("turned"), rows, in_order, "ERROR"),
     "under other names": (Unnamed(), rows, in_order, "WARN"),
     "angles under other names": (Unnamed("turned"), rows, in_order, "WARN"),
+    "called position": (Told(), rows, told, "WARN"),
+    "called position, with several first words": (Told(), topics, told, "WARN"),
+    "called position, angles": (Told("turned"), topics, told, "WARN"),
+    "by name, in a row with places": (Named("a table of the row"), rows, by_name, "ERROR"),
     "counted inside": (Inside(), rows, alone, "WARN"),
     "counted inside, from their ends": (Inside("ends"), lambda: rows(end=True), alone, "WARN"),
 }
@@ -174,6 +205,9 @@ RIGHT = {
     "columns of a picture, by name": (Named(), grid, in_order),
     "pairs": (Unnamed(), pairs, in_order),
     "digits": (Unnamed(), digits, in_order),
+    "beats": (Told(), beats, told),
+    "angles over the row": (Unnamed("turned over the row"), rows, in_order),
+    "a table of the row": (Unnamed("a table of the row"), rows, in_order),
 }
 
 

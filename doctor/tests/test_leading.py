@@ -1,6 +1,7 @@
 """Padding on the left under absolute positions (F121), and models whose answers do not hang on it."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import train_doctor as doctor
+from train_doctor import leading
 
 from .bench import quiet
 from .test_arithmetic import said
@@ -18,7 +20,7 @@ WORDS, WIDTH = 30, 32
 
 def batch(number: int, how: str):
     """Ids and their mask; the longest text of a batch has 9 to 12 tokens."""
-    longest = 12 if how == "one length" else 9 + number % 4
+    longest = 12 if how == "one length" else 12 - number % 4 if how == "longest first" else 9 + number % 4
     lengths = [longest - n % 5 for n in range(8)]
     if how == "no padding":
         lengths = [longest] * 8
@@ -50,16 +52,25 @@ def library(kind: str, **options):
 class Own(nn.Module):
     """By hand, with its positions in one of several ways; a mask is 1 at what counts, or `hidden` is."""
 
-    def __init__(self, how="learned", hidden=False):
+    def __init__(self, how="learned", hidden=False, places=32):
         super().__init__()
         self.how, self.hidden = how, hidden
-        self.table, self.place = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(32, WIDTH))
+        self.table, self.place = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.randn(places, WIDTH))
         self.qkv, self.out, self.head = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WORDS)
         self.state = nn.GRU(WIDTH, WIDTH, batch_first=True) if how == "state" else None
 
-    def forward(self, words, mask):
+    def forward(self, words, mask, more=None):
         mask = mask if not self.hidden else ~mask
         h, n = self.table(words), words.shape[1]
+        if self.how == "given":
+            h = h + self.place[more].view(-1, len(words), n, WIDTH).sum(0)
+        if self.how == "less the pads":
+            pads = (mask == 0).sum(1) if more is None else torch.as_tensor(more)
+            h = h + self.place[(torch.arange(n) - pads.view(-1, 1)).clamp(min=0)]
+        if self.how == "less the length":
+            h = h + self.place[(torch.arange(n) - n + more[:, None]).clamp(min=0)]
+        if self.how == "from the end":
+            h = h + self.place[:n].flip(0)
         if self.how == "learned":
             h = h + self.place[:n]
         if self.how == "sines":
@@ -72,15 +83,36 @@ class Own(nn.Module):
         q, k, v = self.qkv(h).chunk(3, -1)
         see = torch.ones(n, n).tril().bool() & (mask != 0)[:, None] | torch.eye(n).bool()
         scores = q @ k.transpose(1, 2) / math.sqrt(WIDTH)
+        if self.how == "sharper in longer rows":
+            scores = scores * n
+        if self.how == "a bias":
+            see, scores = torch.ones(n, n).tril().bool().expand(scores.shape), scores + more[:, 0]
         if self.how == "distances":
             scores = scores - (torch.arange(n)[:, None] - torch.arange(n)).abs()
         h = h + self.out(scores.masked_fill(~see, -1e9).softmax(-1) @ v)
         return self.head(F.dropout(h, 0.1, self.training))
 
 
+MORE = {  # given to a model beside ids and mask
+    "pads": lambda ids, mask: (mask == 0).sum(1),
+    "pads in a list": lambda ids, mask: (mask == 0).sum(1).tolist(),
+    "pads in a column": lambda ids, mask: (mask == 0).sum(1, keepdim=True),
+    "lengths": lambda ids, mask: mask.sum(1),
+    "first words": lambda ids, mask: mask.argmax(1) + 1,
+    "a bias": lambda ids, mask: (1.0 - mask.float())[:, None, None] * -1e4,
+    "places": lambda ids, mask: (mask.cumsum(1) - 1).clamp(min=0),
+    "three axes": lambda ids, mask: (mask.cumsum(1) - 1).clamp(min=0).expand(3, -1, -1),
+    "places from the left": lambda ids, mask: torch.arange(ids.shape[1]).expand(ids.shape),
+    "places from the end": lambda ids, mask: torch.arange(ids.shape[1]).flip(0).expand(ids.shape),
+    "sparse weights": lambda ids, mask: mask.float().to_sparse(),
+    "flags": lambda ids, mask: torch.ones_like(mask, dtype=torch.bool),
+}
+
+
 def ask(model, ids, mask, how):
     if isinstance(model, Own):
-        return model(ids, mask == 0 if model.hidden else mask)
+        more = [MORE[how](ids, mask)] if how in MORE else []
+        return model(ids, mask == 0 if model.hidden else mask, *more)
     extra = {}
     if how == "counted from the mask":
         extra["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
@@ -122,6 +154,11 @@ WRONG = {
     "a table": (lambda: Own("learned"), "left"),
     "sines": (lambda: Own("sines"), "left"),
     "a mask of what is hidden": (lambda: Own("learned", hidden=True), "left"),
+    "a table, longest first": (lambda: Own("learned", places=14), "longest first"),
+    "pads given": (lambda: Own("learned"), "pads"),
+    "lengths given": (lambda: Own("learned"), "lengths"),
+    "flags given": (lambda: Own("learned"), "flags"),
+    "places given": (lambda: Own("given"), "places from the left"),
 }
 RIGHT = {
     "gpt2, padded on the right": (lambda: library("gpt2"), "right"),
@@ -139,6 +176,21 @@ RIGHT = {
     "a state before": (lambda: Own("state"), "left"),
     "histories of one length": (lambda: Own("learned"), "one length"),
     "by hand, padded on the right": (lambda: Own("learned"), "right"),
+    "less the pads": (lambda: Own("less the pads"), "left"),
+    "less the pads, given": (lambda: Own("less the pads"), "pads"),
+    "less the pads, given in a list": (lambda: Own("less the pads"), "pads in a list"),
+    "less the pads, given in a column": (lambda: Own("less the pads"), "pads in a column"),
+    "less another number of each row": (lambda: Own("less the pads"), "first words"),
+    "by the lengths": (lambda: Own("less the length"), "lengths"),
+    "from the end": (lambda: Own("from the end"), "left"),
+    "given from the end": (lambda: Own("given"), "places from the end"),
+    "given from the mask": (lambda: Own("given"), "places"),
+    "three axes": (lambda: Own("given"), "three axes"),
+    "a bias of attention": (lambda: Own("a bias"), "a bias"),
+    "sharper in longer rows": (lambda: Own("sharper in longer rows"), "left"),
+    "sparse weights": (lambda: Own("from the mask"), "sparse weights"),
+    "a table that ends": (lambda: Own("learned", places=12), "longest first"),
+    "gpt2, a table that ends": (lambda: library("gpt2", n_positions=12), "longest first"),
 }
 
 
@@ -171,3 +223,20 @@ def test_the_loop_gets_the_same_numbers():
         return losses
 
     assert numbers(True) == numbers(False)
+
+
+@pytest.mark.parametrize(
+    "places, device, fits",
+    [(12, "meta", False), (15, "meta", False), (25, "meta", False), (18, "meta", True), (12, "cpu", True)],
+)
+def test_a_table_off_the_cpu_is_not_asked_for_what_it_may_lack(places, device, fits):
+    """There it would end the run."""
+    model = Own(places=places).to(device)
+    e = SimpleNamespace(config=None, modules=lambda: [*model.named_modules()])
+    assert leading._fits(e, 14) is fits
+
+
+def test_a_row_that_the_config_has_no_room_for():
+    model = library("gpt2")
+    e = SimpleNamespace(config=model.config, modules=lambda: [*model.named_modules()])
+    assert leading._fits(e, 32) and not leading._fits(e, 33)

@@ -600,3 +600,18 @@ def test_batches_of_one_class():
     assert report.root.check == "F20" and "shuffle" in report.root.fix, str(report)
     for loss_of in (sorted_by_class(change=False), two_domains, lambda answer, x: CE(answer, classes(x))):
         assert "F20" not in {f.check for f in train(loss_of).findings}
+
+
+def test_a_domain_without_a_row():
+    """Of no rows nothing is known, not that they sum to 1."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(12, 16), nn.Linear(16, 12))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    with doctor.watch(model, optimizer=optimizer, say=False) as report:
+        for _ in range(6):
+            ids = torch.randint(12, (8, 10))
+            parts = [(model(x)[:, :-1].flatten(0, 1), x[:, 1:].flatten()) for x in (ids[:0], ids)]
+            optimizer.zero_grad()
+            (sum(F.cross_entropy(*part, reduction="sum") for part in parts) / 72).backward()
+            optimizer.step()
+    assert not report.faults and "F3" not in {f.check for f in report.findings}, str(report)

@@ -536,6 +536,7 @@ def test_what_was_frozen_for_another_step_is_released(released, wrong):
     "loss",
     [
         lambda m: F.cross_entropy(m(torch.randn(6)), torch.tensor(1), ignore_index=0),  # no rows
+        lambda m: F.l1_loss(m(torch.randn(0, 6)), torch.zeros(0, 5), reduction="sum") + m(torch.randn(6)).sum(),
         lambda m: F.cross_entropy(m(torch.randn(4, 6)), torch.softmax(torch.randn(4, 5), 1)),  # shares
         lambda m: (m(torch.randn(ROWS, 6)) * (torch.rand(ROWS, 5) > 0.5)).min(),  # over all
         lambda m: torch.min(m(torch.randn(ROWS, 6)) * torch.ones(ROWS, 5), torch.zeros(ROWS, 5)).mean(),

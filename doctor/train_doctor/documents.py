@@ -9,8 +9,9 @@ arguments, and what its tables are asked for: numbers that rise by one and fall 
 Footgun: other things are counted so too. Columns of a picture fall back at the same places in each row, and the second
 part of a pair (the sound of a text) once in a row. Digits of a number and words of a turn stand beside a position that
 counts on, or a number for the turn. So, but for positions that are given by name, a row needs three documents, and
-rows other ones; nothing else may be looked up that counts on; and where not even an argument's name tells, documents
-must begin or end with one and the same token, or their numbers must be given.
+rows other ones; nothing else may be looked up that counts on; and where no argument is called position_ids, documents
+must begin or end with tokens that stand nowhere else, or their numbers must be given. A replay then shows whether the
+row has an order of its own: angles (rotary) or a table of places that go on over the borders.
 """
 
 import inspect
@@ -19,12 +20,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from train_doctor.evidence import Call
 from train_doctor.reading import on_cpu, readable
 
-NAMES = {"position_ids", "positions", "position", "pos_ids", "pos"}
+NAME = "position_ids"  # others, such as position, are also said of a beat in its bar
 ROWS = 3  # documents of a row, at least
+TIMES = {"mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__"}
+PLUS = {"add", "add_", "__add__", "__radd__", "__iadd__"}
+OFTEN = 4  # times that a token at a border stands there, on average
 
 
 class Packed(NamedTuple):
@@ -45,8 +50,8 @@ def packed(call: Call) -> Packed | None:
         starts = None if torch.equal(p, call.ids) else _restarts(p)
         if starts is None or _counts_on(looked, starts):
             continue
-        if name in NAMES or _bordered(call.ids, starts) or any(_numbers(x, starts) for x in given.values()):
-            return Packed(starts, name in NAMES)
+        if name == NAME or _bordered(call.ids, starts) or any(_numbers(x, starts) for x in given.values()):
+            return Packed(starts, name == NAME)
     return None
 
 
@@ -61,9 +66,54 @@ def resets(call: Call) -> Tensor:
 
 
 def marks(ids: Tensor, starts: Tensor) -> Tensor:
-    """Tokens by which a model may tell where documents begin and end: one or two that stand at all of the borders."""
-    kinds = [ids[where].unique() for where in (starts, _before(starts))]
-    return torch.cat([kind for kind in kinds if len(kind) <= 2] or [ids.new_empty(0)])
+    """Tokens by which a model may tell where documents begin and end: a few that stand at all of the borders."""
+    kinds = [ids[where].unique() for where in (starts, _before(starts)) if _borders(ids, where)]
+    kinds += [kind for where in (starts, _before(starts)) if len(kind := ids[where].unique()) <= 2]
+    return torch.cat(kinds or [ids.new_empty(0)])
+
+
+class Order(TorchFunctionMode):
+    """Whether a model, while this is open, uses places that go on over the borders of documents."""
+
+    def __init__(self, starts: Tensor):
+        super().__init__()
+        self.starts, self.tables, self.goes_on = starts, [], False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in TIMES | PLUS and len(args) == 2 and all(isinstance(x, Tensor) for x in args) and not self.goes_on:
+            x, table = args if args[0].numel() >= args[1].numel() else args[::-1]
+            if self._laid(x, table):
+                self.goes_on = self._added(x, table) if name in PLUS else self._turned(table)
+        return func(*args, **(kwargs or {}))
+
+    def _laid(self, x: Tensor, table: Tensor) -> bool:
+        """Whether a table with numbers for each place of a row is used for several rows, or heads."""
+        places, shape = self.starts.shape[1], table.shape[:-1]
+        fits = 1 < table.dim() <= x.dim() and table.numel() < x.numel() and table.shape[-1] == x.shape[-1]
+        numbers = table.is_floating_point() or table.is_complex()
+        return fits and numbers and [*shape].count(places) == 1 and table.shape[-1] not in (1, places)
+
+    def _added(self, x: Tensor, table: Tensor) -> bool:
+        """A table of places that all rows share."""
+        return x.dim() == 3 and table.shape[-2] == self.starts.shape[1] and self._on(table)
+
+    def _turned(self, table: Tensor) -> bool:
+        """Angles, as complex numbers of size 1, or as the second of cosines and sines."""
+        alike = [t for t in self.tables if t.shape == table.shape]
+        self.tables = [*self.tables[-7:], table]
+        sizes = [table.abs()] if table.is_complex() else [t.float().square() + table.float().square() for t in alike]
+        return any(bool((size - 1).abs().max() < 0.03) for size in sizes) and self._on(table)
+
+    def _on(self, table: Tensor) -> bool:
+        """Whether where a document begins is another place than where the row does."""
+        at = [*table.shape[:-1]].index(self.starts.shape[1])
+        rows = table.movedim(at, 0)
+        own = rows.dim() > 2 and at > 0 and 1 < rows.shape[1] == min(len(table), len(self.starts))
+        begins = self.starts[: rows.shape[1]] if own else self.starts[:1]
+        numbers = rows.flatten(2) if own else rows.flatten(1)[:, None]
+        row, place = begins.nonzero(as_tuple=True)
+        return len(row) > 0 and not bool(torch.isclose(numbers[place, row], numbers[0, row]).all(1).any())
 
 
 def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
@@ -76,7 +126,8 @@ def _given(call: Call) -> Iterator[tuple[str, Tensor]]:
     inner = call.args[0] if len(call.args) == 1 and isinstance(call.args[0], dict) else {}
     places = [(names[n] if n < len(names) else f"{n}", x) for n, x in enumerate(call.args)]
     for name, x in (*places, *inner.items(), *call.kwargs.items()):
-        if readable(x) and not x.is_floating_point() and x.shape == call.ids.shape:
+        plain = readable(x) and x.layout == torch.strided and not x.is_floating_point()
+        if plain and x.shape == call.ids.shape:
             yield str(name), on_cpu(x)
 
 
@@ -117,12 +168,14 @@ def _numbers(x: Tensor, starts: Tensor) -> bool:
 
 
 def _bordered(ids: Tensor, starts: Tensor) -> bool:
-    """Whether each document begins, or each ends, with one and the same token, which stands nowhere else inside."""
-    for where in (starts, _before(starts)):
-        token = ids[where].unique()
-        if len(token) == 1 and not bool((ids[:, 1:-2] == token)[~where[:, 1:-2]].any()):
-            return True
-    return False
+    """Whether each document begins, or each ends, with one of a few tokens, which stand nowhere else inside."""
+    return any(_borders(ids, where) for where in (starts, _before(starts)))
+
+
+def _borders(ids: Tensor, where: Tensor) -> bool:
+    tokens = ids[where].unique()
+    few = len(tokens) <= max(1, int(where.sum()) // OFTEN)
+    return few and not bool(torch.isin(ids[:, 1:-2], tokens)[~where[:, 1:-2]].any())
 
 
 def _before(starts: Tensor) -> Tensor:

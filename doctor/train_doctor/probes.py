@@ -90,7 +90,10 @@ def _documents(e: Evidence) -> None:
     changed = _other(e, call, (places < last) & (last > 0))
     marks = documents.marks(call.ids, starts)
     changed = torch.where(torch.isin(call.ids, marks) | torch.isin(changed, marks), call.ids, changed)
-    before, after = _twice(e, call, changed)
+    with documents.Order(starts) as order:
+        before, after = _twice(e, call, changed)
+    if order.goes_on and not found.named:
+        return
     rows = before.shape[0]
     late = ((places >= last) & (last > 0))[:rows]
     if call.mask is not None and call.mask.shape == call.ids.shape:

@@ -73,6 +73,8 @@ def recorded(entropy: Entropy, calls: list[Call]) -> Iterator[Part]:
 
 def _odd(name: str, rows: Tensor) -> str:
     """Probabilities given to cross_entropy, or logits to nll_loss: a softmax too many, or one too few."""
+    if not rows.numel():
+        return ""
     some = rows.reshape(-1, rows.shape[-1])[:16].float()
     if name == "cross_entropy" and rows.shape[-1] > 2 and bool((some >= 0).all()):
         return "probabilities" if bool(((some.sum(-1) - 1).abs() < 1e-2).all()) else ""

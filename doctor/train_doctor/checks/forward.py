@@ -152,7 +152,8 @@ def packed(e: Evidence) -> Fired | Verdict:
     Where positions begin anew inside a row, the first documents were changed: logits of the last one must not move.
     Positions are what is given as position_ids; or what is given or looked up beside the ids, rises by one and falls
     back in rows of three or more documents. Texts put end to end without new positions are pretraining as usual and
-    are left alone, and so are rows whose documents have numbers in a table, or whose places are counted on as well.
+    are left alone, and so are rows whose documents have numbers in a table, or whose places are counted on as well, in
+    a table or in angles (rotary).
 
     ERROR or WARN packed-documents-mix: Packed documents see each other (attention leaks across their boundary): {why}.
     Fix: Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.
@@ -214,10 +215,10 @@ def padding_counted(e: Evidence) -> Fired | Verdict:
     """A model that was trained on rows padded on the left is worse on a text alone, or in generation.
 
     Where the mask tells that rows are padded on the left by different numbers of places, the call is made again in eval
-    mode with the padding moved behind the text: logits of the text must not move. Left alone are relative positions
-    (rotary, ALiBi, T5's), positions that are counted from the mask, padding on the right, and padding that is seen,
-    which is F13's. So are models without generate() whose rows always have one length: their positions may be counted
-    from the end on purpose. Models with states, convolutions or experts are not judged.
+    mode with two more columns of padding before all rows: logits of the text must not move. Left alone are relative
+    positions (rotary, ALiBi, T5's), positions that are counted from the mask, from the number of pads or from the end,
+    padding on the right, and padding that is seen, which is F13's. So are models without generate() whose rows always
+    have one length. Models with states, convolutions or experts are not judged, nor are rows that cannot be longer.
 
     WARN padding-shifts-positions: Absolute positions count the padding on the left ({least} to {most} places of it), so
     a text begins at another position in each row, and at none of these when it is alone or in generate(). Fix:
@@ -226,13 +227,13 @@ def padding_counted(e: Evidence) -> Fired | Verdict:
     if "leading" not in e.probes:
         return not_applicable("no mask tells of rows that are padded on the left by different numbers of places")
     if (moved := e.probes["leading"]) is None:
-        return unknown("the first batch could not be run again with its padding behind the text")
+        return unknown("the first batch could not be run again with more padding before the text")
     widths = {c.ids.shape[1] for c in e.of(Call) if c.ids is not None}
     generates = e.config is not None and hasattr(e.model, "generate")
     if moved.by <= moved.limit or len(widths) == 1 and not generates:
         return OK
     return fires(
-        f"with the padding behind the text its logits moved by {moved.by:.2g} of their spread",
+        f"with more padding before the text its logits moved by {moved.by:.2g} of their spread",
         "0",
         least=moved.least,
         most=moved.most,

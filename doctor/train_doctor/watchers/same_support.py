@@ -61,7 +61,7 @@ class SameSupport(Watcher):
         self.adapted |= op.name in MOVES and facts in ([None, True], [True, None])
         if op.name in TARGETS and len(op.given) == 2 and [t.requires_grad for t in op.given].count(True) == 1:
             target = next(t for t in op.given if not t.requires_grad)
-            if target.dim() and len(self.recent) < HELD:
+            if target.dim() and target.numel() and len(self.recent) < HELD:
                 self.recent[id(target)] = target
 
     def backward(self, loss: Tensor) -> None:
