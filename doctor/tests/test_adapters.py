@@ -1,5 +1,6 @@
 """Adapters and tables: S16, N20, N12, S9, N13, S14, S15, with the runs that look like them."""
 
+import copy
 import tempfile
 import warnings
 
@@ -398,3 +399,30 @@ def test_statistics_of_a_frozen_body_that_move():
     assert frozen_backbone("moving").root.check == "N12"
     assert frozen_backbone("kept").root is None
     assert frozen_backbone("all train").root is None
+
+
+@pytest.mark.parametrize("how", ["average", "fast average", "decay", "drift", "copy"])
+def test_frozen_weights_that_are_an_average(how):
+    """Only what follows the student is left alone."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"student": nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))})
+    model["mean"] = copy.deepcopy(model["student"]).requires_grad_(False)
+    optimizer = torch.optim.Adam(model["student"].parameters(), 1e-2)
+    with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+        for _ in range(6):
+            x = torch.randn(16, 8)
+            loss = nn.functional.cross_entropy(model["student"](x), x[:, :3].argmax(1))
+            loss = loss + nn.functional.mse_loss(model["student"](x), model["mean"](x + 0.1).detach())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for p, s in zip(model["mean"].parameters(), model["student"].parameters()):
+                    if "average" in how:
+                        p.lerp_(s, 0.02 if how == "average" else 0.5)
+                    elif how == "copy":
+                        p.copy_(s)
+                    else:
+                        p.mul_(0.99) if how == "decay" else p.add_(0.01)
+    assert not report.faults, report.faults
+    assert ("N12" in {f.check for f in report.findings}) == ("average" not in how), f"\n{report}"

@@ -435,6 +435,7 @@ def test_factors_of_a_score_that_are_right(how):
 # ------------------------------------------------------------------------------------------------ D11
 DATA = torch.rand(48, 4, generator=torch.Generator().manual_seed(0))
 WANTED = DATA.flip(1)
+GRAPH = torch.eye(48).to_sparse()
 
 
 def batch(how: str):
@@ -475,6 +476,9 @@ def batch(how: str):
         if how == "by numpy":
             perm = torch.randperm(16)
             return F.mse_loss(model(x[perm]), torch.from_numpy(y.numpy()[perm.numpy()]))
+        if how == "by a sparse product":
+            order = torch.argsort(DATA[:, 0])
+            return F.mse_loss(model(torch.sparse.mm(GRAPH, DATA[order])), WANTED[order])
         if how == "by hand":
             return ((model(x[order]) - y) ** 2).mean()
         return F.mse_loss(model(x), y)
@@ -491,6 +495,6 @@ def test_rows_that_went_apart(how):
 TOGETHER = ("as they are", "sorted both", "sorted back", "scattered back", "mixup", "mixup in place", "negatives")
 
 
-@pytest.mark.parametrize("how", (*TOGETHER, "by numpy"))
+@pytest.mark.parametrize("how", (*TOGETHER, "by numpy", "by a sparse product"))
 def test_rows_that_belong_together(how):
     assert "D11" not in said(quiet(lambda: train(batch(how))))

@@ -385,3 +385,98 @@ def test_where_optimizers_take_turns_each_is_seen_three_times():
             F.mse_loss(models[n % 2](x), x).backward()
             optimizers[n % 2].step()
     assert depths[0] == 0 and all(sum(depths[k::2]) >= 2 for k in (0, 1)) and not any(depths[8:]), depths
+
+
+def slope_in_a_closure(model, optimizer, depths=None):
+    """LBFGS, whose closure is asked several times a step; in it a derivative is taken by autograd.grad."""
+    for _ in range(8):
+        t = torch.rand(32, 1, requires_grad=True)
+
+        def closure(t=t):
+            optimizer.zero_grad()
+            u = 1 + t * model(t)
+            (slope,) = torch.autograd.grad(u.sum(), t, create_graph=True)
+            loss = (slope + u).pow(2).mean()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        if depths is not None:
+            depths.append(depth())
+
+
+@pytest.mark.parametrize("default", [False, True])
+def test_there_is_one_mode_where_a_closure_has_backwards(default):
+    model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4)
+    original = torch.overrides.has_torch_function
+    if default:
+        torch.set_default_device("cpu")
+    try:
+        before, depths = depth(), []
+        with doctor.watch(say=False) as report:
+            slope_in_a_closure(model, optimizer, depths)
+        assert set(depths[:3]) == {before + 1} and set(depths[3:]) == {before} and depth() == before
+    finally:
+        torch.set_default_device(None)
+    assert "F117" not in {f.check for f in report.findings} and not report.faults, f"\n{report}"
+    assert torch.overrides.has_torch_function is original
+
+
+def test_a_closure_that_raises_leaves_no_mode():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+
+    def broken(calls):
+        loss = model(torch.ones(4, 1)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        calls.append(depth())
+        if len(calls) == 2:
+            raise KeyError("the data are over")
+        return loss
+
+    with doctor.watch(say=False) as report:
+        slope_in_a_closure(model, optimizer)
+    assert depth() == 0
+    with doctor.watch(say=False) as report:
+        for _ in range(6):
+            calls = []
+            try:
+                optimizer.step(lambda calls=calls: broken(calls))
+            except KeyError:
+                pass
+            assert depth() <= 1
+    assert depth() == 0 and not report.faults
+
+
+def test_a_closure_sees_the_fast_path_of_torch_as_it_was():
+    """The mode rests on the stack between the backwards of a closure, and the answers keep their bits."""
+    answers = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).eval().requires_grad_(False)
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+        found = []
+
+        def closure(layer=layer, model=model, optimizer=optimizer, found=found):
+            optimizer.zero_grad()
+            x = torch.linspace(-1, 1, 64).view(2, 4, 8)
+            with torch.no_grad():
+                found.append(layer(x))
+            loss = F.mse_loss(model(x), found[-1])
+            loss.backward()
+            return loss
+
+        def run(optimizer=optimizer, closure=closure):
+            for _ in range(5):
+                optimizer.step(closure)
+
+        if watched:
+            with doctor.watch(say=False):
+                run()
+        else:
+            run()
+        answers.append(found)
+    assert len(answers[0]) == len(answers[1]) and all(map(torch.equal, *answers))

@@ -280,6 +280,106 @@ def test_healthy_loads_are_left_alone(how):
     silent(lambda: watched(_healthy(how)))
 
 
+# ------------------------------------------------------------------------------------------------ by other means
+def _by_hand(model: nn.Module, saved: dict, names) -> None:
+    own = model.state_dict()
+    for name in names:
+        own[name].copy_(saved[f"module.{name}"])
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("how", ["all", "head", "cast", "none"])
+def test_what_was_copied_by_hand_is_left_alone(how, within):
+    def program():
+        model, saved = Net(), state("module.")
+
+        def load():
+            names = model.load_state_dict(saved, strict=False).missing_keys
+            if how == "cast":
+                model.to(torch.bfloat16).float()
+            else:
+                _by_hand(model, saved, {"all": names, "head": names[-2:], "none": ()}[how])
+
+        if not within:
+            load()
+        return watched(model, load if within else None)
+
+    silent(program) if how == "all" else first(program)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_large_model_copied_by_hand(same):
+    """More tensors than are looked at; of norms and biases the numbers may be the same as before."""
+
+    def deep(std: float) -> nn.Module:
+        layers = [nn.Linear(8, 8) for _ in range(40)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=std)
+            nn.init.zeros_(layer.bias)
+        return nn.Sequential(*(m for layer in layers for m in (layer, nn.BatchNorm1d(8))), nn.Linear(8, 4))
+
+    def program():
+        model, saved = deep(0.3), deep(0.4)
+        saved = {f"module.{n}": x for n, x in (saved if same else trained(saved)).state_dict().items()}
+        _by_hand(model, saved, model.load_state_dict(saved, strict=False).missing_keys)
+        assert 0 < len(loads.kept()[-1].held) <= loads.HELD
+        return watched(model)
+
+    silent(program)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_the_backbone_after_the_whole(loaded):
+    """The head has more tensors than the backbone, and one of its names would fit."""
+
+    def program():
+        model = nn.Sequential(OrderedDict(backbone=Net(8), head=nn.Sequential(*[nn.Linear(8, 8) for _ in range(9)])))
+        saved = state(of=Net(8))
+        model.load_state_dict(saved, strict=False)
+        if loaded:
+            model.backbone.load_state_dict(saved)
+        return watched(model)
+
+    silent(program) if loaded else first(program)
+
+
+def test_numbers_of_odd_tensors():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.turned = nn.Parameter(torch.arange(6.0).view(2, 3)), nn.Parameter(torch.rand(3, 2).T)
+            self.meta, self.none = nn.Parameter(torch.rand(3, device="meta")), nn.Parameter(torch.rand(0))
+            self.later, self.whole = nn.UninitializedParameter(), nn.Parameter(torch.ones(2).long(), False)
+            self.one, self.sparse = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.eye(3).to_sparse())
+            self.freed = nn.Parameter(torch.rand(3))
+            self.freed.untyped_storage().resize_(0)
+            with torch.inference_mode():
+                self.register_buffer("odd", torch.full((2,), 2.0))
+
+    model, generator = Odd(), torch.get_rng_state()
+    held = loads._held(model, [n for n, _ in (*model.named_parameters(), *model.named_buffers())] + ["nothing"])
+    assert held.keys() == {"plain", "turned", "one", "odd"} and torch.equal(generator, torch.get_rng_state())
+    assert held["plain"] == [0.0, 1.0, 3.0, 5.0] and held["one"] == [3.0] * 4 and held["odd"] == [2.0] * 4
+    assert held["turned"] == model.turned.flatten()[[0, 1, 3, 5]].tolist()
+
+
+def test_a_mode_of_the_program_sees_no_numbers_being_read():
+    class Listening(torch.utils._python_dispatch.TorchDispatchMode):
+        names = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    model, saved = Net().body[0], {"module.weight": torch.ones(32, 8), "module.bias": torch.ones(32)}
+    number = loads.count()
+    with Listening():
+        model.load_state_dict(saved, strict=False)
+    assert not Listening.names and loads.count() == number + 1 and not loads.kept()[-1].held
+    model.load_state_dict(saved, strict=False)
+    assert loads.kept()[-1].held
+
+
 def test_its_own_state_after_steps_is_left_alone():
     def program():
         model, own = Net(), {}

@@ -540,7 +540,7 @@ def _is_criterion(module: nn.Module, output: Any) -> bool:
 
 def _parametrised(module: nn.Module) -> bool:
     """Whether its weight is computed anew whenever it is read (weight norm), which may change it."""
-    return "weight" in module._modules.get("parametrizations", ())
+    return not isinstance(module, torch.jit.ScriptModule) and "weight" in module._modules.get("parametrizations", ())
 
 
 def _mark(given: tuple) -> Tensor | None:

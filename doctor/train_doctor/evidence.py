@@ -284,6 +284,7 @@ class Evidence:
         self.loaded: list[tuple[str, list[str], list[str]]] = []  # load_state_dict: module, missing, unexpected
         self.loads: list[Any] = []  # the same since the import, see loads.py
         self.loads_before = 0  # how many there were before the first step
+        self.brought: dict[int, set[str]] = {}  # number of a load -> what it left out and other means brought since
         self.probes: dict[str, Any] = {}  # results of replays, see probes.py
         self.first: dict[str, tuple[int, Tensor]] = {}  # sampled tensors at the start: name -> (id, strided clone)
         self.shadow: dict[str, float] = {}  # see shadow.py

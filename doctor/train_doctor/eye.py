@@ -10,10 +10,11 @@ hangs on a weak reference, so nothing lives longer for it.
 Each kind of question is a class of its own with `saw(op)`: the files of watchers/.
 
 Footguns: a mode may only leave the stack where no function of torch is under way, for torch puts back afterwards what
-it took off for the call. So it comes and goes in the hooks around an optimizer's step. And it lies beneath the modes of
-the program, or a `with` of the program that ends would take ours off and leave its own. Under a mode
-`has_torch_function` is true of every tensor, and then nn.TransformerEncoderLayer leaves its fast path, which has other
-bits; so that question is answered for the tensors alone.
+it took off for the call. So it comes and goes in the hooks around an optimizer's step, and from the first backward of a
+closure on it rests on the stack until the step is over. And it lies beneath the modes of the program, or a `with` of
+the program that ends would take ours off and leave its own. Under a mode `has_torch_function` is true of every tensor,
+and then nn.TransformerEncoderLayer leaves its fast path, which has other bits; so that question is answered for the
+tensors alone.
 """
 
 import itertools
@@ -152,12 +153,12 @@ class Eye(Part):
     def before_step(self, closure: bool) -> None:
         """An optimizer is about to step; nothing in there is the program's own but for a closure's first forward."""
         self.closure = closure and self.on
-        if self.on and not self.closure:
+        if not self.closure:
             self._off()
 
     def after_step(self) -> None:
-        if self.closure and self.on:
-            self._off()  # the closure had no backward
+        if self.closure or not self.on:
+            self._off()  # it rests, or the closure had no backward
         self.closure = False
         last = self.e.declared.get("steps") or LONGEST
         if not self.over and self.e.rounds + 1 >= min(LAST if self._each_seen() else LONGEST, last):
@@ -203,7 +204,7 @@ class Eye(Part):
                     self._fault(watcher)
             self.learning.clear()
             if self.closure:
-                self._off()
+                self.on = False  # it rests until the step is over: a function of torch, backward, is under way
 
     def close(self) -> None:
         """For good."""
@@ -466,7 +467,7 @@ def _taken() -> list:
 
 def _beneath(mode: Mode) -> None:
     """Put it under all modes of the program, but over a default device, which must be the lowest."""
-    modes = _taken()
+    modes = [one for one in _taken() if one is not mode]
     low = 1 if modes and isinstance(modes[0], DeviceContext) else 0
     for one in (*modes[:low], mode, *modes[low:]):
         torch._C._push_on_torch_function_stack(one)

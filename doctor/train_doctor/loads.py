@@ -7,18 +7,22 @@ A checkpoint is loaded before a watch begins, and what was left out is returned 
 missing and those that were not expected, and with a weak reference to the module. It holds no tensor. A load is
 forgotten when a later one brings what it left out, be it through a part of the module or through a wrapper around it.
 
+Weights may come in by other means than a load: by `copy_`, tensor for tensor. So of some tensors that were left out a
+few numbers are kept, and where these are others at the first backward of a watch, they were brought (`brought`).
+
 Footgun: a load of which all tensors are the module's own (`own = model.state_dict()`, updated with what a filter let
 through, which is nothing) ends well by every other sign. After `assign=True` any load looks like that, so it is asked
 before. Only plain dicts are looked into: others may read a file for each value.
 """
 
 import itertools
+import math
 import os
 import sys
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any, NamedTuple
 
@@ -26,6 +30,8 @@ import torch
 from torch import Tensor, nn
 
 MOST, NAMES = 64, 5000  # loads that are kept, names of each list
+HELD, NUMBERS = 64, 4  # tensors of which numbers are kept, and how many of each
+ROUNDING = 2**-7  # of numbers that were cast since
 MARK = "_train_doctor_loads"  # of the function that listens: what it has kept
 Shapes = dict[str, tuple[int, ...] | None]  # None where it is not known
 
@@ -45,6 +51,7 @@ class Load(NamedTuple):
     deeper: tuple[str, ...]  # of those that it does not have, which are dicts of tensors; the names of these are there
     own: bool  # all that was given were tensors of the module
     place: str  # file and line of the program
+    held: dict[str, list[float]] = {}  # some of those that were not given -> a few of their numbers after the load
 
     @property
     def empty(self) -> bool:
@@ -101,6 +108,71 @@ def count() -> int:
     return KEPT.next
 
 
+# ------------------------------------------------------------------------------------------------ a few numbers
+def brought() -> dict[int, set[str]]:
+    """Number of a load -> the tensors that it left out and that hold other numbers now."""
+    return {load.number: names for load in kept() if load.held and (names := _quietly(_brought, load))}
+
+
+def _brought(load: Load) -> set[str]:
+    """What was not looked at went the way of the one before it, for parts are brought as a whole. A tensor that holds
+    one number alone and held it before says nothing: a bias of zeros may have come in."""
+    now, names, other = _held(load.module(), load.held), set(), False
+    for name in load.missing:
+        if name in now:
+            changed = not all(map(_close, load.held[name], now[name]))
+            other = changed if changed or len(set(now[name])) > 1 else other
+        if other:
+            names.add(name)
+    return names
+
+
+def _close(before: float, after: float) -> bool:
+    return abs(after - before) <= ROUNDING * abs(before) or math.isnan(before)
+
+
+def _held(module: nn.Module, names: Iterable[str]) -> dict[str, list[float]]:
+    """A few numbers of each tensor that can be read, with one wait for each device and dtype."""
+    if torch._C._len_torch_dispatch_stack():
+        return {}
+    few: dict[tuple, dict[str, list[Tensor]]] = {}
+    with torch.no_grad():
+        for name in names:
+            if _readable(t := member(module, name)):
+                few.setdefault((t.device, t.dtype), {})[name] = _few(t.detach())
+        rows = [(each, torch.stack([x for four in each.values() for x in four]).tolist()) for each in few.values()]
+    return {name: row[NUMBERS * i : NUMBERS * (i + 1)] for each, row in rows for i, name in enumerate(each)}
+
+
+def _readable(t: Any) -> bool:
+    if type(t) not in (Tensor, nn.Parameter, nn.Buffer) or not t.is_floating_point() or t.layout != torch.strided:
+        return False
+    if t.is_meta or t.is_nested or not t.numel() or not t.untyped_storage().nbytes():
+        return False
+    return not t.is_cuda or not torch.cuda.is_current_stream_capturing()
+
+
+def _few(t: Tensor) -> list[Tensor]:
+    """Evenly spread, the first and the last among them; by their places, so nothing is copied whatever the strides."""
+    found = []
+    for i in range(NUMBERS):
+        at, place = i * (t.numel() - 1) // (NUMBERS - 1), []
+        for size in reversed(t.shape):
+            at, last = divmod(at, size)
+            place.insert(0, last)
+        found.append(t[tuple(place)])
+    return found
+
+
+def _left(module: nn.Module, missing: list[str], unexpected: list[str], keys: int) -> dict[str, list[float]]:
+    """Of loads that look as if names did not fit, a few numbers of what was left out."""
+    if not unexpected or 2 * len(missing) < keys:
+        return {}
+    names = [name for name in missing[:NAMES] if _readable(member(module, name))]
+    return _held(module, names[:: -(-len(names) // HELD)] if names else ())
+
+
+# ------------------------------------------------------------------------------------------------ listening
 def _listening(original: Callable, kept: Kept) -> Callable:
     """The same function; what it was given and what it returned is noted, of the outermost call."""
 
@@ -144,12 +216,13 @@ def _note(kept: Kept, before: tuple[nn.Module, Any, bool], result: Any) -> None:
     module, state, own = before
     missing, unexpected = (list(getattr(result, kind, ())) for kind in ("missing_keys", "unexpected_keys"))
     plain, number = type(state) in (dict, OrderedDict), next(kept.numbers)
+    keys = len(state) - len(unexpected) + len(missing)
     load = Load(
         number,
         weakref.ref(module),
         type(module).__name__,
         given=len(state),
-        keys=len(state) - len(unexpected) + len(missing),
+        keys=keys,
         lacking=len(missing),
         extra=len(unexpected),
         missing={name: _shape(member(module, name)) for name in missing[:NAMES]},
@@ -157,6 +230,7 @@ def _note(kept: Kept, before: tuple[nn.Module, Any, bool], result: Any) -> None:
         deeper=tuple(name for name in unexpected[:NAMES] if plain and isinstance(state.get(name), dict)),
         own=own,
         place=_place(),
+        held=_quietly(_left, module, missing, unexpected, keys) or {},
     )
     kept.next = number + 1
     kept.add(load, module)

@@ -166,6 +166,7 @@ class Optimizers(Part):
 
     def before_backward(self) -> None:
         if not self.e.first:
+            self.e.brought = self.e.brought or loads.brought()
             self.sample()
             if self.closure:
                 self._remember(self._sampled(), measured=True)

@@ -6,8 +6,10 @@ numbers for one forward pass, and the logits must change.
 Footgun: at the start B is zero, so an adapter that works has no effect either. Hence other numbers, not on and off.
 """
 
+import itertools
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
@@ -16,6 +18,8 @@ from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 IGNORED = ("missing adapter keys", "unexpected adapter keys")  # peft, when the keys of a file do not fit
+SMALL = 64  # numbers of a tensor
+TWINS, STRAIGHT = 8, 0.8  # trained tensors whose names fit best; cosine of an average's way and the way to its twin
 SCALES = ("scaling", "scale", "alpha", "lora_alpha", "multiplier", "lora_scale")
 
 
@@ -136,8 +140,9 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     """Weights that should stay as they are drift.
 
     Fires when a frozen parameter changed between the first backward and the end. In an optimizer that means it was
-    frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be an
-    average or a codebook that the loop keeps on purpose. The statistics of a batch normalisation whose weights are
+    frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be a
+    codebook that the loop keeps on purpose. An average is left alone: what goes straight towards a tensor that trains,
+    of the same shape, whose name ends alike. The statistics of a batch normalisation whose weights are
     frozen are looked at as well.
 
     ERROR frozen-moved/stepped: Frozen weights (requires_grad=False) change: they were frozen after a backward and the
@@ -158,6 +163,7 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}
     drifted = [n for n, p in frozen.items() if p.is_floating_point() and moved(e, n)]
     drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
+    drifted = _without_averages(e, drifted, mine)
     if not drifted and (moving := _statistics(e, thawed)):
         return fires(
             f"{len(moving)} normalisations whose weights are frozen have counted more batches ({moving[0]} ...)",
@@ -186,6 +192,37 @@ def _statistics(e: Evidence, thawed: set[str]) -> list[str]:
     others = frozen - {id(p) for _, m in layers for p in m.parameters(recurse=False)}
     moving = [n for n, m in layers if now[id(m)] > e.tracked[id(m)] + 1 and e.called_with_grad.get(id(m))]
     return moving if others and e.trainable() else []
+
+
+def _without_averages(e: Evidence, drifted: list[str], mine: set[int]) -> list[str]:
+    """What follows a tensor that trains is left out. A small one has too few numbers to tell, and goes with others."""
+    every = e.parameters()
+    follow = {n for n in drifted if id(every[n]) not in mine and _follows(e, n)}
+    rest = [n for n in drifted if n not in follow]
+    large = [n for n in rest if id(every[n]) in mine or every[n].numel() >= SMALL]
+    return rest if large or all(every[n].numel() < SMALL for n in follow) else []
+
+
+def _follows(e: Evidence, name: str) -> bool:
+    """Whether a frozen tensor has gone towards one that trains, and has not become its copy: an average of it."""
+    p = e.parameters()[name]
+    first = e.first[name][1].float().to(p.device)
+    common = {n: _common(n, name) for n, t in e.trainable().items() if t.shape == p.shape}
+    most = max(common.values(), default=0)
+    twins = [e.trainable()[n] for n, many in common.items() if many == most > 0][:TWINS]
+    gone = measures.strided(p).float() - first
+    return any(_along(gone, measures.strided(t).float().to(p.device) - first) for t in twins)
+
+
+def _common(one: str, other: str) -> int:
+    """How many parts the ends of two names share."""
+    pairs = zip(reversed(one.split(".")), reversed(other.split(".")))
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _along(gone: Tensor, way: Tensor) -> bool:
+    length = float(gone.norm()) * float(way.norm())
+    return length > 0 and float(gone @ way) > STRAIGHT * length and not torch.equal(gone, way)
 
 
 def _more_than_rounding(e: Evidence, name: str) -> bool:

@@ -31,7 +31,8 @@ def checkpoint_not_loaded(e: Evidence) -> Fired | Verdict:
     Looks at the last load_state_dict of each module that is trained or is a teacher, or is part of one, since
     train_doctor was imported. Fires when at least half of its tensors were not given, and what was given in their place
     has the same shapes under the same names but for a prefix, or stands one level deeper. A new head or decoder, the
-    base under an adapter and what a later load has brought are left alone. Where nothing was given, or nothing but the
+    base under an adapter and what a later load has brought are left alone, and so is what holds other numbers at the
+    first backward than after the load: it was copied by hand. Where nothing was given, or nothing but the
     model's own tensors (a filter by names lets through what fits, which is nothing), it fires if layers still are as
     torch drew them.
 
@@ -75,6 +76,7 @@ class Fit(NamedTuple):
     drop: str
     add: str
     inside: bool = False  # `drop` stands in the middle of names
+    names: frozenset[str] = frozenset()  # of the missing ones, that get a place
 
 
 def _prefixed(e: Evidence, load: Load, module: nn.Module) -> Fired | None:
@@ -85,13 +87,14 @@ def _prefixed(e: Evidence, load: Load, module: nn.Module) -> Fired | None:
     if not missing or not unexpected or 2 * load.lacking < load.keys:
         return None
     fit = fitting(missing, unexpected, moved=taken <= 0)
-    if fit.many < 2 or 2 * fit.many < min(load.keys, load.given):
+    many = len(fit.names - e.brought.get(load.number, set()))
+    if many < 2 or 2 * many < min(load.keys, load.given):
         return None
     random, deeper = _as_drawn(e, module), next((n for n in load.deeper if fit.drop.startswith(f"{n}.")), None)
     more = f"; {random} of its layers began as torch draws them" if random else ""
     return fires(
         f"load_state_dict of {load.kind}{_at(load)} was given {load.given} names and took {max(taken, 0)}; of the "
-        f"others, such as {next(iter(unexpected))}, {fit.many} fit tensors that were missing{more}",
+        f"others, such as {next(iter(unexpected))}, {many} fit tensors that were missing{more}",
         "the tensors of a checkpoint in the model",
         ERROR if taken <= 0 and random else WARN,
         fault="checkpoint-not-loaded" if deeper is None else "checkpoint-not-loaded/deeper",
@@ -117,7 +120,8 @@ def fitting(missing: Shapes, unexpected: Shapes, moved: bool = True) -> Fit:
     for (drop, add), _ in pairs.most_common(TRIED):
         if moved or not drop or not add:
             new = {n: add + n[len(drop) :] for n in unexpected if n.startswith(drop)}
-            found.append(Fit(_fits(new, missing, unexpected), drop, add))
+            there = _fits(new, missing, unexpected)
+            found.append(Fit(len(there), drop, add, names=there))
     for wrapper in WRAPPERS:
         found += _inside(wrapper, missing, unexpected)
     return max(found, key=lambda fit: (fit.many, -len(fit.drop + fit.add)))
@@ -128,9 +132,9 @@ def _endings(name: str) -> list[str]:
     return [".".join(parts[i:]) for i in range(len(parts))]
 
 
-def _fits(new: dict[str, str], missing: Shapes, unexpected: Shapes) -> int:
-    there = {name for old, name in new.items() if name in missing and _alike(unexpected[old], missing[name])}
-    return len(there)
+def _fits(new: dict[str, str], missing: Shapes, unexpected: Shapes) -> frozenset[str]:
+    fits = (name for old, name in new.items() if name in missing and _alike(unexpected[old], missing[name]))
+    return frozenset(fits)
 
 
 def _alike(a: tuple[int, ...] | None, b: tuple[int, ...] | None) -> bool:
@@ -141,8 +145,8 @@ def _inside(wrapper: str, missing: Shapes, unexpected: Shapes) -> list[Fit]:
     """A part of the model was wrapped, so its name stands in the middle."""
     bare = {_without(n, wrapper): n for n in missing}
     new = {n: bare.get(_without(n, wrapper), "") for n in unexpected}
-    many, off = _fits(new, missing, unexpected), any(wrapper in n.split(".") for n in unexpected)
-    return [Fit(many, f"{wrapper}." if off else "", "" if off else f"{wrapper}.", True)] if many else []
+    there, off = _fits(new, missing, unexpected), any(wrapper in n.split(".") for n in unexpected)
+    return [Fit(len(there), f"{wrapper}." if off else "", "" if off else f"{wrapper}.", True, there)] if there else []
 
 
 def _without(name: str, part: str) -> str:

@@ -448,9 +448,9 @@ def _new_head(model: torch.nn.Module, ps: dict[str, Tensor], called: dict[int, i
         labels, spread = (asked(config, name) for name in ("num_labels", "initializer_range"))
         if "For" not in type(whole).__name__ or not isinstance(labels, int) or not isinstance(spread, float):
             continue
-        for head in whole.children():
+        for head in (m for m in whole.children() if isinstance(m, torch.nn.Linear)):
             weight = head._parameters.get("weight")
-            mine = isinstance(head, torch.nn.Linear) and id(weight) in ids and head.out_features == labels
+            mine = id(weight) in ids and head.out_features == labels
             if mine and spread > 0 and labels > 0 and called.get(id(head)) and not _from(weight, tables):
                 w = weight.detach().double()
                 near = abs(float(w.std()) / spread - 1) < 3 / math.sqrt(2 * w.numel())

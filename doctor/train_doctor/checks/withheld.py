@@ -199,7 +199,7 @@ def size_by_name_only(e: Evidence) -> Fired | Verdict:
         return unknown("no model was seen")
     for name, m in e.modules():
         said = {nn.Linear: "out_features", nn.Conv2d: "out_channels", nn.Conv1d: "out_channels"}.get(type(m))
-        weight = m._parameters.get("weight")
+        weight = m._parameters.get("weight") if said is not None else None
         if said is None or not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.is_floating_point():
             continue
         if getattr(m, said) < len(weight):
