@@ -1,5 +1,6 @@
 """Fixtures: nothing a test writes lands in the repository, except the base model, which is made once for all."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -33,6 +34,12 @@ def pytest_sessionstart():
     if "PYTEST_XDIST_WORKER" not in os.environ:
         for source in ("prose", "code"):
             text.documents(source)
+
+
+def pytest_collection_finish():
+    """What was imported stays, and no collection need walk through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
