@@ -261,11 +261,31 @@ class Attachments:
                 hooks.update(before)
 
 
+class Gone:
+    """What stands for a part of the observer in another process: it sees nothing."""
+
+    def __getattr__(self, name: str) -> Callable:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return no_hook
+
+
+def no_hook(*args, **kwargs) -> None:
+    pass
+
+
 class Part:
-    """A part of the observer."""
+    """A part of the observer. Who keeps the handle of a hook keeps all hooks of that module, ours among them, so a copy
+    of a model may come by here: it holds the same part, and what is written holds none."""
 
     def __init__(self, at: Attachments):
         self.at = at
+
+    def __deepcopy__(self, memo: dict) -> "Part":
+        return self
+
+    def __reduce__(self) -> tuple:
+        return Gone, ()
 
     @property
     def e(self) -> Evidence:
