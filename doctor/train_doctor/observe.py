@@ -45,6 +45,7 @@ from train_doctor import (
     followers,
     graphs,
     histograms,
+    leading,
     loads,
     measures,
     owners,
@@ -337,7 +338,7 @@ class Optimizers(Part):
             histograms.gradients(self.e)
         self.layers.noted()
         if self.e.rounds == 0:
-            self.at.aside(probes.run, self.e)
+            self.at.aside(probes.run, self.e, leading.run)
             self.e.followers = followers.find(self.e)
         elif self.e.followers:
             followers.look(self.e.followers)

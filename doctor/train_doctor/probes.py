@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import documents, leading, places, replays, series
+from train_doctor import documents, places, replays, series
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -25,12 +25,12 @@ WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a 
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
-def run(e: Evidence) -> None:
-    """Fill e.probes before the first optimizer step."""
+def run(e: Evidence, *more: Callable[[Evidence], None]) -> None:
+    """Fill e.probes before the first optimizer step, with those of other files as well."""
     replays.run(e)
     series.run(e)
     places.run(e)
-    for probe in (_reach, _documents, _padding, leading.run):
+    for probe in (_reach, _documents, _padding, *more):
         with contextlib.suppress(Unfit):
             probe(e)
     e.probes.pop("replayed", None)
