@@ -69,7 +69,7 @@ def steps(loss_of, *, put=far, micro=1, rounds=4, after=lambda loss: None, befor
     """A watched loop that asks `before` its step and `after` it."""
     model = put(Stream())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    replays = mock.patch.object(probes, "run", lambda e: None)  # they would send ids of the CPU to the card
+    replays = mock.patch.object(probes, "run", lambda *_: None)  # they would send ids of the CPU to the card
     with replays, doctor.watch(model, optimizer=optimizer, say=False) as report:
         for ids in batches(rounds):
             for _ in range(micro):
