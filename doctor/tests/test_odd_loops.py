@@ -11,8 +11,10 @@ import gc
 import io
 import pickle
 import warnings
+import weakref
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -289,6 +291,36 @@ def gone_inside(m, ids, watching, losses):
         for _ in range(2):
             loop(Net(), ids, losses)
             gc.collect()
+
+
+def indexed_by_numpy(m, ids, watching, losses):
+    """Boxes and times that look like those of other programs, taken by an array."""
+    rows, boxes = np.arange(32), torch.rand(32, 4, generator=torch.Generator().manual_seed(1))
+    times = torch.rand(32, 9, generator=torch.Generator().manual_seed(2)).cumsum(1)
+
+    def taken(m, x):
+        return (m(x).mean() - boxes[rows, 2] + boxes[rows, 0] - times[rows, 1] - times[rows, 0]).square().mean()
+
+    with watching(m):
+        loop(m, ids, losses, loss_of=taken)
+
+
+def let_go(m, ids, watching, losses):
+    """Of what goes through many frozen layers most is gone before the backward: the memory is the program's."""
+    frozen = torch.nn.ModuleList(torch.nn.Linear(24, 24) for _ in range(64)).requires_grad_(False)
+
+    def through(m, x):
+        h, seen = x[:, :24].float(), []
+        for layer in frozen:
+            h = layer(h)
+            seen.append(weakref.ref(h))
+        more = h.mean()
+        del h
+        losses.append(torch.tensor(float(sum(one() is not None for one in seen) < 32)))
+        return m(x).square().mean() + more
+
+    with watching(m):
+        loop(m, ids, losses, loss_of=through)
 
 
 # ------------------------------------------------------------------------------------------------ copies

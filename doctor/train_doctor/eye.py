@@ -322,7 +322,8 @@ class Eye(Part):
                 with torch._C.DisableTorchFunction(), torch.no_grad():
                     for watcher, method in [(ref(), method) for ref, method in listening]:
                         try:
-                            watcher is not None and getattr(watcher, method)(result, *args, **kwargs)
+                            if watcher is not None:
+                                getattr(watcher, method)(result, *args, **kwargs)
                         except Exception:
                             mine._fault(watcher)
             return result

@@ -55,7 +55,8 @@ class BoxCentres(Watcher):
                 self.known.put(r, (x, n, False))
         elif op.name == "__getitem__" and isinstance(op.args[1], tuple) and len(op.args[1]) == 2:
             rows, column = op.args[1]
-            if rows in (Ellipsis, slice(None)) and type(column) is int and -4 <= column < 4:
+            every = rows is Ellipsis or isinstance(rows, slice) and rows == slice(None)
+            if every and type(column) is int and -4 <= column < 4:
                 self.known.put(op.results[0], (x, column % 4, False))
 
     def _look(self, boxes: Tensor, column: int) -> None:

@@ -26,11 +26,14 @@ class FirstPlaces(Watcher):
         super().__init__(eye)
         self.causal: list[bool] = []  # of each attention since the last backward
         self.read = 0  # rows whose first place was read
+        self.alike: bool | None = None  # all rows begin with one token; not known yet
 
     def saw(self, op: Op) -> None:
         if not self.eye.grad or not op.given or not op.results:
             return
         x = op.given[0]
+        if op.name in (ATTENTION, "softmax") and not self._begin_alike():
+            return  # masks need not be read
         if op.name == ATTENTION:
             self.causal.append(_causal(op))
         elif op.name == "softmax" and op.result.dim() == 4 and op.result.shape[2] == op.result.shape[3] > 1:
@@ -40,21 +43,25 @@ class FirstPlaces(Watcher):
         elif op.name == "__getitem__" and x.dim() == 3 and x.requires_grad and self.read >= 0:
             self._look(op.args[1], x)
 
+    def _begin_alike(self) -> bool:
+        """Whether all rows that tables were asked for begin with one token, and differ."""
+        if self.alike is None and (rows := [i for i in self.e.lookups if len(i) >= LEAST and i.shape[1] >= PLACES]):
+            self.alike = all(bool((i[:, 0] == i[0, 0]).all()) and bool((i != i[:1]).any()) for i in rows)
+        return bool(self.alike)
+
     def _look(self, index, x: Tensor) -> None:
-        alike = [i for i in self.e.lookups if i.shape == x.shape[:2] and len(i) >= LEAST and i.shape[1] >= PLACES]
-        if not alike:
+        if not any(ids.shape == x.shape[:2] for ids in self.e.lookups):
             return
         rows = isinstance(index, tuple) and len(index) > 1 and isinstance(index[0], slice) and index[0] == slice(None)
         if rows and (index[1] is None or isinstance(index[1], slice) and index[1] == slice(None)):
             return  # no place is chosen
         first = rows and type(index[1]) is int and index[1] == 0
-        same = first and all(bool((ids[:, 0] == ids[0, 0]).all()) and bool((ids != ids[:1]).any()) for ids in alike)
-        self.read = len(x) if same else -1
+        self.read = len(x) if first and self._begin_alike() else -1
 
     def backward(self, loss: Tensor) -> None:
         if self.read > 0 and self.causal and all(self.causal):
             self.note("F124", (self.read,))
-        self.causal, self.read = [], 0
+        self.causal, self.read, self.alike = [], 0, None
 
     def close(self) -> None:
         self.causal = []

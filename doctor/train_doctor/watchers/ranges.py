@@ -16,6 +16,7 @@ with data). Where the made ones are compared with data themselves (an autoencode
 fed back), that loss says where they are to lie. What was computed of made ones is no data.
 """
 
+import weakref
 from typing import NamedTuple
 
 from torch import Tensor
@@ -55,7 +56,7 @@ class Ranges(Watcher):
         self.known = Known(self)
         self.made: dict[int, Given] = {}  # id of the weights of a layer
         self.real: dict[int, Given] = {}
-        self.taken: dict[int, tuple[Tensor, set[int]]] = {}  # data of this round -> the layers that they were given to
+        self.taken: dict[int, tuple[weakref.ref, set[int]]] = {}  # data of this round -> the layers they were given to
         self.own: dict[int, bool] = {}  # whether what was made comes from the layer itself
         self.compared = False
 
@@ -80,7 +81,9 @@ class Ranges(Watcher):
             return
         x, weight = op.given[:2]
         if not x.requires_grad:
-            self.taken.setdefault(id(x), (x, set()))[1].add(id(weight))
+            seen = self.taken.get(id(x))
+            layers = seen[1] if seen is not None and seen[0]() is x else set()
+            self.taken[id(x)] = weakref.ref(x), layers | {id(weight)}
         fact = self.known.get(x)
         if fact is not None:
             for r in op.results:
@@ -118,7 +121,7 @@ class Ranges(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.made, self.real = {}, {}
+        self.made, self.real, self.taken = {}, {}, {}
 
 
 def _few(x: Tensor) -> Tensor:

@@ -39,9 +39,8 @@ class UnevenTimes(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known, self.ranges, self.count = Known(self), Known(self), 0
-        self.reached: dict[
-            int, list
-        ] = {}  # times -> one part, all its places, how often something learned was given one
+        # times -> a part, all places that reached what has a gradient, and how often
+        self.reached: dict[int, tuple[Part, frozenset, int]] = {}
         self.stacked: set[int] = set()  # states that were put together since the last backward
 
     def saw(self, op: Op) -> None:
@@ -51,9 +50,8 @@ class UnevenTimes(Watcher):
             self.stacked.add(len(op.given))
         if op.results[0].requires_grad:
             for part in filter(None, map(self.known.get, op.given)):
-                entry = self.reached.setdefault(part.times, [part, set(), 0])
-                entry[1] |= part.places
-                entry[2] += 1
+                _, before, often = self.reached.get(part.times, (part, frozenset(), 0))
+                self.reached[part.times] = part, before | part.places, often + 1
             return
         places, times = set(), None
         for t in op.given:
@@ -104,8 +102,8 @@ def _places(op: Op, length: int) -> set:
     index = op.args[1]
     last = index[-1] if isinstance(index, tuple) and index else index
     if op.given[0].dim() == 2:
-        rows = isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)
-        if not rows:
+        pair = isinstance(index, tuple) and len(index) == 2 and isinstance(index[0], slice)
+        if not pair or index[0] != slice(None):
             return {ALL}
     if isinstance(last, slice):
         taken = range(*last.indices(length))
