@@ -9,6 +9,7 @@ parameters, where small updates round to nothing (notebook 03). So `load` asks f
 leaves lower precision to autocast.
 """
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,9 @@ import transformers as tf
 from torch import Tensor, nn
 from transformers import masking_utils
 
-from nblib import runtime, wiring
+from nblib import USUAL, runtime, wiring
 
+gc.set_threshold(*USUAL)
 tf.utils.logging.disable_progress_bar()  # its bars go to stderr and, saved in a notebook, stay at 0 % for ever
 
 FAMILIES = ("qwen3", "llama", "gpt2", "qwen3_moe", "mixtral")
@@ -172,10 +174,7 @@ def whole_rows() -> Iterator[None]:
     """Inside, each row is one sequence. In every forward pass without a mask, transformers asks the positions whether
     several documents were packed into a row. That waits for a card, and positions without values cannot be asked."""
     original = getattr(masking_utils, "find_packed_sequence_indices", None)
-    if original is None:
-        yield
-        return
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # which an older transformers does not call
     try:
         yield
     finally:
