@@ -53,8 +53,10 @@ SETS = {
     "judge31": ("judge31_a", "judge31_b"),
     "judge32": ("judge32_l",),
     "judge33": ("judge33_l",),
+    "judge34": ("judge34_l",),
+    "judge35": ("judge35_a",),
 }
-RECENT = {"judge31", "judge33"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge34", "judge35"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first

@@ -31,11 +31,9 @@ NAMED = {
     "small_finetune": "N4",
     "continue_pretrain": "S51",
     "int4_lm": "B7",
+    "binary_corpus": "D44",
 }
-UNSEEN = {
-    "binary_corpus": "the numbers of tokens were cut to a byte in numpy, before torch saw them",
-    "grpo_answers": "as many answers as prompts: a table of them is the same from both sides",
-}
+UNSEEN = {"grpo_answers": "as many answers as prompts: a table of them is the same from both sides"}
 
 
 def test_the_first_sight_is_on_record():

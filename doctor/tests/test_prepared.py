@@ -1,4 +1,4 @@
-"""What is prepared for a loss and is wrong, or only looks so (D36 to D43), and two losses of a critic at once (N38)."""
+"""What is prepared for a loss and is wrong, or only looks so (D36 to D44), and two losses of a critic at once (N38)."""
 
 import itertools
 
@@ -555,3 +555,45 @@ def test_both_losses_of_a_critic_at_once(how):
 
     report = quiet(fit)
     assert not report.faults and ("N38" in said(report)) is (how == "at once"), f"\n{report}"
+
+
+# ------------------------------------------------------------------------------------------------ D44
+WORDS = {  # how ids are drawn -> rows of the table, and whether they were cut
+    "to a byte": (330, True),
+    "to a byte, one by one": (330, True),
+    "to two bytes": (70_000, True),
+    "whole": (330, False),
+    "whole, once in a while": (330, False),
+    "bytes of a text": (330, False),
+    "256 codes and a few": (260, False),
+    "places of 256": (1024, False),
+    "in order": (512, False),
+    "few words of many": (50_257, False),
+}
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_ids_that_were_cut(how):
+    rows, cut = WORDS[how]
+    model, steps = nn.Sequential(nn.Embedding(rows, 4), nn.Linear(4, 3)), itertools.count()
+
+    def ids() -> torch.Tensor:
+        step, some = next(steps), torch.randint(rows, (16, 32))
+        if how == "whole, once in a while":
+            return some if step % 2 else some % 256
+        if how == "bytes of a text":
+            return torch.randint(245, (16, 32))
+        if how == "places of 256":
+            return torch.arange(256).expand(2, 256)
+        if how == "in order":
+            return torch.arange(64 * step % 256, 64 * step % 256 + 64)[torch.randperm(64)].repeat(8, 1)
+        if how == "few words of many":
+            return some % 200
+        some = some if how in ("whole", "256 codes and a few") else some % (2**16 if "two" in how else 2**8)
+        return some.flatten() if how == "to a byte, one by one" else some
+
+    def loss(model):
+        given = ids()
+        return F.cross_entropy(model(given).flatten(0, -2), given.flatten() % 3)
+
+    assert named("D44", model, loss, "16 bits" if "two" in how else "8 bits") is cut

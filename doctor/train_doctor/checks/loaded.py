@@ -1,4 +1,4 @@
-"""What a checkpoint has left where it was: S51.
+"""What a checkpoint has left where it was, and what it has brought that nobody wanted: S51, S52.
 
 Names carry prefixes of who saved them ("module." of DistributedDataParallel, "_orig_mod." of torch.compile, "model." of
 a trainer), and load_state_dict(strict=False) leaves out what it does not know. Which loads there were is in loads.py.
@@ -7,21 +7,24 @@ Footgun: to leave out much is common and right: a new head, a decoder, the base 
 must have a place in the model, of its shape, under a name that differs by a prefix.
 """
 
+import gc
 from collections import Counter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from train_doctor import measures
+from train_doctor import ends, measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import LAYERS, LEAST, within_bound
-from train_doctor.evidence import Evidence, is_adapter
+from train_doctor.evidence import Evidence, Step, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.loads import Load, Shapes
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names of their only part
 ASKED, TRIED, ALIKE = 64, 64, 4  # names, prefixes, names of one ending
+LOWER, SAME, STEPS = 10.0, 1e-6, 3  # times, by which a rate came down; by how much it may still move; steps to see that
 
 
 @check("S51")
@@ -209,3 +212,46 @@ def _as_drawn(e: Evidence, module: nn.Module) -> int:
 
 def _readable(p: Tensor) -> bool:
     return p.is_floating_point() and p.layout == torch.strided and not p.is_meta
+
+
+# -------------------------------------------------------------------------------------------------------- rates
+@check("S52")
+def rate_of_the_end(e: Evidence) -> Fired | Verdict:
+    """A second stage of training hardly learns: its loss moves as slowly as the first one's did at its end.
+
+    Looks at the last load_state_dict of each optimizer since train_doctor was imported. Fires when the rates that came
+    with it are a tenth or less of those the optimizer was built with, and of those with which the saved run had begun;
+    when they have not moved in three steps; and when no scheduler holds the optimizer. A run that goes on where it had
+    stopped has its scheduler back, or sets the rate by hand.
+
+    WARN rate-of-the-end: optimizer.load_state_dict brought the rate at which the saved run had ended, {loaded:g}, in
+    place of the {built:g} that the optimizer was built with, and nothing moves it. Fix: After the load, for group in
+    optimizer.param_groups: group["lr"] = {built:g}; or begin with a new optimizer, and load the scheduler's state too
+    where the same run goes on.
+    """
+    loads = [(n, o.object, ends.of(o.object)) for n, o in enumerate(e.optimizers) if o.object is not None]
+    loads = [(n, optimizer, load) for n, optimizer, load in loads if load is not None]
+    if not loads:
+        return not_applicable("no optimizer's state was loaded, since train_doctor was imported")
+    for n, optimizer, load in loads:
+        steps = [step.rates for step in e.of(Step, optimizer=n)]
+        if len(steps) < STEPS:
+            return unknown("fewer than three steps were seen of an optimizer whose state was loaded")
+        if len(load.built) != len(load.loaded) or any(len(rates) != len(load.loaded) for rates in steps):
+            continue
+        lower = all(0 < LOWER * new <= min(old, at) * (1 + SAME) for old, at, new in zip(*load))
+        still = all(abs(a - b) <= SAME * b for rates in steps for a, b in zip(rates, load.loaded))
+        if lower and still and not _scheduled(optimizer):
+            built, loaded = max(zip(load.built, load.loaded))
+            return fires(
+                f"the rate is {loaded:g} in {len(steps)} steps, and was {built:g} before the state was loaded",
+                "the rate that the optimizer was built with, or a scheduler",
+                loaded=loaded,
+                built=built,
+            )
+    return OK
+
+
+def _scheduled(optimizer: torch.optim.Optimizer) -> bool:
+    """Some scheduler moves its rates, though perhaps not in the steps that were seen."""
+    return any(isinstance(x, LRScheduler) and getattr(x, "optimizer", None) is optimizer for x in gc.get_objects())

@@ -12,7 +12,7 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Evidence, ScalerStep, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
-MOST = 0.8  # of the numbers, that a settled step can't change
+MOST = 0.75  # of the numbers, that a settled step can't change
 
 
 @check("N4")
@@ -23,7 +23,7 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
 
     Adam's first steps have the size of the rate and arrive; later ones are about a fifth of it. So a warning also says
-    that four of five numbers will not be changed by such.
+    that three of four numbers will not be changed by such.
 
     ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
     are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or

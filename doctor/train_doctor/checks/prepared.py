@@ -1,4 +1,4 @@
-"""What was prepared for the loss and does not fit it: D36 to D43.
+"""What was prepared for the loss and does not fit it: D36 to D44.
 
 Flags that nothing reads, targets that lost their scale, labels in another order than the rows: the model and the loss
 are right, and what comes between the data and them is not.
@@ -168,3 +168,22 @@ def targets_not_turned(e: Evidence) -> Fired | Verdict:
         return verdict
     shape = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps clouds {shape} were turned without their targets", "both", shape=shape)
+
+
+@check("D44")
+def ids_cut(e: Evidence) -> Fired | Verdict:
+    """A language model reads and writes some words as if they were others, and the rest of its vocabulary stays unused.
+
+    Fires when an embedding has more rows than a type of integers can name (a byte, or two), the ids that it is asked
+    for reach up to the last numbers of that type, many of them high, and not one goes beyond. Left alone are places,
+    which count up, bytes of a text, which end at 244, and tables with a few rows more than the type has numbers.
+
+    WARN ids-cut: The ids end at {last} in a table of {rows} rows, as they do when a vocabulary is stored in {bits} bits
+    without a sign: higher ids lost their upper part and are those of other words. Fix: np.uint16 for a vocabulary of up
+    to 65,536, np.uint32 for a larger one; assert ids.max() <= np.iinfo(dtype).max before they are stored.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D44"])) is not None:
+        return verdict
+    cut, rows, last = next(iter(seen.values()))
+    what = f"in {len(seen)} steps ids ended at {last} of {rows:,}, and {cut - 1} is the largest number of their type"
+    return fires(what, "ids of the whole table", last=last, rows=rows, bits=cut.bit_length() - 1)

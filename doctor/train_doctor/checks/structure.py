@@ -17,6 +17,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+DIVIDES, DIVIDED = ("Adam", "NAdam", "RAdam", "Adamax"), 0.2  # by the size of the gradient; its share, from which on
 TINY = 0.02  # largest number of data that were scaled twice
 RAW = 30.0  # root mean square of data that are as they were measured
 TAKEN = 0.01  # of a weight in a step, by a decay that is not part of the gradient
@@ -120,11 +121,15 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
     """The weights shrink towards zero, and the outputs of the model become alike.
 
     Looks at optimizers that add weight_decay times the weight to its gradient. Fires when that is 0.1 or more, and more
-    than the gradient itself in most of the tensors followed. Where an optimizer shrinks the weights directly, as AdamW
+    than the gradient itself in most of the tensors followed; Adam divides both by the gradient's size, so a fifth of it
+    is enough there. Where an optimizer shrinks the weights directly, as AdamW
     does, the rate times a weight_decay of 0.1 or more is looked at: 0.01 in a step or more.
 
     WARN decay-outweighs: weight_decay = {decay:g} pulls harder than the gradient, so the weights shrink to
     nothing{why}. Fix: Use a weight_decay of 0.01 or less{fix}.
+    WARN decay-outweighs/adam: {kind} adds weight_decay = {decay:g} to the gradient and divides by the gradient's size
+    (coupled L2): {decay:g} is a number for AdamW, which shrinks weights by the rate times it, and here it pulls about
+    {share:.0%} as hard as the gradient from the start. Fix: torch.optim.AdamW, or a weight_decay of 1e-4 or less.
     WARN decay-outweighs/decoupled: weight_decay = {decay:g} at a rate of {rate:g} takes {share:.1%} of each weight in
     every step, so the weights shrink to nothing. Fix: Use a weight_decay of 0.1 or less.
     """
@@ -152,6 +157,16 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
             shares = [decay * sizes[u.name] / u.gradient for u in updates if u.name in sizes and len(u.shape) > 1]
             if len(shares) < STEPS:
                 return unknown("there is a large weight_decay, and fewer than three steps to compare it with")
+            kind = optimizer.kind.__name__
+            if kind in DIVIDES and 1 >= median(shares) > DIVIDED:
+                return fires(
+                    f"weight_decay = {decay:g} times the weights is {median(shares):.2g} times their gradient (median)",
+                    "a decay of its own, as AdamW's",
+                    fault="decay-outweighs/adam",
+                    kind=kind,
+                    decay=decay,
+                    share=median(shares),
+                )
             if median(shares) > 1:
                 slip = decay >= 0.5 and group.get("momentum") == 0
                 return fires(
@@ -331,8 +346,9 @@ def padding_that_stands_for_data(e: Evidence) -> Fired | Verdict:
 def loader_restarted(e: Evidence) -> Fired | Verdict:
     """The training loss falls to nearly nothing, and on other data the model is no better than at the start.
 
-    Fires when the model was given the same batch in every step, and a DataLoader of several batches was begun anew in
-    each of them, the same one or another. One batch that is taken before the loop, to learn it by heart, is left alone.
+    Fires when the model, or the parts of it that are called, was given the same batch in every step, and a DataLoader
+    of several batches was begun anew in each of them, the same one or another. One batch that is taken before the loop,
+    to learn it by heart, is left alone.
 
     WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
     the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True, and no
@@ -346,9 +362,10 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     for call in e.forwards:
         first.setdefault(call.round, call.ids if call.ids is not None else call.mark)
     given = [x for x in first.values() if x is not None]
-    if len(given) < STEPS:
+    in_parts = not first and len(e.habits["D12"]) >= STEPS - 1  # each is compared with the step before
+    if len(given) < STEPS and not in_parts:
         return not_applicable("what the model is given can't be told from step to step")
-    same = all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
+    same = in_parts or all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
     begun = set().union(*(rounds for batches, rounds in e.restarted.values() if batches > 1))
     if same and len(begun) >= max(STEPS, e.rounds - 1):
         batches = max(batches for batches, _ in e.restarted.values())

@@ -306,8 +306,8 @@ def made_in_another_range(e: Evidence) -> Fired | Verdict:
     """A discriminator is sure of itself from the start, and the generator learns nothing but to give no negatives.
 
     Fires when what a tanh gave, some of it below -0.1, and data that lie in 0..1 go into one first layer that learns;
-    or what a sigmoid gave, and data of which a tenth lies below -0.1. Made ones that are compared with data themselves
-    are left alone.
+    or data of which a quarter lies beyond -1..1; or what a sigmoid gave, and data of which a tenth lies below -0.1.
+    Made ones that are compared with data themselves are left alone.
 
     WARN made-in-another-range: The generator ends in tanh (-1..1, {below:.0%} of it below 0), and the real data lie in
     {low:.2g}..{high:.2g}: the sign tells them apart. Fix: real * 2 - 1 (Normalize(0.5, 0.5)), or a generator that ends
@@ -315,6 +315,9 @@ def made_in_another_range(e: Evidence) -> Fired | Verdict:
     WARN made-in-another-range/dark: The generator ends in a sigmoid (0..1), and the real data lie in
     {low:.2g}..{high:.2g}, {below:.0%} of them below 0: it can never make these. Fix: A generator that ends in tanh, or
     data in 0..1.
+    WARN made-in-another-range/beyond: The generator ends in tanh (-1..1), and the real data lie in
+    {low:.2g}..{high:.2g}, {below:.0%} of them beyond: it can never make these. Fix: A generator that ends in a linear
+    layer, or data brought into -1..1.
     """
     if (verdict := no_habit(e, seen := e.habits["D35"])) is not None:
         return verdict
@@ -322,6 +325,9 @@ def made_in_another_range(e: Evidence) -> Fired | Verdict:
     if by == "sigmoid":
         what = f"in {len(seen)} steps a sigmoid was to make data of which {below:.0%} are negative"
         return fires(what, "one range for both", fault="made-in-another-range/dark", low=low, high=high, below=below)
+    if by == "beyond":
+        what = f"in {len(seen)} steps a tanh was to make data of which {below:.0%} lie beyond -1..1"
+        return fires(what, "one range for both", fault="made-in-another-range/beyond", low=low, high=high, below=below)
     what = f"in {len(seen)} steps {below:.0%} of what a tanh made was negative, and nothing of the data"
     return fires(what, "one range for both", low=low, high=high, below=below)
 

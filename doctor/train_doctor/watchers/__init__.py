@@ -33,6 +33,7 @@ from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.critics import Critics
 from train_doctor.watchers.crops import Crops
+from train_doctor.watchers.cut_ids import CutIds
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
@@ -41,6 +42,7 @@ from train_doctor.watchers.dot_products import DotProducts
 from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
+from train_doctor.watchers.drowned_terms import DrownedTerms
 from train_doctor.watchers.echoed_series import EchoedSeries
 from train_doctor.watchers.edge_shares import EdgeShares
 from train_doctor.watchers.empty_maps import EmptyMaps
@@ -127,6 +129,7 @@ from train_doctor.watchers.risk_matrices import RiskMatrices
 from train_doctor.watchers.risk_sets import RiskSets
 from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
+from train_doctor.watchers.same_batches import SameBatches
 from train_doctor.watchers.same_slopes import SameSlopes
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
@@ -341,6 +344,9 @@ ALL = (
     Crops,
     SameSlopes,
     TurnedPoints,
+    CutIds,
+    DrownedTerms,
+    SameBatches,
     Rescaled,
     Undrawn,
     NoisyTargets,

@@ -4,6 +4,8 @@
     fake = torch.tanh(net(z))                       -1..1
     real = real * 2 - 1                             was forgotten
 
+    real = (image - mean) / std                     -2..2: a tanh makes nothing beyond 1
+
     real = Normalize(0.5, 0.5)(ToTensor()(image))   -1..1
     fake = torch.sigmoid(net(z))                    0..1: the dark half is out of reach
 
@@ -37,6 +39,7 @@ LIMIT, SHARE, BELOW = (
     0.01,
     -0.1,
 )  # nodes of a graph; of what was made, how much is below 0 at least; its least number
+BEYOND, FAR = 0.25, 1.5  # of the data, how much lies beyond what a tanh can make at least; how far the farthest does
 DARK = 0.1  # of the data, how much lies below BELOW at least where a sigmoid is to make them
 
 
@@ -109,6 +112,10 @@ class Ranges(Watcher):
             dark = float((real.numbers < BELOW).float().mean())
             if dark > DARK and spread > SPREAD:
                 self.note("D35", (low, high, dark, SIGMOID))
+            return
+        beyond = float((real.numbers.abs() > 1).float().mean())
+        if beyond > BEYOND and max(-low, high) > FAR:
+            self.note("D35", (low, high, beyond, "beyond"))
             return
         below = float((made.numbers < 0).float().mean())
         if low >= 0 and 0.5 < high <= 1 and spread > SPREAD and below > SHARE and float(made.numbers.min()) < BELOW:

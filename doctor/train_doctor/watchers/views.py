@@ -6,7 +6,8 @@ their graphs are the same functions of the same weights.
 
 Footguns: with dropout two calls with one input differ, which is a method of its own. A network whose last layer is
 still zero, or that has collapsed, gives the same answer to any input; so rows must differ from each other. A step of a
-recurrence that has come to rest is equal to the one before, whose graph is shorter.
+recurrence that has come to rest is equal to the one before, whose graph is shorter. Where all rows are compared with
+all (z @ z.T), the halves of one tensor are the two sides; a picture that was laid out twice makes them equal.
 """
 
 import torch
@@ -19,7 +20,7 @@ PAIRED = {
     *("mse_loss", "l1_loss", "smooth_l1_loss", "sub", "subtract", "cosine_embedding_loss", "triplet_margin_loss"),
     *("einsum", "mul", "multiply"),
 }
-NODES = 500
+NODES, MOST = 500, 2**14  # of a graph; rows that are compared
 
 
 class Views(Watcher):
@@ -31,6 +32,8 @@ class Views(Watcher):
         one, two = op.given[:2]
         if op.name in ("cat", "concat") and len(op.given) == 2:
             self._data(one, two)
+        if one.dim() == 2 and two.shape == one.T.shape and one.requires_grad and _one_storage(one, two):
+            self._halves(one)
         if one is two or not (one.requires_grad and two.requires_grad) or one.grad_fn is two.grad_fn:
             return
         if op.name.endswith(("mul", "multiply", "mm", "__")) and one.dim() != 2:
@@ -51,6 +54,19 @@ class Views(Watcher):
         alike = one.is_floating_point() and len(one) > 1 and torch.equal(one, two) and not bool((one[:1] == one).all())
         if alike and not any(training and p > 0 for _, training, p in self.e.dropouts.values()):
             self.e.same_data.setdefault(self.eye.turn, tuple(one.shape))
+
+    def _halves(self, z: Tensor) -> None:
+        """All rows against all: two views of each, one below the other."""
+        half = len(z) // 2
+        if half > 1 and len(z) == 2 * half < MOST and not bool((z[:1] == z[1:half]).all()):
+            if torch.equal(z[:half], z[half:]):
+                self.e.same_data.setdefault(self.eye.turn, (half, *z.shape[1:]))
+
+
+def _one_storage(one: Tensor, two: Tensor) -> bool:
+    """Such as of z and z.T."""
+    same = one.untyped_storage()._cdata == two.untyped_storage()._cdata
+    return same and one.storage_offset() == two.storage_offset() and one.stride() == two.stride()[::-1]
 
 
 def same_functions(one, two) -> bool:

@@ -1,0 +1,165 @@
+"""Rates that came with an optimizer's state (S52), a term that drowns another one (F125), one view below itself (F27),
+data beyond a tanh (D35), one batch for the parts of a model (D12), and a decay that Adam divides (N26)."""
+
+import io
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, TensorDataset
+
+import train_doctor as doctor
+
+from .test_meetings import named
+from .test_turned import net, said
+
+
+# ------------------------------------------------------------------------------------------------ S52
+def finished(rate: float, end: float) -> dict:
+    """The state of an optimizer at the end of a run."""
+    model = net(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    scheduler = LambdaLR(optimizer, lambda step: max(end, 1 - step / 4))
+    for _ in range(6):
+        model(torch.randn(8, 4)).mean().backward()
+        optimizer.step()
+        scheduler.step()
+    torch.save(optimizer.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file)
+
+
+RESUMED = {
+    "as it is": True,
+    "set again": False,
+    "set at each step": False,
+    "with its scheduler": False,
+    "with a scheduler of epochs": False,
+    "by a half": False,
+    "without a past": False,
+}
+
+
+@pytest.mark.parametrize("how", RESUMED)
+def test_rates_that_a_state_brought(how):
+    model, schedulers = net(4, 1), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    state = finished(1e-2, 0.5 if how == "by a half" else 0.01)
+    if how == "without a past":
+        state["param_groups"][0].pop("initial_lr")
+    optimizer.load_state_dict(state)
+    if how == "set again":
+        optimizer.param_groups[0]["lr"] = 1e-3
+    if how == "with its scheduler":
+        schedulers.append(LambdaLR(optimizer, lambda step: 0.01, last_epoch=6))
+    if how == "with a scheduler of epochs":
+        schedulers.append(ReduceLROnPlateau(optimizer))
+    with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
+        for step in range(8):
+            if how == "set at each step":
+                optimizer.param_groups[0]["lr"] = 1e-4 * (1 - step / 100)
+            F.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not report.faults and ("S52" in said(report)) is RESUMED[how]
+
+
+# ------------------------------------------------------------------------------------------------ F125
+TERMS = {
+    "in years": True,
+    "in years, weighted": True,
+    "in years, by a small weight": False,
+    "in spreads": False,
+    "two networks": False,
+    "one task": False,
+}
+
+
+@pytest.mark.parametrize("how", TERMS)
+def test_a_term_that_drowns_another(how):
+    trunk, heads = net(6, 8), nn.ModuleList([nn.Linear(8, 1), nn.Linear(8, 3)])
+    trunk.append(nn.ReLU())
+    other = nn.Sequential(net(6, 8), nn.ReLU()) if how == "two networks" else trunk
+
+    def loss(_):
+        x = torch.randn(32, 6)
+        years, kinds = 40 + 14 * torch.randn(32), torch.randint(3, (32,))
+        if how == "in spreads":
+            years = (years - 40) / 14
+        age = F.mse_loss(heads[0](trunk(x)).squeeze(1), years)
+        kind = F.cross_entropy(heads[1](other(x)), kinds)
+        if how == "one task":
+            return age
+        return age * {"in years, weighted": 0.5, "in years, by a small weight": 1e-3}.get(how, 1.0) + kind
+
+    assert named("F125", nn.ModuleList([trunk, other, heads]), loss) is TERMS[how]
+
+
+# ------------------------------------------------------------------------------------------------ F27
+TWICE = {"laid out twice": True, "drawn twice": False, "with dropout": False, "an odd row more": False}
+
+
+@pytest.mark.parametrize("how", TWICE)
+def test_a_view_below_itself(how):
+    model = nn.Sequential(net(6, 16), nn.Dropout(0.2 if how == "with dropout" else 0.0), nn.Linear(16, 8))
+
+    def loss(model):
+        x = torch.randn(16, 6)
+        views = x.repeat(2, 1) if how != "drawn twice" else x.repeat(2, 1) + 0.1 * torch.randn(32, 6)
+        if how == "an odd row more":
+            views = torch.cat([views, torch.randn(1, 6)])
+        z = F.normalize(model(views), dim=1)
+        scores = (z @ z.T / 0.2).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
+        return F.cross_entropy(scores[:32, :32], torch.arange(32).roll(16))
+
+    assert named("F27", model, loss) is TWICE[how]
+
+
+# ------------------------------------------------------------------------------------------------ D12
+@pytest.mark.parametrize("how", ["first for ever", "shuffled", "by heart", "positions alone"])
+def test_parts_that_are_given_one_batch(how):
+    towers = nn.ModuleList([nn.Embedding(50, 8), nn.Embedding(40, 8)])
+    pairs = TensorDataset(torch.randint(50, (320,)), torch.randint(40, (320,)))
+    loader, kept = DataLoader(pairs, 32, shuffle=how == "shuffled"), []
+
+    def loss(model):
+        if how == "by heart":
+            kept[:] = kept or next(iter(loader))
+        user, item = kept or next(iter(loader))
+        if how == "positions alone":
+            user, item = torch.arange(32), torch.randint(40, (32,))
+        return F.cross_entropy(model[0](user) @ model[1](item).T, torch.arange(32))
+
+    assert named("D12", towers, loss) is (how == "first for ever")
+
+
+# ------------------------------------------------------------------------------------------------ N26
+@pytest.mark.parametrize("kind, decay", [("Adam", 0.1), ("Adam", 1e-4), ("AdamW", 0.1)])
+def test_a_decay_that_adam_divides(kind, decay):
+    model, weights = net(8, 4), torch.randn(8, 4)
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, weight_decay=decay)
+    with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
+        for _ in range(8):
+            x = torch.randn(64, 8)
+            F.mse_loss(model(x), x @ weights / 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert ("N26" in said(report)) is ((kind, decay) == ("Adam", 0.1)), report
+
+
+# ------------------------------------------------------------------------------------------------ D35
+@pytest.mark.parametrize("reach, beyond", [(2.0, True), (0.6, False)])
+def test_data_beyond_a_tanh(reach, beyond):
+    made, judge = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh()), net(2, 1)
+    turns = itertools.count()
+
+    def loss(_):
+        fake, real = made(torch.randn(64, 4)), reach * (2 * torch.rand(64, 2) - 1)
+        if next(turns) % 2:
+            return F.softplus(-judge(fake)).mean()
+        return F.softplus(-judge(real)).mean() + F.softplus(judge(fake.detach())).mean()
+
+    assert named("D35", nn.ModuleList([made, judge]), loss) is beyond

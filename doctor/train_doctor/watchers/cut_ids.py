@@ -1,0 +1,75 @@
+"""Numbers of words that were cut to a byte, or to two, before torch saw them: high words turn into low ones.
+
+    np.array(ids, dtype=np.uint8)           330 words: 300 becomes 44, and nothing is raised
+    np.array(ids, dtype=np.uint16)          nanoGPT's type, and a vocabulary of 151,936
+
+What an embedding is asked for is counted: its table has more rows than the type can name, the ids reach up to the
+type's last number, and none goes beyond it.
+
+Footguns: bytes of a text are bytes on purpose, under a table that is a little larger; they never reach 249 in UTF-8,
+and 256 codes have a table of 256 and a few. Places also end at 255 where a row is that long, so ids that count up by
+one are left alone; and rows that come in order show the low ids first, so both ends of the type must be seen at once.
+"""
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.watchers.shared_rows import LOOKUPS
+
+TYPES = {2**8: (272, 2**12), 2**16: (2**16 + 2**11, 2**22)}  # numbers of a type -> rows of a table that has more
+LAST = 0.97  # of the numbers of the type, from where on its last ones begin
+HIGH, TOLD = 0.75, 30  # where the high numbers begin, and how many of them must be seen in a step
+COUNTED, LOOKED, TABLES = 0.5, 2**20, 4  # of the steps from one id to the next, those that count up by one
+
+
+class CutIds(Watcher):
+    names = begins = LOOKUPS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.now: dict[int, list[Tensor]] = {}  # rows of a table -> ids, since the last backward
+        self.whole: set[int] = set()  # tables that were asked for more than the type can name
+
+    def saw(self, op: Op) -> None:
+        if len(op.given) < 2 or not self.eye.grad:
+            return
+        ids, table = op.given[:2]
+        if ids.is_floating_point() or table.dim() != 2 or len(table) in self.whole or _type(len(table)) is None:
+            return
+        if ids.dim() and 4 * TOLD <= ids.numel() <= LOOKED and (len(table) in self.now or len(self.now) < TABLES):
+            self.now.setdefault(len(table), []).append(ids.detach())
+
+    def backward(self, loss: Tensor) -> None:
+        now, self.now = self.now, {}
+        for rows, given in now.items():
+            if rows in self.whole:
+                continue
+            last, high = 0, 0
+            for cut, counted, top, most in (_numbers(ids, rows) for ids in given):
+                if top >= cut:
+                    self.whole.add(rows)
+                elif not counted:
+                    last, high = max(last, top), high + most
+            if rows in self.whole:
+                self.e.habits["D44"].clear()
+            elif last >= LAST * _type(rows) and high >= TOLD:
+                self.note("D44", (_type(rows), rows, last))
+
+    def close(self) -> None:
+        self.now = {}
+
+
+def _type(rows: int) -> int | None:
+    """How many numbers the type has to which ids of this table may have been cut."""
+    return next((cut for cut, (least, most) in TYPES.items() if least <= rows <= most), None)
+
+
+def _numbers(ids: Tensor, rows: int) -> tuple[int, bool, int, int]:
+    """Numbers of the type, whether the ids only count up, the last one, and how many are high where some are low."""
+    cut = _type(rows)
+    along = ids if ids.dim() == 1 else ids.flatten(0, -2)
+    up = (along.diff(dim=-1) == 1).float().mean() if along.shape[-1] > 1 else along.new_zeros(()).float()
+    counts = (up > COUNTED, ids.max(), (ids >= HIGH * cut).sum(), (ids < cut - HIGH * cut).sum())
+    up, top, high, low = torch.stack([count.long() for count in counts]).tolist()
+    return cut, bool(up), top, high if low else 0
