@@ -32,9 +32,11 @@ NAMED = {
     "tool_tokens": "S3",
     "int4_qat": "B7",
     "epoch_linear": "N11",
-    "shard_tokens": "D44",
 }
-UNSEEN = {"dialect_head": "the weights were drawn anew before the watch began"}
+UNSEEN = {
+    "shard_tokens": "the numbers of tokens were cut to a byte in numpy, before torch saw them",
+    "dialect_head": "the weights were drawn anew before the watch began",
+}
 
 
 def test_the_first_sight_is_on_record():

@@ -217,7 +217,7 @@ def _readable(p: Tensor) -> bool:
 # -------------------------------------------------------------------------------------------------------- rates
 @check("S52")
 def rate_of_the_end(e: Evidence) -> Fired | Verdict:
-    """A second stage of training hardly learns: its loss moves as slowly as the first one's did at its end.
+    """A second stage of training hardly learns: the loss stays about where the first stage has left it.
 
     Looks at the last load_state_dict of each optimizer since train_doctor was imported. Fires when the rates that came
     with it are a tenth or less of those the optimizer was built with, and of those with which the saved run had begun;
