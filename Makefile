@@ -22,6 +22,8 @@ FACTS = --facts=outputs/tests/facts
 PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
+# Containers like to set it. Each of hundreds of processes would then compile all of our sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help env run demo lab book test test-doctor test-notebooks test-all torture refresh lint lock bench clean clean-env
 

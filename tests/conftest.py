@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from nblib import base, models, runtime, text  # noqa: E402
 
-pytest_plugins = ["browser", "budget"]  # the fixture `lab`; who is slow must say so
+pytest_plugins = ["browser", "budget", "warm"]  # the fixture `lab`; who is slow must say so; the fixture `forked`
 # For bf16 products of more than a toy: emulated they take fifty times as long as in fp32.
 native_bf16 = pytest.mark.skipif(runtime.native_precision("cpu")[0] != "bf16", reason="this CPU emulates bf16")
 FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
@@ -36,10 +36,16 @@ def pytest_sessionstart():
             text.documents(source)
 
 
-def pytest_collection_finish():
-    """What was imported stays, and no collection need walk through it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is imported stays: no search for garbage need walk through it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

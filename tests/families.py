@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,12 +133,21 @@ def said_by_us(error: Exception) -> bool:
     return any(Path(last).is_relative_to(run_notebook.ROOT / part) for part in ("nblib", "notebooks"))
 
 
-def in_process(name: str, family: str, checkpoints: Path, **given) -> Outcome:
+def new_process(words: Sequence[str]) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
+
+
+def in_process(
+    name: str,
+    family: str,
+    checkpoints: Path,
+    given: dict,
+    python: Callable[[Sequence[str]], subprocess.CompletedProcess] = new_process,
+) -> Outcome:
     """The same in a process of its own, as a kernel would be."""
-    command = [sys.executable, __file__, name, "--only", family, "--folder", str(checkpoints)]
-    command += ["--given", repr(given)]
     began = time.perf_counter()
-    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    ended = python([__file__, name, "--only", family, "--folder", str(checkpoints), "--given", repr(given)])
     kind, _, words = (ended.stdout.splitlines() or [""])[-1].partition(": ")
     if kind not in (RAN, REFUSED, FAILED):
         kind, words = FAILED, f"the process ended with {ended.returncode}"
@@ -183,7 +193,7 @@ def main() -> int:
             for family in options.only:
                 plans = [{}, *filter(None, [GIVEN.get((name, family))])]
                 for given in plans:
-                    kind, words, seconds = in_process(name, family, Path(folder), **given)
+                    kind, words, seconds = in_process(name, family, Path(folder), given)
                     worst |= kind == FAILED
                     with_these = "".join(f" {key}={value}" for key, value in given.items())
                     print(f"{name:24}{family:9}{kind:8}{seconds:4.0f} s {with_these} {words}", flush=True)

@@ -45,7 +45,10 @@ SHORT = {
 }
 NO_MODEL = {"12_moe_muon", "14_sparse_depth"}  # they begin with new weights
 # trained by the same lines as one that is killed: left alone
-ALIKE = {"short_logits", "short_hidden", "live_teacher", "lora_24", "small_ard"}
+ALIKE = {"short_ce", "short_logits", "short_hidden"}  # as short_masked, which also draws what it masks
+ALIKE |= {"lora_48", "lora_24", "small_ard"}  # as adalora, which also shares out its ranks, and as small_lora
+ALIKE |= {"labels_alone", "live_teacher"}  # as all_logits_from_disk
+ALIKE |= {"rival_16"}  # as suspects/bf16_weights
 ALIKE |= {f"seeds/{seed}/{name}" for seed in (1, 2) for name in ("labels_alone", "live_teacher", "with_a_teacher")}
 ALIKE |= {"32_largest_tail_drawn", "starts/random"}
 ALIKE |= {
@@ -118,6 +121,6 @@ def test_killed_anywhere_and_continued_it_is_the_straight_run(name, small, tmp_p
     assert all(len(steps) > 1 for steps in trained.values()), f"no checkpoint in the middle of a stage: {saved}"
     kills = [f"before {stage} {steps[1]}" for stage, steps in trained.items() if stage not in ALIKE]
     first = next(iter(trained))
-    kills.insert(1, f"after {first} {trained[first][-1]}")
+    kills.insert(int(first not in ALIKE), f"after {first} {trained[first][-1]}")
     kills.append(f"before resume/stopped {saved['resume/stopped'][-1]}")
     same(through(name, small, tmp_path / "chain", monkeypatch, kills), straight)

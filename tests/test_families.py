@@ -28,8 +28,8 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name, family, given, words", ENDS, ids=[f"{n}-{f}-{bool(g)}" for n, f, g, _ in ENDS])
-def test_a_notebook_runs_or_says_why_not(name, family, given, words, checkpoints):
-    outcome = families.in_process(name, family, checkpoints, **given)
+def test_a_notebook_runs_or_says_why_not(name, family, given, words, checkpoints, forked):
+    outcome = families.in_process(name, family, checkpoints, given, forked)
     assert outcome.kind == (families.REFUSED if words else families.RAN), outcome.words
     assert words in outcome.words
 

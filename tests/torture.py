@@ -17,6 +17,7 @@ process is about to use. The campaign makes it look old, as it is when a person 
 """
 
 import argparse
+import compileall
 import contextlib
 import functools
 import hashlib
@@ -362,9 +363,10 @@ class Campaign:
 
     def prepare(self) -> None:
         """A copy of the sources, because somebody may be editing them, and of the store that every world begins with:
-        corpora and a small base model."""
+        corpora and a small base model. Bytecode is written here: a process might not, or be killed before it does."""
         for name in SOURCES:
-            shutil.copytree(ROOT / name, self.folder / "source" / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / name, self.folder / "source" / name)  # with bytecode, where that is newest
+            compileall.compile_dir(self.folder / "source" / name, quiet=2)
         shutil.copy2(ROOT / "requirements.lock", self.folder / "source")  # decides which packages a key sees
         shutil.copytree(ROOT / "outputs" / "published", self.folder / "source" / "outputs" / "published")
         world = World(self.folder / "made", "store", None, self.stop)

@@ -12,18 +12,24 @@ import os
 import sys
 from pathlib import Path
 
-import torch
-
-from nblib import base, files, models, runtime, text, train
-from nblib.methods import param_groups, teacher_cache
+from nblib import files
 from nblib.run import runs
+
+if sys.argv[1:] and sys.argv[1] != "records":  # they need none of it, and start two seconds sooner after every kill
+    import torch
+
+    from nblib import base, models, runtime, text, train
+    from nblib.methods import param_groups, teacher_cache
+
+    FP32 = runtime.pick("cpu", "fp32")
+    torch.set_num_threads(1)
+    runtime.seed_all(0)
 
 SMALL = dict(steps=20, rows=8, length=64, vocab=1024, hidden=64, layers=2, muon_lr=0.02, adamw_lr=3e-3)
 TINY = SMALL | dict(steps=4, vocab=300, hidden=32)
-FP32 = runtime.pick("cpu", "fp32")
 
 
-def _stream(vocabulary: int) -> torch.Tensor:
+def _stream(vocabulary: int) -> "torch.Tensor":
     steps = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(1))
     return steps.cumsum(0) % vocabulary
 
@@ -86,7 +92,5 @@ def store(folder: Path) -> None:
 
 if __name__ == "__main__":
     jobs = {"adamw": adamw, "muon": muon, "cache": cache, "records": records, "base": make_base, "store": store}
-    torch.set_num_threads(1)
-    runtime.seed_all(0)
     print("cell 1/1", flush=True)
     jobs[sys.argv[1]](files.make_folder(Path(sys.argv[2])))

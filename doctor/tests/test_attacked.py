@@ -14,6 +14,7 @@ from . import (
     attacked_films,
     attacked_given,
     attacked_left_out,
+    attacked_loads,
     attacked_meetings,
     attacked_mixed_up,
     attacked_prepared,
@@ -237,6 +238,11 @@ STILL_PREPARED = {
     "flow_of_what_moves_before_a_still_camera": ({"F41"}, "0 is the answer where nothing moves"),
     "storms_in_a_window_of_fixed_length": ({"S25"}, "zeros at the end may be measured"),
 }
+STILL_LOADS = {
+    "timm_epoch_scheduler": ({"S52"}, "a scheduler of one's own whose name does not say so"),
+    "rl_stacked_actions": ({"S21"}, "steps of time that are stacked look like rows"),
+    "odd_things": ({"S21", "B7"}, "true: rows first, and a term times 0"),
+}
 ALL = {program.__name__: (program, STILL) for program in attacked.ALL}
 ALL |= {name: (program, STILL_TURNED) for name, program in attacked_turned.PROGRAMS.items()}
 ALL |= {name: (program, STILL_MIXED_UP) for name, program in attacked_mixed_up.PROGRAMS.items()}
@@ -249,6 +255,8 @@ ALL |= {name + "_films" * (name in ALL): (p, STILL_FILMS) for name, p in attacke
 ALL |= {name + "_prepared" * (name in ALL): (p, STILL_PREPARED) for name, p in attacked_prepared.PROGRAMS.items()}
 ALL |= {name + "_rows" * (name in ALL): (p, STILL_ROWS) for name, p in attacked_rows.PROGRAMS.items()}
 ALL |= {name + "_ends" * (name in ALL): (p, STILL_ENDS) for name, p in attacked_ends.PROGRAMS.items()}
+
+ALL |= {name + "_loads" * (name in ALL): (p, STILL_LOADS) for name, p in attacked_loads.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -272,9 +280,11 @@ def test_the_exceptions_are_among_them():
     assert len(attacked.ALL) == 182 and len(attacked_turned.PROGRAMS) == 57
     assert len(attacked_mixed_up.PROGRAMS) == 63 and len(attacked_again.PROGRAMS) == 64
     exceptions = {*STILL, *STILL_TURNED, *STILL_MIXED_UP, *STILL_AGAIN, *STILL_MEETINGS, *STILL_SHARES}
-    exceptions |= {*STILL_LEFT_OUT, *STILL_GIVEN, *STILL_PREPARED, *STILL_FILMS, *STILL_ROWS, *STILL_ENDS}
+    exceptions |= {*STILL_LEFT_OUT, *STILL_GIVEN, *STILL_PREPARED, *STILL_FILMS, *STILL_ROWS, *STILL_ENDS, *STILL_LOADS}
     assert len(attacked_meetings.PROGRAMS) == 47 and len(attacked_shares.PROGRAMS) == 70
     assert len(attacked_left_out.PROGRAMS) == 50 and len(attacked_given.PROGRAMS) == 44
     assert len(attacked_prepared.PROGRAMS) == 61 and len(attacked_films.PROGRAMS) == 57
-    assert len(attacked_rows.PROGRAMS) == 54 and len(attacked_ends.PROGRAMS) == 59
-    assert len(ALL) == 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 and exceptions <= set(ALL)
+    assert (
+        len(attacked_rows.PROGRAMS) == 54 and len(attacked_ends.PROGRAMS) == 59 and len(attacked_loads.PROGRAMS) == 44
+    )
+    assert len(ALL) == 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 + 44 and exceptions <= set(ALL)

@@ -1,14 +1,14 @@
 """Rates that came with an optimizer's state (S52), a term that drowns another one (F125), one view below itself (F27),
 data beyond a tanh (D35), one batch for the parts of a model (D12), and a decay that Adam divides (N26)."""
 
+import gc
 import io
-import itertools
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, MultiStepLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import train_doctor as doctor
@@ -32,12 +32,21 @@ def finished(rate: float, end: float) -> dict:
     return torch.load(file)
 
 
+class EpochScheduler:
+    """As timm's: no scheduler of torch's."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
 RESUMED = {
     "as it is": True,
     "set again": False,
     "set at each step": False,
     "with its scheduler": False,
     "with a scheduler of epochs": False,
+    "with a scheduler of one's own": False,
+    "with one that is out of sight": False,
     "by a half": False,
     "without a past": False,
 }
@@ -57,6 +66,11 @@ def test_rates_that_a_state_brought(how):
         schedulers.append(LambdaLR(optimizer, lambda step: 0.01, last_epoch=6))
     if how == "with a scheduler of epochs":
         schedulers.append(ReduceLROnPlateau(optimizer))
+    if how == "with a scheduler of one's own":
+        schedulers.append(EpochScheduler(optimizer))
+    if how == "with one that is out of sight":
+        schedulers.append(MultiStepLR(optimizer, [100]))
+        gc.freeze()
     with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
         for step in range(8):
             if how == "set at each step":
@@ -67,6 +81,23 @@ def test_rates_that_a_state_brought(how):
     assert not report.faults and ("S52" in said(report)) is RESUMED[how]
 
 
+class Unhashable(torch.optim.SGD):
+    def __eq__(self, other):
+        return self is other
+
+
+def test_an_optimizer_need_not_be_hashable():
+    model = net(4, 1)
+    optimizer = Unhashable(model.parameters(), lr=0.1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    with doctor.watch(model, optimizer=optimizer, steps=6, say=False) as report:
+        for _ in range(6):
+            F.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not report.faults and "S52" not in said(report)
+
+
 # ------------------------------------------------------------------------------------------------ F125
 TERMS = {
     "in years": True,
@@ -75,6 +106,8 @@ TERMS = {
     "in spreads": False,
     "two networks": False,
     "one task": False,
+    "learned": False,
+    "by a loss of bounded slope": False,
 }
 
 
@@ -89,7 +122,12 @@ def test_a_term_that_drowns_another(how):
         years, kinds = 40 + 14 * torch.randn(32), torch.randint(3, (32,))
         if how == "in spreads":
             years = (years - 40) / 14
-        age = F.mse_loss(heads[0](trunk(x)).squeeze(1), years)
+        guess = heads[0](trunk(x)).squeeze(1)
+        if how == "learned":
+            years = years * 20
+            guess = guess + years
+        age = (F.smooth_l1_loss if how == "by a loss of bounded slope" else F.mse_loss)(guess, years)
+        age = age * 200 if how == "learned" else age
         kind = F.cross_entropy(heads[1](other(x)), kinds)
         if how == "one task":
             return age
@@ -100,6 +138,7 @@ def test_a_term_that_drowns_another(how):
 
 # ------------------------------------------------------------------------------------------------ F27
 TWICE = {"laid out twice": True, "drawn twice": False, "with dropout": False, "an odd row more": False}
+TWICE |= {"of any length": False, "as a mask": False}
 
 
 @pytest.mark.parametrize("how", TWICE)
@@ -111,7 +150,10 @@ def test_a_view_below_itself(how):
         views = x.repeat(2, 1) if how != "drawn twice" else x.repeat(2, 1) + 0.1 * torch.randn(32, 6)
         if how == "an odd row more":
             views = torch.cat([views, torch.randn(1, 6)])
-        z = F.normalize(model(views), dim=1)
+        z = model(views) if how == "of any length" else F.normalize(model(views), dim=1)
+        if how == "as a mask":
+            alike = z @ z.T > 0.9
+            return F.mse_loss(z, torch.randn(32, 8), reduction="none")[alike.any(1)].mean()
         scores = (z @ z.T / 0.2).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
         return F.cross_entropy(scores[:32, :32], torch.arange(32).roll(16))
 
@@ -119,7 +161,7 @@ def test_a_view_below_itself(how):
 
 
 # ------------------------------------------------------------------------------------------------ D12
-@pytest.mark.parametrize("how", ["first for ever", "shuffled", "by heart", "positions alone"])
+@pytest.mark.parametrize("how", ["first for ever", "shuffled", "by heart", "positions alone", "many parts", "to look"])
 def test_parts_that_are_given_one_batch(how):
     towers = nn.ModuleList([nn.Embedding(50, 8), nn.Embedding(40, 8)])
     pairs = TensorDataset(torch.randint(50, (320,)), torch.randint(40, (320,)))
@@ -128,7 +170,12 @@ def test_parts_that_are_given_one_batch(how):
     def loss(model):
         if how == "by heart":
             kept[:] = kept or next(iter(loader))
-        user, item = kept or next(iter(loader))
+        with torch.set_grad_enabled(how != "to look"):
+            user, item = kept or next(iter(loader))
+        if how == "many parts":
+            for _ in range(4):
+                model[0](torch.arange(4))
+            user = torch.randint(50, (32,))
         if how == "positions alone":
             user, item = torch.arange(32), torch.randint(40, (32,))
         return F.cross_entropy(model[0](user) @ model[1](item).T, torch.arange(32))
@@ -137,10 +184,10 @@ def test_parts_that_are_given_one_batch(how):
 
 
 # ------------------------------------------------------------------------------------------------ N26
-@pytest.mark.parametrize("kind, decay", [("Adam", 0.1), ("Adam", 1e-4), ("AdamW", 0.1)])
+@pytest.mark.parametrize("kind, decay", [("Adam", 0.1), ("Adam", 1e-4), ("AdamW", 0.1), ("one layer", 0.1)])
 def test_a_decay_that_adam_divides(kind, decay):
-    model, weights = net(8, 4), torch.randn(8, 4)
-    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=1e-3, weight_decay=decay)
+    model, weights = nn.Linear(8, 4) if kind == "one layer" else net(8, 4), torch.randn(8, 4)
+    optimizer = getattr(torch.optim, kind, torch.optim.Adam)(model.parameters(), lr=1e-3, weight_decay=decay)
     with doctor.watch(model, optimizer=optimizer, steps=8, say=False) as report:
         for _ in range(8):
             x = torch.randn(64, 8)
@@ -151,15 +198,25 @@ def test_a_decay_that_adam_divides(kind, decay):
 
 
 # ------------------------------------------------------------------------------------------------ D35
-@pytest.mark.parametrize("reach, beyond", [(2.0, True), (0.6, False)])
-def test_data_beyond_a_tanh(reach, beyond):
+BEYOND = {"a ring": True, "within": False, "one optimizer": False}
+
+
+@pytest.mark.parametrize("how", BEYOND)
+def test_data_beyond_a_tanh(how):
     made, judge = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 2), nn.Tanh()), net(2, 1)
-    turns = itertools.count()
-
-    def loss(_):
-        fake, real = made(torch.randn(64, 4)), reach * (2 * torch.rand(64, 2) - 1)
-        if next(turns) % 2:
-            return F.softplus(-judge(fake)).mean()
-        return F.softplus(-judge(real)).mean() + F.softplus(judge(fake.detach())).mean()
-
-    assert named("D35", nn.ModuleList([made, judge]), loss) is beyond
+    parts = [[*made.parameters(), *judge.parameters()]] if how == "one optimizer" else [made.parameters()]
+    parts += [] if how == "one optimizer" else [judge.parameters()]
+    optimizers = [torch.optim.Adam(part, lr=1e-3) for part in parts]
+    both = nn.ModuleList([made, judge])
+    with doctor.watch(both, optimizer=optimizers, steps=8, say=False) as report:
+        for _ in range(8):
+            real = (0.6 if how == "within" else 2.0) * (2 * torch.rand(64, 2) - 1)
+            for turn, optimizer in enumerate(optimizers[::-1]):
+                fake = made(torch.randn(64, 4))
+                loss = F.softplus(judge(fake.detach())).mean() + F.softplus(-judge(real)).mean()
+                if turn or len(optimizers) == 1:
+                    loss = loss + F.softplus(-judge(fake)).mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert not report.faults and ("D35" in said(report)) is BEYOND[how], report

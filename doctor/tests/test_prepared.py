@@ -567,6 +567,9 @@ WORDS = {  # how ids are drawn -> rows of the table, and whether they were cut
     "bytes of a text": (330, False),
     "256 codes and a few": (260, False),
     "places of 256": (1024, False),
+    "distances": (1024, False),
+    "places in any order": (1024, False),
+    "256 codes in a padded table": (320, False),
     "in order": (512, False),
     "few words of many": (50_257, False),
 }
@@ -585,6 +588,12 @@ def test_ids_that_were_cut(how):
             return torch.randint(245, (16, 32))
         if how == "places of 256":
             return torch.arange(256).expand(2, 256)
+        if how == "distances":
+            return (torch.arange(256) - torch.arange(256)[:, None]).abs()
+        if how == "places in any order":
+            return torch.stack([torch.randperm(256)[:64] for _ in range(8)])
+        if how == "256 codes in a padded table":
+            return some % 256
         if how == "in order":
             return torch.arange(64 * step % 256, 64 * step % 256 + 64)[torch.randperm(64)].repeat(8, 1)
         if how == "few words of many":

@@ -210,7 +210,8 @@ class Attachments:
         """An epoch begins; or one batch is wanted, and it is always the first one."""
         if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):
             known = self.e.restarted.setdefault(id(loader), (len(loader), set()))
-            known[1].add(self.e.rounds)
+            if torch.is_grad_enabled():  # or it is looked through, to see how good the model is
+                known[1].add(self.e.rounds)
             if isinstance(loader.sampler, WeightedRandomSampler):
                 self._weighted(loader)
             if isinstance(loader.sampler, RandomSampler) and loader.batch_size:

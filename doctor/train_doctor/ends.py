@@ -10,6 +10,7 @@ Footgun: whoever goes on with the same run wants that rate, and has a scheduler,
 check has to ask whether anything moves the rate.
 """
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from functools import wraps
@@ -29,17 +30,21 @@ class Loaded(NamedTuple):
     loaded: tuple[float, ...]
 
 
+Kept = dict[int, tuple[weakref.ref, Loaded]]  # by id of an optimizer
+
+
 def of(optimizer: Optimizer) -> Loaded | None:
     """Its last load, if there was one."""
-    return KEPT.get(optimizer)
+    there = KEPT.get(id(optimizer))
+    return there[1] if there is not None and there[0]() is optimizer else None
 
 
 def _rates(optimizer: Optimizer, name: str = "lr") -> tuple[float, ...]:
     return tuple(float(group.get(name, group["lr"])) for group in optimizer.param_groups)
 
 
-def _listening(original: Callable, kept: weakref.WeakKeyDictionary) -> Callable:
-    """The same function; nothing that fails in here may end a load."""
+def _listening(original: Callable, kept: Kept) -> Callable:
+    """The same function; nothing that fails in here may end a load. An optimizer need not be hashable."""
 
     @wraps(original)
     def load_state_dict(self, *args, **kwargs):
@@ -48,22 +53,28 @@ def _listening(original: Callable, kept: weakref.WeakKeyDictionary) -> Callable:
         except Exception:
             built = None
         result = original(self, *args, **kwargs)
-        try:
+        key = id(self)
+        kept.pop(key, None)
+        with contextlib.suppress(Exception):
             if built is not None and not torch.compiler.is_compiling():
-                kept[self] = Loaded(built, _rates(self, "initial_lr"), _rates(self))
-        except Exception:
-            kept.pop(self, None)
+                load = Loaded(built, _rates(self, "initial_lr"), _rates(self))
+                kept[key] = weakref.ref(self, lambda ref: _forget(kept, key, ref)), load
         return result
 
     setattr(load_state_dict, MARK, kept)
     return load_state_dict
 
 
-def _listen() -> weakref.WeakKeyDictionary:
+def _forget(kept: Kept, key: int, ref: weakref.ref) -> None:
+    if kept.get(key, (None,))[0] is ref:
+        del kept[key]
+
+
+def _listen() -> Kept:
     """Once for each process, as in loads.py."""
     there = getattr(Optimizer.load_state_dict, MARK, None)
     if there is None:
-        there = weakref.WeakKeyDictionary()
+        there = {}
         Optimizer.load_state_dict = _listening(Optimizer.load_state_dict, there)
     return there
 

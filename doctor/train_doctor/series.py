@@ -121,7 +121,7 @@ def _shift(s: Tensor, t: Tensor) -> int | None:
 
 def _same(a: Tensor, b: Tensor) -> bool:
     """Up to the rounding of a difference that was taken and undone."""
-    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    return torch.allclose(a.float(), b.float(), rtol=1e-4, atol=1e-5)
 
 
 def run(e: Evidence) -> None:

@@ -221,8 +221,8 @@ def rate_of_the_end(e: Evidence) -> Fired | Verdict:
 
     Looks at the last load_state_dict of each optimizer since train_doctor was imported. Fires when the rates that came
     with it are a tenth or less of those the optimizer was built with, and of those with which the saved run had begun;
-    when they have not moved in three steps; and when no scheduler holds the optimizer. A run that goes on where it had
-    stopped has its scheduler back, or sets the rate by hand.
+    when they have not moved in three steps; and when no scheduler is known to hold the optimizer. A run that goes on
+    where it had stopped has its scheduler back, or sets the rate by hand.
 
     WARN rate-of-the-end: optimizer.load_state_dict brought the rate at which the saved run had ended, {loaded:g}, in
     place of the {built:g} that the optimizer was built with, and nothing moves it. Fix: After the load, for group in
@@ -253,5 +253,13 @@ def rate_of_the_end(e: Evidence) -> Fired | Verdict:
 
 
 def _scheduled(optimizer: torch.optim.Optimizer) -> bool:
-    """Some scheduler moves its rates, though perhaps not in the steps that were seen."""
-    return any(isinstance(x, LRScheduler) and getattr(x, "optimizer", None) is optimizer for x in gc.get_objects())
+    """Something moves its rates, though perhaps not in the steps that were seen: most of torch's schedulers wrap its
+    step, and others are looked for."""
+    if hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched"):
+        return True
+    return any(_is_scheduler(x) and vars(x).get("optimizer") is optimizer for x in gc.get_objects())
+
+
+def _is_scheduler(x: object) -> bool:
+    kind = type(x)
+    return (issubclass(kind, LRScheduler) or "sched" in kind.__name__.lower()) and hasattr(x, "__dict__")

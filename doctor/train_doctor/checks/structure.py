@@ -122,7 +122,7 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
 
     Looks at optimizers that add weight_decay times the weight to its gradient. Fires when that is 0.1 or more, and more
     than the gradient itself in most of the tensors followed; Adam divides both by the gradient's size, so a fifth of it
-    is enough there. Where an optimizer shrinks the weights directly, as AdamW
+    is enough there, but for models of one layer. Where an optimizer shrinks the weights directly, as AdamW
     does, the rate times a weight_decay of 0.1 or more is looked at: 0.01 in a step or more.
 
     WARN decay-outweighs: weight_decay = {decay:g} pulls harder than the gradient, so the weights shrink to
@@ -158,7 +158,8 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
             if len(shares) < STEPS:
                 return unknown("there is a large weight_decay, and fewer than three steps to compare it with")
             kind = optimizer.kind.__name__
-            if kind in DIVIDES and 1 >= median(shares) > DIVIDED:
+            deep = len({u.name for u in updates if u.name in sizes and len(u.shape) > 1}) > 1
+            if deep and kind in DIVIDES and 1 >= median(shares) > DIVIDED:
                 return fires(
                     f"weight_decay = {decay:g} times the weights is {median(shares):.2g} times their gradient (median)",
                     "a decay of its own, as AdamW's",

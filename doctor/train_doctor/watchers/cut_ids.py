@@ -7,8 +7,9 @@ What an embedding is asked for is counted: its table has more rows than the type
 type's last number, and none goes beyond it.
 
 Footguns: bytes of a text are bytes on purpose, under a table that is a little larger; they never reach 249 in UTF-8,
-and 256 codes have a table of 256 and a few. Places also end at 255 where a row is that long, so ids that count up by
-one are left alone; and rows that come in order show the low ids first, so both ends of the type must be seen at once.
+and 256 codes have a table of 256 and a few, or the next multiple of 64. Places and distances also end at 255 where a
+row is that long, so ids that go up or down by one, and rows that have no id twice, are left alone. Rows that come in
+order show the low ids first, so both ends of the type must be seen at once.
 """
 
 import torch
@@ -20,7 +21,8 @@ from train_doctor.watchers.shared_rows import LOOKUPS
 TYPES = {2**8: (272, 2**12), 2**16: (2**16 + 2**11, 2**22)}  # numbers of a type -> rows of a table that has more
 LAST = 0.97  # of the numbers of the type, from where on its last ones begin
 HIGH, TOLD = 0.75, 30  # where the high numbers begin, and how many of them must be seen in a step
-COUNTED, LOOKED, TABLES = 0.5, 2**20, 4  # of the steps from one id to the next, those that count up by one
+COUNTED, ALONE = 0.4, 0.8  # of the steps from one id to the next, those by one; of the rows, those without a repeat
+PADDED, LOOKED, TABLES = {320, 384, 448, 512}, 2**20, 4  # rows of a table for 256 codes
 
 
 class CutIds(Watcher):
@@ -62,14 +64,19 @@ class CutIds(Watcher):
 
 def _type(rows: int) -> int | None:
     """How many numbers the type has to which ids of this table may have been cut."""
+    if rows in PADDED:
+        return None
     return next((cut for cut, (least, most) in TYPES.items() if least <= rows <= most), None)
 
 
 def _numbers(ids: Tensor, rows: int) -> tuple[int, bool, int, int]:
-    """Numbers of the type, whether the ids only count up, the last one, and how many are high where some are low."""
-    cut = _type(rows)
-    along = ids if ids.dim() == 1 else ids.flatten(0, -2)
-    up = (along.diff(dim=-1) == 1).float().mean() if along.shape[-1] > 1 else along.new_zeros(()).float()
-    counts = (up > COUNTED, ids.max(), (ids >= HIGH * cut).sum(), (ids < cut - HIGH * cut).sum())
-    up, top, high, low = torch.stack([count.long() for count in counts]).tolist()
-    return cut, bool(up), top, high if low else 0
+    """Numbers of the type, whether the ids are places, the last one, and how many are high where some are low."""
+    cut, along = _type(rows), ids.reshape(-1, ids.shape[-1])
+    counted = along.new_zeros((), dtype=torch.bool)
+    if along.shape[-1] > 1:
+        by_one = (along.diff(dim=-1).abs() == 1).float().mean()
+        alone = (along.sort(-1).values.diff(dim=-1) > 0).all(-1).float().mean()
+        counted = (by_one > COUNTED) | (alone > ALONE if cut == 2**8 else False)
+    counts = (counted, ids.max(), (ids >= HIGH * cut).sum(), (ids < cut - HIGH * cut).sum())
+    counted, top, high, low = torch.stack([count.long() for count in counts]).tolist()
+    return cut, bool(counted), top, high if low else 0

@@ -18,9 +18,10 @@ from train_doctor import graphs
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.watchers.divergences import terms_of_loss
 
-REGRESSIONS = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+REGRESSIONS = {"mse_loss"}  # the gradients of the others are bounded, however large they are
 CLASSES = {"cross_entropy", "nll_loss", "binary_cross_entropy_with_logits", "binary_cross_entropy"}
-TIMES, RAW, EASY = 100.0, 10.0, 0.05  # one term over the other; root mean square of targets; a term that is learned
+TIMES, RAW = 100.0, 10.0  # one term over the other; root mean square of targets
+EASY, LEARNED = 0.05, 0.2  # a classification that is learned; a regression, of the variance of its targets
 NODES, KEPT = 2000, 16  # of a graph; losses of a step
 
 
@@ -54,8 +55,9 @@ class DrownedTerms(Watcher):
             return
         (of_numbers, one, by), (of_classes, other, of) = large[0], small[0]
         high, low = by * float(of_numbers.value), of * float(of_classes.value)
-        raw = float(of_numbers.target.float().pow(2).mean().sqrt())
-        if raw > RAW and high > TIMES * low and float(of_classes.value) > EASY:
+        target = of_numbers.target.float()
+        raw, learned = float(target.pow(2).mean().sqrt()), float(of_numbers.value) < LEARNED * float(target.var())
+        if raw > RAW and high > TIMES * low and float(of_classes.value) > EASY and not learned:
             if graphs.leaves(one, NODES) & graphs.leaves(other, NODES):
                 self.note("F125", (of_numbers.name, high, of_classes.name, low, raw))
 

@@ -15,7 +15,8 @@ without a graph. A few numbers of both are compared: negatives in one, none in t
 Footguns: a recurrent network gives its layer the last tanh as well, and zeros first; so the data must be spread, and of
 one shape with what was made, and what was made may not come from that layer (one that is called again and again, first
 with data). Where the made ones are compared with data themselves (an autoencoder, a forecast that is
-fed back), that loss says where they are to lie. What was computed of made ones is no data.
+fed back), that loss says where they are to lie. What was computed of made ones is no data. Features beyond a tanh meet
+what a pooler made in one layer as well; so it must be two optimizers that work against each other.
 """
 
 import weakref
@@ -62,6 +63,7 @@ class Ranges(Watcher):
         self.taken: dict[int, tuple[weakref.ref, set[int]]] = {}  # data of this round -> the layers they were given to
         self.own: dict[int, bool] = {}  # whether what was made comes from the layer itself
         self.compared = False
+        self.beyond: dict[int, tuple] = {}  # step -> data beyond a tanh, should there be an adversary
 
     def saw(self, op: Op) -> None:
         if op.name in LAYERS:
@@ -115,7 +117,7 @@ class Ranges(Watcher):
             return
         beyond = float((real.numbers.abs() > 1).float().mean())
         if beyond > BEYOND and max(-low, high) > FAR:
-            self.note("D35", (low, high, beyond, "beyond"))
+            self.beyond[self.eye.turn] = low, high, beyond, "beyond"
             return
         below = float((made.numbers < 0).float().mean())
         if low >= 0 and 0.5 < high <= 1 and spread > SPREAD and below > SHARE and float(made.numbers.min()) < BELOW:
@@ -125,8 +127,11 @@ class Ranges(Watcher):
         self.taken = {}
         if self.compared:
             self.e.habits["D35"].clear()
+            self.beyond = {}
 
     def close(self) -> None:
+        for turn, fact in self.beyond.items() if len(self.e.optimizers) > 1 else ():
+            self.note("D35", fact, turn)
         self.known.by_id.clear()
         self.made, self.real, self.taken = {}, {}, {}
 

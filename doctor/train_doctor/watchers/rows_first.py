@@ -33,11 +33,12 @@ class RowsFirst(Watcher):
                 self.note("S21", (op.name, tuple(op.given[0].shape)))
         elif not isinstance(result, Tensor) or result.dim() < 2 or len(result) < LEAST:
             return
-        elif op.name == "stack" and not result.is_floating_point() and op.given[0].dim() == 1:
+        elif op.name == "stack" and not result.is_floating_point() and _row(op.given[0]):
             self.known.put(result, True)
         elif op.name == "__getitem__" and len(op.given) == 2 and not op.given[0].is_floating_point():
             index = op.given[1]
-            if op.args[1] is index and index.dim() == 1 and not index.is_floating_point() and op.given[0].dim() == 2:
+            fits = op.args[1] is index and index.dim() == 1 and not index.is_floating_point() and op.given[0].dim() == 2
+            if fits and not bool((index.diff() == 1).all()):  # or it is a window of time
                 self.known.put(result, True)
         elif op.name in ("embedding", "dropout", "to", "long") and any(map(self.known.get, op.given)):
             self.known.put(result, True)
@@ -47,3 +48,8 @@ class RowsFirst(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _row(t: Tensor) -> bool:
+    """A piece of something longer, and not what a step of time has made."""
+    return t.dim() == 1 and (t._base is None or t._base.numel() > t.numel())

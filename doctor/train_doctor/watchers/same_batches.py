@@ -16,7 +16,7 @@ from torch import Tensor
 from train_doctor.eye import Eye, Op, Watcher
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding", "embedding_bag"}
-GIVEN, FEW = 4, 64  # tensors of a step; numbers of each
+GIVEN, FEW = 4, 64  # tensors of a step, beyond which there may be others; numbers of each
 
 
 class SameBatches(Watcher):
@@ -28,7 +28,7 @@ class SameBatches(Watcher):
         self.last: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
-        if len(self.now) >= GIVEN or len(op.given) < 2 or not self.eye.grad:
+        if len(self.now) > GIVEN or len(op.given) < 2 or not self.eye.grad:
             return
         x, weight = (op.given[1], op.given[0]) if op.name == "embedding_bag" else op.given[:2]
         if not x.requires_grad and weight.requires_grad and x.numel() > 1:
@@ -36,7 +36,7 @@ class SameBatches(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         last, self.last, self.now = self.last, self.now, []
-        if last and len(last) == len(self.last) and all(map(torch.equal, last, self.last)):
+        if 0 < len(last) == len(self.last) <= GIVEN and all(map(torch.equal, last, self.last)):
             self.note("D12", True)
 
     def close(self) -> None:

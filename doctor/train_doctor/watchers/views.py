@@ -13,18 +13,23 @@ all (z @ z.T), the halves of one tensor are the two sides; a picture that was la
 import torch
 from torch import Tensor
 
-from train_doctor.eye import Op, Watcher
+from train_doctor import graphs
+from train_doctor.eye import Eye, Op, Watcher
 
 PAIRED = {
     *("cat", "concat", "stack", "matmul", "mm", "__matmul__", "bmm", "cosine_similarity", "pairwise_distance", "cdist"),
     *("mse_loss", "l1_loss", "smooth_l1_loss", "sub", "subtract", "cosine_embedding_loss", "triplet_margin_loss"),
     *("einsum", "mul", "multiply"),
 }
-NODES, MOST = 500, 2**14  # of a graph; rows that are compared
+NODES, WALKED, MOST, UNIT = 500, 5000, 2**14, 1e-3  # of two graphs; of a loss; rows that are compared; off length 1
 
 
 class Views(Watcher):
     names = PAIRED
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.halves: list[tuple] = []  # products of all rows with all since the last backward: node, shape of a half
 
     def saw(self, op: Op) -> None:
         if op.name not in PAIRED or not 2 <= len(op.given) <= 3:
@@ -33,7 +38,7 @@ class Views(Watcher):
         if op.name in ("cat", "concat") and len(op.given) == 2:
             self._data(one, two)
         if one.dim() == 2 and two.shape == one.T.shape and one.requires_grad and _one_storage(one, two):
-            self._halves(one)
+            self._halves(one, op.result)
         if one is two or not (one.requires_grad and two.requires_grad) or one.grad_fn is two.grad_fn:
             return
         if op.name.endswith(("mul", "multiply", "mm", "__")) and one.dim() != 2:
@@ -55,12 +60,24 @@ class Views(Watcher):
         if alike and not any(training and p > 0 for _, training, p in self.e.dropouts.values()):
             self.e.same_data.setdefault(self.eye.turn, tuple(one.shape))
 
-    def _halves(self, z: Tensor) -> None:
-        """All rows against all: two views of each, one below the other."""
+    def _halves(self, z: Tensor, result: Tensor) -> None:
+        """All rows against all, by cosines: two views of each, one below the other."""
         half = len(z) // 2
         if half > 1 and len(z) == 2 * half < MOST and not bool((z[:1] == z[1:half]).all()):
-            if torch.equal(z[:half], z[half:]):
-                self.e.same_data.setdefault(self.eye.turn, (half, *z.shape[1:]))
+            if torch.equal(z[:half], z[half:]) and bool(((z.norm(dim=1) - 1).abs() < UNIT).all()):
+                self.halves.append((result.grad_fn, (half, *z.shape[1:])))
+
+    def backward(self, loss: Tensor) -> None:
+        """Products that no loss asks for may be masks of what is alike."""
+        halves, self.halves = self.halves, []
+        if halves and loss.grad_fn is not None:
+            asked = set(map(id, graphs.walk(loss, WALKED)))
+            for node, shape in halves:
+                if id(node) in asked:
+                    self.e.same_data.setdefault(self.eye.turn, shape)
+
+    def close(self) -> None:
+        self.halves = []
 
 
 def _one_storage(one: Tensor, two: Tensor) -> bool:
