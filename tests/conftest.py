@@ -16,10 +16,11 @@ os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = os.path.join(os.environ["NBLIB_OUTP
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+import warm  # noqa: E402
 
 from nblib import base, models, runtime, text  # noqa: E402
 
-pytest_plugins = ["browser", "budget", "warm"]  # the fixture `lab`; who is slow must say so; the fixture `forked`
+pytest_plugins = ["browser", "budget"]  # the fixture `lab`; who is slow must say so
 # For bf16 products of more than a toy: emulated they take fifty times as long as in fp32.
 native_bf16 = pytest.mark.skipif(runtime.native_precision("cpu")[0] != "bf16", reason="this CPU emulates bf16")
 FP32 = runtime.Machine(torch.device("cpu"), "fp32", "tests compare to the last digit")
@@ -67,6 +68,11 @@ def seeded():
     torch.set_default_dtype(torch.float32)
     if "nblib.run.runs" in sys.modules:
         sys.modules["nblib.run.runs"]._HERE.clear()  # the run of a test is not that of the next one
+
+
+@pytest.fixture(scope="session")
+def forked() -> warm.Warm:
+    return warm.Warm()
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Models: seeded, quiet, reachable by path, refused in one sentence; 4-bit is real bitsandbytes."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -179,3 +181,13 @@ def test_four_bits_are_multiplied_in_the_precision_of_the_device(capability, com
     models.load("a name", four_bit=True, device="cuda:0" if capability else "cpu")
     runtime.native_precision.cache_clear()
     assert asked["quantization_config"].bnb_4bit_compute_dtype == compute and asked["dtype"] == torch.float32
+
+
+def test_searches_for_garbage_go_on_as_usual_once_models_are_there(tmp_path):
+    script = tmp_path / "thresholds.py"
+    script.write_text(
+        "import gc\nusual = gc.get_threshold()\nimport nblib\nbefore = gc.get_threshold()\nimport nblib.models\n"
+        "assert before[0] > usual[0] and gc.get_threshold() == usual and gc.isenabled()\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

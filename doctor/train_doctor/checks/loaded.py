@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from train_doctor import ends, measures
+from train_doctor import loaded_rates, measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import LAYERS, LEAST, within_bound
 from train_doctor.evidence import Evidence, Step, is_adapter
@@ -229,7 +229,7 @@ def rate_of_the_end(e: Evidence) -> Fired | Verdict:
     optimizer.param_groups: group["lr"] = {built:g}; or begin with a new optimizer, and load the scheduler's state too
     where the same run goes on.
     """
-    loads = [(n, o.object, ends.of(o.object)) for n, o in enumerate(e.optimizers) if o.object is not None]
+    loads = [(n, o.object, loaded_rates.of(o.object)) for n, o in enumerate(e.optimizers) if o.object is not None]
     loads = [(n, optimizer, load) for n, optimizer, load in loads if load is not None]
     if not loads:
         return not_applicable("no optimizer's state was loaded, since train_doctor was imported")

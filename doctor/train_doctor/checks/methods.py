@@ -588,15 +588,17 @@ def first_place_of_a_causal_network(e: Evidence) -> Fired | Verdict:
 def drowned_term(e: Evidence) -> Fired | Verdict:
     """Of two tasks that share a network one is learned, and the other hardly gets better.
 
-    Fires when a loss is the sum of a regression's and a classification's, with whatever weights, the first is a hundred
-    times the second, its targets are tens or more as they were measured, and both reach weights in common.
+    Fires when a loss is the sum of a squared error and a classification's loss, with whatever weights, the first is a
+    hundred times the second, its targets are tens or more as they were measured, and both reach weights in common.
+    Losses whose slope is bounded, a regression that is learned already, and tasks with networks of their own are left
+    alone.
 
-    WARN drowned-term: {large} is {high:.3g} of this loss and {small} {low:.2g}: the targets of the first have their own
-    unit (about {raw:.2g}), so the weights that both share are moved by it alone. Fix: Bring the targets to mean 0 and
-    spread 1 by numbers of the training data, or give the term a weight that makes both of one size.
+    WARN drowned-term: The squared error is {high:.3g} of this loss and {small} {low:.2g}: the targets of the first have
+    their own unit (about {raw:.2g}), so the weights that both share are moved by it alone. Fix: Bring the targets to
+    mean 0 and spread 1 by numbers of the training data, or give the term a weight that makes both of one size.
     """
     if (verdict := no_habit(e, seen := e.habits["F125"])) is not None:
         return verdict
-    large, high, small, low, raw = next(iter(seen.values()))
-    what = f"in {len(seen)} steps {large} was more than a hundred times {small}, first {high:.3g} and {low:.2g}"
-    return fires(what, "terms of about one size", large=large, high=high, small=small, low=low, raw=raw)
+    high, small, low, raw = next(iter(seen.values()))
+    what = f"in {len(seen)} steps MseLoss was more than a hundred times {small}, first {high:.3g} and {low:.2g}"
+    return fires(what, "terms of about one size", high=high, small=small, low=low, raw=raw)

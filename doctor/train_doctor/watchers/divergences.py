@@ -134,15 +134,15 @@ def _numbers(node, factor: float, rows: int) -> int:
     return math.prod(shape[1:])
 
 
-def terms_of_loss(e: Evidence, loss: Tensor, known: Container[int] = ()) -> list[tuple]:
-    """Of a loss, with those known by their ids to be terms; none where its graph can't be read, because the program
-    packs what nodes save."""
+def terms_of_loss(e: Evidence, loss: Tensor, more: Container[str] = ()) -> list[tuple]:
+    """Of a loss, with nodes of more kinds; none where its graph can't be read, because the program packs what nodes
+    save."""
     with contextlib.suppress(AttributeError, RuntimeError, TypeError):  # another version's name
-        return list(terms_of(loss.grad_fn, known=known)) if not e.packed else []
+        return list(terms_of(loss.grad_fn, more=more)) if not e.packed else []
     return []
 
 
-def terms_of(node, factor: float = 1.0, left: int = TERMS, known: Container[int] = ()):
+def terms_of(node, factor: float = 1.0, left: int = TERMS, more: Container[str] = ()):
     """The reductions that a loss is a sum of, each with its factor."""
     queue = [(node, factor)]
     while queue and left:
@@ -158,7 +158,7 @@ def terms_of(node, factor: float = 1.0, left: int = TERMS, known: Container[int]
             number = _number(node)
             if number:
                 queue.append((live[0], factor * number if what == "Mul" else factor / number))
-        elif what in LOSSES or what in ("Sum", "Mean") or id(node) in known:
+        elif what in LOSSES or what in ("Sum", "Mean") or what in more:
             yield node, factor
 
 

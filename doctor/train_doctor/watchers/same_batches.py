@@ -7,7 +7,7 @@ What a model is given as a whole is known from its call (D12). Here the first fe
 with weights are given in a step are compared with those of the step before.
 
 Footgun: positions and coordinates are the same in each step, so all that is given must be; and one batch may be learned
-by heart on purpose, so D12 also asks whether a loader was begun anew.
+by heart on purpose, so nothing is looked at before a loader was begun.
 """
 
 import torch
@@ -28,11 +28,11 @@ class SameBatches(Watcher):
         self.last: list[Tensor] = []
 
     def saw(self, op: Op) -> None:
-        if len(self.now) > GIVEN or len(op.given) < 2 or not self.eye.grad:
+        if len(self.now) > GIVEN or len(op.given) < 2 or not self.eye.grad or not self.e.restarted:
             return
         x, weight = (op.given[1], op.given[0]) if op.name == "embedding_bag" else op.given[:2]
-        if not x.requires_grad and weight.requires_grad and x.numel() > 1:
-            self.now.append(x.detach().flatten()[:: -(-x.numel() // FEW)].clone())
+        if not x.requires_grad and weight.requires_grad and x.numel() > 1 and x.layout == torch.strided:
+            self.now.append(x.detach().take(torch.arange(0, x.numel(), -(-x.numel() // FEW), device=x.device)))
 
     def backward(self, loss: Tensor) -> None:
         last, self.last, self.now = self.last, self.now, []

@@ -11,15 +11,15 @@ check has to ask whether anything moves the rate.
 """
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple
 
 import torch
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
-MARK = "_train_doctor_ends"  # of the function that listens: what it has kept
+MARK = "_train_doctor_loaded_rates"  # of the function that listens: what it has kept
 
 
 class Loaded(NamedTuple):
@@ -30,51 +30,40 @@ class Loaded(NamedTuple):
     loaded: tuple[float, ...]
 
 
-Kept = dict[int, tuple[weakref.ref, Loaded]]  # by id of an optimizer
-
-
 def of(optimizer: Optimizer) -> Loaded | None:
     """Its last load, if there was one."""
-    there = KEPT.get(id(optimizer))
-    return there[1] if there is not None and there[0]() is optimizer else None
+    return KEPT.get(optimizer)
 
 
 def _rates(optimizer: Optimizer, name: str = "lr") -> tuple[float, ...]:
     return tuple(float(group.get(name, group["lr"])) for group in optimizer.param_groups)
 
 
-def _listening(original: Callable, kept: Kept) -> Callable:
-    """The same function; nothing that fails in here may end a load. An optimizer need not be hashable."""
+def _listening(original: Callable, kept: WeakIdKeyDictionary) -> Callable:
+    """The same function; nothing that fails in here may end a load. Optimizers are known by id: one need not have a
+    hash."""
 
     @wraps(original)
     def load_state_dict(self, *args, **kwargs):
-        try:
+        built = None
+        with contextlib.suppress(Exception):
+            kept.pop(self, None)
             built = _rates(self)
-        except Exception:
-            built = None
         result = original(self, *args, **kwargs)
-        key = id(self)
-        kept.pop(key, None)
         with contextlib.suppress(Exception):
             if built is not None and not torch.compiler.is_compiling():
-                load = Loaded(built, _rates(self, "initial_lr"), _rates(self))
-                kept[key] = weakref.ref(self, lambda ref: _forget(kept, key, ref)), load
+                kept[self] = Loaded(built, _rates(self, "initial_lr"), _rates(self))
         return result
 
     setattr(load_state_dict, MARK, kept)
     return load_state_dict
 
 
-def _forget(kept: Kept, key: int, ref: weakref.ref) -> None:
-    if kept.get(key, (None,))[0] is ref:
-        del kept[key]
-
-
-def _listen() -> Kept:
+def _listen() -> WeakIdKeyDictionary:
     """Once for each process, as in loads.py."""
     there = getattr(Optimizer.load_state_dict, MARK, None)
     if there is None:
-        there = {}
+        there = WeakIdKeyDictionary()
         Optimizer.load_state_dict = _listening(Optimizer.load_state_dict, there)
     return there
 
