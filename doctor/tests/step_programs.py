@@ -55,10 +55,17 @@ SETS = {
     "judge33": ("judge33_l",),
     "judge34": ("judge34_l",),
     "judge35": ("judge35_a",),
+    "judge36": ("judge36_a", "judge36_b"),
+    "judge37": ("judge37_l",),
+    "judge38": ("judge38_a", "judge38_b"),
+    "judge39": ("judge39_l",),
+    "judge40": ("judge40_a", "judge40_b"),
+    "judge41": ("judge41_l",),
 }
-RECENT = {"judge34", "judge35"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge40", "judge41"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
+LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

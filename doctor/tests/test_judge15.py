@@ -10,6 +10,7 @@ from .step_programs import Blind, judged
 BLIND = Blind("judge15")
 
 NAMED = {
+    "dqn_bootstraps_from_terminal_states": "F56",
     "audio_tags_sigmoid_before_bcelogits": "F3",
     "age_regression_mse_broadcast": "F21",
     "lesion_flip_only_image": "D14",
@@ -55,7 +56,6 @@ NAMED = {
 }
 UNSEEN = {
     "protonet_support_axes_swapped": "which of two axes holds the classes is known to the program alone",
-    "dqn_bootstraps_from_terminal_states": "the ends of episodes are in memory, and the step takes none of them",
 }
 
 

@@ -10,6 +10,7 @@ from .step_programs import Blind, judged
 BLIND = Blind("judge27")
 
 NAMED = {
+    "gcn_undirected_edges": "D45",
     "audio_power_spectrogram": "D42",
     "ctc_input_lengths": "F110",
     "seg_mask_resize": "F36",
@@ -53,7 +54,6 @@ UNSEEN = {
     "house_price_categories": "numbers of a column may have an order",
     "ctr_target_encoding": "features that were made before training",
     "sage_hub_graph": "sums over neighbours are right elsewhere",
-    "gcn_undirected_edges": "a graph may have a direction",
     "dqn_target_network": "Q-learning without a target network is a method",
     "pinn_poisson_boundary": "the weights of two terms are a choice",
 }

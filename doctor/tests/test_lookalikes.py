@@ -63,7 +63,6 @@ def focal(model, ids):
 
 PROGRAMS = {
     "masked lm": (lambda: bert("BertForMaskedLM"), holes),
-    "masked lm, all asked": (lambda: bert("BertForMaskedLM"), lambda m, i: holes(m, i, True)),
     "classes": (
         lambda: bert("BertForSequenceClassification"),
         lambda m, i: m(input_ids=i, labels=i[:, 0] % 2).loss,
@@ -88,3 +87,8 @@ def test_other_kinds_are_left_alone(name):
     model, loss = PROGRAMS[name]
     report = quiet(lambda: loop(model(), loss, batches(5), steps=5))
     assert report.done and not report.faults and report.root is None, f"{report.faults}\n{report}"
+
+
+def test_a_masked_model_that_is_asked_for_all_tokens_is_no_causal_one():
+    report = quiet(lambda: loop(bert("BertForMaskedLM"), lambda m, i: holes(m, i, True), batches(5), steps=5))
+    assert {f.check for f in report.findings} == {"F33"} and not report.faults, f"\n{report}"

@@ -272,7 +272,8 @@ def temperature_beside():
 
 def frozen_probe():
     model = lm("gpt2").requires_grad_(False)
-    model.transformer.ln_f.requires_grad_(True)
+    for norm in (model.transformer.ln_f, model.transformer.h[0].ln_1):
+        norm.requires_grad_(True)
     return train(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
 
 

@@ -66,7 +66,7 @@ class Memory(nn.Module):
         self.own, self.other, self.head, self.empty = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 3), empty
 
     def forward(self, x):
-        return self.head(self.own(x) + self.other(torch.zeros_like(x) if self.empty else x.flip(0)))
+        return self.head(self.own(x) + self.other(torch.zeros_like(x) if self.empty else x.flip(1)))
 
 
 class Listed(nn.Module):

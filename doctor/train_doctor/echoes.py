@@ -3,6 +3,7 @@
     decoder(ids); cross_entropy(logits, ids)        a decoder that copies: at inference there is nothing to copy
     labels[masked] = -100                           a masked model that is asked for what it can read
     labels = ids; ids[masked] = mask_id             a masked model that is asked for the mask: one tensor
+    labels = ids.clone()                            all of it: of the rest -100 was left out
 
 The ids given to embeddings since the last backward are laid beside the targets of a loss, place by place.
 
@@ -15,10 +16,13 @@ from torch import Tensor
 LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
 PERSISTS = 0.9  # of the places, how many hold what the one before holds
 OFTEN = 0.5  # of the targets, how many are the mask
-DECODER, MASK, ALIAS = "decoder", "mask", "alias"
+DECODER, MASK, ALIAS, VISIBLE, UNMASKED = "decoder", "mask", "alias", "visible", "unmasked"
+FEW = 0.6  # of the places, that are asked for
+WORDS = 8
+SEEN, HIDDEN = 0.7, 0.6  # of the targets, those that can be read; of the others, those under one token
 
 
-def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
+def echo(inputs: list[Tensor], target: Tensor, ignored: int, overwritten: bool = False) -> str:
     """Whether a loss asks for what went in: "decoder", "mask" or "alias"; "" if not. All tensors hold whole numbers."""
     asked = target.detach().flatten().cpu()
     there = asked != ignored
@@ -29,6 +33,15 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     same = [(n, ids) for n, ids in fitting if float((ids == asked)[there].float().mean()) >= SAME]
     if any(_asks_for_the_mask(ids, there) for _, ids in same):
         return ALIAS
+    words = [] if overwritten else [ids for ids in inputs if int(ids.max()) > 1 and not _places(ids)]
+    if len(words) == 1 and words[0].numel() == asked.numel() and _asks_for_all(words[0].flatten().cpu(), asked, there):
+        return VISIBLE
+    if len(words) == 1 and words[0].dim() == 2 and words[0].numel() == asked.numel():
+        whole = there.view(words[0].shape)
+        if _scattered(whole) and bool((words[0].cpu() == asked.view(whole.shape))[whole].all()):
+            hidden = words[0].cpu()[~whole]
+            if not bool((hidden == hidden[0]).all()):
+                return UNMASKED
     fitting = [(n, ids) for n, ids in fitting if int(ids.max()) > 1] or fitting  # not the kinds of places (BERT)
     last, ids = fitting[-1]
     if float((ids == asked)[there].float().mean()) < SAME or _persists(inputs[last]):
@@ -38,7 +51,8 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     if alike and not padded and int(hidden[0]) != ignored:
         return MASK
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
-    return DECODER if others and last == len(inputs) - 1 else ""
+    behind = any(len(i) == len(inputs[last]) for i in inputs[last + 1 :])  # tables of distances have no rows
+    return DECODER if others and not behind else ""
 
 
 def _persists(ids: Tensor) -> bool:
@@ -58,3 +72,29 @@ def _asks_for_the_mask(ids: Tensor, there: Tensor) -> bool:
         return False
     token = mine.mode().values
     return float((mine == token).float().mean()) > OFTEN and not bool((others == token).any())
+
+
+def _scattered(there: Tensor) -> bool:
+    """Whether few places are asked for, here and there in most rows, as a random mask picks them."""
+    begins = (there[:, 1:] & ~there[:, :-1]).sum(1) + there[:, 0].int()
+    return 0 < float(there.float().mean()) < FEW and float((begins > 1).float().mean()) > 0.5
+
+
+def _places(ids: Tensor) -> bool:
+    """Whether the numbers are those of places, one more each."""
+    return ids.shape[-1] > 1 and bool((ids.reshape(-1, ids.shape[-1]).diff(dim=-1) == 1).all())
+
+
+def _asks_for_all(ids: Tensor, asked: Tensor, there: Tensor) -> bool:
+    """Whether most targets can be read at their own places, and most others are under one token that is never asked
+    for."""
+    same = ids == asked
+    if float((ids[1:] == asked[:-1])[there[:-1]].float().mean()) > SAME - 0.1:  # the tokens that come next
+        return False
+    if not SEEN < float(same[there].float().mean()) < SAME:
+        return False
+    if len(asked[there].unique()) < WORDS:
+        return False  # a code of a few letters
+    others = ids[there & ~same]
+    token = others.mode().values
+    return float((others == token).float().mean()) > HIDDEN and not bool((asked[there] == token).any())

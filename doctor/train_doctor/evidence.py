@@ -89,6 +89,7 @@ class Fed:
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     cut: float | None = None  # share of its numbers at their ends, where it comes from a clamp
     own: bool = False  # a square matrix whose diagonal is one number, the largest of its row, and no target
+    exchanged: bool = False  # the target learns, and what is given does not
     doubled: float = 0.0  # share of a batch's other rows that are the same partner as a row's own
     mixed: tuple[int, ...] | None = None  # (N, C, ...) that was reshaped to (rows, C)
 
@@ -369,6 +370,9 @@ class Evidence:
         self.misscored: dict[int, str] = {}  # round -> distribution
         self.padded: dict[int, list[int]] = {}  # id(embedding) -> calls read, ids that were padding, largest dim of ids
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
+        self.as_before: dict[
+            str, set[int]
+        ] = {}  # sampled tensor -> steps before which it was where it was before the last
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
         self.tracked: dict[int, int] = {}  # normalisations with statistics, by id: batches counted at the start

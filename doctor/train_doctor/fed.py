@@ -121,7 +121,10 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
         fed.only = low if low == high else None
         if fed.only is not None and x.dim() == 2 and 2 < x.shape[1] <= 4096 and 0 <= low < x.shape[1]:
             fed.again = _again(x.float(), int(low))
-    if isinstance(target, Tensor) and target.is_floating_point() and target.numel() and not target.is_meta:
+    if name == "kl_div" and isinstance(target, Tensor):
+        fed.exchanged = target.requires_grad and not given.requires_grad
+    whole = name in SIGNED and isinstance(target, Tensor) and not target.is_complex()  # -1 and 1, or 0 and 1
+    if isinstance(target, Tensor) and (target.is_floating_point() or whole) and target.numel() and not target.is_meta:
         wanted = _rows(target.detach(), 1 if name in CLASSES and target.dim() > 1 else target.dim() - 1).float()
         facts = [*_ends(wanted), *_ends(wanted.sum(-1)), ((wanted != 0) & (wanted != 1)).any().float()]
         fed.target_low, fed.target_high, *fed.target_sums, between = torch.stack(facts).tolist()

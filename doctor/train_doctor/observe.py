@@ -76,6 +76,8 @@ from train_doctor.shadow import Shadow
 from train_doctor.waits import Waits
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
+LEVELS = 16  # different numbers of a weight that is rounded
+EARLY = 4  # steps before which it is looked whether the last one was undone
 MARKS = 64  # numbers of a tensor that tell whether it moved
 FEW, OPPOSED = 64, -0.3  # numbers of a gradient; the cosine of two gradients of adversaries
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
@@ -98,6 +100,8 @@ class Optimizers(Part):
         self.seen: dict[int, int] = {}  # id(optimizer) -> index
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
+        self.moved: set[str] = set()  # of these, those that the step moved
+        self.last: tuple[int, dict[str, Tensor]] = -2, {}  # before the last step: its number, a few numbers of tensors
         self.marks: list[Tensor] = []  # a few weights at the last backward, while no optimizer has stepped
         self.moves = 0  # how often they had changed
         self.backwards: dict[int, int] = {}  # index -> count at its last step
@@ -197,6 +201,7 @@ class Optimizers(Part):
 
     def release(self) -> None:
         self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
+        self.last = -2, {}
         self.e.followers, self.roots = [], []
         for optimizer in self.e.optimizers:
             optimizer.object = None
@@ -204,11 +209,17 @@ class Optimizers(Part):
     def _remember(self, tensors: dict[str, Tensor], measured: bool) -> None:
         """Before a step: which tensors are where they were at the start; and, where it is measured, some of each."""
         self.before = measures.pieces(tensors) if measured else []
+        self._as_before(tensors, measured)
         if not self.e.rounds:
             return
-        if not measured:  # one that has moved on stands for all
-            one = next(((n, p) for n, p in tensors.items() if p.requires_grad and p.device.type == "cpu"), None)
-            if one is not None and not torch.equal(self._few(*one), self.e.first[one[0]][1][:MARKS]):
+        if not measured:  # one that has moved on stands for all of its model
+            ones: dict[str, str] = {}
+            for n, p in tensors.items():
+                if p.requires_grad and p.device.type == "cpu":
+                    ones.setdefault(n.partition(".")[0] if n.startswith("model") else "", n)
+            if ones and not any(
+                torch.equal(self._few(n, tensors[n]), self.e.first[n][1][:MARKS]) for n in ones.values()
+            ):
                 return
         views = {n: (self._few(n, p), self.e.first[n][1][:MARKS]) for n, p in tensors.items()}
         if all(view.device.type == "cpu" for view, _ in views.values()):
@@ -218,6 +229,25 @@ class Optimizers(Part):
             same = torch.stack(same).tolist() if same else []
         for name, back in zip(views, same):
             self.e.returned[name] = self.e.returned.get(name, 0) + back
+
+    def _as_before(self, tensors: dict[str, Tensor], measured: bool) -> None:
+        """Which tensors are where they were before the last step, as if it had not been made."""
+        rounds, last = self.last
+        early = measured or self.e.rounds < EARLY
+        if early and rounds == self.e.rounds - 1:
+            for name, p in tensors.items():
+                if (
+                    name in self.moved
+                    and p.device.type == "cpu"
+                    and torch.equal(last[name], _spread(p))
+                    and bool(last[name].all())
+                ):
+                    self.e.as_before.setdefault(name, set()).add(self.e.rounds)
+        few = {n: _spread(p) for n, p in tensors.items() if p.device.type == "cpu" and p.numel() > 1} if early else {}
+        self.last, self.moved = (self.e.rounds, few), set()
+        for name in set(self.e.habits["N3 rounded"].values()) & few.keys():  # what the step begins with
+            if len(few[name].unique()) <= LEVELS:
+                self.e.habits["N3 levels"][len(self.e.habits["N3 levels"])] = name
 
     def _few(self, name: str, p: Tensor) -> Tensor:
         """A view of the first of the numbers that are followed."""
@@ -301,6 +331,9 @@ class Optimizers(Part):
             self._note_step(optimizer, self.learn(optimizer), {})
             self.closure = False
         index = self.seen.get(id(optimizer), -1)
+        if self.last[0] == self.e.rounds and self.last[1]:
+            known, tensors = self.last[1], self._sampled(optimizer)
+            self.moved |= {n for n, p in tensors.items() if n in known and not torch.equal(_spread(p), known[n])}
         if self.before:
             steps = self.e.every(Step)
             if steps and steps[-1].optimizer == index:
@@ -742,3 +775,9 @@ def _rate(group: dict) -> float:
     """NaN where an optimizer has none."""
     rate = group.get("lr")
     return math.nan if rate is None else float(rate)
+
+
+def _spread(p: Tensor) -> Tensor:
+    """A copy of a few numbers of a tensor, from its beginning to its end."""
+    flat = measures.strided(p)
+    return flat[:: max(1, flat.numel() // MARKS)].clone()

@@ -4,10 +4,14 @@
 
 Every row then carries the number of its place. One call is made again before the first step, in eval mode: as it was,
 with the rows turned round, and with all rows but the first and the last moved on by one. Where the two that stayed
-answer the same, rows do not see each other; where the turned ones do not answer the same, their place is seen.
+answer the same, rows do not see each other; where the turned ones do not answer the same, their place is seen. Once
+more it is made with the first half of the rows alone, which must answer as they did among all.
 
 Footguns: nodes of a graph and times of a series see each other, so the answers of the two that stayed move, and nothing
-is said. State that is kept for each row (streams) belongs to its place: such modules are left alone.
+is said of places. State that is kept for each row (streams) belongs to its place: such modules are left alone. A scale
+that is taken of the whole batch is a normalisation, of which others speak: where a forward asks for one, or for a
+number of everything, half of the rows tell nothing. Nor do they where rows are put behind a dimension of size 1, or
+pooled by a maximum or a sum: points of a scene, documents of a query, agents that talk.
 """
 
 import contextlib
@@ -15,6 +19,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from train_doctor import replays
 from train_doctor.evidence import Backward, Call, Evidence
@@ -22,6 +27,21 @@ from train_doctor.reading import readable
 
 LEAST, WORK = 6, 1e9  # rows; products of a row and a parameter
 SEEN, STILL = 1e-2, 1e-4  # of the spread of the answers
+SPREADS = {
+    "std",
+    "var",
+    "std_mean",
+    "var_mean",
+    "cov",
+    "corrcoef",
+    "cholesky",
+    "linalg_cholesky",
+    "eigh",
+    "linalg_eigh",
+}
+SPREADS |= {"svd", "linalg_svd", "qr", "linalg_qr"}
+POOLS = {"max", "amax", "sum", "logsumexp"}
+ONE = {"mean", "max", "min", "amax", "amin", "aminmax", "norm", "linalg_vector_norm", "sum", "median"}
 
 
 class Moved(NamedTuple):
@@ -29,6 +49,8 @@ class Moved(NamedTuple):
 
     turned: float
     stayed: float
+    alone: float | None  # of the first half without the other one; None where that tells nothing
+    given: tuple[tuple[int, ...], ...]  # shapes of what was given
 
 
 def match(e: Evidence, event: Backward) -> None:
@@ -81,7 +103,51 @@ def _moved(module: nn.Module, call: Call, rows: int) -> Moved | None:
     if not torch.equal(first, again) or not spread > 0:
         return None
     ends = float((first[[0, -1]] - stayed[[0, -1]]).abs().max())
-    return Moved(float((first - other[turned]).abs().max()) / spread, ends / spread)
+    given = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
+    shapes = tuple(tuple(x.shape) for x in given)
+    return Moved(
+        float((first - other[turned]).abs().max()) / spread, ends / spread, _alone(module, call, first), shapes
+    )
+
+
+def _alone(module: nn.Module, call: Call, first: Tensor) -> float | None:
+    """How far the answers of the first half move when the other half is gone, in spreads."""
+    half = len(first) // 2
+    rough = call.autocast is not None or any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+    if rough or any(getattr(m, "running_mean", 0) is None or isinstance(m, nn.RNNBase) for m in module.modules()):
+        return None  # the sizes of sums show in 16 bits; a recurrent module may be given one series
+    with (
+        contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError),
+        Scales() as scales,
+    ):
+        alone = _answer(module, call, torch.arange(half))
+        if alone is not None and alone.shape == first[:half].shape and not scales.asked:
+            return float((first[:half] - alone).abs().max() / first.std())
+    return None
+
+
+def _of_a_set(name: str, args: tuple, kwargs: dict) -> bool:
+    """Whether rows are made one set on purpose: by a dimension in front of them, or a pool that is no mean."""
+    if name == "unsqueeze":
+        return 0 in (*args[1:2], kwargs.get("dim"))
+    if name == "__getitem__" and len(args) > 1:
+        return args[1] is None or isinstance(args[1], tuple) and args[1][:1] == (None,)
+    if name == "multi_head_attention_forward":
+        return isinstance(args[0], Tensor) and args[0].dim() == 2  # one series, whose times are the rows
+    return name in POOLS and 0 in (*args[1:2], kwargs.get("dim"))
+
+
+class Scales(TorchFunctionMode):
+    """Whether a forward asks for a spread, or for one number of everything."""
+
+    asked = False
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        one = isinstance(result, Tensor) and not result.dim() and name in ONE
+        self.asked = self.asked or name in SPREADS or one or _of_a_set(name, args, kwargs or {})
+        return result
 
 
 def _answer(module: nn.Module, call: Call, order: Tensor | None) -> Tensor | None:

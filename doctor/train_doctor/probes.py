@@ -8,6 +8,7 @@ Footgun: a replay must repeat the call as it was made, autocast and all, or it m
 """
 
 import contextlib
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from train_doctor.reading import read_call
 
 TOKENS = 512  # in a replay, at most
 WORK = {"cpu": 5e10, "other": 2e13}  # products of a token and a parameter in a replay, at most: seconds
+ENCODERS = ("Bert", "BERT", "Roberta", "Deberta", "Electra", "Albert", "MPNet", "XLM")  # that read all places
 IDS = ("input_ids", "ids", "idx", "tokens", "x")  # names that read_call looks for
 
 
@@ -30,7 +32,7 @@ def run(e: Evidence, *more: Callable[[Evidence], None]) -> None:
     replays.run(e)
     series.run(e)
     places.run(e)
-    for probe in (_reach, _documents, _padding, *more):
+    for probe in (_reach, _documents, _padding, _padding_of_rows, *more):
         with contextlib.suppress(Unfit):
             probe(e)
     e.probes.pop("replayed", None)
@@ -112,6 +114,55 @@ def _padding(e: Evidence) -> None:
         kept = ~pads[: before.shape[0]]
         e.probes["pads"] = _most(_moved(before, after), kept), _threshold(before), call.mask is not None
         return
+
+
+def _padding_of_rows(e: Evidence) -> None:
+    """The same of a model that has one answer for each row, or answers with other places (an encoder, a decoder), was
+    given no mask, and would take one. One that looks for the padding by itself (a causal classifier) is left alone."""
+    for call in (c for c in e.forwards if c.round == 0 and c.ids is not None and (c.args or c.kwargs)):
+        decodes = bool(getattr(e.config, "is_encoder_decoder", False))
+        if "pads" in e.probes or not call.grad or call.mask is not None or call.logits is not None and not decodes:
+            continue
+        module, pads = _module(call), padding(e, call)
+        name = type(module).__name__
+        looks = "SequenceClassification" in name and not any(kind in name for kind in ENCODERS)
+        takes = "attention_mask" in inspect.signature(module.forward).parameters
+        if pads is None or looks or not takes or call.kwargs.get("past_key_values") is not None:
+            continue
+        if int(pads.sum()) < 2:
+            continue
+        changed = _other(e, call, pads, special=True)
+        before, again, after = (_rows_of(module, call, ids) for ids in (call.ids, call.ids, changed))
+        if before is None or len(before) != len(call.ids) or not torch.equal(before, again):
+            continue
+        size = float(before.std())
+        if size > 0:
+            moved = (before - after).abs().flatten(1).amax(1)[pads.any(1)] / size
+            e.probes["pads"] = float(moved.max()), 100 * _threshold(before), False
+        return
+
+
+def _rows_of(module: nn.Module, call: Call, ids: Tensor) -> Tensor | None:
+    """What a call answers to these ids in eval mode: its logits, or the first thing with numbers in it."""
+    args, kwargs = _with_ids(call, ids, lambda x: x)
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    if ids.numel() * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
+        raise Unfit
+    state, modes = generators(), [(m, m.training) for m in module.modules()]
+    try:
+        for m, _ in modes:
+            m.training = False
+        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+            out = replays.again(module, args, kwargs)
+    except Exception as error:
+        raise Unfit from error
+    finally:
+        for m, mode in modes:
+            m.training = mode
+        restore(state)
+    logits = out.get("logits") if hasattr(out, "get") else None
+    found = logits if isinstance(logits, Tensor) else next((x for x in replays._floats(out) if x.dim()), None)
+    return None if found is None else found.detach().float()
 
 
 def spoilt(e: Evidence) -> bool:

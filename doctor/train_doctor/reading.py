@@ -7,6 +7,7 @@ which tensor holds the token ids, which the labels, which the logits.
 Footgun: two-dimensional integers of the same shape are ids and labels only by their order. So names are asked first.
 """
 
+import inspect
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -30,6 +31,8 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     if labels is None and ids is not None:
         labels = next((x for x in rows if x.shape == ids.shape and x.dtype == torch.int64), None)
     mask, positions = given.get("attention_mask"), given.get("position_ids")
+    if mask is None and len(args) > 1 and hasattr(module, "config"):
+        mask = _by_place(module, args, "attention_mask")
     call.ids = on_cpu(ids) if ids is not None and ids.dim() == 2 and not ids.is_floating_point() else None
     call.labels = on_cpu(labels) if labels is not None and labels.dim() == 2 else None
     decoder = given.get("decoder_input_ids")
@@ -56,6 +59,13 @@ def read_call(call: Call, module: nn.Module, args: tuple, kwargs: dict, output: 
     call.cached = cache is not None
     if type(cache).__name__ == "DynamicCache":  # what transformers makes by itself; others count otherwise
         call.cache, call.kept = weakref.ref(cache), int(cache.get_seq_length())
+
+
+def _by_place(module: nn.Module, args: tuple, name: str) -> Tensor | None:
+    """What a model of transformers is given for this argument without its name."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    place = names.index(name) if name in names else len(args)
+    return args[place] if place < len(args) and readable(args[place]) else None
 
 
 def readable(x: Any) -> bool:

@@ -38,6 +38,20 @@ def run(e: Evidence) -> None:
                 e.probes.setdefault("teachers", {})[id(teacher)] = _noise(teacher, call)
     calls = [c for c in e.forwards if _repeatable(c)]
     call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
+    seconds = (
+        [
+            (m.lora_B, k)
+            for m in e.model.modules()
+            if isinstance(getattr(m, "lora_B", None), torch.nn.ModuleDict)
+            for k in m.lora_B
+        ]
+        if e.model is not None
+        else []
+    )
+    begun: dict[str, bool] = {}
+    for parts, name in seconds:  # before the first step
+        begun[name] = begun.get(name, False) or any(bool(p.detach().any()) for p in parts[name].parameters())
+    e.probes["adapters"] = begun
     factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
     if call is not None and factors:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):

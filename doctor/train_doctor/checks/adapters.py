@@ -34,6 +34,8 @@ def adapter_inactive(e: Evidence) -> Fired | Verdict:
 
     ERROR adapter-inactive: The adapter (LoRA) has no part in the forward pass: {reason}. Fix: model.set_adapter(name),
     model.enable_adapter_layers(), unmerge_adapter() or a scale above zero, before the loop.
+    WARN adapter-inactive/waiting: The adapter {new} was added and not made active, so training goes on with {active}
+    and overwrites what that one knew. Fix: model.set_adapter("{new}") before the optimizer is built.
     ERROR or WARN adapter-keys-lost: The adapter's (LoRA) weights were not loaded: their keys do not fit the model's
     names, and the mismatch was ignored, so training starts from a fresh one. Fix: Load with PeftModel.from_pretrained,
     or rename the keys; and look at what load_state_dict(strict=False) returns.
@@ -45,6 +47,14 @@ def adapter_inactive(e: Evidence) -> Fired | Verdict:
         return wrong
     if not any(is_adapter(n) for n in e.parameters()):
         return not_applicable("no adapter")
+    if names := _another_is_active(e):
+        held, active = names
+        reason = f"the optimizer holds the adapter {held}, the active one is {active}"
+        return fires(f"the tensors of {held} are in the optimizer and in no forward", f"{held} active", reason=reason)
+    if fresh := _left_waiting(e):
+        new, active = fresh
+        what = f"{active} was trained before, is active and in the optimizer; {new} is new and is neither"
+        return fires(what, f"{new} active", WARN, "adapter-inactive/waiting", new=new, active=active)
     reason = _reason(e)
     effect = e.probes.get("adapter")
     off = bool(e.forwards) and all(c.adapters_off for c in e.forwards)
@@ -101,6 +111,32 @@ def _reason(e: Evidence) -> str:
     if all(any(_zero(getattr(m, name, None)) for name in SCALES) for m in layers):
         return "its scale is zero (alpha = 0)"
     return ""
+
+
+def _another_is_active(e: Evidence) -> tuple[str, str] | None:
+    """The adapters whose tensors the optimizer holds, and the active ones, where they have none in common (peft)."""
+    named = [m for _, m in e.modules() if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
+    ids = e.optimized()
+    held = {k for m in named for k, part in m.lora_A.items() if any(id(p) in ids for p in part.parameters())}
+    active = {k for m in named for k in getattr(m, "active_adapters", [])}
+    seen = any(e.called.get(id(part)) for m in named for k, part in m.lora_A.items() if k in held)
+    return (
+        (", ".join(sorted(held)), ", ".join(sorted(active)))
+        if held and active and not held & active and not seen
+        else None
+    )
+
+
+def _left_waiting(e: Evidence) -> tuple[str, str] | None:
+    """A new adapter that is not active, beside one that is, which was no new one when the watch began (peft)."""
+    begun = e.probes.get("adapters") or {}
+    named = [m for _, m in e.modules() if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
+    active, ids = {k for m in named for k in getattr(m, "active_adapters", [])}, e.optimized()
+    held = {k for m in named for k, part in m.lora_A.items() if any(id(p) in ids for p in part.parameters())}
+    called = {k for m in named for k, part in m.lora_A.items() if e.called.get(id(part))}
+    new = sorted(k for k, old in begun.items() if not old and k not in active | held | called)
+    old = sorted(k for k in active & held if begun.get(k))
+    return (new[0], ", ".join(old)) if new and old and held == set(old) else None
 
 
 def _zero(value) -> bool:
@@ -230,3 +266,38 @@ def _more_than_rounding(e: Evidence, name: str) -> bool:
     now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
     gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
     return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
+
+
+@check("S55")
+def base_unfrozen(e: Evidence) -> Fired | Verdict:
+    """Fine-tuning with LoRA needs as much memory as without, and the model without its adapter is not what it was.
+
+    Fires when an optimizer holds the matrices that the adapters were put beside, with a gradient, in half of the
+    adapted layers or more. Embeddings, norms, biases and modules that are trained whole are left alone.
+
+    WARN base-unfrozen: The optimizer trains the base weights of {layers} adapted layers together with their adapter
+    ({name} ...): LoRA's base is frozen, so that the adapter can be taken off or exchanged. Fix: Freeze it before the
+    adapters are made (requires_grad_(False)), or after: p.requires_grad = "lora_" in name.
+    """
+    trainable, held = e.trainable(), e.optimized()
+    factors = {n.rpartition(".lora_")[0] for n in trainable if ".lora_" in n and trainable[n].dim() == 2}
+    if not factors:
+        return not_applicable("no LoRA beside a layer")
+    norms = [event.norms for event in e.of(Gradients)]
+    found = {}
+    for layer in factors:
+        mine = [n for n in trainable if n.startswith(f"{layer}.") and n.count(".") - layer.count(".") <= 2]
+        base = [n for n in mine if not is_adapter(n.removeprefix(f"{layer}.")) and trainable[n].dim() == 2]
+        base = [n for n in base if id(trainable[n]) in held and any(each.get(n) for each in norms)]
+        if base:
+            found[layer] = base[0]
+    several = any(
+        n.startswith(f"{layer}.lora_A") and n.count(".") > layer.count(".") + 2 for layer in factors for n in trainable
+    )
+    if several and not hasattr(e.model, "peft_config"):
+        return OK  # a layer of several parts
+    if 2 * len(found) < len(factors) or len(found) < 2:
+        return OK
+    name = next(iter(found.values()))
+    what = f"the optimizer holds the base weight of {len(found)} of {len(factors)} layers with LoRA"
+    return fires(what, "none of them", layers=len(found), name=name)

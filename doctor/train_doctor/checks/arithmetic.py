@@ -13,7 +13,7 @@ from pathlib import Path
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Evidence
-from train_doctor.finding import OK, Verdict, not_applicable, unknown
+from train_doctor.finding import OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.watchers.dropped import GRADIENT
 
 STEPS = 2
@@ -322,14 +322,22 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
 
     ERROR mask-inverted: The attention mask is inverted: it hides the text and shows the padding. Fix: For torch's
     key_padding_mask True means hidden: pass ids == pad_id. For scores by hand: masked_fill(~keep, -inf).
+    WARN mask-inverted/first-tokens: The attention mask hides the first token of each row, which is no padding:
+    something else was given in its place (the types of the tokens, without a name). Fix: Give it by its name,
+    model(input_ids=ids, attention_mask=mask, token_type_ids=types).
     """
+    calls = [c for c in e.forwards if c.ids is not None and c.mask is not None and c.mask.shape == c.ids.shape]
+    if len(calls) >= STEPS and (pad := e.token("pad")) is not None:
+        if all(bool(((c.mask[:, 0] == 0) & (c.ids[:, 0] != pad)).all()) for c in calls):
+            what = f"in {len(calls)} calls the mask was 0 at the first token of all rows, which is not the padding"
+            return fires(what, "1 there", WARN, "mask-inverted/first-tokens")
     if len(e.shown) < STEPS:
         return BLIND
     if not e.hiding:
         return not_applicable("no attention mask with a place for each token was seen")
     if not all(e.hiding.values()) or len(e.hiding) < STEPS:
         return OK
-    return fires(f"in {len(e.hiding)} steps the mask showed one id alone, and hid all others", "a mask that hides it")
+    return fires(f"in {len(e.hiding)} steps the mask showed padding alone, and hid all else", "a mask that hides it")
 
 
 @check("F35")
@@ -575,14 +583,21 @@ def state_after_padding(e: Evidence) -> Fired | Verdict:
     same vector, in runs of several lengths, and the last state or output[:, -1] is used. Packed sequences, and states
     that are taken at the rows' own lengths, are left alone.
 
-    A mean over all places of such rows is looked for as well, where no mask has multiplied them.
+    A mean over all places of such rows is looked for as well, where no mask has multiplied them, and h[:, -1] of them.
 
     WARN state-after-padding: Rows are filled up at their ends, and the state that is used comes after the filling: it
     has gone through as many steps of padding as the row was short. Fix: pack_padded_sequence(x, lengths, ...,
     enforce_sorted=False), or output[torch.arange(len(x)), lengths - 1].
+    WARN state-after-padding/last: Rows are filled up at their ends, and what is read is the last place, which is
+    padding in most rows. Fix: h[torch.arange(len(h)), mask.sum(1) - 1].
     WARN state-after-padding/mean: Rows are filled up at their ends, and the mean over places takes the filling along,
     so a short row is mostly that. Fix: (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).
     """
+    lasts = e.habits["S25 last"]
+    if len(e.endings) < STEPS <= len(lasts):
+        padded, rows = next(iter(lasts.values()))
+        what = f"in {len(lasts)} steps {padded} of {rows} rows ended in padding, and the last place was read"
+        return fires(what, "the last place of each row's own", fault="state-after-padding/last")
     pooled = e.habits["S25"]
     if len(e.endings) < STEPS <= len(pooled):
         padded, rows = next(iter(pooled.values()))
@@ -777,7 +792,13 @@ def statistics_of_few(e: Evidence) -> Fired | Verdict:
 
     WARN statistics-of-few: A batch normalisation of {shape} has {numbers} numbers for each feature: their mean and
     spread are noise. Fix: Larger batches, or a normalisation that does not look at the batch (GroupNorm, LayerNorm).
+    WARN statistics-of-few/one: {name} of {shape} normalises each number by itself, which leaves 0 of it and no
+    gradient. Fix: Fewer groups, or the dimension of the features.
     """
+    if len(ones := e.habits["S29 one"]) >= STEPS:
+        name, shape = next(iter(ones.values()))
+        what = f"in {len(ones)} steps {name} of {shape} had one number for each mean"
+        return fires(what, "several", fault="statistics-of-few/one", name=name, shape=shape)
     if (verdict := no_habit(e, e.few)) is not None:
         return verdict
     shape, numbers = next(iter(e.few.values()))

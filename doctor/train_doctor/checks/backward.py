@@ -6,6 +6,7 @@ that is switched off have none and are healthy. What counts is a module that too
 
 import math
 import re
+import sys
 from collections.abc import Iterable
 
 from torch import nn
@@ -14,7 +15,10 @@ from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden, spoilt
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
-from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+from train_doctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
+from train_doctor.waits import whose
+
+POOLER = re.compile(r"(^|\.)pooler\.(dense|\d+)\.(weight|bias)$")  # of transformers' encoders
 
 
 def _norms(e: Evidence) -> dict[str, list[float | None]]:
@@ -72,17 +76,32 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     """Part of the model stays at its initial values although it is used in the forward pass.
 
     Fires for trainable tensors of modules that were called and whose gradient was None at every step, while others had
-    one. A module that was never called (an unrouted expert, an inactive adapter) is no fault; a single module at a
-    dead end (an unused pooler) is a warning only.
+    one; and for those that the forward pass read as a plain number. A module that was never called (an unrouted expert,
+    an inactive adapter) is no fault; a single module at a dead end (an unused pooler) is a warning only.
 
     ERROR or WARN called-but-no-gradient: Part of the model takes part in the forward pass but gets no gradient: {why}.
     Fix: Look at what happens to the output of {module} and keep it in the graph.
+    NOTE called-but-no-gradient/unused: {module} of a model of a library is called by it, and what it gives is not used.
+    Fix: Nothing, or leave it out (add_pooling_layer=False), which saves its memory.
+    WARN called-but-no-gradient/as-a-number: {name} goes into the forward pass as a plain number ({how}), which has no
+    graph, so the weight stays what it was. Fix: Use the tensor as it is: x * self.scale.
     """
     norms, owners, ps = _norms(e), e.owners(), e.trainable()
     if not norms:
         return unknown("no optimizer step was seen, so no gradients were looked at")
     if not any(norm is not None for each in norms.values() for norm in each):
         return not_applicable("nothing has a gradient: that has another cause")
+    read = e.habits["B1 read"]
+    stepping = {s.optimizer for s in e.of(Step)}
+    moved_on = {key for number, o in enumerate(e.optimizers) if number in stepping for key in o.ids}
+    for name in (
+        n
+        for n in ps
+        if id(ps[n]) in read and id(ps[n]) in moved_on and n in norms and all(norm is None for norm in norms[n])
+    ):
+        how = f".{read[id(ps[name])].strip('_')}()"
+        what = f"{name} was read by {how} while gradients were on, and has gradient None in all steps"
+        return fires(what, "a tensor", WARN, "called-but-no-gradient/as-a-number", name=name, how=how)
     inside = hidden(e)
     called = [
         n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
@@ -95,6 +114,10 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     followed = [n for n in cut if n in e.first]
     if followed and all(moved(e, n) for n in followed):
         return not_applicable("what has no gradient is moved by other means, as an average of the rest is")
+    if all(POOLER.search(n) for n in cut):
+        module = cut[-1].rpartition(".")[0]
+        what = f"{len(cut)} tensors of {module} have no gradient"
+        return fires(what, "nothing", NOTE, "called-but-no-gradient/unused", module=module)
     shielded = [n for n in cut if not e.called_with_grad.get(id(owners[n]))]
     modules = {id(owners[n]) for n in cut}
     kinds = {re.sub(r"\d+", "#", n) for n in cut}
@@ -123,6 +146,67 @@ def _leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
+@check("S54")
+def never_called(e: Evidence) -> Fired | Verdict:
+    """A layer that was written into the model makes no difference, and stays as it began.
+
+    Fires for layers that an optimizer holds, that had no gradient in any step and were never called, though the module
+    of the program's own that they belong to was. Entries of a ModuleList or ModuleDict may wait for their turn, and are
+    left alone. A table beside one that is called twice as often as others is a warning: that one may be asked for both.
+
+    WARN or NOTE never-called: {names} of {module} are in the optimizer and in no forward pass of these steps. Fix: Call
+    them in forward, if they were forgotten there; or leave them out.
+    """
+    norms = _norms(e)
+    if len(e.of(Gradients)) < 3:
+        return unknown("fewer than three steps were seen")
+    if hidden(e):
+        return unknown("calls inside a compiled part are not seen")
+    held, silent = e.optimized(), {id(p) for n, p in e.trainable().items() if n in norms and not any(norms[n])}
+    for name, module in e.modules():
+        file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
+        if not any(e.called.get(id(m)) for m in module.modules()) or not file or whose(file) != "program":
+            continue
+        left = [n for n, m in module.named_children() if _waits(e, m, held, silent)]
+        if left:
+            what = f"{len(left)} layers of {name or type(module).__name__} were never called: {', '.join(left[:3])}"
+            tables = [m for m in module.children() if isinstance(m, nn.Embedding)]
+            alone = [m for m in tables if not e.called.get(id(m))]
+            calls = [e.called[id(m)] for m in module.children() if e.called.get(id(m))]
+            twice = any(e.called.get(id(m), 0) >= 2 * min(calls, default=0) > 0 for m in tables)
+            sure = twice and len(alone) == len(left) > 0
+            severity = WARN if sure else NOTE
+            return fires(what, "layers that take part", severity, names=", ".join(left[:3]), module=name or "the model")
+    return OK
+
+
+def _waits(e: Evidence, module: nn.Module, held: set[int], silent: set[int]) -> bool:
+    """A layer that is held by an optimizer, had no gradient, and was not called."""
+    own = list(module.parameters(recurse=False))
+    leaf = own and not any(True for _ in module.children())
+    return bool(leaf) and not e.called.get(id(module)) and all(id(p) in held and id(p) in silent for p in own)
+
+
+@check("B9")
+def at_their_ends(e: Evidence) -> Fired | Verdict:
+    """The loss hardly moves from the first step on, or only the last layer learns, in a network of tanh or sigmoid.
+
+    Fires when nine tenths of what a tanh or a sigmoid gave to a next layer lay at the ends of the function, where its
+    slope is less than a thousandth of that in the middle, in three early steps.
+
+    WARN at-their-ends: {share:.0%} of the units behind a {name} are at its ends, where it is flat, so nearly no
+    gradient goes through. Fix: Scale the inputs to a spread of 1, and look at how the weights began; or normalise
+    before the {name}.
+    """
+    if len(e.shown) < 3:
+        return unknown("functions inside the model were not seen")
+    if len(seen := e.habits["B9"]) < 3:
+        return OK
+    name, share = next(iter(seen.values()))
+    what = f"in {len(seen)} steps {share:.1%} of the units of a {name} were at its ends"
+    return fires(what, "a few", name=name, share=share)
+
+
 @check("B3")
 def zero_gradients(e: Evidence) -> Fired | Verdict:
     """The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.
@@ -142,6 +226,10 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     have = {n: [x for x in each if x is not None] for n, each in norms.items()}
     have = {n: each for n, each in have.items() if each}
     if not have:
+        own = [s.own for s in e.of(Step) if s.own is not None]
+        if len(own) >= 3 and not any(own) and not e.trainable():
+            what = f"all gradients of what the optimizer holds are exactly 0 in all {len(own)} steps"
+            return fires(what, "gradients other than zero", ERROR)
         return unknown("no gradients were seen")
     factors = _all_zero(e, have)
     seconds = [n for n in have if "lora_B" in n or "lora_embedding_B" in n]

@@ -109,6 +109,23 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     return fires(f"in {len(seen)} steps the loss was {said[what]}", "an error", fault=f"slip-in-a-loss/{what}")
 
 
+@check("F126")
+def squashed_twice(e: Evidence) -> Fired | Verdict:
+    """A classifier learns slowly and is never sure of anything, however long it is trained.
+
+    Fires when what a softmax or a sigmoid gave goes into another one as it is: over the same classes, or a sigmoid of
+    either.
+
+    WARN squashed-twice: A {second} is taken of what a {first} gave, so what comes out lies in a narrow range, and the
+    gradient is small. Fix: One of the two: leave the {first} out of the model, or the {second} out of the loss.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F126"])) is not None:
+        return verdict
+    first, second = next(iter(seen.values()))
+    what = f"in {len(seen)} steps a {second} was taken of a {first}"
+    return fires(what, "of numbers that may be any", first=first, second=second)
+
+
 @check("F89")
 def divergence_per_class(e: Evidence) -> Fired | Verdict:
     """Distillation hardly differs from training without a teacher.

@@ -67,11 +67,21 @@ def ends_ignored(e: Evidence) -> Fired | Verdict:
 
     Fires when a target holds the largest value of the next state, or a reward and a discount times a value, and flags
     of zeros and ones of its length were drawn and went into nothing before the loss. Where any such flag is used,
-    nothing is said.
+    nothing is said. Also when there are no flags at all, and states that are reached again and again in three steps
+    are never left in any of them, while most others are.
 
     WARN ends-ignored: The value of the next state is counted where there is none: the ends of episodes were drawn from
     memory and are not part of the target. Fix: target = reward + gamma * next_q * (1 - done).
+    WARN ends-ignored/not-kept: The value of the next state is counted in states from which nothing is ever done: they
+    end an episode, the memory does not say so, and their values are never learned. Fix: Keep done in the memory, and
+    target = reward + gamma * next_q * (1 - done).
     """
+    if found := e.habits["F56 never left"]:
+        states, rows, all_rows = next(iter(found.values()))
+        what = (
+            f"{states} states were reached in {rows} of {all_rows} rows and left in none, and their values are counted"
+        )
+        return fires(what, "a factor of 0 where nothing comes after", fault="ends-ignored/not-kept")
     if (verdict := no_habit(e, e.endless)) is not None:
         return verdict
     rows = next(iter(e.endless.values()))
@@ -250,11 +260,19 @@ def bytes_wrapped(e: Evidence) -> Fired | Verdict:
 def entropy_punished(e: Evidence) -> Fired | Verdict:
     """A policy is sure of one action after a few updates, and stops trying others.
 
-    Fires when the loss of a step in which actions were scored (log_prob) grows with the entropy of a distribution.
+    Fires when the loss of a step in which actions were scored (log_prob) grows with the entropy of a distribution. Or
+    when it grows with the entropy of a mean of shares, or falls with its balance loss, of which the largest were chosen
+    in the same step (experts).
 
     WARN entropy-punished: The entropy bonus is added to the loss, so training makes the policy less random: the sign is
     wrong. Fix: loss = policy_loss + value_loss - coefficient * entropy.mean().
+    WARN entropy-punished/routing: The loss grows as a router's mean shares become even (their entropy is added, or
+    their balance loss taken away), so training sends everything to one expert: the sign is wrong. Fix: loss = loss -
+    coefficient * entropy, or loss + coefficient * balance.
     """
+    if len(routed := e.habits["F62 routing"]) >= STEPS:
+        what = f"in {len(routed)} steps the loss grew with the entropy of the mean shares"
+        return fires(what, "a loss that falls with it", fault="entropy-punished/routing")
     if (verdict := no_habit(e, e.punished)) is not None:
         return verdict
     return fires(f"in {len(e.punished)} steps the loss grew with the entropy", "a loss that falls with it")

@@ -113,15 +113,25 @@ def frozen_on_the_way(e: Evidence) -> Fired | Verdict:
     return OK
 
 
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FEW, GENTLE = 4, 0.6  # groups; the factor from one to the next of a decay by layers
+NOTHING = 2e-4  # of the largest rate
+RATES = {"lr", "params", "initial_lr", "max_lr", "min_lr", "weight_decay", "name", "param_names"}
+APART, WORDS = 20, 1000  # times that one rate is another; outputs of a layer that stand for a vocabulary
+
+
 @check("N24")
 def group_at_rest(e: Evidence) -> Fired | Verdict:
     """Part of the model does not change at all, while the rest learns.
 
     Fires when the rate of one group of an optimizer was exactly zero in all steps, three or more, while another
-    group's was not.
+    group's was not; or less than a five-thousandth of the largest one's.
 
     WARN group-at-rest: A group of parameters has the learning rate 0 in every step, so what is in it does not learn.
     Fix: Give the group a rate; if it should rest, freeze it with requires_grad_(False) and leave it out.
+    WARN group-at-rest/next-to-nothing: A group of parameters has the rate {rate:.2g}, {times:.2g} times less than
+    another one: what is in it hardly moves. Fix: Look at how the rates are made; a decay by layers is 0.65 or more a
+    layer.
     """
     steps = e.of(Step)
     for number, optimizer in enumerate(e.optimizers):
@@ -135,4 +145,72 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
                 f"group {resting[0]} of {optimizer.kind.__name__} had the rate 0 in all {len(mine)} steps",
                 "a rate above zero",
             )
+        weights = {id(m.weight) for _, m in e.modules() if isinstance(m, (*LAYERS, nn.Embedding))}
+        held = (
+            [any(id(p) in weights for p in g["params"]) for g in optimizer.object.param_groups]
+            if optimizer.object
+            else []
+        )
+        means = [sum(rates) / len(rates) for rates in columns]
+        low = min(means, default=0.0)
+        even = len(means) > FEW and low > 0 and (low / max(means)) ** (1 / (len(means) - 1)) > GENTLE
+        rising = any(rates[-1] > rates[0] for rates in columns)
+        if (
+            not rising
+            and len(held) == len(means)
+            and held[means.index(low)]
+            and not even
+            and 0 < low < NOTHING * max(means)
+            and not any(r == 0 for rates in columns for r in rates)
+        ):
+            what = f"group {means.index(low)} of {optimizer.kind.__name__} has {low:.2g}, another one {max(means):.2g}"
+            fault = "group-at-rest/next-to-nothing"
+            return fires(what, "rates of one order", fault=fault, rate=low, times=max(means) / low)
     return OK if len(steps) >= 3 else unknown("fewer than three steps were seen")
+
+
+@check("N39")
+def rates_exchanged(e: Evidence) -> Fired | Verdict:
+    """A pretrained network forgets what it knew, and its new last layer hardly learns.
+
+    Looks at the rates of the groups of one optimizer. Fires when the last linear layer that is called has a twentieth
+    of the rate of the matrices in front of it, or less. Tables, layers over a vocabulary, and layers whose weight is
+    tied are left alone.
+
+    WARN rates-exchanged: The last layer has the rate {low:.2g} and what is in front of it {high:.2g}: the rates of two
+    groups changed places. Fix: The small rate for what is pretrained, and the large one for what is new.
+    """
+    steps = e.of(Step)
+    if len(steps) < 3:
+        return unknown("fewer than three steps were seen")
+    tables = {id(p) for _, m in e.modules() if isinstance(m, nn.Embedding) for p in m.parameters(recurse=False)}
+    seen = False
+    for model in e.models:
+        layers = [m for m in model.modules() if isinstance(m, LAYERS) and e.called_with_grad.get(id(m))]
+        if len(layers) < 3 or not isinstance(layers[-1], nn.Linear) or layers[-1].out_features >= WORDS:
+            continue
+        seen = True
+        for optimizer in e.optimizers:
+            groups = optimizer.object.param_groups if optimizer.object is not None else ()
+            if len({tuple(sorted((k, str(v)) for k, v in g.items() if k not in RATES)) for g in groups}) > 1:
+                continue  # groups of another kind have rates of their own
+            rate = {
+                id(p): float(group.get("initial_lr") or group.get("lr") or 0.0)
+                for group in groups
+                for p in group["params"]
+            }
+            front = [rate[id(m.weight)] for m in layers[:-1] if id(m.weight) in rate and id(m.weight) not in tables]
+            last = rate.get(id(layers[-1].weight))
+            if (
+                last
+                and 2 * len(front) >= len(layers)
+                and id(layers[-1].weight) not in tables
+                and min(front) >= APART * last
+            ):
+                what = (
+                    f"the last layer has the rate {last:.2g}, and {len(front)} layers in front of it {min(front):.2g}"
+                )
+                return fires(what, "the larger one last", low=last, high=min(front))
+    if not any(sum(isinstance(m, LAYERS) for m in model.modules()) > 2 for model in e.models):
+        return not_applicable("no model has three layers")
+    return OK if seen else unknown("no three layers of which the last one is linear were seen to be called")

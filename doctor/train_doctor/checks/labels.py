@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.evidence import Backward, Call, Entropy, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.probes import runs, tail
 from train_doctor.targets import IGNORED, shifted
+
+PADDED = 0.05  # share of padding
+ROWS, VARIED = 16, 3  # rows; different tokens in front of their first targets
 
 
 class Batch(NamedTuple):
@@ -99,6 +102,9 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
     which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
     pass ignore_index=pad_token_id).
+    WARN padding-supervised/divergence: The divergence from the teacher is averaged over all places, and {share:.0%} of
+    them are padding: the student learns what the teacher says of padding. Fix: (kl * mask).sum() / mask.sum(), with
+    kl = F.kl_div(..., reduction="none").sum(-1).
     WARN padding-supervised/tags: {share:.0%} of the labels stand at padding, all of them {label}, and the loss counts
     them: easy answers that make it look better than it is, and draw rare classes to {label}. Fix: Set the labels of
     padding to -100 (pad_sequence(tags, batch_first=True, padding_value=-100)), or ignore_index.
@@ -107,6 +113,14 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
         label, share = next(iter(seen.values()))
         what = f"in {len(seen)} steps labels at the ends of rows, where one id fills them up, were all {label}"
         return fires(what, "-100 there", WARN, "padding-supervised/tags", label=label, share=share)
+    if len(divergences := e.habits["F15 divergence"]) >= 3:
+        places = next(iter(divergences.values()))
+        masks = [c.mask for c in e.forwards if c.mask is not None and c.mask.shape == places]
+        masks += [c.mask for c in e.forwards if c.mask is not None and (c.mask.numel(),) == places]
+        share = sum(float((mask == 0).float().mean()) for mask in masks) / max(1, len(masks))
+        if share > PADDED:
+            what = f"in {len(divergences)} steps a divergence was averaged over all places, {share:.0%} of them padding"
+            return fires(what, "the places of the text", WARN, "padding-supervised/divergence", share=share)
     bad = total = outside = 0
     masked = seen = False
     for batch in batches(e):
@@ -119,6 +133,13 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
         many = wrong.sum(1, keepdim=True) > 1
         bad, total = bad + int((wrong & many).sum()), total + int(batch.asked.sum())
         outside += int((batch.asked & ~pads)[:, 1:].sum())
+    ignored = {n.ignored for n in e.of(Entropy) if n.connected and n.used}
+    for call in e.forwards if getattr(e.config, "is_encoder_decoder", False) and e.token("pad") not in ignored else ():
+        if call.grad and call.labels is not None and (pad := e.token("pad")) is not None:
+            counted = runs(call.labels, pad)
+            seen, masked = True, True
+            bad, total = bad + int(counted.sum()), total + int((call.labels != IGNORED).sum())
+            outside += int((~counted & (call.labels != IGNORED)).sum())
     if not seen:
         return unknown("no padding could be told from text: neither a mask nor a pad token was seen")
     if not bad or bad < 0.005 * total:
@@ -196,6 +217,38 @@ def end_never_supervised(e: Evidence) -> Fired | Verdict:
         "the end of an answer is supervised",
         same=same,
     )
+
+
+@check("F127")
+def first_word_unsupervised(e: Evidence) -> Fired | Verdict:
+    """A model that is tuned on answers knows how they go on, and begins them badly.
+
+    Looks at the two tokens in front of the first target of each row. Fires when the nearer one differs from row to row,
+    and the one before it is the same in all rows and nowhere else in front: the mark at which the prompt ends. A prompt
+    that ends in such a mark and one more token of its own (a language, a task) looks the same.
+
+    WARN first-word-unsupervised: The prompt ends with token {mark}, and the first target comes two tokens later: the
+    first token of each answer is never a target, so the mask of the prompt is one too long. Fix: labels[:prompt_length]
+    = -100, where prompt_length counts the prompt alone.
+    """
+    marks, nearer, plain = [], [], 0
+    for batch in batches(e):
+        if batch.offset not in (None, 1):
+            continue
+        for ids, asked in zip(batch.ids.cpu(), batch.asked.cpu()):
+            first = int(asked.int().argmax())
+            if first < 2 or bool((ids[: first - 2] == ids[first - 2]).any()):
+                plain += 1
+                continue
+            marks.append(int(ids[first - 2]))
+            nearer.append(int(ids[first - 1]))
+    if len(marks) + plain < ROWS:
+        return unknown("too few rows with known targets")
+    if plain or len(set(marks)) > 1 or len(set(nearer)) < VARIED or marks[0] in nearer:
+        return OK
+    others = len(set(nearer))
+    what = f"in {len(marks)} rows the first target stands two places behind token {marks[0]}, behind {others} others"
+    return fires(what, "one place behind it", mark=marks[0])
 
 
 @check("F17")

@@ -449,22 +449,33 @@ def _adds_means(backwards: list[Backward]) -> bool:
     )
 
 
+PASSED = 3  # losses that are not finite, from where on it is no accident
+
+
 @check("N17")
 def hidden_nan(e: Evidence) -> Fired | Verdict:
     """The log reads 0.0, or nan, and the model answers nonsense.
 
     Fires when a loss given to backward was not finite. The Trainer of transformers prints 0.0 for it. Under a gradient
     scaler an infinite loss now and then is part of the search for a scale; a NaN is not. A bad batch whose step was
-    left out, so that the weights are sound, gives a warning.
+    left out, so that the weights are sound, gives a warning. Also when three losses or more were asked whether they are
+    finite, were not, and no backward was made of them.
 
     ERROR or WARN loss-not-finite: The loss is NaN or infinite from step {step} on: {why}. Weights updated with it are
     lost; the Trainer of transformers prints 0.0 for such a loss. Fix: Stop, go back to the last good weights, and look
     at that step; logging_nan_inf_filter=False shows it.
+    WARN loss-not-finite/passed-over: Losses are NaN or infinite again and again, and their batches are passed over:
+    they teach nothing, and no log shows it. Fix: Look at the first such batch: a logarithm of 0 (torch.xlogy(p, p) for
+    p * p.log()), a division by 0, a mean over nothing.
     """
     backwards = [b for b in e.of(Backward) if b.value is not None]
     if not backwards:
         return unknown("no scalar loss was seen")
     bad = [b for b in backwards if not math.isfinite(b.value)]
+    passed = len(e.habits["N17 skipped"])
+    if passed >= PASSED and not bad:
+        what = f"{passed} losses were not finite, beside {len(e.shown)} steps that were made meanwhile"
+        return fires(what, "finite losses", WARN, "loss-not-finite/passed-over")
     if not bad or (all(math.isinf(b.value) and b.scale for b in bad) and len(bad) <= 2):
         return OK
     return fires(

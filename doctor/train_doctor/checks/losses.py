@@ -33,6 +33,8 @@ ENDS = {
     "Tanh": (-1.0, 1.0),
     "Relu": (0.0, math.inf),
 }  # of what these give
+FAR = 100  # from 0, of targets
+MANY_CALLS = 3  # from where on it is a habit
 FEW, MANY = 2, 128  # calls; targets without a 0: where zeros are one in a hundred, as many may have none
 LINEAR = ("Addmm", "Mm", "Convolution")
 
@@ -176,6 +178,13 @@ def _into_binary(name: str, f: Fed) -> Fired | None:
             "probabilities" if not name.endswith("logits") else "logits, which may be any number",
             fault="wrong-loss/double-sigmoid",
         )
+    if name.endswith("logits") and f.makers[:1] in (["Relu"], ["Tanh"]):
+        return fires(
+            f"numbers straight from {SQUASHED[f.makers[0]]} are given to {name}",
+            "logits, which may be any number",
+            fault="wrong-loss/squashed-logits",
+            by=SQUASHED[f.makers[0]],
+        )
     cut = f.low is not None and (f.low == 0.0 or f.high == 1.0)
     if not name.endswith("logits") and cut and f.makers[:1] == ["Clamp"] and f.makers[1:2] in (["Addmm"], ["Add"]):
         return fires(
@@ -240,6 +249,11 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
+    WARN wrong-targets/exchanged: kl_div takes (answer, target) and is given the target first, so the divergence is the
+    reverse one, KL(answer || target): it asks for one peak of the target and not for all of it. Fix: F.kl_div(student
+    .log_softmax(-1), teacher.softmax(-1)).
+    WARN wrong-targets/shares: {name} is given a softmax, whose classes share 1 among them, and rows with several ones,
+    which can never all be reached. Fix: torch.sigmoid in place of the softmax, one probability for each label.
     WARN wrong-targets/sum: The rows of soft targets sum to {sum:.4g} and not to 1, so the loss and its gradient are of
     no probabilities. Fix: Smoothing by s: target * (1 - s) + s / classes, or label_smoothing=s.
     WARN wrong-targets/zero-margin: A hinge loss that is written by hand is given targets of 0 and 1: where the target
@@ -249,6 +263,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     if n is not None and n.fed is not None and n.fed.target_low is not None:
         return _outside(n)
     losses = judged(e)
+    if (exchanged := _exchanged(e)) is not None:
+        return exchanged
     if len(hinges := [told for told in e.overlaps.values() if told[0] == "hinge"]) >= FEW:
         return fires(
             f"in {len(hinges)} steps answers from {hinges[0][1]:.3g} to {hinges[0][2]:.3g} were multiplied by zeros "
@@ -337,6 +353,22 @@ def _ones_alone(e: Evidence) -> list[Entropy]:
     return list(found.values()) if len(found) >= 3 and targets >= MANY else []
 
 
+def _exchanged(e: Evidence) -> Fired | None:
+    """kl_div with the target first, alone or beside a cross-entropy: a distillation. A penalty stands beside more."""
+    found = 0
+    for b in e.of(Backward):
+        names = {n.name for n in b.entropies if n.used}
+        for n in b.entropies:
+            if n.name != "kl_div" or not n.used or n.fed is None or not n.fed.exchanged or n.log_target:
+                continue
+            alone = bool(n.number and b.value) and abs(b.value / n.number - round(b.value / n.number)) < 1e-3
+            found += n.fed.high != n.fed.low and (alone or "cross_entropy" in names)
+    if found < MANY_CALLS:
+        return None
+    what = f"in {found} backwards the first argument of kl_div has no gradient, and its second one has"
+    return fires(what, "the answer first, and the target second", WARN, "wrong-targets/exchanged")
+
+
 def _targets(name: str, n: Entropy) -> Fired | None:
     f = n.fed
     if f.target_low is None or not math.isfinite(f.target_low + f.target_high):
@@ -375,6 +407,15 @@ def _targets(name: str, n: Entropy) -> Fired | None:
             WARN,
             "wrong-targets/several-classes",
         )
+    shared = name in (*fed.BINARY, *fed.PLAIN) and f.makers[:1] == ["Softmax"] and f.softmax_over == 1
+    if shared and f.target_hard and high > 1 and f.target_shape == f.shape:
+        return fires(
+            f"a softmax and rows of zeros and ones with up to {high:.0f} ones are given to {name}",
+            "a sigmoid for each class",
+            WARN,
+            "wrong-targets/shares",
+            name=name,
+        )
     if name == "cross_entropy" and low > 0 and high - low < 1e-4 and abs(low - 1) > 1e-2 and (f.classes or 0) > 1:
         return fires(
             f"each row of the targets sums to {low:.4g}", "rows that sum to 1", WARN, "wrong-targets/sum", sum=low
@@ -388,11 +429,15 @@ def targets_unscaled(e: Evidence) -> Fired | Verdict:
 
     Fires when the targets of a regression reach 1,000 or more, and are 300 times as large as the answers at each call.
     Or when pictures from 0 to 1 go into a convolution, and pictures up to 255 are asked for, of answers that do not
-    reach a tenth of that: a model that multiplies by 255 itself is left alone.
+    reach a tenth of that: a model that multiplies by 255 itself is left alone. Or when all targets lie within a tenth
+    of their distance from 0, which is 100 or more, and the answers near 0.
 
     WARN targets-unscaled: The targets reach {reach:.4g} and the answers {answers:.3g}: at usual learning rates the last
     layer needs thousands of steps to come there. Fix: Train on (y - mean) / std of the training targets, and turn
     the answers back where they are used.
+    WARN targets-unscaled/offset: The targets lie in a narrow range far from 0, and the answers begin at 0: the last
+    layer needs thousands of steps to come there, before it learns any difference. Fix: Train on (y - mean) / std of the
+    training targets, and turn the answers back where they are used.
     WARN targets-unscaled/pixels: The pictures that go in lie between 0 and 1, and those that are asked for reach
     {reach:.0f}: the network must learn to multiply by 255. Fix: Divide both by 255.
     """
@@ -407,6 +452,10 @@ def targets_unscaled(e: Evidence) -> Fired | Verdict:
     if len(found) < FEW:
         return unknown("fewer than two calls were seen")
     both = [(max(abs(f.target_low), abs(f.target_high)), max(abs(f.low), abs(f.high))) for f in found]
+    if all(_far_off(f) for f in found):
+        f = found[0]
+        what = f"targets from {f.target_low:.5g} to {f.target_high:.5g} and answers from {f.low:.3g} to {f.high:.3g}"
+        return fires(what, "targets around 0", fault="targets-unscaled/offset")
     if not all(1000 <= reach < math.inf and reach >= 300 * answers for reach, answers in both):
         return OK
     reach, answers = both[0]
@@ -416,6 +465,12 @@ def targets_unscaled(e: Evidence) -> Fired | Verdict:
         reach=reach,
         answers=answers,
     )
+
+
+def _far_off(f: Fed) -> bool:
+    """Whether all targets lie in a narrow range far from 0, and from the answers."""
+    middle, spread = abs(f.target_low + f.target_high) / 2, f.target_high - f.target_low
+    return FAR <= middle < math.inf and 0 < spread < middle / 10 and max(abs(f.low), abs(f.high)) < middle / 10
 
 
 # ------------------------------------------------------------------------------------------------ shapes
@@ -435,6 +490,8 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
     WARN shapes-broadcast/product: A column (N, 1) meets a row (N) and makes a square: each row of the batch is combined
     with each other one, and the mean of it tells nothing of any. Fix: Give both the same shape: column.squeeze(-1), or
     row.unsqueeze(-1).
+    WARN shapes-broadcast/maps: Maps with a channel, {large}, meet maps without one, {small}: each picture is combined
+    with each other one. Fix: masks.unsqueeze(1), or probabilities.squeeze(1).
     WARN shapes-broadcast/by-hand: A difference of predictions and targets became a square: (N, 1) minus (N) compares
     each prediction with every target. Fix: Give both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
     WARN shapes-broadcast/across: A vector with a number for each of {rows} rows lies along the last size of {shape},
@@ -449,6 +506,10 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             "the same shape",
             fault="shapes-broadcast/refused",
         )
+    if len(maps := e.habits["F21 maps"]) >= FEW:
+        large, small = next(iter(maps.values()))
+        what = f"in {len(maps)} steps {large} met {small}"
+        return fires(what, "maps of one shape", WARN, "shapes-broadcast/maps", large=large, small=small)
     losses = judged(e)
     for (name, _), calls in losses.items():
         if name in fed.CLASSES and all(n.fed.classes == 1 for n in calls):
@@ -521,8 +582,9 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
 
     Lays the targets of a cross-entropy over the ids that embeddings were given. Fires when nearly all targets went in
     at their own places: into the second of two embeddings at work, which is a decoder's, or into the only one, where
-    one id hides all other places. An autoencoder, whose encoder is given the target, is left alone, and so is one of a
-    series with a narrow place at each step. Of a convolution that is masked for a picture, the kernel is looked at.
+    one id hides all other places. Also when more than half went into the only one, and most of the others stand under
+    one token that is never a target. An autoencoder, whose encoder is given the target, is left alone, and so is one of
+    a series with a narrow place at each step. Of a convolution that is masked for a picture, the kernel is looked at.
 
     ERROR echoed-targets: The decoder is given the tokens that it is asked for, each at its own place, so it learns to
     copy. Fix: Shift what goes in by one: begin with a start token and leave out the last one.
@@ -530,6 +592,10 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
     hidden behind the mask token: the mask of the labels is inverted. Fix: labels[~masked] = -100.
     ERROR echoed-targets/alias: The loss asks for the mask token where it stands: the labels are the tensor that was
     masked, or were copied after it. Fix: labels = input_ids.clone() before the first token is masked.
+    WARN echoed-targets/unmasked: A masked model is asked for tokens that it can read: what it is given was not masked.
+    Fix: input_ids[masked] = mask_token_id, after labels = input_ids.clone().
+    WARN echoed-targets/visible: A masked model is asked for all tokens, and most of them it can read: copying is most
+    of what it learns. Fix: labels[~masked] = -100.
     WARN echoed-targets/pixels: The first masked convolution is given the picture {shape} that the loss asks for, and
     its kernel is zero behind its middle only: each pixel is predicted from itself. Fix: Mask the middle of the first
     one as well (type A), and that of no other (type B).
@@ -551,6 +617,12 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
         return unknown("fewer than two steps were seen")
     if not all(kinds):
         return OK
+    if kinds[0] == "visible":
+        what = f"in {len(kinds)} steps most targets could be read at their own places, and most others had one token"
+        return fires(what, "targets that are hidden", WARN, "echoed-targets/visible")
+    if kinds[0] == "unmasked":
+        what = f"in {len(kinds)} steps all targets could be read at their own places, here and there in a row"
+        return fires(what, "a mask token there", WARN, "echoed-targets/unmasked")
     fault = f"echoed-targets/{kinds[0]}" if kinds[0] in ("mask", "alias") else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)
 
@@ -561,12 +633,21 @@ def empty_places_averaged(e: Evidence) -> Fired | Verdict:
 
     Lays the targets of a regression beside those of a binary loss over the same places. Fires when the first are zero
     exactly where the second say that nothing is there, that is nearly everywhere, and the regression is a mean over all
-    places. One that takes only the places with something is left alone.
+    places. One that takes only the places with something is left alone. Also when a term is multiplied with a mask of
+    few ones and averaged over all places, and another term of the step is divided by the number of these ones.
 
     WARN empty-places-averaged: {name} is a mean over all places, and {share:.1%} of them hold something: the zeros that
     stand for nothing are learned as targets, and draw all answers to zero. Fix: Take the places that hold something:
     answer[mask], target[mask].
+    WARN empty-places-averaged/masked: A term is masked and then averaged over all of its places, {share:.1%} of which
+    count, while another one is divided by their number: the first weighs next to nothing beside it. Fix: (error *
+    mask).sum() / mask.sum().
     """
+    if len(means := e.habits["F41"]) >= 2:
+        ones, places = next(iter(means.values()))
+        what = f"in {len(means)} steps a mean over {places} places, {ones:.0f} of which count, beside a sum of these"
+        fault = "empty-places-averaged/masked"
+        return fires(what, "both over the places that count", fault=fault, share=ones / places)
     names = {name for name, _ in judged(e)}
     if not names:
         return unknown("no loss of torch was seen")

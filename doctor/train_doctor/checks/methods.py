@@ -6,6 +6,7 @@ Footgun: as in arithmetic.py, each of these lines is right in some other program
 left alone.
 """
 
+import math
 from dataclasses import dataclass
 
 from train_doctor import owners
@@ -442,7 +443,21 @@ def never_steps(e: Evidence) -> Fired | Verdict:
 
     WARN never-steps: Gradients are computed and cleared {count} times, and no optimizer steps. Fix: optimizer.step()
     after loss.backward().
+    WARN never-steps/not-finite: The gradients are NaN or infinite in each backward, and the program leaves out the
+    step: nothing is ever learned. They are made in the backward pass (a square root, a norm or a distance at 0, a
+    logarithm of 0, 0 times infinity). Fix: A small number under the root: x.clamp(min=1e-12).sqrt().
     """
+    totals = [c.total for c in e.of(Clip) if c.total is not None]
+    broken = sum(not math.isfinite(total) for total in totals)
+    if (
+        broken >= STEPS
+        and not any(map(math.isfinite, totals[-2:]))
+        and 2 * broken > len(totals)
+        and len(e.of(Step)) < broken
+        and not e.of(ScalerStep)
+    ):
+        what = f"in {broken} of {len(totals)} clips the norm was not finite, and {len(e.of(Step))} steps were made"
+        return fires(what, "finite gradients, and a step after each", fault="never-steps/not-finite")
     if e.stepped:
         return OK
     if e.of(ScalerStep):
@@ -535,12 +550,20 @@ def read_before_the_end(e: Evidence) -> Fired | Verdict:
     """A reward model, or a classifier of conversations, learns nothing: all answers get much the same score.
 
     Looks at one place of each row that is taken out of what a model gave for the ids of a table. Fires when this is the
-    place before the first token that also fills the rows up, and half of the rows go on after it.
+    place before the first token that also fills the rows up, and half of the rows go on after it; or when the rows are
+    filled up on the left, and it is the number of their tokens less one.
 
     WARN read-before-the-end: Each row is read before its first padding token, and that token stands in the text too
     (the end-of-text of each turn): in {rows} of {all} rows there is more text behind it. Fix: The last place of the
     attention mask: attention_mask.sum(-1) - 1.
+    WARN read-before-the-end/left: The rows are filled up on the left and read at the number of their tokens less one,
+    which counts from the other side: in {rows} of {all} rows that is in the middle of the text. Fix: hidden[:, -1], or
+    padding_side="right".
     """
+    if len(left := e.habits["F122 left"]) >= STEPS:
+        rows, every = next(iter(left.values()))
+        what = f"in {len(left)} steps text stood behind the place that was read, in {rows} of {every} rows"
+        return fires(what, "the last place", fault="read-before-the-end/left", rows=rows, all=every)
     if (verdict := no_habit(e, seen := e.habits["F122"])) is not None:
         return verdict
     rows, every = next(iter(seen.values()))

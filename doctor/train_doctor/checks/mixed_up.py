@@ -9,6 +9,8 @@ Footgun: each of these lines is right somewhere (watchers/ says where), so these
 import linecache
 from pathlib import Path
 
+from torch.optim import LBFGS
+
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import STEPS, no_habit
 from train_doctor.checks.losses import judged
@@ -131,13 +133,20 @@ def same_draw_each_step(e: Evidence) -> Fired | Verdict:
     Fires when the same random numbers were drawn in three steps, with gradients on, and were added to or multiplied
     with something of their size that was another each time. And when what looks like standard normal draws was the same
     in three steps, as the input of a first layer that learns or the target of a regression, while all other inputs were
-    others each time. Rows whose classes are kept as well are the memory of an earlier task, and left alone.
+    others each time. Rows whose classes are kept as well are the memory of an earlier task, and left alone. And when
+    the program's generator stood at the same place after the first dropout of three steps.
 
     WARN same-draw-each-step: {name} gives the same numbers in every step: its generator, or the program's, is seeded
     anew each time. Fix: Make the generator once, before the loop.
     WARN same-draw-each-step/kept: The noise {shape} was drawn once and is used in every step, while data change: the
     model learns these numbers by heart. Fix: Draw it in each step, z = torch.randn(...), inside of the loop.
+    WARN same-draw-each-step/dropout: The dropout drops the same units in every step, because the generator is seeded
+    anew each time (torch.manual_seed in the loop). Fix: Seed once, before the loop.
     """
+    searches = any(issubclass(o.kind, LBFGS) for o in e.optimizers)  # and asks for one loss several times
+    if len(masks := e.habits["D20 dropout"]) >= 3 and not searches:
+        what = f"in {len(masks)} steps the generator stood at the same place after the first dropout"
+        return fires(what, "another place in each", fault="same-draw-each-step/dropout")
     if (verdict := no_habit(e, seen := e.habits["D20"])) is not None:
         return verdict
     name, shape = next(iter(seen.values()))
@@ -352,6 +361,51 @@ def own_messages(e: Evidence) -> Fired | Verdict:
     return fires(f"in {len(seen)} steps {edges} rows were summed at the index that they were taken at", "at another")
 
 
+@check("D45")
+def edges_once(e: Evidence) -> Fired | Verdict:
+    """A network of graphs learns hardly more than from nodes alone.
+
+    Fires when all edges along which rows are taken and summed go from a lower number to a higher one, or all of them
+    the other way, with eight different distances or more, and several at each end. Trees, grids and sums in both
+    directions are left alone.
+
+    WARN edges-once: Each edge is listed once and goes {way}, as in half of a symmetric matrix: in a graph without
+    directions a node hears from a part of its neighbours only. Fix: torch.cat([edge_index, edge_index.flip(0)], dim=1);
+    where edges do have a direction, ignore this.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D45"])) is not None:
+        return verdict
+    up, edges = next(iter(seen.values()))
+    way = "from the lower number to the higher one" if up else "from the higher number to the lower one"
+    return fires(f"in {len(seen)} steps all of {edges} edges went {way}", "both ways", way=way)
+
+
+@check("D46")
+def reference_of_others(e: Evidence) -> Fired | Verdict:
+    """Preference training (DPO, IPO) moves the model about, and its answers get no better, or worse.
+
+    Fires when the log-probabilities of the policy and of the reference, row by row, do not go together, neither for the
+    chosen nor for the rejected ones (correlations below 0.3).
+
+    WARN reference-of-others: The reference's log-probabilities are not those of the same rows: they were kept in
+    another order than the one in which the rows are drawn. Fix: Keep them under the number of their row, and look them
+    up by it: reference[index].
+    WARN reference-of-others/crossed: The chosen answers are held against the reference's log-probabilities of the
+    rejected ones, and the other way round. Fix: (pi_chosen - ref_chosen) - (pi_rejected - ref_rejected).
+    WARN reference-of-others/added: The reference's difference is added to the policy's, so what the reference prefers
+    is preferred still more. Fix: (pi_chosen - pi_rejected) - (ref_chosen - ref_rejected).
+    """
+    for fault, expected in (("crossed", "each with its own"), ("added", "a difference of both")):
+        if len(found := e.habits[f"D46 {fault}"]) >= STEPS:
+            what = f"in {len(found)} steps the differences of policy and reference were {fault}"
+            return fires(what, expected, fault=f"reference-of-others/{fault}")
+    if (verdict := no_habit(e, seen := e.habits["D46"])) is not None:
+        return verdict
+    together = next(iter(seen.values()))
+    what = f"in {len(seen)} steps policy and reference go together with a correlation of {together:.2f} at most"
+    return fires(what, "nearly 1, as they begin as one model")
+
+
 @check("F91")
 def variance_and_spread(e: Evidence) -> Fired | Verdict:
     """A network that tells its own uncertainty is far too sure, or far too unsure.
@@ -494,11 +548,18 @@ def one_side_twice(e: Evidence) -> Fired | Verdict:
 def straight_through_cancels(e: Evidence) -> Fired | Verdict:
     """The encoder of a VQ-VAE, or what stands before a rounding, learns nothing from what comes after.
 
-    Fires when a tensor is added to its own difference to another one, z + (q - z), and the difference has a gradient.
+    Fires when a tensor is added to its own difference to another one, z + (q - z), and the difference has a gradient;
+    or when it has none, and the tensor was looked up or rounded.
 
     WARN straight-through-cancels: z + (q - z) is q, with q's gradient alone: what goes to z is taken away again,
     because the difference is not detached. Fix: z + (q - z).detach().
+    WARN straight-through-cancels/turned-round: q + (z - q).detach() has the value of z and gives q the gradient: what
+    follows is trained on numbers that were not looked up or rounded, and what came before learns nothing from it. Fix:
+    z + (q - z).detach().
     """
+    if len(turned := e.habits["F93 turned"]) >= STEPS:
+        what = f"in {len(turned)} steps a {next(iter(turned.values()))} that was looked up or rounded got the gradient"
+        return fires(what, "the other one", fault="straight-through-cancels/turned-round")
     if (verdict := no_habit(e, seen := e.habits["F93"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps a {next(iter(seen.values()))} was added to its own difference", "a detach()")
@@ -509,15 +570,23 @@ def partners_elsewhere(e: Evidence) -> Fired | Verdict:
     """A contrastive loss stays high, and what was learned separates nothing.
 
     Fires when two halves of a batch are put one after the other, their similarities go into a cross-entropy, and its
-    labels name the neighbour (0 and 1, 2 and 3) as each row's partner. Also when the similarities of each row with each
+    labels name the neighbour (0 and 1, 2 and 3) as each row's partner; or when they take turns (stacked along dim 1 and
+    flattened) and the partner is said to be half a batch away. Also when the similarities of each row with each
     go into it as they are, and all labels are 0. Rows that are much more alike than the columns are (views of one
     picture) are left alone.
 
     WARN partners-elsewhere: Row i and row i + {half} are the two views, and the labels pair row 0 with 1, 2 with 3:
     other data are drawn together, and the true partner is pushed away. Fix: (torch.arange(2 * n) + n) % (2 * n).
+    WARN partners-elsewhere/turns: The two views take turns, row 0 and 1, 2 and 3, and the partner of row i is said to
+    be row i + {half}: other data are drawn together, and the true partner is pushed away. Fix: torch.cat([z1, z2],
+    dim=0).
     WARN partners-elsewhere/zeros: All {half} labels are 0, and the partner of row i stands in column i: every row is
     drawn to the first one. Fix: torch.arange(len(logits)); zeros belong to torch.cat([positive, negatives], dim=1).
     """
+    if len(turns := e.habits["F94 turns"]) >= STEPS:
+        half = next(iter(turns.values()))
+        what = f"in {len(turns)} steps rows that take turns were paired with those {half} further on"
+        return fires(what, "neighbours", fault="partners-elsewhere/turns", half=half)
     if (verdict := no_habit(e, seen := e.habits["F94"])) is not None:
         return verdict
     half = next(iter(seen.values()))

@@ -25,21 +25,29 @@ CUT = 0.25  # share of answers at their ends
 COMPARED = 3  # batches
 
 
+STANDSTILL = 2e-4  # share of a new batch in running statistics
+
+
 @check("S26")
 def argument_reversed(e: Evidence) -> Fired | Verdict:
     """Evaluation is noisy from batch to batch, or training is far slower than that of the same network elsewhere.
 
     Looks at arguments of torch whose meaning is the other way round in other libraries: the momentum of a batch
     normalisation, of which torch takes the share of the new batch; the probability of a dropout, which torch takes for
-    the share that is dropped; the two betas of Adam; the smoothing of labels. Fires from 0.9, 0.8 and 0.5 on.
+    the share that is dropped; the two betas of Adam; the smoothing of labels. Fires from 0.9, 0.8 and 0.5 on, and below
+    a momentum of 0.0002.
 
     WARN argument-reversed/momentum: The batch normalisation forgets: momentum={value:g} is torch's share of the NEW
     batch, so the running statistics are those of the last batch or two. Fix: momentum={other:g} (TensorFlow's {value:g}
     is {other:g} here).
+    WARN argument-reversed/standstill: The running statistics of the batch normalisation hardly move: momentum={value:g}
+    is the share of the new batch, so in evaluation they are those of the start, 0 and 1. Fix: momentum=0.1.
     WARN argument-reversed/dropout: p={value:g} is the share that a dropout drops: of ten numbers {left} are left. Fix:
     If {value:g} was to be kept, p={other:g}.
     WARN argument-reversed/betas: The betas of {name} are in the wrong order: the first one, {value:g}, is of the mean
     of the gradients and is the smaller one. Fix: betas=(0.9, 0.999).
+    WARN argument-reversed/forgets-nothing: momentum={value:g} forgets nothing: SGD adds up all gradients since the
+    start and runs away. Fix: momentum=0.9.
     WARN argument-reversed/smoothing: label_smoothing={value:g} gives the right class less than all others together.
     Fix: label_smoothing={other:g}, the share that is taken away.
     """
@@ -47,11 +55,15 @@ def argument_reversed(e: Evidence) -> Fired | Verdict:
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats and m.momentum is not None:
             if MOMENTUM <= m.momentum < 1 and m.training:
                 return _reversed("momentum", f"{name} has momentum={m.momentum:g}", "about 0.1", m.momentum)
+            if m.momentum < STANDSTILL and m.training:
+                return _reversed("standstill", f"{name} has momentum={m.momentum:g}", "about 0.1", m.momentum)
         if isinstance(m, nn.modules.dropout._DropoutNd) and SHARE <= m.p < 1 and m.training:
             return _reversed("dropout", f"{name} has p={m.p:g}", "up to 0.5", m.p, left=round(10 * (1 - m.p)))
     for o in e.optimizers:
         for group in o.object.param_groups if o.object is not None else ():
-            betas = group.get("betas")
+            betas, momentum = group.get("betas"), group.get("momentum")
+            if issubclass(o.kind, torch.optim.SGD) and isinstance(momentum, int | float) and momentum >= 1:
+                return _reversed("forgets-nothing", f"momentum = {momentum:g}", "below 1", momentum)
             if isinstance(betas, tuple | list) and len(betas) == 2 and all(isinstance(b, float) for b in betas):
                 if betas[0] > betas[1] and betas[0] > 0.95:
                     return _reversed("betas", f"betas = {tuple(betas)}", "(0.9, 0.999)", betas[0], name=o.kind.__name__)

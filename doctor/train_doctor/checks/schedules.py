@@ -353,8 +353,8 @@ def update_size(e: Evidence) -> Fired | Verdict:
     """The loss jumps about or explodes, or does not move at all: steps are far too large or too small.
 
     Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own
-    norm per step, or one that AdamW would make at a rate below 1e-7. Adapters and tensors that began at zero are left
-    out: what is new is small, and a step is a large part of it.
+    norm per step, or one that AdamW would make at a rate below 1e-7, or of SGD's below a millionth of the norm.
+    Adapters and tensors that began at zero are left out: what is new is small, and a step is a large part of it.
 
     WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
     rate by a factor of ten or more.
@@ -381,7 +381,10 @@ def update_size(e: Evidence) -> Fired | Verdict:
     first = [u.relative for s in e.of(Step, round=rounds[0]) for u in s.updates if u.name in known and u.lr > 0]
     jump = median(first) if first else 0.0  # weights that grew a hundredfold at once change little afterwards
     large = 0.3 < share < float("inf") or jump > 2.0
-    small = not large and rms / 0.2 < 1e-7 and not _rising(_by_round(e)) and share < 1e-6
+    groups = [group for o in e.optimizers if o.object is not None for group in o.object.param_groups]
+    ended = any(float(group.get("initial_lr") or 0.0) > 10 * float(group.get("lr") or 0.0) for group in groups)
+    plain = all(issubclass(o.kind, torch.optim.SGD) for o in e.optimizers) and not ended
+    small = not large and (plain or rms / 0.2 < 1e-7) and not _rising(_by_round(e)) and 0 < share < 1e-6
     if not large and not small:
         return OK
     return fires(
@@ -400,7 +403,15 @@ def clip_saturated(e: Evidence) -> Fired | Verdict:
 
     WARN clip-saturated: Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning
     rate or the loss, decides. Fix: Raise max_norm, or find why the gradients are so large.
+    WARN clip-saturated/values: clip_grad_value_ cuts nearly all numbers of the gradient to {limit:g}, so their signs
+    are all that is left of them, and the limit sets the size of a step. Fix: Raise clip_value, or clip the norm.
     """
+    values = list(e.habits["B6"].values())
+    divides = all("adam" in o.kind.__name__.lower() for o in e.optimizers)  # by the size of what is left
+    if len(values) >= 3 and not divides and all(share > 0.9 for share, _, _ in values):
+        share, middle, limit = values[0]
+        what = f"{share:.0%} of the gradient's numbers were above ten times the limit (median {middle:.3g})"
+        return fires(what, "a few", fault="clip-saturated/values", limit=limit)
     clips = [c for c in e.of(Clip) if 0 < c.limit < 1e6 and c.total is not None][2:]
     if not e.of(Clip):
         return not_applicable("no gradient clipping was seen")

@@ -31,10 +31,20 @@ def nothing_trainable(e: Evidence) -> Fired | Verdict:
     ERROR nothing-trainable/adapter: Nothing can learn: all {count} adapter tensors are frozen: the adapter was loaded
     with is_trainable=False (the default of PeftModel.from_pretrained), or the model was prepared for k-bit training
     after it was attached. Fix: Load it with is_trainable=True, and prepare before attaching.
+    WARN nothing-trainable/tied-head: Next to nothing can learn, only {names}: the output layer shares its weight with
+    the embedding (tied), and was frozen with it. Fix: Give it a weight of its own: model.lm_head.weight =
+    nn.Parameter(model.lm_head.weight.detach().clone()), with tie_word_embeddings = False.
     """
     if e.model is None:
         return unknown("no model was seen")
     every = e.parameters()
+    left, head = e.trainable(), e.head()
+    norm = all("norm" in type(owner).__name__.lower() for name, owner in e.owners().items() if name in left)
+    norm = norm and left and len(left) <= 2 and all(p.dim() == 1 for p in left.values()) and len(e.models) == 1
+    if norm and head is not None and head is e.embedding() and not head.requires_grad and len(every) > 8:
+        what = f"{len(left)} of {len(every)} parameter tensors require a gradient: {', '.join(left)}"
+        fault = "nothing-trainable/tied-head"
+        return fires(what, "the output layer among them", WARN, fault, names=", ".join(left))
     if e.trainable() or any(g.norms for g in e.of(Gradients)):  # what is frozen after the training is nothing
         return OK
     if e.optimized() - {id(p) for p in every.values()}:

@@ -6,6 +6,8 @@ SAM clears between its two backwards. So everything here is asked of the optimiz
 
 import math
 
+from torch import nn
+
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.evidence import Backward, Clip, Event, Evidence, Gradients, ScalerStep, Step, Unscale, ZeroGrad
@@ -191,6 +193,9 @@ def _other_batch(a: Backward, b: Backward) -> bool:
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
+TABLES = (nn.Embedding, nn.EmbeddingBag)  # of which a step may leave most rows as they are
+
+
 @check("N3")
 def does_not_move(e: Evidence) -> Fired | Verdict:
     """Gradients are there, the rate is above zero, and still some weights are exactly what they were.
@@ -208,7 +213,22 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     WARN weights-do-not-move/back-to-the-start: Again and again the weights are put back to what they were at the start:
     something copies old weights into the model, for example from the target network, the wrong way round. Fix: Copy the
     other way: target.load_state_dict(online.state_dict()).
+    WARN weights-do-not-move/drawn-anew: {name} is filled with random numbers in each step, so nothing is left of what
+    the steps before have made of it. Fix: Draw it once, in __init__.
+    WARN weights-do-not-move/rounded-in-place: {name} is overwritten with its rounded numbers in each step, so a step of
+    the optimizer that is smaller than half a level is lost. Fix: Keep the weight, and round a copy in forward:
+    w = weight + (round(weight) - weight).detach().
     """
+    if len(drawn := e.habits["N3 drawn"]) >= 3 and len(drawn) == len(e.shown):
+        name = next(iter(drawn.values()))
+        what = f"in {len(drawn)} steps {name} was filled with random numbers"
+        kept = "weights that keep what the steps have changed"
+        return fires(what, kept, WARN, "weights-do-not-move/drawn-anew", name=name)
+    rounded = e.habits["N3 rounded"]
+    if len(rounded) >= 2 and (levels := e.habits["N3 levels"]):
+        name = next(iter(levels.values()))
+        what = f"in {len(rounded)} steps {name} was given a few different numbers in place of its own"
+        return fires(what, "a copy that is rounded", WARN, "weights-do-not-move/rounded-in-place", name=name)
     tables = {id(e.embedding()), id(e.head())}
     tried: dict[str, list[float]] = {}
     for step in e.of(Step):
@@ -223,8 +243,20 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
     ps = e.parameters()
     stuck = [n for n, shares in tried.items() if max(shares) == 0.0 and id(ps.get(n)) not in tables]
     back = [n for n, shares in tried.items() if n in ps and max(shares) > 0.5 and _as_at_start(e, n, ps[n])]
+    rows = {n for n, p in ps.items() if id(p) in tables} | {n for n, m in e.owners().items() if isinstance(m, TABLES)}
+    undone = [
+        n for n, shares in tried.items() if max(shares) > 0.5 and {2, 3} <= e.as_before.get(n, set()) and n not in rows
+    ]
+    if 0 < 2 * len(undone) < len(tried) and not stuck and not back and not e.late and len(e.taken) < 2:
+        return fires(
+            f"{len(undone)} of {len(tried)} fp32 tensors looked at ({undone[0]} ...) were before each step what they "
+            "were before the last one",
+            "weights that keep what the steps have changed",
+            WARN,
+            "weights-do-not-move/put-back",
+        )
     now_and_then = [n for n, shares in tried.items() if max(shares) > 0.5 and e.returned.get(n, 0) > 1]
-    if now_and_then and not stuck and 2 * len(now_and_then) > len(tried) and not e.late and len(e.taken) < 2:
+    if now_and_then and not stuck and 2 * len(now_and_then) >= len(tried) and not e.late and len(e.taken) < 2:
         return fires(
             f"{e.returned[now_and_then[0]]} times {now_and_then[0]} was exactly what it was at the start, after steps "
             f"that had changed it, and so were {len(now_and_then)} of {len(tried)} tensors looked at",
@@ -310,7 +342,17 @@ def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
 
     ERROR clip-at-wrong-time: Gradients are clipped (clip_grad_norm_) {where}, so what the step applies is not the
     clipped gradient. Fix: Clip once, after the last backward of the step and right before optimizer.step().
+    WARN clip-at-wrong-time/of-nothing: clip_grad_norm_ is given nothing that has a gradient, so it clips nothing: an
+    iterator that was used up (filter, model.parameters() kept in a name), or the parameters of another model. Fix: Keep
+    a list: params = [p for p in model.parameters() if p.requires_grad].
     """
+    clips = [c for c in e.of(Clip) if c.limit < LOGGING]
+    frozen = {id(p) for p in e.parameters().values() if not p.requires_grad}
+    clips = [c for c in clips if not c.ids or not c.ids <= frozen]
+    late = _behind_a_backward(e)
+    if late and len(clips) >= 3 and all(c.nothing for c in clips) and len(e.of(Backward)) >= 3:
+        what = f"all of {len(clips)} clips were given no tensor with a gradient"
+        return fires(what, "the gradients of the step", WARN, "clip-at-wrong-time/of-nothing")
     early = micro = good = 0
     fresh: list[Clip] = []  # clips since the last backward or step
     backwards = 0  # since the last step
@@ -338,6 +380,19 @@ def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
             where=where,
         )
     return OK
+
+
+def _behind_a_backward(e: Evidence) -> bool:
+    """Whether most clips come after a backward, without a clearing in between."""
+    fresh, late, every = False, 0, 0
+    for event in e.events:
+        if isinstance(event, Clip):
+            late, every = late + fresh, every + 1
+        elif isinstance(event, Backward):
+            fresh = True
+        elif isinstance(event, Step) or isinstance(event, ZeroGrad) and event.had:
+            fresh = False
+    return 2 * late > every
 
 
 def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:

@@ -17,6 +17,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 STEPS = 3
 DECAY = 0.1  # a weight decay from which on the gradient is compared with it
+OF_ROWS, ROWS, SELDOM, PULLED = 5e-3, 32, 0.2, 5e-3  # weight_decay; rows; of these not asked for; taken in a step
 DIVIDES, DIVIDED = ("Adam", "NAdam", "RAdam", "Adamax"), 0.2  # by the size of the gradient; its share, from which on
 TINY = 0.02  # largest number of data that were scaled twice
 RAW = 30.0  # root mean square of data that are as they were measured
@@ -112,6 +113,37 @@ def place_in_batch(e: Evidence) -> Fired | Verdict:
     )
 
 
+@check("S53")
+def rows_see_each_other(e: Evidence) -> Fired | Verdict:
+    """A model is good in training and worse in use: its answer to a row is another one when it is asked for alone.
+
+    Makes one call again before the first step, in eval mode, with the first half of its rows. Fires when their answers
+    are not what they were among all rows, and the loss has as many rows as what the model is given. Normalisations by a
+    batch, spreads and scales of everything are left alone, and so are nodes of graphs, times of a series and recurrent
+    modules.
+
+    WARN rows-see-each-other: The answer to a row hangs on the other rows of its batch: a mean, a softmax, an attention
+    or a normalisation runs along dim 0, where the rows are. Fix: Look for dim=0, for a mean without a dim, and for an
+    attention without batch_first; a row must be answered alone as it is among others.
+    """
+    moved = e.probes.get("moved")
+    if moved is None or moved.alone is None:
+        no_call = "no call of a model could be made again with half of its rows"
+        return unknown(e.opaque) if e.opaque else not_applicable(no_call)
+    if moved.alone < places.SEEN:
+        return OK
+    shapes = [n.fed.shape for calls in judged(e).values() for n in calls if n.fed.shape]
+    if not shapes or not all(_one_each(given, loss) for given in moved.given for loss in shapes):
+        return unknown("which dimension holds the rows can't be told from the shape of the loss")
+    what = f"the answers to half of the rows move by up to {moved.alone:.2g} of their spread without the other half"
+    return fires(what, "0 of it")
+
+
+def _one_each(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:
+    """Whether the first size is that of the rows of the loss, and no other one can be."""
+    return len(given) > 1 and given[0] == loss[0] and given[0] not in given[1:] and not set(given[1:2]) & set(loss[1:])
+
+
 def _along(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:
     return len(given) == 3 and min(given[:2]) > 1 and bool(loss) and loss[0] == given[0] and given[1] not in loss[1:]
 
@@ -122,20 +154,26 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
 
     Looks at optimizers that add weight_decay times the weight to its gradient. Fires when that is 0.1 or more, and more
     than the gradient itself in most of the tensors followed; Adam divides both by the gradient's size, so a fifth of it
-    is enough there, but for models of one layer. Where an optimizer shrinks the weights directly, as AdamW
-    does, the rate times a weight_decay of 0.1 or more is looked at: 0.01 in a step or more.
+    is enough there, but for models of one layer. Rows of a table that a batch does not ask for have the decay as their
+    only gradient, so there 0.005 is enough, if Adam takes half a percent of the weights in a step. Where an optimizer
+    shrinks the weights directly, as AdamW does, the rate times a weight_decay of 0.1 or more is looked at: 0.01 in a
+    step or more.
 
     WARN decay-outweighs: weight_decay = {decay:g} pulls harder than the gradient, so the weights shrink to
     nothing{why}. Fix: Use a weight_decay of 0.01 or less{fix}.
     WARN decay-outweighs/adam: {kind} adds weight_decay = {decay:g} to the gradient and divides by the gradient's size
     (coupled L2): {decay:g} is a number for AdamW, which shrinks weights by the rate times it, and here it pulls about
     {share:.0%} as hard as the gradient from the start. Fix: torch.optim.AdamW, or a weight_decay of 1e-4 or less.
+    WARN decay-outweighs/rows: {kind} adds weight_decay = {decay:g} to the gradient and divides by the gradient's size
+    (coupled L2): {decay:g} is a number for AdamW, and here it takes about {share:.1%} of {name} in a step, whose rows
+    are seldom asked for and have little else. Fix: torch.optim.AdamW, or a weight_decay of 1e-5 or less.
     WARN decay-outweighs/decoupled: weight_decay = {decay:g} at a rate of {rate:g} takes {share:.1%} of each weight in
     every step, so the weights shrink to nothing. Fix: Use a weight_decay of 0.1 or less.
     """
     if not e.of(Step):
         return unknown("no optimizer step was seen")
     names = {id(p): name for name, p in e.parameters().items()}
+    tables = {name for name, owner in e.owners().items() if isinstance(owner, nn.Embedding | nn.EmbeddingBag)}
     for number, optimizer in enumerate(e.optimizers):
         updates = [u for s in e.of(Step, optimizer=number) for u in s.updates if u.gradient]
         for group in optimizer.object.param_groups if optimizer.object is not None else ():
@@ -151,7 +189,24 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
                     rate=float(group["lr"]),
                     share=taken,
                 )
-            if decay < DECAY or not _added(optimizer.kind.__name__, group):
+            if not _added(optimizer.kind.__name__, group):
+                continue
+            if (
+                decay >= OF_ROWS
+                and optimizer.kind.__name__ in DIVIDES
+                and (found := _of_rows(updates, mine & tables, decay))
+            ):
+                share, name = found
+                return fires(
+                    f"weight_decay = {decay:g}, divided by the gradient's size, takes {share:.2g} of {name} in a step",
+                    "a decay of its own, as AdamW's",
+                    fault="decay-outweighs/rows",
+                    kind=optimizer.kind.__name__,
+                    decay=decay,
+                    share=share,
+                    name=name,
+                )
+            if decay < DECAY:
                 continue
             sizes = {name: float(p.detach().norm()) for name, p in e.parameters().items() if name in mine}
             shares = [decay * sizes[u.name] / u.gradient for u in updates if u.name in sizes and len(u.shape) > 1]
@@ -178,6 +233,16 @@ def decay_outweighs(e: Evidence) -> Fired | Verdict:
                     fix=f", and momentum={decay:g} if that was meant" if slip else "",
                 )
     return OK
+
+
+def _of_rows(updates: list, mine: set, decay: float) -> tuple[float, str] | None:
+    """What the decay takes of a table in a step, where a fifth of its rows or more are not asked for."""
+    taken: dict[str, list[float]] = {}
+    for u in updates:
+        if u.name in mine and len(u.shape) == 2 and u.shape[0] >= ROWS and (u.silent or 0.0) >= SELDOM:
+            taken.setdefault(u.name, []).append(u.lr * decay * math.sqrt(math.prod(u.shape)) / u.gradient)
+    shares = {name: median(each) for name, each in taken.items() if len(each) >= STEPS and median(each) > PULLED}
+    return max((share, name) for name, share in shares.items()) if shares else None
 
 
 def _decoupled(kind: str, group: dict) -> bool:

@@ -47,6 +47,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     {name}.
     WARN some-gradients-zero/flat: The gradient of these tensors is exactly zero because {function} stands between them
     and the loss, and has no slope. Fix: A straight-through step: w + ({function}(w) - w).detach().
+    WARN some-gradients-zero/rounded: A layer multiplies with what a {function} gave, which has no slope: what stands
+    before it learns by its scale alone, if it learns at all. Fix: A straight-through step: w + (q - w).detach().
     """
     norms, steps = _norms(e), [s for s in e.of(Step) if any(rate != 0 for rate in s.rates)]
     if not norms:
@@ -61,6 +63,10 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     ps = e.trainable()
     dead = [n for n in dead if n in ps and not is_adapter(n) and not SPARSE.search(n) and ps[n].numel()]
     dead = [n for n in dead if not (ps[n].dim() < 2 and f"{_stem(n)}weight" in live and n.endswith("bias"))]
+    if not dead and len(rounded := e.habits["B7 rounded"]) >= FEW:
+        function = next(iter(rounded.values()))
+        what = f"in {len(rounded)} steps a layer was given what came out of a {function} with a graph"
+        return fires(what, "a straight-through step", fault="some-gradients-zero/rounded", function=function)
     if not dead:
         return OK
     last = dead[-1]

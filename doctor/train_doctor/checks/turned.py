@@ -34,13 +34,21 @@ def pairs_turned_round(e: Evidence) -> Fired | Verdict:
     stands.
     Which pairs are drawn is read off the gradients of two calls of one network that meet row by row; pairs of one call
     are told apart only where a label of two values decides it. Rows that were picked for being near are left alone;
-    pairs from two cameras or domains look like this fault.
+    pairs from two cameras or domains look like this fault. For torch's triplet losses the names of what they are given
+    are read as well.
 
     WARN pairs-turned-round: The loss draws pairs together that are less alike than those it pushes apart: the meaning
     of the label (1 = same or 1 = different), the order of positive and negative, or a similarity in the place of a
     distance is turned round. Fix: loss = same * d**2 + (1 - same) * relu(margin - d)**2, with same = 1 for a pair of
     one kind.
+    WARN pairs-turned-round/named: A triplet loss takes (anchor, positive, negative), and is given {first} for the
+    positive and {second} for the negative. Fix: criterion(anchor, positive, negative).
     """
+    if len(named := e.habits["F74 named"]) >= STEPS:
+        first, second = next(iter(named.values()))
+        fault = "pairs-turned-round/named"
+        what = f"in {len(named)} steps the positive was {first} and the negative {second}"
+        return fires(what, "the positive second", fault=fault, first=first, second=second)
     if (verdict := no_habit(e, seen := e.habits["F74"])) is not None:
         return verdict
     groups = [g for groups in seen.values() for g in groups]
@@ -185,13 +193,20 @@ def away_from_targets(e: Evidence) -> Fired | Verdict:
     step in which any answer is drawn nearer to what it meets is left alone; so are steps with a loss of classes too,
     targets that weights made, attacks on an input, a loss that is to grow, and gradients that are negated before the
     step. Also when the loss holds minus the size (a square, an absolute value, a norm) of matrices that its layers
-    multiply with, and that nothing cuts to a range.
+    multiply with, and that nothing cuts to a range; and when torch's losses of classes stand in the loss of a single
+    optimizer with a minus.
 
     WARN away-from-targets: The loss grows as the answer comes nearer to its target, so training drives them apart: a
     minus too many before an error, or one missing before a likeness. Fix: loss = error, or loss = 1 - likeness.
     WARN away-from-targets/weights: The penalty on the weights has a minus in front, so the loss falls without end as
     the weights grow. Fix: loss = error + 1e-4 * sum(p.pow(2).sum() for p in model.parameters()).
+    WARN away-from-targets/classes: {name} stands in the loss with a minus (or maximize=True was given), so training
+    makes the right class less likely with each step. Fix: Leave out the minus, or maximize.
     """
+    if len(classes := e.habits["F75 classes"]) >= STEPS and len(e.optimizers) < 2:
+        name = next(iter(classes.values()))
+        what = f"in {len(classes)} steps {name} was to grow"
+        return fires(what, "to fall", fault="away-from-targets/classes", name=name[:1].upper() + name[1:])
     if len(turned := e.habits["F75 weights"]) >= STEPS:
         what = f"in {len(turned)} steps the size of weights stood in the loss with a minus"
         return fires(what, "a plus", fault="away-from-targets/weights")
@@ -280,11 +295,19 @@ def penalty_of_other_lengths(e: Evidence) -> Fired | Verdict:
 def focus_turned_round(e: Evidence) -> Fired | Verdict:
     """A focal loss does worse than plain cross-entropy, above all on rare classes.
 
-    Fires when a power above 1 of a probability is the weight of its own negative logarithm.
+    Fires when a power above 1 of a probability is the weight of its own negative logarithm, in all rows or in those of
+    one class alone.
 
     WARN focus-turned-round: The weight p**gamma is large where the answer is right already, and nearly nothing where it
     is wrong. Fix: (1 - p) ** gamma * -log(p).
+    WARN focus-turned-round/one-class: The weight is made of the probability of one class, and not of that of each row's
+    own label: in the other class it is large where the answer is right already. Fix: p_t = p * y + (1 - p) * (1 - y),
+    and (1 - p_t) ** gamma * loss.
     """
+    if len(one := e.habits["F80 one"]) >= STEPS:
+        rows, of = next(iter(one.values()))
+        what = f"in {len(one)} steps the weight was a power of the row's own probability in {rows} of {of} rows"
+        return fires(what, "a power of 1 - p_t in all", fault="focus-turned-round/one-class")
     if (verdict := no_habit(e, seen := e.habits["F80"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps the weight of -log(p) was a power of p", "a power of 1 - p")

@@ -293,7 +293,14 @@ def turned_by_head(e: Evidence) -> Fired | Verdict:
     written for the other layout), so angles cancel in each head and attention is told no order. Fix: Turn q and k in
     the layout that the function takes, (batch, places, heads, features) or (batch, heads, places, features), and lay
     cos and sin out with places where q has them.
+    WARN turned-by-head/one-side: The {side} alone are turned by their places, so a product of the two tells where one
+    of them stands and not how far apart they are. Fix: Turn q and k alike.
     """
+    if len(one := e.habits["F120 one"]) >= STEPS:
+        side = next(iter(one.values()))
+        return fires(
+            f"in {len(one)} steps {side} alone were turned", "both", fault="turned-by-head/one-side", side=side
+        )
     if (verdict := no_habit(e, seen := e.habits["F120"])) is not None:
         return verdict
     heads, places = next(iter(seen.values()))

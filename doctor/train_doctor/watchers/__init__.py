@@ -11,6 +11,7 @@ from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.aims import Aims
 from train_doctor.watchers.angles import Angles
+from train_doctor.watchers.at_their_ends import AtTheirEnds
 from train_doctor.watchers.attending import Attending
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
@@ -27,18 +28,21 @@ from train_doctor.watchers.carried_states import CarriedStates
 from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.clamped_labels import ClampedLabels
 from train_doctor.watchers.class_axis import ClassAxis
+from train_doctor.watchers.clip_values import ClipValues
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.confidences import Confidences
 from train_doctor.watchers.cosine_margins import CosineMargins
 from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.critics import Critics
 from train_doctor.watchers.crops import Crops
+from train_doctor.watchers.crossed_maps import CrossedMaps
 from train_doctor.watchers.cut_ids import CutIds
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
 from train_doctor.watchers.divergences import Divergences
 from train_doctor.watchers.dot_products import DotProducts
+from train_doctor.watchers.drawn_anew import DrawnAnew
 from train_doctor.watchers.dropout_at_end import DropoutAtEnd
 from train_doctor.watchers.dropouts import Dropouts
 from train_doctor.watchers.dropped import Dropped
@@ -72,9 +76,11 @@ from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
 from train_doctor.watchers.loss_graphs import LossGraphs
+from train_doctor.watchers.loss_signs import LossSigns
 from train_doctor.watchers.lost_states import LostStates
 from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
+from train_doctor.watchers.masked_means import MaskedMeans
 from train_doctor.watchers.masked_pixels import MaskedPixels
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.members_alike import MembersAlike
@@ -86,6 +92,7 @@ from train_doctor.watchers.mixtures import Mixtures
 from train_doctor.watchers.mixups import Mixups
 from train_doctor.watchers.moved_rows import MovedRows
 from train_doctor.watchers.negatives import Negatives
+from train_doctor.watchers.never_left import NeverLeft
 from train_doctor.watchers.noise import Noise
 from train_doctor.watchers.noise_levels import NoiseLevels
 from train_doctor.watchers.noise_times import NoiseTimes
@@ -93,11 +100,13 @@ from train_doctor.watchers.noisy_targets import NoisyTargets
 from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
+from train_doctor.watchers.one_direction import OneDirection
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.one_way_twice import OneWayTwice
 from train_doctor.watchers.order_of_pieces import OrderOfPieces
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.other_labels import OtherLabels
+from train_doctor.watchers.other_references import OtherReferences
 from train_doctor.watchers.other_statistics import OtherStatistics
 from train_doctor.watchers.outer_products import OuterProducts
 from train_doctor.watchers.over_batch import OverBatch
@@ -107,6 +116,7 @@ from train_doctor.watchers.own_samples import OwnSamples
 from train_doctor.watchers.own_scale import OwnScale
 from train_doctor.watchers.own_statistics import OwnStatistics
 from train_doctor.watchers.own_targets import OwnTargets
+from train_doctor.watchers.padded_divergences import PaddedDivergences
 from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
@@ -127,9 +137,11 @@ from train_doctor.watchers.rescaled import Rescaled
 from train_doctor.watchers.rises_alone import RisesAlone
 from train_doctor.watchers.risk_matrices import RiskMatrices
 from train_doctor.watchers.risk_sets import RiskSets
+from train_doctor.watchers.rounded_weights import RoundedWeights
 from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_batches import SameBatches
+from train_doctor.watchers.same_masks import SameMasks
 from train_doctor.watchers.same_slopes import SameSlopes
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
@@ -141,6 +153,7 @@ from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sides import Sides
 from train_doctor.watchers.sines import Sines
+from train_doctor.watchers.skipped_losses import SkippedLosses
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.soft_targets import SoftTargets
@@ -149,6 +162,7 @@ from train_doctor.watchers.spectral_powers import SpectralPowers
 from train_doctor.watchers.spelt import Spelt
 from train_doctor.watchers.spreads import Spreads
 from train_doctor.watchers.squashed import Squashed
+from train_doctor.watchers.squashed_twice import SquashedTwice
 from train_doctor.watchers.still_states import StillStates
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
@@ -178,6 +192,7 @@ from train_doctor.watchers.unsorted import Unsorted
 from train_doctor.watchers.views import Views
 from train_doctor.watchers.weight_penalties import WeightPenalties
 from train_doctor.watchers.weights_after_mean import WeightsAfterMean
+from train_doctor.watchers.weights_as_numbers import WeightsAsNumbers
 from train_doctor.watchers.who_chooses import WhoChooses
 from train_doctor.watchers.wraps import Wraps
 from train_doctor.watchers.zeros_added import ZerosAdded
@@ -271,6 +286,21 @@ ALL = (
     Surrogates,
     Squashed,
     Negatives,
+    MaskedMeans,
+    AtTheirEnds,
+    DrawnAnew,
+    WeightsAsNumbers,
+    OtherReferences,
+    LossSigns,
+    ClipValues,
+    SameMasks,
+    RoundedWeights,
+    PaddedDivergences,
+    CrossedMaps,
+    NeverLeft,
+    SquashedTwice,
+    SkippedLosses,
+    OneDirection,
     Penalties,
     Focused,
     OverBatch,

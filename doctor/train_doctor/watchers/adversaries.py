@@ -7,6 +7,10 @@ It is known of each tensor whose weights made it, by the optimizer that holds th
 network made is followed to the loss: a constant target of 1 wants it up and one of 0 wants it down; a mean of answers
 wants them down, and its negative wants them up. Each optimizer that steps after such a loss has said what it wants.
 
+    both = torch.cat([fake, real]); bce(d(both), torch.cat([ones, zeros]))          the labels in the other order
+
+Rows that were put together are told apart as long as they are as many.
+
 Footguns: a policy and its critic are two such networks, but the critic's loss is a square, which wants neither. Parts
 that step together after one backward want the same rightly.
 """
@@ -32,6 +36,7 @@ class Adversaries(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.owner: dict[int, int] = {}  # id of a weight -> number of its optimizer
+        self.spans = Known(self)  # rows that were put together: first, last, and who made them
         self.blurred = False  # some loss was to grow
         self.count = 0  # of optimizers, when owners were last looked up
         self.pending: set[tuple[frozenset, int, int]] = set()  # made by, sign, round; since the last step
@@ -53,13 +58,33 @@ class Adversaries(Watcher):
         made = frozenset(owners).union(*(who for fact in facts for who, _ in fact))
         if not made:
             return
-        fact = Fact({(made, 1)}) if owners else self._followed(op, facts, made)
+        spans = self._spans(op, facts)
+        fact = Fact({(made, 1)}) if owners else self._followed(op, facts, made, spans)
         for r in op.results:
             if r.is_floating_point():
                 self.known.put(r, fact)
+                if spans and r.dim() and len(r) == spans[-1][1]:
+                    self.spans.put(r, spans)
 
-    def _followed(self, op: Op, facts: list[Fact], made: frozenset) -> Fact:
+    def _spans(self, op: Op, facts: list[Fact]) -> tuple:
+        """Which rows of what comes of this were made by whom."""
+        if (
+            op.name in ("cat", "concat")
+            and len(op.given) == 2
+            and op.args[1:] in ((), (0,))
+            and not op.kwargs.get("dim")
+        ):
+            ends = len(op.given[0]), len(op.given[0]) + len(op.given[1])
+            whose = [frozenset().union(*(who for who, _ in fact)) for fact in facts]
+            return ((0, ends[0], whose[0]), (ends[0], ends[1], whose[1])) if whose[0] != whose[1] else ()
+        return next((s for s in map(self.spans.get, op.given) if s), ())
+
+    def _followed(self, op: Op, facts: list[Fact], made: frozenset, spans: tuple) -> Fact:
         first, name = facts[0] if facts else Fact(), op.name
+        if name in BINARY and spans and len(op.given) > 1 and len(op.given[1]) == len(op.given[0]) == spans[-1][1]:
+            each = [_wanted([op.given[0], op.given[1][a:b]]) for a, b, _ in spans]
+            wider = [sign for sign, (_, _, who) in zip(each, spans) if who]  # of what another network made
+            return Fact((made, sign) for sign in wider)
         if name in BINARY:
             return _times(first, _wanted(op.given)) if len(op.given) > 1 else Fact()
         if name in TURNS:
@@ -107,6 +132,7 @@ class Adversaries(Watcher):
                         for turn in self.turns[made, who]:
                             self.note("S36", (more.kind.__name__, len(less.ids)), turn)
         self.known.by_id.clear()
+        self.spans.by_id.clear()
 
 
 def _times(fact: Fact, sign: int) -> Fact:

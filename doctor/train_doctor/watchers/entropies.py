@@ -5,8 +5,13 @@
 
 What `Distribution.entropy()` gives is followed, with its sign, up to the loss.
 
+    usage = probs.mean(0)                                           of a router over all tokens
+    loss = ce + 0.1 * -(usage * usage.log()).sum()                  sends everything to one expert
+
+So is the entropy of a mean over rows of shares that also choose (max, topk).
+
 Footgun: sure answers are wanted elsewhere (test-time adaptation, labels that are guessed). So a log-probability of an
-action must have been asked for in the same step.
+action must have been asked for in the same step, or experts have been chosen by the shares.
 """
 
 from collections.abc import Callable
@@ -15,16 +20,24 @@ from torch import Tensor, distributions
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers import signs
+from train_doctor.watchers.operators import OVER, PLUS, TIMES
+
+CHOOSES, MEANS = {"max", "topk", "argmax", "sort"}, {"stack", "cat", "clamp_min", "clamp", "__getitem__", "view"}
+GATE = "gate"  # the shares of what was chosen, by which its answers are multiplied
+SHARES, USAGE, LOGGED, TERM = "shares", "usage", "log of usage", "usage * log"
 
 
 class Entropies(Watcher):
-    names = signs.FOLLOWED
-    begins = frozenset()
+    """What is known of a tensor: signs, or which part of the entropy of a mean it is."""
+
+    names = signs.FOLLOWED | CHOOSES | MEANS | {"softmax", "log", "unsqueeze", "reshape", "index_select"}
+    begins = {"softmax"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)  # signs of entropies
         self.scored = False  # since the last backward
+        self.chosen = False  # by shares whose mean was taken
         self.of_distributions("entropy", "asked")
         self.of_distributions("log_prob", "score")
 
@@ -39,15 +52,54 @@ class Entropies(Watcher):
         return original(*args, **kwargs)
 
     def saw(self, op: Op) -> None:
-        if self.known.by_id and isinstance(op.result, Tensor) and op.result.requires_grad:
-            made = signs.followed(op, self.known)
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in CHOOSES and SHARES in facts and op.results:
+            self.known.put(op.results[0], GATE)
+            return
+        if GATE in facts:
+            others = [t for t, f in zip(op.given, facts) if f != GATE]
+            self.chosen = self.chosen or op.name in TIMES and any(t.requires_grad and t.dim() > 1 for t in others)
+            if op.name in MEANS | OVER | {"unsqueeze", "reshape", "index_select"} and isinstance(op.result, Tensor):
+                self.known.put(op.result, GATE)
+            return
+        if (op.name == "softmax" or any(facts)) and isinstance(op.result, Tensor) and op.result.requires_grad:
+            made = _usage(op, facts) or signs.followed(op, self.known)
             if made is not None:
                 self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
         if self.scored and not self.eye.rising and self.known.get(loss) == frozenset({1}):
             self.e.punished.add(self.eye.turn)
-        self.scored = False
+        if self.chosen and not self.eye.rising and self.known.get(loss) == frozenset({1}) and not self.scored:
+            self.note("F62 routing", True)
+        self.scored = self.chosen = False
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _usage(op: Op, facts: list) -> str | frozenset | None:
+    """What a result is on the way from shares to the entropy of their mean, which begins as minus a sum."""
+    fact = next((f for f in facts if isinstance(f, str)), None)
+    if op.name == "softmax":
+        return SHARES if op.given[0].dim() > 1 else None
+    if fact == SHARES:
+        if op.name == "mean":
+            dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
+            dims = dims if isinstance(dims, tuple | list) else (dims,)
+            kept = None not in dims and not {-1, op.given[0].dim() - 1} & set(dims)
+            return USAGE if kept else None
+        return SHARES if op.name in MEANS else None
+    if fact == USAGE and op.name in TIMES and len(op.given) == 2 and LOGGED not in facts:
+        other = op.given[1 - facts.index(USAGE)]  # the share of tokens that each expert was given
+        return TERM if other.shape == op.given[facts.index(USAGE)].shape and not other.requires_grad else None
+    if fact == USAGE and op.name in MEANS | PLUS:
+        return USAGE
+    if fact == USAGE and op.name == "log":
+        return LOGGED
+    if (
+        op.name in TIMES
+        and sorted(f for f in facts if isinstance(f, str)) == [USAGE, LOGGED][:: 1 if USAGE < LOGGED else -1]
+    ):
+        return TERM
+    return frozenset({-1}) if fact == TERM and op.name == "sum" else None

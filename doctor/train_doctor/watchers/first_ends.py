@@ -7,6 +7,10 @@
 In a chat each turn ends with the end-of-text token. The answer that is to be judged comes after it, so chosen and
 rejected are read at a place where they are still the same.
 
+    end = attention_mask.sum(-1) - 1                        of rows with their padding on the left
+
+counts from the wrong side: the text ends at the last place, and this one is in its middle.
+
 Footgun: rows may be read in their middle on purpose (the end of a prompt, a marker). So the place must be the one
 before the first such token in every row, and the same token must also fill the rows up.
 """
@@ -29,11 +33,15 @@ class FirstEnds(Watcher):
         source = op.given[0] if op.given else None
         if source is None or source.dim() not in (2, 3) or not source.requires_grad or len(source) < 4:
             return
-        if source.dim() == 3 and source.shape[2] > SCORES:
-            return  # what is taken of the states of a place may be for something that ends there
         at = _places(op, source)
         if at is None:
             return
+        for ids in self.e.lookups:
+            if ids.shape == source.shape[:2] and ids.device == at.device and ids.numel() <= LARGEST:
+                if (rows := _from_the_left(ids.detach(), at)) is not None:
+                    self.note("F122 left", (rows, len(ids)))
+        if source.dim() == 3 and source.shape[2] > SCORES or not bool((at < source.shape[1] - 1).all()):
+            return  # what is taken of the states of a place may be for something that ends there
         for ids in self.e.lookups:
             if ids.shape == source.shape[:2] and ids.device == at.device and ids.numel() <= LARGEST:
                 if (rows := _go_on(ids.detach(), at)) is not None:
@@ -59,7 +67,7 @@ def _places(op: Op, source: Tensor) -> Tensor | None:
         if len(key[0]) != rows or key[0].dtype is torch.bool or not bool((key[0].diff() == 1).all()):
             return None
         at = key[1]
-    whole = at.dtype is torch.int64 and len(at) == rows and bool((at >= 0).all()) and bool((at < length - 1).all())
+    whole = at.dtype is torch.int64 and len(at) == rows and bool((at >= 0).all()) and bool((at < length).all())
     return at if whole else None
 
 
@@ -77,3 +85,17 @@ def _go_on(ids: Tensor, at: Tensor) -> int | None:
         return None
     on = int(((ids != pad) & after).any(1).sum())
     return on if on >= SHARE * len(ids) else None
+
+
+def _from_the_left(ids: Tensor, at: Tensor) -> int | None:
+    """Rows that are filled up on the left, where each is read at the number of its tokens less one."""
+    first = ids[:, :1]  # (B, 1)
+    runs = (ids == first).int().cumprod(1).sum(1)  # (B,) at the beginning of each row
+    filled = runs > 1
+    if 2 * int(filled.sum()) < len(ids) or int(runs.max()) == ids.shape[1]:
+        return None
+    pad = first[filled][0, 0]
+    filled &= ids[:, 0] == pad
+    lengths = ids.shape[1] - torch.where(ids[:, 0] == pad, runs, 0)
+    apart = len(at[filled].unique()) > 1 and 2 * int(filled.sum()) >= len(ids)
+    return int(filled.sum()) if apart and bool((at == lengths - 1).all()) else None

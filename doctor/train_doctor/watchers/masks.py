@@ -12,28 +12,42 @@ so what is hidden must hold several. A class token in front makes the mask longe
 import torch
 from torch import Tensor
 
-from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.eye import Eye, Known, Op, Watcher
 
+ASKS = {"masked_fill", "multi_head_attention_forward"}
 LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
 
 
 class Masks(Watcher):
-    names = {"masked_fill", "linear", "multi_head_attention_forward"}
+    begins = ASKS | {"linear", "conv1d"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
+        self.made_of = Known(self)  # rows of data that a first layer was given
         self.rows: Tensor | None = None  # (B, T, C) that a first layer was given
+        self.several = False  # more than one was, in this step
 
     def backward(self, loss: Tensor) -> None:
-        self.rows = None
+        self.rows, self.several = None, False
 
     def close(self) -> None:
         self.rows = None
+        self.made_of.by_id.clear()
 
     def saw(self, op: Op) -> None:
-        if op.name == "linear":
+        if op.name in ("linear", "conv1d"):
             if op.given and op.given[0].dim() == 3 and not op.given[0].requires_grad:
-                self.rows = op.given[0]
+                rows = op.given[0] if op.name == "linear" else op.given[0].transpose(1, 2)
+                self.several = self.several or self.rows is not None and rows.data_ptr() != self.rows.data_ptr()
+                self.rows = rows
+                for r in op.results:
+                    self.made_of.put(r, self.rows.detach())
+                return
+        rows = next((found for t in op.given if (found := self.made_of.get(t)) is not None), None)
+        for r in op.results if rows is not None else ():
+            if r.is_floating_point() and r.dim() == 3:
+                self.made_of.put(r, rows)
+        if op.name not in ASKS:
             return
         if op.name == "multi_head_attention_forward":
             self._of_data(op)
@@ -45,7 +59,7 @@ class Masks(Watcher):
         if isinstance(value, Tensor) or not value <= LOW or mask.dtype is not torch.bool:
             return
         mask = mask.reshape([size for n, size in enumerate(mask.shape) if size > 1 or n == 0])
-        if self.rows is not None and mask.dim() == 2 and mask.device == self.rows.device:
+        if self.rows is not None and not self.several and mask.dim() == 2 and mask.device == self.rows.device:
             self._over_rows(mask, self.rows)
         ids = self.e.lookups[-1] if self.e.lookups else None
         if ids is not None and mask.shape == ids.shape and mask.device == ids.device:
@@ -55,11 +69,13 @@ class Masks(Watcher):
                 self.e.hiding.setdefault(self.eye.turn, inverted and not bool((hidden == shown[0]).any()))
 
     def _of_data(self, op: Op) -> None:
-        """Attention over data as they are, (T, B, C), with no layer before it."""
+        """Attention over data as they are, (T, B, C), or over what the first layer made of them."""
         mask, rows = op.kwargs.get("key_padding_mask"), op.args[1] if len(op.args) > 1 else op.given[0]  # the keys
-        both = isinstance(mask, Tensor) and isinstance(rows, Tensor)
-        if both and mask.dim() == 2 and rows.dim() == 3 and not rows.requires_grad:
-            self._over_rows(mask if mask.dtype is torch.bool else mask <= LOW, rows.transpose(0, 1))
+        if not isinstance(mask, Tensor) or not isinstance(rows, Tensor) or mask.dim() != 2 or rows.dim() != 3:
+            return
+        rows = self.made_of.get(rows) if rows.requires_grad else rows.transpose(0, 1)
+        if rows is not None:
+            self._over_rows(mask if mask.dtype is torch.bool else mask <= LOW, rows)
 
     def _over_rows(self, mask: Tensor, rows: Tensor) -> None:
         """A mask of (batch, length), with up to two places more in front."""

@@ -6,8 +6,8 @@
 What is learned then hangs on the other rows of the batch, and a row alone is answered differently. F.softmax without a
 dim takes dim 0 for one and for three dimensions.
 
-What came out of such a softmax is followed to a loss. It is wrong where that still has one answer for each of its rows,
-or meets a part of a loader's batch that was shared out among the rows in the same way.
+What came out of such a softmax is followed to a loss, of torch or by hand. It is wrong where that still has one answer
+for each of its rows, or meets a part of a loader's batch that was shared out among the rows in the same way.
 
 Footgun: the rows of one graph or one bag are no batch: there what is pooled with these weights is a single answer. And
 a matrix of all pairs has rows on both sides, a table that learns no rows of a batch, and time may come first.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import dataloader, default_collate
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import LOSSES
+from train_doctor.fed import LOSSES, kind
 from train_doctor.watchers.operators import MINUS, TIMES
 
 SOFT = {"softmax", "log_softmax", "softmin", "sparsemax"}
@@ -69,6 +69,8 @@ class OverBatch(Watcher):
                     ((target.detach().float().sum(0) - 1).abs() < CLOSE).all()
                 ):  # it is shared out in the same way
                     self.pending.append(rows)
+        elif op.name in TIMES | {"__getitem__", "gather"} and self._by_hand(op, facts, rows):
+            self.pending.append(rows)
         elif op.name in TIMES and len(op.given) == 2 and any(self.listed.get(t) for t in op.given):
             self.pending.append(rows)
         elif op.name in SUMS and any(len(t) == t.shape[-1] == rows for t in op.given if t.dim() == 2):
@@ -78,6 +80,18 @@ class OverBatch(Watcher):
                 if r.requires_grad and r.dim() and len(r) == rows:
                     self.known.put(r, rows)
 
+    def _by_hand(self, op: Op, facts: list, rows: int) -> bool:
+        """A cross-entropy without torch's: the column of each row's class is picked, or all are multiplied with one-hot
+        rows."""
+        answers = op.given[[f == rows for f in facts].index(True)]
+        if answers.dim() != 2 or not isinstance(op.result, Tensor) or answers.shape[1] < 2:
+            return False
+        if op.name not in TIMES:
+            return op.result.numel() == rows and len(op.given) > 1 and not op.given[-1].is_floating_point()
+        other = next((t for t in op.given if t is not answers), None)
+        hot = other is not None and other.shape == answers.shape and not other.requires_grad
+        return hot and bool(((other == 0) | (other == 1)).all()) and bool((other.sum(1) == 1).all())
+
     def _begins(self, op: Op) -> int | None:
         x = op.given[0]
         dim = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
@@ -86,6 +100,8 @@ class OverBatch(Watcher):
         if not first:
             self.otherwise.add(id(x))
         if isinstance(x, nn.Parameter) or self.time_first and x.dim() == 3:
+            return None
+        if _pairs(x.grad_fn):
             return None
         across = first and x.dim() > 1 and len(x) >= LEAST
         self.across.add(id(x)) if across else None
@@ -99,3 +115,14 @@ class OverBatch(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _pairs(node) -> bool:
+    """Whether it is a product of two things that were made, all of one with all of the other: no layer's answers."""
+    while kind(node) in ("Div", "Mul", "Sub", "Add", "MaskedFill") and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    sides = [edge for edge, _ in node.next_functions] if kind(node) in ("Mm", "Bmm", "UnsafeView") else []
+    while len(sides) == 1 and sides[0] is not None:
+        sides = [edge for edge, _ in sides[0].next_functions]
+    sides = [side.next_functions[0][0] if kind(side) in ("T", "Transpose") else side for side in sides]
+    return len(sides) == 2 and all(side is not None and not hasattr(side, "variable") for side in sides)

@@ -2,6 +2,7 @@
 
     h.mean(1)                                           a short row counts mostly what it was filled with
     (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    h[:, -1]                                            the last place of most rows is padding
 
 Rows that end in one and the same vector, in runs of several lengths, are followed from a first layer to a mean over
 their places (endings.py tells such rows).
@@ -30,6 +31,7 @@ class Pooled(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.lasts: list[tuple] = []  # of the last places
         self.means: list[tuple[Tensor, tuple]] = []  # of this step, and how many rows were padded
 
     def saw(self, op: Op) -> None:
@@ -40,6 +42,9 @@ class Pooled(Watcher):
             fact = self._begins(op) if op.name in FIRST else None
             if op.name in TIMES | OVER and len(op.given) == 2:  # by the share of the places that are filled
                 self.means = [(m, f) for m, f in self.means if not any(m is t for t in op.given) or not _rows(op, f)]
+        elif op.name == "__getitem__" and fact[0] < fact[1] and _last(op, fact):
+            self.lasts.append(fact)
+            return
         elif op.name == "__setitem__":
             self.known.put(op.given[0], None)  # a mask, it may be
             return
@@ -70,12 +75,22 @@ class Pooled(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         means, self.means = self.means, []
+        lasts, self.lasts = self.lasts, []
         for _, fact in means:
             self.note("S25", fact[:2])
+        for fact in lasts:
+            self.note("S25 last", fact[:2])
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.means = []
+        self.means, self.lasts = [], []
+
+
+def _last(op: Op, fact: tuple) -> bool:
+    """x[:, -1], of (B, T, C)."""
+    key, x = op.args[1], op.given[0]
+    whole = isinstance(key, tuple) and len(key) in (2, 3) and isinstance(key[0], slice) and key[0] == slice(None)
+    return whole and x.dim() == 3 and x.shape[1] == fact[2] and key[1] in (-1, x.shape[1] - 1) and x.requires_grad
 
 
 def _masks(t: Tensor, fact: tuple) -> bool:

@@ -12,6 +12,7 @@ once and kept for some steps. And fixed random features may be made again in eac
 size.
 """
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -77,7 +78,7 @@ class Redrawn(Watcher):
 
 
 def _data(t: Tensor) -> bool:
-    return t.is_floating_point() and not t.requires_grad
+    return not t.requires_grad and t.dtype is not torch.bool and not t.is_complex()
 
 
 def few(t: Tensor) -> tuple:

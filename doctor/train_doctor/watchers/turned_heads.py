@@ -10,6 +10,8 @@ the angles cancel in every product of one head: attention is told nothing of pla
 A table is known where it is used: by two products with one x, of which the tables' squares add up to one number, or by
 a product with complex numbers of size 1. The axes along which it differs are followed to the attention.
 
+Where one side alone is turned by its place, no product hangs on a distance either.
+
 Footgun: one step of decoding has one place, so no axis differs but that of the features; tables of a grid differ along
 several. So only a table that differs along the heads, and not along the places, is meant.
 """
@@ -56,6 +58,7 @@ class TurnedHeads(Watcher):
         super().__init__(eye)
         self.known = Known(self)
         self.pairs = 0
+        self.turns = 0  # since the last attention
 
     def saw(self, op: Op) -> None:
         if not op.given:
@@ -119,12 +122,17 @@ class TurnedHeads(Watcher):
         """Known from here on, where the table has several frequencies and several angles."""
         more = result.dim() - table.dim()
         axes = [a for a in range(table.dim()) if table.shape[a] > 1 and not _constant(table, a)]
+        self.turns += 1
         if axes and axes[-1] == table.dim() - 1 and len(axes) > 1:
             self.known.put(result, Turned(frozenset(a + more for a in axes[:-1])))
 
     def _attends(self, op: Op, q: Tensor | None, k: Tensor | None) -> None:
         """Places are the last axis but one of what asks; of a key that was laid across for a product, the last."""
         facts = [self.known.get(t) for t in (q, k) if t is not None]
+        if len(facts) > 1 and q.dim() >= 3 and q.shape[-1] > 1:
+            if self.turns == 1:
+                self._one_side(op, q, k, facts)
+            self.turns = 0
         if len(facts) < 2 or not all(isinstance(f, Turned) for f in facts) or q.dim() < 3:
             return
         heads = [t.dim() - 3 for t in (q, k)]
@@ -132,6 +140,16 @@ class TurnedHeads(Watcher):
         places = k.shape[-1] if op.name in PRODUCTS else k.shape[-2]
         if along and min(q.shape[-3], q.shape[-2], places) > 1:
             self.note("F120", (q.shape[-3], q.shape[-2]))
+
+    def _one_side(self, op: Op, q: Tensor, k: Tensor, facts: list) -> None:
+        """One side is turned along its places, and the other one is no product with any table."""
+        axes = [t.dim() - 2 for t in (q, k)]
+        if op.name in PRODUCTS:
+            axes[1] = k.dim() - 1
+        for side, (one, other) in enumerate((facts, facts[::-1])):
+            turned = isinstance(one, Turned) and one.axes == {axes[side]}
+            if turned and other is None and q.shape[axes[0]] == k.shape[axes[1]] > 1:
+                self.note("F120 one", ("queries", "keys")[side])
 
     def _einsum(self, op: Op) -> None:
         """Heads are letters of both sides that come out; places are those of one side."""
