@@ -15,11 +15,16 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 ASKS = {"masked_fill", "multi_head_attention_forward"}
+LAYERS = {"linear", "conv1d"}
+KEEPS = {"relu", "gelu", "silu", "tanh", "add", "mul", "layer_norm", "dropout", "transpose", "permute", "contiguous"}
 LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
 
 
 class Masks(Watcher):
-    begins = ASKS | {"linear", "conv1d"}
+    """What is known of a tensor: the rows of data that a first layer was given, of which it was made."""
+
+    names = ASKS | LAYERS | KEEPS
+    begins = ASKS | LAYERS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -35,7 +40,7 @@ class Masks(Watcher):
         self.made_of.by_id.clear()
 
     def saw(self, op: Op) -> None:
-        if op.name in ("linear", "conv1d"):
+        if op.name in LAYERS:
             if op.given and op.given[0].dim() == 3 and not op.given[0].requires_grad:
                 rows = op.given[0] if op.name == "linear" else op.given[0].transpose(1, 2)
                 self.several = self.several or self.rows is not None and rows.data_ptr() != self.rows.data_ptr()
