@@ -11,6 +11,7 @@ from .step_programs import Blind, judged
 BLIND = Blind("judge41")
 
 NAMED = {
+    "distil_gpt2_cached_logits": "D46",
     "t5_smoothed_seq2seq": "F33",
     "bert_pair_classifier": "F34",
     "gpt2_gradual_unfreeze": "S3",
@@ -35,9 +36,7 @@ NAMED = {
     "gpt_tied_head_init": "F4",
     "gpt2_left_padding": "F121",
 }
-UNSEEN = {
-    "distil_gpt2_cached_logits": "logits that were kept in another order belong to no row that is at hand",
-}
+UNSEEN: dict[str, str] = {}
 TRUE = {"switch_balance": {"F11", "S23"}}
 
 

@@ -320,3 +320,26 @@ def test_rounded_weights(how):
     kind = type("Ternary", (Rounded,), {"how": how})
     model = nn.Sequential(nn.Linear(IN, 32), nn.ReLU(), kind(32, 32), nn.ReLU(), nn.Linear(32, CLASSES))
     assert named(report := watched(model, F.cross_entropy)) == ROUNDED[how], f"\n{report}"
+
+
+@pytest.mark.parametrize(
+    "whose, wrong", [("its own", False), ("another's", True), ("nobody's", False), ("its own, softened", False)]
+)
+def test_the_texts_of_a_teacher(whose, wrong):
+    torch.manual_seed(0)
+    words, rule = 24, torch.randn(24, 24) * 4
+    student = nn.Sequential(nn.Embedding(words, 32), nn.Linear(32, words))
+    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
+    with doctor.watch(student, optimizer=optimizer, say=False) as report:
+        for _ in range(10):
+            ids = torch.randint(0, words, (16, 1))
+            for _ in range(19):
+                ids = torch.cat([ids, torch.multinomial(F.softmax(rule[ids[:, -1]], -1), 1)], 1)
+            answers = rule[ids] / (2 if "softened" in whose else 1)  # (B, T, V)
+            answers = answers.roll(1, 0) if whose == "another's" else 0 * answers if whose == "nobody's" else answers
+            mine, goal = F.log_softmax(student(ids), -1), F.softmax(answers, -1)
+            loss = F.kl_div(mine.flatten(0, 1), goal.flatten(0, 1), reduction="batchmean")
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert (named(report) == "D46") is wrong, f"\n{report}"

@@ -390,11 +390,20 @@ def reference_of_others(e: Evidence) -> Fired | Verdict:
     WARN reference-of-others: The reference's log-probabilities are not those of the same rows: they were kept in
     another order than the one in which the rows are drawn. Fix: Keep them under the number of their row, and look them
     up by it: reference[index].
+    WARN reference-of-others/teacher: The teacher's probabilities are sure of something and wrong about this text: they
+    are those of other rows, kept in another order than the one in which the rows are drawn. Fix: Keep them under the
+    number of their row, and look them up by it: soft[index].
     WARN reference-of-others/crossed: The chosen answers are held against the reference's log-probabilities of the
     rejected ones, and the other way round. Fix: (pi_chosen - ref_chosen) - (pi_rejected - ref_rejected).
     WARN reference-of-others/added: The reference's difference is added to the policy's, so what the reference prefers
     is preferred still more. Fix: (pi_chosen - pi_rejected) - (ref_chosen - ref_rejected).
     """
+    if len(teacher := e.habits["D46 teacher"]) >= 3:
+        cost, entropy = next(iter(teacher.values()))
+        what = (
+            f"in {len(teacher)} steps the teacher gave the tokens of the text {cost:.2f} nats, and said {entropy:.2f}"
+        )
+        return fires(what, "about as many", fault="reference-of-others/teacher")
     for fault, expected in (("crossed", "each with its own"), ("added", "a difference of both")):
         if len(found := e.habits[f"D46 {fault}"]) >= STEPS:
             what = f"in {len(found)} steps the differences of policy and reference were {fault}"

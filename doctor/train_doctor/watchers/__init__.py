@@ -166,6 +166,7 @@ from train_doctor.watchers.squashed_twice import SquashedTwice
 from train_doctor.watchers.still_states import StillStates
 from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
+from train_doctor.watchers.strange_teachers import StrangeTeachers
 from train_doctor.watchers.strangers import Strangers
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
@@ -297,6 +298,7 @@ ALL = (
     RoundedWeights,
     PaddedDivergences,
     CrossedMaps,
+    StrangeTeachers,
     NeverLeft,
     SquashedTwice,
     SkippedLosses,
