@@ -17,6 +17,7 @@ from torch import Tensor
 from train_doctor.eye import Op, Watcher
 
 SURE, LOOKED = 0.9, 2**24  # of what the shares of the tokens cost; numbers
+LEVELS = 4  # different numbers of a row
 
 
 class StrangeTeachers(Watcher):
@@ -30,6 +31,8 @@ class StrangeTeachers(Watcher):
         ids = next((ids for ids in reversed(texts) if int(ids.max()) < words and ids.device == target.device), None)
         if ids is None or target.numel() > LOOKED or (kept := _kept(ids, target.numel() // words)) is None:
             return
+        if len(target.reshape(-1, words)[0].unique()) < LEVELS:
+            return  # a label, smoothed: no network has said it
         logs = target.float() if op.kwargs.get("log_target") else target.float().clamp(min=1e-9).log()
         logs = logs.reshape(-1, words)  # (places, V)
         entropy = float(-(logs.exp() * logs).sum(-1).mean())
