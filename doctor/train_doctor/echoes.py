@@ -22,7 +22,7 @@ WORDS = 8
 SEEN, HIDDEN = 0.7, 0.6  # of the targets, those that can be read; of the others, those under one token
 
 
-def echo(inputs: list[Tensor], target: Tensor, ignored: int, overwritten: bool = False) -> str:
+def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     """Whether a loss asks for what went in: "decoder", "mask" or "alias"; "" if not. All tensors hold whole numbers."""
     asked = target.detach().flatten().cpu()
     there = asked != ignored
@@ -33,7 +33,7 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int, overwritten: bool =
     same = [(n, ids) for n, ids in fitting if float((ids == asked)[there].float().mean()) >= SAME]
     if any(_asks_for_the_mask(ids, there) for _, ids in same):
         return ALIAS
-    words = [] if overwritten else [ids for ids in inputs if int(ids.max()) > 1 and not _places(ids)]
+    words = [ids for ids in inputs if int(ids.max()) > 1 and not _places(ids)]
     if len(words) == 1 and words[0].numel() == asked.numel() and _asks_for_all(words[0].flatten().cpu(), asked, there):
         return VISIBLE
     if len(words) == 1 and words[0].dim() == 2 and words[0].numel() == asked.numel():

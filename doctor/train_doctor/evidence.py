@@ -370,9 +370,7 @@ class Evidence:
         self.misscored: dict[int, str] = {}  # round -> distribution
         self.padded: dict[int, list[int]] = {}  # id(embedding) -> calls read, ids that were padding, largest dim of ids
         self.graphs: dict[int, Any] = {}  # round -> weak reference to what lives as long as its graph, see graphs.py
-        self.as_before: dict[
-            str, set[int]
-        ] = {}  # sampled tensor -> steps before which it was where it was before the last
+        self.as_before: dict[str, set[int]] = {}  # sampled tensor -> steps that begin as the one before them began
         self.returned: dict[str, int] = {}  # sampled tensor -> how often it was back where it started
         self.histograms: dict[str, dict[str, dict[int, list[int]]]] = {}  # kind -> name -> round -> counts
         self.tracked: dict[int, int] = {}  # normalisations with statistics, by id: batches counted at the start

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import probes
+from train_doctor import probes, replays
 from train_doctor.evidence import Call, Evidence
 from train_doctor.reading import on_cpu, readable
 
@@ -116,7 +116,7 @@ def _moved(e: Evidence, call: Call, pads: Tensor) -> Moved | None:
     ordered = _ordered(call, order)
     longer = [_Longer(ordered, pads, behind).call() for behind in (False, True)]
     filled = torch.where(pads, probes._other(e, ordered, pads, special=True), ordered.ids)
-    with _resting(e):
+    with replays.resting(m for _, m in e.modules()):
         before = probes._replay(e, ordered, ordered.ids)
         first = probes._replay(e, longer[0], longer[0].ids)[:, COLUMNS:]
         second = probes._replay(e, longer[1], longer[1].ids)[:, :places]
@@ -215,18 +215,3 @@ class _Longer:
         if step < 0:
             return torch.cat([(known[..., :1] - step * count).flip(-1), known], -1)
         return torch.cat([known, known[..., -1:] + step * count], -1).to(x.dtype)
-
-
-class _resting:
-    """All modules of the models in eval mode, and back."""
-
-    def __init__(self, e: Evidence):
-        self.modes = [(m, m.training) for _, m in e.modules()]
-
-    def __enter__(self):
-        for m, _ in self.modes:
-            m.training = False
-
-    def __exit__(self, *_):
-        for m, mode in self.modes:
-            m.training = mode

@@ -27,19 +27,8 @@ from train_doctor.reading import readable
 
 LEAST, WORK = 6, 1e9  # rows; products of a row and a parameter
 SEEN, STILL = 1e-2, 1e-4  # of the spread of the answers
-SPREADS = {
-    "std",
-    "var",
-    "std_mean",
-    "var_mean",
-    "cov",
-    "corrcoef",
-    "cholesky",
-    "linalg_cholesky",
-    "eigh",
-    "linalg_eigh",
-}
-SPREADS |= {"svd", "linalg_svd", "qr", "linalg_qr"}
+SPREADS = {"std", "var", "std_mean", "var_mean", "cov", "corrcoef", "cholesky", "linalg_cholesky"}
+SPREADS |= {"eigh", "linalg_eigh", "svd", "linalg_svd", "qr", "linalg_qr"}
 POOLS = {"max", "amax", "sum", "logsumexp"}
 ONE = {"mean", "max", "min", "amax", "amin", "aminmax", "norm", "linalg_vector_norm", "sum", "median"}
 
@@ -75,16 +64,10 @@ def run(e: Evidence) -> None:
     rows = len(next(x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)))
     if rows * sum(p.numel() for p in module.parameters()) > WORK or _has_state(module, rows):
         return
-    modes = [(m, m.training) for m in module.modules()]
-    try:
-        with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
-            for m, _ in modes:
-                m.training = False
-            if (moved := _moved(module, call, rows)) is not None:
-                e.probes["moved"] = moved
-    finally:
-        for m, mode in modes:
-            m.training = mode
+    unfit = contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+    with unfit, replays.resting(module.modules()):
+        if (moved := _moved(module, call, rows)) is not None:
+            e.probes["moved"] = moved
 
 
 def _has_state(module: nn.Module, rows: int) -> bool:
@@ -105,9 +88,8 @@ def _moved(module: nn.Module, call: Call, rows: int) -> Moved | None:
     ends = float((first[[0, -1]] - stayed[[0, -1]]).abs().max())
     given = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)]
     shapes = tuple(tuple(x.shape) for x in given)
-    return Moved(
-        float((first - other[turned]).abs().max()) / spread, ends / spread, _alone(module, call, first), shapes
-    )
+    apart = float((first - other[turned]).abs().max())
+    return Moved(apart / spread, ends / spread, _alone(module, call, first), shapes)
 
 
 def _alone(module: nn.Module, call: Call, first: Tensor) -> float | None:
@@ -157,4 +139,4 @@ def _answer(module: nn.Module, call: Call, order: Tensor | None) -> Tensor | Non
     device = next((p.device.type for p in module.parameters()), "cpu")
     with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
         out = replays.again(module, tuple(map(put, call.args)), {k: put(v) for k, v in call.kwargs.items()})
-    return next((x.float() for x in replays._floats(out) if x.dim()), None)
+    return next((x.float() for x in replays.floats(out) if x.dim()), None)

@@ -148,20 +148,10 @@ def _rows_of(module: nn.Module, call: Call, ids: Tensor) -> Tensor | None:
     device = next((p.device.type for p in module.parameters()), "cpu")
     if ids.numel() * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
         raise Unfit
-    state, modes = generators(), [(m, m.training) for m in module.modules()]
-    try:
-        for m, _ in modes:
-            m.training = False
-        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
-            out = replays.again(module, args, kwargs)
-    except Exception as error:
-        raise Unfit from error
-    finally:
-        for m, mode in modes:
-            m.training = mode
-        restore(state)
+    with replays.resting(module.modules()), _as_made(module, call):
+        out = replays.again(module, args, kwargs)
     logits = out.get("logits") if hasattr(out, "get") else None
-    found = logits if isinstance(logits, Tensor) else next((x for x in replays._floats(out) if x.dim()), None)
+    found = logits if isinstance(logits, Tensor) else next((x for x in replays.floats(out) if x.dim()), None)
     return None if found is None else found.detach().float()
 
 
@@ -238,11 +228,19 @@ def _repeat(e: Evidence, call: Call, module: nn.Module) -> None:
     rows = max((len(x) for x in _floats((call.args, call.kwargs)) if x.dim()), default=1)
     if e.opaque or rows * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
         raise Unfit
+    with _as_made(module, call):
+        replays.again(module, call.args, call.kwargs)
+
+
+@contextlib.contextmanager
+def _as_made(module: nn.Module, call: Call):
+    """The call's autocast, no gradients, and the generators as they were; Unfit where the call can't be made again."""
+    device = next((p.device.type for p in module.parameters()), "cpu")
     state = generators()
     try:
         with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
-            replays.again(module, call.args, call.kwargs)
-    except Exception as error:
+            yield
+    except Exception as error:  # whatever a user's forward raises
         raise Unfit from error
     finally:
         restore(state)
@@ -364,21 +362,9 @@ def _replay(e: Evidence, call: Call, ids: Tensor) -> Tensor:
     rows = max(1, int(min(tokens, TOKENS)) // ids.shape[1])
     cut = _cutter(call.ids.shape, rows)
     args, kwargs = _with_ids(call, ids, cut)
-    cast = (
-        torch.autocast(device, dtype=call.autocast)
-        if call.autocast is not None
-        else torch.autocast(device, enabled=False)
-    )
     again = Call(call.round, "other", False, False, call.training, call.autocast)
-    state = generators()
-    try:
-        with torch.no_grad(), cast:
-            output = replays.again(module, args, kwargs)
-        read_call(again, module, args, kwargs, output)
-    except Exception as error:
-        raise Unfit from error
-    finally:
-        restore(state)
+    with _as_made(module, call):
+        read_call(again, module, args, kwargs, replays.again(module, args, kwargs))
     if again.logits is None or again.logits.shape[1] != ids.shape[1]:
         raise Unfit
     return again.logits.detach()

@@ -11,6 +11,7 @@ them. The two answers of a teacher must not: with the same numbers its live drop
 import contextlib
 import copy
 from collections import UserDict
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +20,7 @@ from train_doctor.evidence import Call, Evidence, is_adapter
 from train_doctor.reading import is_compiled, unwrap
 
 ELEMENTS = 2**28  # logits of a replay
-PLAIN = (
-    Tensor,
-    nn.Parameter,
-    nn.Buffer,
-)  # a packed weight (bitsandbytes) cannot be copied so, and nothing writes to it
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
 LARGE = 2**32  # bytes of weights that are not held twice
 HELD = ("_parameters", "_buffers", "_modules")
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # not copied: functional_call swaps what counts of it
@@ -38,24 +35,20 @@ def run(e: Evidence) -> None:
                 e.probes.setdefault("teachers", {})[id(teacher)] = _noise(teacher, call)
     calls = [c for c in e.forwards if _repeatable(c)]
     call = next((c for c in calls if not c.adapters_off), calls[0] if calls else None)
-    seconds = (
-        [
-            (m.lora_B, k)
-            for m in e.model.modules()
-            if isinstance(getattr(m, "lora_B", None), torch.nn.ModuleDict)
-            for k in m.lora_B
-        ]
-        if e.model is not None
-        else []
-    )
-    begun: dict[str, bool] = {}
-    for parts, name in seconds:  # before the first step
-        begun[name] = begun.get(name, False) or any(bool(p.detach().any()) for p in parts[name].parameters())
-    e.probes["adapters"] = begun
+    e.probes["adapters"] = _begun(e)
     factors = {n for n, p in e.trainable().items() if is_adapter(n) and p.is_floating_point()}
     if call is not None and factors:
         with contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError):
             e.probes["adapter"] = _effect(call)
+
+
+def _begun(e: Evidence) -> dict[str, bool]:
+    """Which adapters (peft) were trained before: B is zero in a new one."""
+    begun: dict[str, bool] = {}
+    for parts in (getattr(m, "lora_B", None) for _, m in e.modules()):
+        for name, part in parts.items() if isinstance(parts, nn.ModuleDict) else ():
+            begun[name] = begun.get(name, False) or any(bool(p.detach().any()) for p in part.parameters())
+    return begun
 
 
 def sample(module: nn.Module) -> list[Tensor]:
@@ -108,7 +101,7 @@ def _answer(module: nn.Module, call: Call, others: dict[str, Tensor] | None = No
     with torch.no_grad(), cast, off:
         out = again(module, call.args, call.kwargs, others)
     logits = out.get("logits") if hasattr(out, "get") else None
-    found = [logits] if isinstance(logits, Tensor) else [x for x in _floats(out) if x.dim() >= 2] or list(_floats(out))
+    found = [logits] if isinstance(logits, Tensor) else [x for x in floats(out) if x.dim() >= 2] or list(floats(out))
     return found[0].detach().float()
 
 
@@ -135,6 +128,19 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
     args, kwargs = _copied(args), _copied(kwargs)
     with _state_copied(module):
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
+
+
+@contextlib.contextmanager
+def resting(modules: Iterable[nn.Module]):
+    """All of these in eval mode, and back."""
+    modes = [(m, m.training) for m in modules]
+    try:
+        for m, _ in modes:
+            m.training = False
+        yield
+    finally:
+        for m, mode in modes:
+            m.training = mode
 
 
 @contextlib.contextmanager
@@ -180,13 +186,13 @@ def _switched_off(module: nn.Module):
     return method() if callable(method) else contextlib.nullcontext()
 
 
-def _floats(output):
+def floats(output):
     if isinstance(output, Tensor):
         if output.is_floating_point():
             yield output
     elif hasattr(output, "values") and callable(output.values):
         for value in output.values():
-            yield from _floats(value)
+            yield from floats(value)
     elif isinstance(output, (list, tuple)):
         for value in output:
-            yield from _floats(value)
+            yield from floats(value)

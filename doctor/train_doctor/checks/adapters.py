@@ -7,6 +7,7 @@ Footgun: at the start B is zero, so an adapter that works has no effect either. 
 """
 
 import itertools
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +101,7 @@ def _reason(e: Evidence) -> str:
         return "it is merged into the base weights (merge_adapter)"
     if all(getattr(m, "disable_adapters", False) is True for m in layers):
         return "it is switched off (disable_adapter_layers)"
-    named = [m for m in layers if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
+    named = _named(layers)
     training = {k for m in named for k, part in m.lora_A.items() if any(p.requires_grad for p in part.parameters())}
     active = {k for m in named for k in getattr(m, "active_adapters", [])}
     if training and not training & active:
@@ -113,26 +114,30 @@ def _reason(e: Evidence) -> str:
     return ""
 
 
+def _named(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Layers with adapters by name (peft)."""
+    return [m for m in modules if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
+
+
+def _held_and_active(e: Evidence) -> tuple[list[nn.Module], set[str], set[str]]:
+    """Layers with adapters; the adapters whose tensors the optimizer holds, and the active ones (peft)."""
+    named, ids = _named(m for _, m in e.modules()), e.optimized()
+    held = {k for m in named for k, part in m.lora_A.items() if any(id(p) in ids for p in part.parameters())}
+    return named, held, {k for m in named for k in getattr(m, "active_adapters", [])}
+
+
 def _another_is_active(e: Evidence) -> tuple[str, str] | None:
     """The adapters whose tensors the optimizer holds, and the active ones, where they have none in common (peft)."""
-    named = [m for _, m in e.modules() if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
-    ids = e.optimized()
-    held = {k for m in named for k, part in m.lora_A.items() if any(id(p) in ids for p in part.parameters())}
-    active = {k for m in named for k in getattr(m, "active_adapters", [])}
+    named, held, active = _held_and_active(e)
     seen = any(e.called.get(id(part)) for m in named for k, part in m.lora_A.items() if k in held)
-    return (
-        (", ".join(sorted(held)), ", ".join(sorted(active)))
-        if held and active and not held & active and not seen
-        else None
-    )
+    apart = held and active and not held & active and not seen
+    return (", ".join(sorted(held)), ", ".join(sorted(active))) if apart else None
 
 
 def _left_waiting(e: Evidence) -> tuple[str, str] | None:
     """A new adapter that is not active, beside one that is, which was no new one when the watch began (peft)."""
     begun = e.probes.get("adapters") or {}
-    named = [m for _, m in e.modules() if isinstance(getattr(m, "lora_A", None), nn.ModuleDict) and m.lora_A]
-    active, ids = {k for m in named for k in getattr(m, "active_adapters", [])}, e.optimized()
-    held = {k for m in named for k, part in m.lora_A.items() if any(id(p) in ids for p in part.parameters())}
+    named, held, active = _held_and_active(e)
     called = {k for m in named for k, part in m.lora_A.items() if e.called.get(id(part))}
     new = sorted(k for k, old in begun.items() if not old and k not in active | held | called)
     old = sorted(k for k in active & held if begun.get(k))

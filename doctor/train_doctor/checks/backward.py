@@ -77,7 +77,7 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
 
     Fires for trainable tensors of modules that were called and whose gradient was None at every step, while others had
     one; and for those that the forward pass read as a plain number. A module that was never called (an unrouted expert,
-    an inactive adapter) is no fault; a single module at a dead end (an unused pooler) is a warning only.
+    an inactive adapter) is no fault; a single module at a dead end is a warning, and a library's unused pooler a note.
 
     ERROR or WARN called-but-no-gradient: Part of the model takes part in the forward pass but gets no gradient: {why}.
     Fix: Look at what happens to the output of {module} and keep it in the graph.
@@ -94,11 +94,8 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     read = e.habits["B1 read"]
     stepping = {s.optimizer for s in e.of(Step)}
     moved_on = {key for number, o in enumerate(e.optimizers) if number in stepping for key in o.ids}
-    for name in (
-        n
-        for n in ps
-        if id(ps[n]) in read and id(ps[n]) in moved_on and n in norms and all(norm is None for norm in norms[n])
-    ):
+    silent = [n for n in ps if n in norms and all(norm is None for norm in norms[n])]
+    if name := next((n for n in silent if id(ps[n]) in read and id(ps[n]) in moved_on), None):
         how = f".{read[id(ps[name])].strip('_')}()"
         what = f"{name} was read by {how} while gradients were on, and has gradient None in all steps"
         return fires(what, "a tensor", WARN, "called-but-no-gradient/as-a-number", name=name, how=how)
@@ -226,10 +223,6 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     have = {n: [x for x in each if x is not None] for n, each in norms.items()}
     have = {n: each for n, each in have.items() if each}
     if not have:
-        own = [s.own for s in e.of(Step) if s.own is not None]
-        if len(own) >= 3 and not any(own) and not e.trainable():
-            what = f"all gradients of what the optimizer holds are exactly 0 in all {len(own)} steps"
-            return fires(what, "gradients other than zero", ERROR)
         return unknown("no gradients were seen")
     factors = _all_zero(e, have)
     seconds = [n for n in have if "lora_B" in n or "lora_embedding_B" in n]

@@ -134,6 +134,7 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
     layer.
     """
     steps = e.of(Step)
+    weights = {id(m.weight) for _, m in e.modules() if isinstance(m, (*LAYERS, nn.Embedding))}
     for number, optimizer in enumerate(e.optimizers):
         mine = [s.rates for s in steps if s.optimizer == number]
         if len(mine) < 3 or len({len(rates) for rates in mine}) > 1:
@@ -145,24 +146,14 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
                 f"group {resting[0]} of {optimizer.kind.__name__} had the rate 0 in all {len(mine)} steps",
                 "a rate above zero",
             )
-        weights = {id(m.weight) for _, m in e.modules() if isinstance(m, (*LAYERS, nn.Embedding))}
-        held = (
-            [any(id(p) in weights for p in g["params"]) for g in optimizer.object.param_groups]
-            if optimizer.object
-            else []
-        )
+        groups = optimizer.object.param_groups if optimizer.object is not None else ()
+        held = [any(id(p) in weights for p in group["params"]) for group in groups]
         means = [sum(rates) / len(rates) for rates in columns]
         low = min(means, default=0.0)
-        even = len(means) > FEW and low > 0 and (low / max(means)) ** (1 / (len(means) - 1)) > GENTLE
-        rising = any(rates[-1] > rates[0] for rates in columns)
-        if (
-            not rising
-            and len(held) == len(means)
-            and held[means.index(low)]
-            and not even
-            and 0 < low < NOTHING * max(means)
-            and not any(r == 0 for rates in columns for r in rates)
-        ):
+        if not 0 < low < NOTHING * max(means) or len(held) != len(means) or not held[means.index(low)]:
+            continue
+        even = len(means) > FEW and (low / max(means)) ** (1 / (len(means) - 1)) > GENTLE
+        if not even and not any(rates[-1] > rates[0] or 0 in rates for rates in columns):
             what = f"group {means.index(low)} of {optimizer.kind.__name__} has {low:.2g}, another one {max(means):.2g}"
             fault = "group-at-rest/next-to-nothing"
             return fires(what, "rates of one order", fault=fault, rate=low, times=max(means) / low)

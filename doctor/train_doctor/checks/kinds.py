@@ -13,19 +13,8 @@ from torch import nn
 from train_doctor.evidence import Backward, Evidence
 from train_doctor.finding import Verdict, not_applicable
 
-TEXT = {
-    "F14",
-    "F15",
-    "F16",
-    "F17",
-    "F18",
-    "F19",
-    "F127",
-    "D8",
-    "S9",
-    "N13",
-    "S14",
-}  # tokens, their targets and their table
+# tokens, their targets and their table
+TEXT = {"F14", "F15", "F16", "F17", "F18", "F19", "F127", "D8", "S9", "N13", "S14"}
 STEPS = {
     "S2",
     "S3",

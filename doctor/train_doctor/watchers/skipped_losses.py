@@ -13,6 +13,7 @@ for the check to judge.
 
 import math
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -29,8 +30,8 @@ class SkippedLosses(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.met: list[tuple] = []  # what the network was given for each, since the last backward
-        self.data: tuple = ()
+        self.met: list[Tensor | None] = []  # what the network was given for each, since the last backward
+        self.data: Tensor | None = None
 
     def saw(self, op: Op) -> None:
         loss = op.given[0] if op.given else None
@@ -50,7 +51,7 @@ class SkippedLosses(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         own = bool(self.known.get(loss))
-        self._passed(len([data for data in self.met[: len(self.met) - own] if data != self.data]))
+        self._passed(len([data for data in self.met[: len(self.met) - own] if not _same(data, self.data)]))
         self.met = []
 
     def close(self) -> None:
@@ -61,9 +62,15 @@ class SkippedLosses(Watcher):
         """A few numbers of what a first layer is given: a search tries the same data again."""
         x = op.given[0]
         if not x.requires_grad and x.numel() and self.eye.grad:
-            self.data = tuple(x.detach().flatten()[:: max(1, x.numel() // FEW)][:FEW].tolist())
+            self.data = x.detach().flatten()[:: max(1, x.numel() // FEW)][:FEW].to(torch.float32, copy=True)  # no sync
 
     def _passed(self, losses: int) -> None:
         skipped = self.e.habits["N17 skipped"]
         for _ in range(min(losses, KEPT - len(skipped))):
             skipped[len(skipped)] = True
+
+
+def _same(one: Tensor | None, two: Tensor | None) -> bool:
+    if one is None or two is None:
+        return one is two
+    return one.shape == two.shape and one.device == two.device and torch.equal(one, two)

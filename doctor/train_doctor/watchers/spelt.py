@@ -61,9 +61,8 @@ class Spelt(Watcher):
 
 
 def _argument(place: int, keyword: str, given: Tensor) -> str:
-    """The name that stands at this place of the program's call, or that the program has for the tensor which a choice
-    there
-    (a if b else c) came to; "" where something is computed there."""
+    """The name that stands at this place of the program's call, or the program's name for what a choice there (a if b
+    else c) came to; "" where something is computed there."""
     frame = caller()
     call = written(frame) if frame is not None else None
     if call is None:
