@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import train_doctor as doctor
+from train_doctor.watchers.never_left import _ends
 
 from .test_turned import said
 
@@ -95,6 +96,16 @@ def test_states_that_are_never_left(how):
             optimizer.step()
     assert ("F56" in said(report)) is WAYS[how], f"\n{report}"
     assert not report.faults
+
+
+@pytest.mark.parametrize(
+    "times, ends, found", [(10, 1, (1, 30, 360)), (2, 1, None), (10, 5, None)], ids=["one", "by chance", "too many"]
+)
+def test_what_counts_as_an_end(times, ends, found):
+    """Of twelve states, each reached some times in each of three steps, the last ones are never left."""
+    states = 1.0 + torch.arange(12)[:, None]
+    reached = states.repeat(times, 1)
+    assert _ends([(reached[(reached <= 12 - ends)[:, 0]], reached)] * 3) == found
 
 
 EDGES = {

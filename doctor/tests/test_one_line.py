@@ -70,12 +70,26 @@ def focal(z, y, gamma=2.0, of=lambda p, y: p * y + (1 - p) * (1 - y)):
     return ((1 - of(p, y)) ** gamma * F.binary_cross_entropy_with_logits(z, y, reduction="none")).mean()
 
 
+def found_and_placed(z, y, there):
+    """Whether something is there, of each thing; and where it is, by mistake of each place."""
+    found = F.binary_cross_entropy_with_logits(z, there, reduction="sum") / there.sum()
+    return found + ((z - y) ** 2 * there).mean()
+
+
 LOSSES = {  # check, target, outputs, loss
     "right": ("", "classes", 5, lambda z, y: likely(F.softmax(z, 1), y)),
     "softmax over rows": ("S33", "classes", 5, lambda z, y: -(hot(y) * F.softmax(z, 0).log()).sum(1).mean()),
     "log-softmax over rows, picked": ("S33", "classes", 5, lambda z, y: -F.log_softmax(z, 0)[range(64), y].mean()),
     "softmax twice": ("F126", "classes", 5, lambda z, y: likely(F.softmax(F.softmax(z, 1), 1), y)),
     "softmax with a temperature": ("", "classes", 5, lambda z, y: likely(F.softmax(F.softmax(z, 1) / 0.05, 1), y)),
+    "softmax over places and over classes": (
+        "",
+        "classes",
+        20,
+        lambda z, y: likely(F.softmax(F.softmax(z.view(-1, 4, 5), 1), 2).mean(1), y),
+    ),
+    "few that count, and all": ("F41", "scores", 5, lambda z, y: found_and_placed(z, y, (y > 5).float())),
+    "half that count, and all": ("", "scores", 5, lambda z, y: found_and_placed(z, y, (y > 0).float())),
     "sigmoid twice": ("F126", "two", 1, lambda z, y: binary(torch.sigmoid(torch.sigmoid(z)).squeeze(1), y)),
     "logarithm of a sigmoid's sigmoid": (
         "F126",
@@ -117,6 +131,26 @@ def test_losses(what):
     assert named(report := watched(net(out), loss, target)) == check, f"\n{report}"
 
 
+MASKS = {  # check, what becomes of maps (B, 1, 2, 2) and of masks (B, 2, 2) before they meet
+    "with a channel and without": ("F21", lambda p, m: (p, m)),
+    "both with": ("", lambda p, m: (p, m[:, None])),
+    "each with all, on purpose": ("", lambda p, m: (p.squeeze(1)[:, None], m)),
+}
+
+
+@pytest.mark.parametrize("what", MASKS)
+def test_maps_and_masks(what):
+    torch.manual_seed(0)
+    check, shaped = MASKS[what]
+    model = nn.Sequential(nn.Unflatten(1, (1, 3, 4)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, (2, 3)))
+
+    def overlap(z, y):
+        p, m = shaped(torch.sigmoid(z), (y[:, :4] > 0).float().view(-1, 2, 2))
+        return 1 - 2 * (p * m).sum() / (p.sum() + m.sum())
+
+    assert named(report := watched(model, overlap, "scores")) == check, f"\n{report}"
+
+
 class Body(nn.Module):
     """Three layers; `mix` is what is wrong between the second and the third."""
 
@@ -136,6 +170,10 @@ def give(self, **more):
 
 def attend(self, h):
     return self.attention(h[:, None], h[:, None], h[:, None])[0][:, 0]
+
+
+def pass_on(h, layer, index):
+    return h + torch.zeros_like(h).index_add(0, index, layer(h[index]))
 
 
 WIRES = {  # check, what happens in the middle, what there is more
@@ -168,6 +206,21 @@ WIRES = {  # check, what happens in the middle, what there is more
     "drawn anew": (
         "N3",
         lambda self, h: self.d(h) if nn.init.xavier_uniform_(self.d.weight.data) is not None else h,
+        lambda self: give(self, d=nn.Linear(32, 32)),
+    ),
+    "a part drawn anew": (
+        "",
+        lambda self, h: self.d(h) if nn.init.normal_(self.d.weight.data[:4], std=0.1) is not None else h,
+        lambda self: give(self, d=nn.Linear(32, 32)),
+    ),
+    "messages to themselves": (
+        "S43",
+        lambda self, h: pass_on(h, self.d, torch.randint(0, len(h), (256,))),
+        lambda self: give(self, d=nn.Linear(32, 32)),
+    ),
+    "rows sent to an expert, and back": (
+        "",
+        lambda self, h: pass_on(h, self.d, torch.randperm(len(h))),
         lambda self: give(self, d=nn.Linear(32, 32)),
     ),
     "at its ends": (

@@ -10,6 +10,8 @@ Footgun: rows with an edge's own numbers, or of both ends, may be summed at eith
 in memory, since edge_index[0] is another tensor each time.
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -33,7 +35,8 @@ class OwnMessages(Watcher):
 
     def saw(self, op: Op) -> None:
         index = next((t for t in op.given if not t.is_floating_point() and t.dtype.itemsize > 1), None)
-        rows = [t for t in op.given if t.is_floating_point() and t.dim()]
+        given = op.given[1:] if op.name in SUMS else op.given  # the first is what the rows are summed into
+        rows = [t for t in given if t.is_floating_point() and t.dim()]
         facts = [(t, fact) for t in rows if (fact := self.known.get(t))]
         if op.name in SUMS and index is not None and facts:
             (message, taken), *others = facts
@@ -41,7 +44,7 @@ class OwnMessages(Watcher):
                 self.pending.append(len(message))
             elif None not in taken and _place(index) not in taken:
                 self.ends = True  # another sum comes to the other end
-        elif op.name in TAKES and not facts:
+        elif op.name in TAKES and (not facts or _others(index, rows, op.result)):
             if index is None or len(rows) != 1 or index.dim() != 1 or len(index) < EDGES or len(self.kept) > KEPT:
                 return
             self.kept.append(index)
@@ -69,6 +72,11 @@ class OwnMessages(Watcher):
 def _repeats(index: Tensor) -> bool:
     """Several edges begin at one node; rows that were sent to an expert come back one by one."""
     return index.dim() > 1 or len(index.unique()) < len(index)
+
+
+def _others(index: Tensor | None, rows: list[Tensor], taken: Any) -> bool:
+    """Whether rows of edges are taken of rows of nodes, which may have been picked for this step themselves."""
+    return index is not None and index.dim() == 1 and len(rows[0]) != len(index) == len(taken)
 
 
 def _place(index: Tensor) -> tuple[int, int]:
