@@ -61,8 +61,11 @@ SETS = {
     "judge39": ("judge39_l",),
     "judge40": ("judge40_a", "judge40_b"),
     "judge41": ("judge41_l",),
+    "judge42": ("judge42_a", "judge42_b"),
+    "judge43": ("judge43_l",),
+    "judge44": ("judge44_l",),
 }
-RECENT = {"judge40", "judge41"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge42", "judge43", "judge44"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation"}

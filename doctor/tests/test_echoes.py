@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import train_doctor as doctor
 from tests.bench import quiet
 from tests.test_arithmetic import said
-from train_doctor.echoes import DECODER, MASK, echo
+from train_doctor.echoes import DECODER, MASK, UNMASKED, echo
 
 V, T = 12, 6
 
@@ -79,3 +79,9 @@ def test_which_echo_it_is():
     hidden = torch.zeros(4, 6, dtype=torch.bool).index_fill(1, torch.tensor([1, 4]), True)
     assert echo([ids.masked_fill(hidden, 99)], ids.masked_fill(hidden, -100), -100) == MASK
     assert echo([ids.masked_fill(hidden, 99)], ids.masked_fill(~hidden, -100), -100) == ""
+    padded = hidden.clone().index_fill_(1, torch.tensor([5]), True)  # the last place is padding, which nobody asks for
+    given = ids.masked_fill(hidden, 99).index_fill(1, torch.tensor([5]), 98)
+    assert echo([given], ids.masked_fill(padded, -100), -100) == MASK
+    one = hidden.clone().index_fill_(1, torch.tensor([4]), False)
+    assert echo([other], other.masked_fill(~hidden, -100), -100) == UNMASKED
+    assert echo([other.repeat(2, 1)], other.masked_fill(~one, -100).repeat(2, 1), -100) == ""  # an answer

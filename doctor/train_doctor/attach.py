@@ -208,8 +208,10 @@ class Attachments:
 
     def see_restart(self, original: Callable, loader: DataLoader) -> Any:
         """An epoch begins; or one batch is wanted, and it is always the first one."""
-        if not self.idle and len(self.e.restarted) < ROOM and not isinstance(loader.dataset, IterableDataset):
-            known = self.e.restarted.setdefault(id(loader), (len(loader), set()))
+        if not self.idle and len(self.e.restarted) < ROOM:
+            stream = isinstance(loader.dataset, IterableDataset)  # it may have no end; without a size it gives batches
+            batches = int(loader.batch_size is None) if stream else len(loader)
+            known = self.e.restarted.setdefault(id(loader), (batches, set()))
             if torch.is_grad_enabled():  # or it is looked through, to see how good the model is
                 known[1].add(self.e.rounds)
             if isinstance(loader.sampler, WeightedRandomSampler):

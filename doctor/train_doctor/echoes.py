@@ -18,6 +18,7 @@ PERSISTS = 0.9  # of the places, how many hold what the one before holds
 OFTEN = 0.5  # of the targets, how many are the mask
 DECODER, MASK, ALIAS, VISIBLE, UNMASKED = "decoder", "mask", "alias", "visible", "unmasked"
 FEW = 0.6  # of the places, that are asked for
+APART = 1.5  # pieces of a row that they make, on average: an answer is one piece
 WORDS = 8
 SEEN, HIDDEN = 0.7, 0.6  # of the targets, those that can be read; of the others, those under one token
 
@@ -39,14 +40,14 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     if len(words) == 1 and words[0].dim() == 2 and words[0].numel() == asked.numel():
         whole = there.view(words[0].shape)
         if _scattered(whole) and bool((words[0].cpu() == asked.view(whole.shape))[whole].all()):
-            hidden = words[0].cpu()[~whole]
-            if not bool((hidden == hidden[0]).all()):
+            hidden = words[0].cpu()[~whole & _before_the_end(whole, words[0]).view(whole.shape)]
+            if len(hidden.unique()) > 1:
                 return UNMASKED
     fitting = [(n, ids) for n, ids in fitting if int(ids.max()) > 1] or fitting  # not the kinds of places (BERT)
     last, ids = fitting[-1]
     if float((ids == asked)[there].float().mean()) < SAME or _persists(inputs[last]):
         return ""
-    hidden = ids[~there]
+    hidden = ids[~there & _before_the_end(there, inputs[last])]
     alike = hidden.numel() and (hidden == hidden[0]).all() and not (ids[there] == hidden[0]).any()
     if alike and not padded and int(hidden[0]) != ignored:
         return MASK
@@ -65,6 +66,12 @@ def _at_the_end(places: Tensor) -> bool:
     return places.dim() == 2 and bool((places[:, 1:] >= places[:, :-1]).all())
 
 
+def _before_the_end(there: Tensor, ids: Tensor) -> Tensor:
+    """Places after which some are asked for in the same row: the others may be padding."""
+    rows = there.view(ids.shape) if ids.dim() == 2 else there[None]
+    return rows.flip(1).cummax(1).values.flip(1).flatten()
+
+
 def _asks_for_the_mask(ids: Tensor, there: Tensor) -> bool:
     """Whether few places are asked for, and most of these hold one token that no other place has."""
     mine, others = ids[there], ids[~there]
@@ -75,9 +82,9 @@ def _asks_for_the_mask(ids: Tensor, there: Tensor) -> bool:
 
 
 def _scattered(there: Tensor) -> bool:
-    """Whether few places are asked for, here and there in most rows, as a random mask picks them."""
+    """Whether few places are asked for, here and there in a row, as a random mask picks them."""
     begins = (there[:, 1:] & ~there[:, :-1]).sum(1) + there[:, 0].int()
-    return 0 < float(there.float().mean()) < FEW and float((begins > 1).float().mean()) > 0.5
+    return 0 < float(there.float().mean()) < FEW and float(begins[begins > 0].float().mean()) > APART
 
 
 def _places(ids: Tensor) -> bool:

@@ -207,6 +207,7 @@ class Step(Event):
     own: float | None = None  # the same of all of this optimizer's gradients; None when it has none
     foreign: bool = False  # they hold what the backward of another optimizer's loss has left on these tensors
     stale: bool = False  # the gradients of its previous step were still there when a backward added to them
+    summed: bool = False  # those of all evaluations of its closure were added up
     updates: list[Update] = field(default_factory=list)
 
 
@@ -361,7 +362,7 @@ class Evidence:
         self.taken: set[int] = set()  # rounds in which state_dict() of a model was asked for
         self.moved_by_hand = False  # weights were, without an optimizer of torch
         self.short_sampler: tuple[int, int] | None = None  # weights of a sampler, rows of its data set, which are more
-        self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches, rounds of iter()
+        self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches (0 of a stream), rounds of iter()
         self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
         self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
         self.packed = False  # torch.autograd.graph.saved_tensors_hooks were entered

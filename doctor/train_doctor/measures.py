@@ -34,6 +34,13 @@ def gradient_of(p: Tensor) -> Tensor | None:
     return g.detach().coalesce().values() if g.is_sparse else g.detach()
 
 
+def largest(ps: dict[str, Tensor], ids: frozenset[int]) -> tuple[str, float, float]:
+    """Which of these tensors has the largest number in its gradient, that number, and that of the middle one."""
+    have = {n: g for n, p in ps.items() if id(p) in ids and (g := gradient_of(p)) is not None and g.numel()}
+    sizes = sorted((float(g.abs().max()), n) for n, g in have.items())
+    return (sizes[-1][1], sizes[-1][0], sizes[len(sizes) // 2][0]) if sizes else ("a tensor", math.inf, math.inf)
+
+
 def gradients_of(ps: Iterable[Tensor]) -> list[Tensor]:
     return [g for g in map(gradient_of, ps) if g is not None]
 

@@ -52,6 +52,7 @@ from train_doctor import (
     places,
     probes,
     series,
+    thrown_back,
     watchers,
 )
 from train_doctor.attach import Attachments, Part, quietly, spoken_before, with_own
@@ -74,9 +75,9 @@ from train_doctor.measures import SAMPLED
 from train_doctor.reading import readable
 from train_doctor.shadow import Shadow
 from train_doctor.waits import Waits
+from train_doctor.watchers.rounded_weights import of_few_levels
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
-LEVELS = 16  # different numbers of a weight that is rounded
 EARLY = 4  # steps before which it is looked whether the last one was undone
 MARKS = 64  # numbers of a tensor that tell whether it moved
 FEW, OPPOSED = 64, -0.3  # numbers of a gradient; the cosine of two gradients of adversaries
@@ -101,12 +102,16 @@ class Optimizers(Part):
         self.count = 0  # of outermost backwards
         self.waiting = 0  # of those since an optimizer stepped, or the weights moved
         self.moved: set[str] = set()  # of these, those that the step moved
+        self.track = thrown_back.Track()
         self.last: tuple[int, dict[str, Tensor]] = -2, {}  # before the last step: its number, a few numbers of tensors
         self.marks: list[Tensor] = []  # a few weights at the last backward, while no optimizer has stepped
         self.moves = 0  # how often they had changed
         self.backwards: dict[int, int] = {}  # index -> count at its last step
         self.stepped = False  # an optimizer stepped, or a scaler skipped, since the last backward
         self.closure = False  # inside an optimizer's step that was given one
+        self.inside: list[float | None] = []  # norms of the gradients after each backward of its evaluations
+        self.summed = 0  # to how many of these another backward has added
+        self.asked: Counter[int] = Counter()  # index -> evaluations until its last step
         self.before: list[measures.Pieces] = []  # the followed tensors before a step that is measured
         self.counts: Counter[int] = Counter()  # index -> steps made
         self.ends: dict[
@@ -170,6 +175,8 @@ class Optimizers(Part):
         return self.moves > 2
 
     def before_backward(self) -> None:
+        if self.closure and self.inside:
+            self.summed += bool(self.inside[-1]) and self.sampled_norm() == self.inside[-1]
         if not self.e.first:
             self.e.brought = self.e.brought or loads.brought()
             self.sample()
@@ -181,6 +188,7 @@ class Optimizers(Part):
     def after_backward(self) -> None:
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self.note_gradients()
+            self.inside.append(self.sampled_norm())
         self.added_to_old()
         for index, (mine, others, few) in self.added.items():
             now = self._both(index)
@@ -201,6 +209,7 @@ class Optimizers(Part):
 
     def release(self) -> None:
         self.shadow, self.before, self.old, self.marks, self.ends = Shadow(), [], {}, [], {}
+        self.track = thrown_back.Track()
         self.last = -2, {}
         self.e.followers, self.roots = [], []
         for optimizer in self.e.optimizers:
@@ -246,7 +255,7 @@ class Optimizers(Part):
         few = {n: _spread(p) for n, p in tensors.items() if p.device.type == "cpu" and p.numel() > 1} if early else {}
         self.last, self.moved = (self.e.rounds, few), set()
         for name in set(self.e.habits["N3 rounded"].values()) & few.keys():  # what the step begins with
-            if len(few[name].unique()) <= LEVELS:
+            if of_few_levels(tensors[name].detach()):
                 self.e.habits["N3 levels"][len(self.e.habits["N3 levels"])] = name
 
     def _few(self, name: str, p: Tensor) -> Tensor:
@@ -287,6 +296,7 @@ class Optimizers(Part):
         index = self.learn(optimizer)
         norms = self.note_gradients()
         self._note_step(optimizer, index, norms)
+        self.track.look(self.e, stepped=False)
         if self.e.optimizers[index].low:
             self.at.aside(self.shadow.before, optimizer)
 
@@ -306,6 +316,7 @@ class Optimizers(Part):
         own = [norms[id(p)] for p in live if id(p) in norms]
         sampled = [norms[id(p)] for p in followed.values() if p.grad is not None and id(p) in norms]
         self.used = {n: norms[id(p)] for n, p in followed.items() if p.grad is not None and id(p) in norms}
+        asked = _evaluated(optimizer) if self.closure else 0
         event = Step(
             round=self.e.rounds,
             optimizer=index,
@@ -315,7 +326,9 @@ class Optimizers(Part):
             own=sum(norm**2 for norm in own) ** 0.5 if own else None,
             stale=index in self.stale,
             foreign=index in self.foreign,
+            summed=self.closure and asked > self.asked[index] + 1 and self.summed == len(self.inside) - 1,
         )
+        self.inside, self.summed, self.asked[index] = [], 0, asked
         self._left_by(index)
         self.stale.discard(index)
         self.old.pop(index, None)
@@ -331,6 +344,7 @@ class Optimizers(Part):
             self._note_step(optimizer, self.learn(optimizer), {})
             self.closure = False
         index = self.seen.get(id(optimizer), -1)
+        self.track.look(self.e, stepped=True)
         if self.last[0] == self.e.rounds and self.last[1]:
             known, tensors = self.last[1], self._sampled(optimizer)
             self.moved |= {n for n, p in tensors.items() if n in known and not torch.equal(_spread(p), known[n])}
@@ -508,6 +522,8 @@ class Optimizers(Part):
         scaled = self.scaling and not self.unscaled
         ids = frozenset(id(p) for p in parameters)
         self.e.note(Clip(self.e.rounds, float(max_norm), total, not gradients, scaled, ids))
+        if total == math.inf and not self.e.habits["B4 clipped"]:
+            self.e.habits["B4 clipped"][self.e.rounds] = measures.largest(self.e.parameters(), ids)
 
     @quietly
     def _scaled(self, scaler, *args, **kwargs) -> None:
@@ -607,6 +623,7 @@ class Observer(Part):
     @quietly
     def _settle(self) -> None:
         self.calls.settle()
+        self.optimizers.track.judge(self.e)
 
     def release(self) -> None:
         """Let go of the user's objects."""
@@ -722,6 +739,11 @@ class Observer(Part):
         made = [self.optimizers.counts[self.optimizers.seen.get(number, -1)] for number in self.named]
         others = len(self.e.optimizers) > len(made)
         return bool(made) and others and min(made) < min(NAMED, self.steps) and self.e.rounds < LONGER * self.steps
+
+
+def _evaluated(optimizer: torch.optim.Optimizer) -> int:
+    """How often LBFGS has asked its closure, in all of its steps."""
+    return max((state.get("func_evals", 0) for state in optimizer.state.values() if isinstance(state, dict)), default=0)
 
 
 def _version(g: Tensor) -> int:

@@ -66,6 +66,25 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
     return OK
 
 
+@check("N51")
+def adaptation_cut(e: Evidence) -> Fired | Verdict:
+    """A meta-learner (MAML) hardly learns, though its inner steps do what they should.
+
+    Fires when a loss reaches weights only through a derivative with respect to them, which was taken off a copy of
+    their numbers (p.data, p.detach()). A loss that also reaches something else which another optimizer holds, or none,
+    is left alone: then that is what learns.
+
+    WARN adaptation-cut: The adapted weights are made of the weights' numbers without their graph, so the loss reaches
+    the weights through the second derivatives alone, and the straight way is cut. Fix: fast = p - rate * g, with the
+    weight p itself and not p.data or p.detach().
+    """
+    seen = {step: many for step, many in e.habits["N51"].items() if step not in e.habits["N51 straight"]}
+    if (verdict := no_habit(e, seen)) is not None:
+        return verdict
+    what = f"in {len(seen)} steps the loss reached {next(iter(seen.values()))} weights through their derivatives alone"
+    return fires(what, "the weights themselves in the adapted ones")
+
+
 @check("F23")
 def another_draw(e: Evidence) -> Fired | Verdict:
     """A diffusion model's loss stays at the variance of the noise, which is 1.
@@ -181,7 +200,13 @@ def rows_apart(e: Evidence) -> Fired | Verdict:
     WARN rows-apart/sorted: Rows {shape} were sorted, given to several parts in pieces and put together, and meet rows
     that were not sorted: each token gets what was computed for another. Fix: out = out[order.argsort()], or write each
     piece to its places: out[order] = torch.cat(pieces).
+    WARN rows-apart/texts: The targets of most of the {rows} texts are the next words of another text of the batch: one
+    side was shuffled and the other was not. Fix: Index both with the same permutation (x[perm], y[perm]).
     """
+    if len(texts := e.habits["D11 texts"]) >= STEPS:
+        rows = next(iter(texts.values()))
+        what = f"in {len(texts)} steps the targets went on with the texts of other rows"
+        return fires(what, "the next words of the same text", fault="rows-apart/texts", rows=rows)
     if len(seen := e.habits["D11 sorted"]) >= STEPS:
         what = f"in {len(seen)} steps pieces of sorted rows met rows in the order of the data"
         return fires(what, "rows in one order", fault="rows-apart/sorted", shape=next(iter(seen.values()))[0])
@@ -447,7 +472,8 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
 
     Fires when in a regression the side that learns is a maximum over actions, and the target holds a maximum over as
     many values without a graph. Or the target holds the maximum of all rows together, added to something that has a
-    number for each row; or one of the values of the very states that learn, and of no other.
+    number for each row; or one of the values of the very states that learn, and of no other (with double Q-learning: a
+    value that was picked, and scaled by a discount).
 
     WARN largest-not-taken: What learns is the value of the best action and not of the action that was taken, so rewards
     are credited to another action. Fix: q = net(states).gather(1, actions.unsqueeze(1)).squeeze(1).
@@ -455,7 +481,8 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
     that of each row's next state. Fix: target_net(next_states).max(dim=1).values.
     WARN largest-not-taken/own-state: The target looks ahead from the state that the action was taken in, and not from
     the one that it led to: it is given the wrong one, or both were stored as one tensor that the environment writes
-    into. Fix: target = reward + gamma * target_net(next_states).max(1).values; buffer.push(state.clone(), ...).
+    into. Fix: target = reward + gamma * target_net(next_states).max(1).values; buffer.push(state.copy(), ...), or
+    clone().
     """
     if (verdict := no_habit(e, seen := e.habits["F39"])) is not None:
         return verdict
@@ -562,14 +589,19 @@ def dropout_unaware(e: Evidence) -> Fired | Verdict:
     """The finished model gives another answer each time, though model.eval() was called.
 
     Reads the line that calls a dropout of torch.nn.functional. Fires when it does not say whether the model trains and
-    nothing in the function around it asks for that. nn.Dropout knows it by itself.
+    nothing in the function around it asks for that. nn.Dropout knows it by itself. The dropout of an attention is asked
+    about as well; and it is seen when a model in eval mode is called during the first steps.
 
     WARN dropout-unaware: A functional dropout is called without training=self.training, and its default is True: it
     drops numbers after model.eval() as well. Fix: F.dropout(x, p, training=self.training), or nn.Dropout in
     __init__.
+    WARN dropout-unaware/attention: scaled_dot_product_attention is given a dropout_p in eval mode as well, and it drops
+    whatever it is given, so answers and validations are random. Fix: dropout_p=self.dropout if self.training else 0.0.
     """
     if len(e.shown) < STEPS:
         return BLIND
+    if seen := e.habits["S24 attention"]:
+        return fires(f"in {next(iter(seen.values()))}", "dropout_p=0 in eval mode", fault="dropout-unaware/attention")
     if not e.unaware:
         return OK
     return fires(f"in {next(iter(e.unaware.values()))}", "training=self.training")

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.checks.seen import hidden, spoilt
+from train_doctor.checks.seen import clipped_away, hidden, spoilt
 from train_doctor.checks.static import moved
 from train_doctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from train_doctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
@@ -224,6 +224,8 @@ def zero_gradients(e: Evidence) -> Fired | Verdict:
     have = {n: each for n, each in have.items() if each}
     if not have:
         return unknown("no gradients were seen")
+    if clipped_away(e):
+        return not_applicable("the gradients were there before they were clipped: see B4")
     factors = _all_zero(e, have)
     seconds = [n for n in have if "lora_B" in n or "lora_embedding_B" in n]
     everything = not any(x for each in have.values() for x in each)
@@ -300,10 +302,26 @@ def non_finite_gradients(e: Evidence) -> Fired | Verdict:
     ERROR or WARN gradients-not-finite: The optimizer stepped on gradients that are NaN or infinite, which spoils the
     weights for good. Fix: Find where they begin (torch.autograd.set_detect_anomaly), and skip steps that are not
     finite.
+    ERROR gradients-not-finite/clipped-away: The norm of all gradients is infinite, and clip_grad_norm_ divides by it:
+    each gradient becomes 0, and no step moves anything. The largest number, {largest:.1e}, stands in that of {name}.
+    Fix: Find where the gradients grow so large on their way back to {name}: a torch.autograd.Function whose backward
+    forgets a factor, layers without a normalisation; or numbers below 32 bits, whose norm overflows.
     """
     events = e.of(Gradients)
     if not events:
         return unknown("no gradients were seen")
+    away, seen = clipped_away(e), e.habits["B4 clipped"]
+    if seen and len(away) >= 3 and 2 * len(away) > len(events):  # now and then a batch may be left out like that
+        name, most, middle = next(iter(seen.values()))
+        return fires(
+            f"in {len(away)} of {len(events)} steps clip_grad_norm_ saw an infinite norm and left gradients of exactly "
+            f"0; the largest number of a gradient was {most:.1e} ({name}), of the middle one {middle:.1e}",
+            "a finite norm",
+            ERROR,
+            "gradients-not-finite/clipped-away",
+            largest=most,
+            name=name,
+        )
     for event in events:
         bad = [n for n, norm in event.norms.items() if norm is not None and not math.isfinite(norm)]
         if bad and not spoilt(e) and any(b.scale for b in e.of(Backward)):

@@ -85,9 +85,10 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     """A loss that is written by hand falls below zero or to nothing, and the model knows little.
 
     Fires when a loss is the mean of answers minus targets, or the square of that mean, and the differences go into
-    nothing that bends; when it is minus the mean of probabilities that were picked by class; when every cross-entropy
-    of a step is asked for the largest of its own numbers; or when it holds the plain sum of matrices that its layers
-    multiply with, of which some numbers are below 0 (or minus that sum, of which some are above).
+    nothing that bends; when it is minus the mean of probabilities, or of a last layer's answers, that were picked by
+    class; when every cross-entropy of a step is asked for the largest of its own numbers; or when it holds the plain
+    sum of matrices that its layers multiply with, of which some numbers are below 0 (or minus that sum, of which some
+    are above).
 
     WARN slip-in-a-loss/no-error: The loss is the mean of (answer - target) as it is, which falls for ever. Fix: (answer
     - target).pow(2).mean(), or abs().
@@ -97,6 +98,9 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     hardly asks for anything where that is small. Fix: F.cross_entropy(logits, y).
     WARN slip-in-a-loss/own-choice: The targets of the cross-entropy are the largest of the very numbers that it is
     given, so the model is asked for what it says already. Fix: The labels of the data.
+    WARN slip-in-a-loss/no-softmax: The loss is minus the answer of the right class as the last layer gives it, which
+    falls for ever as that answer grows, and the others are asked for nothing. Fix: F.cross_entropy(logits, y), or
+    log_softmax before the class is picked.
     WARN slip-in-a-loss/no-size: The penalty is the sum of the weights as they are, so it falls without end as they go
     below zero. Fix: sum(p.abs().sum() for p in model.parameters()), or p.pow(2).
     """
@@ -105,7 +109,7 @@ def slip_in_a_loss(e: Evidence) -> Fired | Verdict:
     what = next(iter(seen.values()))
     said = {"no-error": "a mean of differences", "squared-mean": "a squared mean of differences"}
     said |= {"no-logarithm": "minus a mean of probabilities", "own-choice": "asked for its own choice"}
-    said |= {"no-size": "a sum with weights as they are in it"}
+    said |= {"no-size": "a sum with weights as they are in it", "no-softmax": "minus a mean of picked answers"}
     return fires(f"in {len(seen)} steps the loss was {said[what]}", "an error", fault=f"slip-in-a-loss/{what}")
 
 

@@ -1,9 +1,10 @@
-"""What the loss asks for: F14 to F19 and D8, from the targets laid over the ids that went in.
+"""What the loss asks for: F14 to F19, F127, F130, F131 and D8, from the targets laid over the ids that went in.
 
 Footgun: a token counts as supervised where it is a target, which is one position before it is read. All tables here
 are at the position of the token itself.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,12 +12,14 @@ import torch
 from torch import Tensor
 
 from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Backward, Call, Entropy, Evidence
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.probes import runs, tail
 from train_doctor.targets import IGNORED, shifted
 
 PADDED = 0.05  # share of padding
+ENDS, LEFT = 4, 0.05  # padding without a name: length of a run; runs that a text follows, for each that ends a row
 ROWS, VARIED = 16, 3  # rows; different tokens in front of their first targets
 
 
@@ -95,9 +98,10 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     """The loss falls fast and looks too good, answers are short or full of padding.
 
     Counts targets that are padding: where the attention mask is 0, or, without a mask, in runs of the pad token at the
-    end of rows. One such target in a row is taken for an end-of-text token that serves as padding too and is meant to
-    be learnt. Of programs that name each word of a row, it is asked whether one and the same label stands at all of the
-    padding and counts.
+    end of rows. Where no pad token is known either, it is one with which rows of most batches end in runs of several
+    lengths, and behind which a text hardly ever goes on. One such target in a row is taken for an end-of-text token
+    that serves as padding too and is meant to be learnt. Of programs that name each word of a row, it is asked whether
+    one and the same label stands at all of the padding and counts.
 
     ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
     which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
@@ -108,7 +112,13 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     WARN padding-supervised/tags: {share:.0%} of the labels stand at padding, all of them {label}, and the loss counts
     them: easy answers that make it look better than it is, and draw rare classes to {label}. Fix: Set the labels of
     padding to -100 (pad_sequence(tags, batch_first=True, padding_value=-100)), or ignore_index.
+    WARN padding-supervised/prompt: The labels of the prompts are all {label}, which the loss counts, so {share:.0%} of
+    what the model is asked for is token {label}. Fix: labels[prompt] = -100, or ignore_index={label}.
     """
+    if len(filled := e.habits["F15 filled"]) >= 3:
+        label, share = next(iter(filled.values()))
+        what = f"in {len(filled)} steps the labels in front of each row were {label}, where the text has its words"
+        return fires(what, "-100 there", WARN, "padding-supervised/prompt", label=label, share=share)
     if seen := e.habits["F15"]:
         label, share = next(iter(seen.values()))
         what = f"in {len(seen)} steps labels at the ends of rows, where one id fills them up, were all {label}"
@@ -123,8 +133,10 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
             return fires(what, "the places of the text", WARN, "padding-supervised/divergence", share=share)
     bad = total = outside = 0
     masked = seen = False
-    for batch in batches(e):
-        pads = _pads(e, batch)
+    known = list(batches(e))
+    nameless = _nameless([b.ids for b in known if not _masks(b)]) if e.token("pad") is None else None
+    for batch in known:
+        pads = _pads(e, batch, nameless)
         if pads is None:
             continue
         seen, masked = True, masked or batch.mask is not None
@@ -153,30 +165,44 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     )
 
 
-def _pads(e: Evidence, batch: Batch) -> Tensor | None:
-    if batch.mask is not None and batch.mask.shape == batch.ids.shape:
+def _masks(batch: Batch) -> bool:
+    return batch.mask is not None and batch.mask.shape == batch.ids.shape
+
+
+def _pads(e: Evidence, batch: Batch, nameless: int | None) -> Tensor | None:
+    if _masks(batch):
         return batch.mask == 0
     pad = e.token("pad")
     if pad is not None:
         return runs(batch.ids, pad)
-    return _guessed(batch.ids)
+    return _long(batch.ids, nameless) if nameless is not None else None
 
 
-def _guessed(ids: Tensor) -> Tensor | None:
-    """Runs of one and the same token at the end of several rows, of different lengths: padding without a name."""
-    last = ids[:, -1]
-    token = int(last.mode().values)
-    ends = tail(ids, token)
-    lengths = ends.sum(1)
-    long = lengths[lengths >= 4]
-    if (
-        len(long) < 2
-        or len(long) < 0.4 * len(ids)
-        or len(set(long.tolist())) < 2
-        or bool((lengths == ids.shape[1]).all())
-    ):
+def _nameless(seen: list[Tensor]) -> int | None:
+    """Padding without a name: most batches end in it, and no text goes on behind it.
+
+    Footgun: a word that often follows itself, or the background of a picture, ends rows as well. But the texts go on
+    behind it. A token that begins each row may serve as padding too, so the first column isn't asked.
+    """
+    token, times = Counter(map(_guessed, seen)).most_common(1)[0] if seen else (None, 0)
+    if token is None or 2 * times <= len(seen):
         return None
-    return ends & (lengths >= 4)[:, None]
+    left = sum(int(((ids[:, 1:-1] == token) & (ids[:, 2:] != token)).sum()) for ids in seen)
+    return token if left <= LEFT * sum(int((ids[:, -1] == token).sum()) for ids in seen) else None
+
+
+def _long(ids: Tensor, token: int) -> Tensor:
+    ends = tail(ids, token)
+    return ends & (ends.sum(1, keepdim=True) >= ENDS)
+
+
+def _guessed(ids: Tensor) -> int | None:
+    """One and the same token that ends several rows of a batch, in runs of different lengths."""
+    token = int(ids[:, -1].mode().values)
+    lengths = tail(ids, token).sum(1)
+    long = lengths[lengths >= ENDS]
+    few = len(long) < 2 or len(long) < 0.4 * len(ids)
+    return None if few or len(set(long.tolist())) < 2 or bool((lengths == ids.shape[1]).all()) else token
 
 
 @check("F16")
@@ -249,6 +275,44 @@ def first_word_unsupervised(e: Evidence) -> Fired | Verdict:
     others = len(set(nearer))
     what = f"in {len(marks)} rows the first target stands two places behind token {marks[0]}, behind {others} others"
     return fires(what, "one place behind it", mark=marks[0])
+
+
+@check("F130")
+def mask_one_late(e: Evidence) -> Fired | Verdict:
+    """A model that is tuned on answers with a loss of one's own knows how they go on, and begins them badly.
+
+    Fires when losses of tokens, whose targets are ids[:, 1:], meet a mask that was cut at its other end, mask[:, :-1].
+    The mask must begin with tokens that differ from row to row, right behind one that is the same in all rows (the mark
+    at which the prompt ends), and reach the last place. A mask of the places that answer ends before that.
+
+    WARN mask-one-late: The losses are those of ids[:, 1:], and the mask of the answers beside them is mask[:, :-1], so
+    the first token of each answer, behind token {mark}, is never asked for. Fix: mask[:, 1:], in the number of tokens
+    that the loss is divided by as well.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F130"])) is not None:
+        return verdict
+    if len(set(seen.values())) > 1:
+        return OK
+    mark = next(iter(seen.values()))
+    what = f"in {len(seen)} steps a mask of answers behind token {mark} was cut at its end"
+    return fires(what, "mask[:, 1:]", mark=mark)
+
+
+@check("F131")
+def prompt_overlooked(e: Evidence) -> Fired | Verdict:
+    """A soft prompt, or a picture in front of a text, is trained and the answers have nothing to do with the text.
+
+    Fires when vectors are put in front of a text's embeddings, the logits are as long as both, and the first of them
+    are asked for the ids of the text from the second one on, as if nothing stood in front.
+
+    WARN prompt-overlooked: {before} vectors stand in front of the text, and the loss takes the first logits for those
+    of the text: each target is {before} places away from where its token is known. Fix: logits[:, {before}:].
+    """
+    if (verdict := no_habit(e, seen := e.habits["F131"])) is not None:
+        return verdict
+    before, texts = next(iter(seen.values()))
+    what = f"in {len(seen)} steps targets of {texts} tokens met the first of {before + texts} logits"
+    return fires(what, "the last ones", before=before)
 
 
 @check("F17")

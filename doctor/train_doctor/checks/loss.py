@@ -8,7 +8,7 @@ import itertools
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from train_doctor import fed
 from train_doctor.check import Fired, check, fires
@@ -21,6 +21,7 @@ from train_doctor.targets import IGNORED, shifted
 
 FAR, LEAST = 20.0, 5.0  # times as far as the targets, from which first answers lie beyond them; how far at least
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+DRAWN = 0.5  # spread of a table that was left as it was drawn, with one of 1
 WIDE, WEIGHTS = 3.0, 64  # spread of weights in 1/sqrt(inputs), as N(0, 1) has; fewer tell nothing
 
 
@@ -69,6 +70,9 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     ERROR wrong-loss/mixed: Classes and positions are mixed: (N, C, ...) was reshaped to (rows, C) without a permute, so
     scores and targets do not line up. Fix: Move the classes last before the reshape (permute(0, 2, 3, 1)), or give
     cross_entropy the (N, C, ...) as it is.
+    ERROR wrong-loss/crossed: Scores were flattened from ({first}, {second}, classes) and targets from ({second},
+    {first}), so each place is scored against that of another row. Fix: Put the rows first on both sides before they are
+    flattened: logits.transpose(0, 1).
     ERROR wrong-loss/logits-into-bce: binary_cross_entropy takes probabilities and is given logits: a sigmoid is
     missing. Fix: Use binary_cross_entropy_with_logits (BCEWithLogitsLoss), or a sigmoid before it.
     ERROR wrong-loss/double-sigmoid: A double sigmoid: the loss is given the probabilities of a sigmoid (or softmax) and
@@ -81,6 +85,10 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     readings = [b.reading for b in backwards if b.reading is not None]
     if (found := losses.odd_input(e)) is not None:
         return found
+    if len(crossed := e.habits["F3 crossed"]) > 1:
+        first, second = next(iter(crossed.values()))
+        what = f"in {len(crossed)} steps scores of ({first}, {second}, ...) met targets of ({second}, {first})"
+        return fires(what, "one order of rows and places", fault="wrong-loss/crossed", first=first, second=second)
     for test in (_probabilities, _told, _offset, _divergence, _summed, _summed_over_batch):
         if (found := test(e, backwards, readings)) is not None:
             return found
@@ -276,6 +284,9 @@ def first_loss(e: Evidence) -> Fired | Verdict:
     WARN first-loss/worse-than-guessing: The model begins sure of wrong answers: its logits are far too large, so the
     first steps only undo that. Fix: Look at the size of the first weights, of the inputs, and of what the logits are
     multiplied by; torch's own first weights begin near ln(classes).
+    WARN first-loss/wide-head: The weights of {name}, which make the logits, were drawn with a spread of about 1 (as
+    {kind} does it), so the logits of {features} features have one of about sqrt({features}) = {size:.2g}, and the model
+    begins sure of wrong answers. Fix: nn.init.normal_({name}.weight, std=0.02), or 1/sqrt(features).
     """
     if not e.declared.get("from_scratch"):
         return _worse_than_guessing(e)
@@ -311,12 +322,44 @@ def _worse_than_guessing(e: Evidence) -> Fired | Verdict:
     for classes, number in means:
         guess = math.log(classes)
         if math.isfinite(number) and number > max(5 * guess, guess + 3):
+            if (wide := _wide_head(e, classes)) is not None:
+                name, weight, kind = wide
+                features, spread = weight.shape[1], float(weight.detach().float().std())
+                return fires(
+                    f"the first cross-entropy over {classes} classes is {number:.3g}, and {name} has a spread of "
+                    f"{spread:.2g}",
+                    f"about {guess:.3g}, which guessing costs",
+                    fault="first-loss/wide-head",
+                    name=name,
+                    kind=kind,
+                    features=features,
+                    size=features**0.5,
+                )
             return fires(
                 f"the first cross-entropy over {classes} classes is {number:.3g}",
                 f"about {guess:.3g}, which guessing costs",
                 fault="first-loss/worse-than-guessing",
             )
     return OK
+
+
+def _wide_head(e: Evidence, classes: int) -> tuple[str, Tensor, str] | None:
+    """The one matrix that can make these logits, where its weights are as wide as nn.Embedding's first ones.
+
+    Footgun: a table of as many words is right with such weights where it is no head. So it must be the only matrix with
+    as many rows or columns as there are classes.
+    """
+    ends = {id(p): p for p in e.parameters().values() if p.dim() > 1 and classes in (p.shape[0], p.shape[-1])}
+    if len(ends) != 1:
+        return None
+    weight = next(iter(ends.values()))
+    spread = float(weight.detach().float().std())
+    holders = [(n, m) for n, m in e.modules() if isinstance(m, nn.Embedding | nn.Linear) and m.weight is weight]
+    wide = weight.dim() == 2 and weight.shape[0] == classes and DRAWN <= spread <= 1 / DRAWN
+    if not holders or not wide or spread * weight.shape[1] ** 0.5 < WIDE:
+        return None
+    table = any(isinstance(m, nn.Embedding) for _, m in holders)
+    return holders[0][0], weight, "nn.Embedding" if table else "nn.init.normal_"
 
 
 def _far_beyond_targets(e: Evidence, given: list) -> Fired | Verdict:

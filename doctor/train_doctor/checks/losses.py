@@ -495,7 +495,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
     WARN shapes-broadcast/by-hand: A difference of predictions and targets became a square: (N, 1) minus (N) compares
     each prediction with every target. Fix: Give both the same shape: prediction.squeeze(-1), or target.unsqueeze(-1).
     WARN shapes-broadcast/across: A vector with a number for each of {rows} rows lies along the last size of {shape},
-    which is {rows} as well, so each column got the number of another row. Fix: vector.view(-1, 1, 1, 1).
+    which is {rows} as well, so each column got the number of another row. Fix: vector.view({sizes}).
     ERROR shapes-broadcast/one-class: A cross-entropy over one class: its softmax is 1 whatever the logit, so the loss
     is 0 and has no gradient. Fix: Use binary_cross_entropy_with_logits for one output, or two outputs.
     """
@@ -543,6 +543,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             "shapes-broadcast/across",
             rows=rows,
             shape=shape,
+            sizes=", ".join(("-1", *(len(shape) - 1) * ("1",))),
         )
     if len(e.outer) >= FEW:
         name, rows = next(iter(e.outer.values()))

@@ -28,13 +28,20 @@ def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
     Fires when a softmax of something that learns was taken over dim 0, and what came of it met a target with one row
     for each of these rows in a loss. Matrices of all pairs, tables that learn and series whose time
     comes first are left alone. Or when the shares of maps were taken along one of their sides, and the loss takes them
-    for shares of classes, which lie in dim 1.
+    for shares of classes, which lie in dim 1. Or when a class was picked along another axis than that of the softmax.
 
     WARN softmax-over-the-batch: A softmax is taken over dim 0, the {rows} rows of the batch, so the answer to a row
     hangs on the others. Fix: Name the dim in which the places of one row lie: softmax(scores, dim=1) or dim=-1.
     WARN softmax-over-the-batch/places: A softmax of maps is taken over dim {dim}, their places, and the loss takes what
     comes out for shares of the classes in dim 1. Fix: softmax(dim=1).
+    WARN softmax-over-the-batch/picked: Shares were made along dim {dim}, and are used as those of the classes in dim
+    {along}. Fix: log_softmax(dim={along}).
     """
+    if len(picked := e.habits["S33 picked"]) >= 3:
+        dim, along = next(iter(picked.values()))
+        what = f"in {len(picked)} steps a softmax was taken along dim {dim}, and its classes lie in dim {along}"
+        fault = "softmax-over-the-batch/picked"
+        return fires(what, "one axis for both", fault=fault, dim=dim, along=along)
     axis = e.habits["S33 axis"]
     if len(axis) >= 3:
         dim = next(iter(axis.values()))
@@ -316,14 +323,41 @@ def average_goes_back(e: Evidence) -> Fired | Verdict:
     """A target network stays what it was at the start, and the network that learns is drawn back to it.
 
     Fires when weights that an optimizer holds are written to with what was made of the weights of a network that is
-    asked for targets, in two steps or more, and those are never written to.
+    asked for targets, in two steps or more, and those are never written to. Also when the weights are replaced, after a
+    pass without gradients and between two steps, by a mean of most of the states that they had been in.
 
     WARN average-goes-back: The average is written into the network that is trained, and the target network never moves:
     the two are swapped. Fix: target.lerp_(online, tau) for each pair of weights.
+    WARN average-goes-back/left-in-place: After a validation the model goes on from an average of its earlier weights:
+    these were put in for the validation and not taken out again, and nearly all that the steps had changed is lost.
+    Fix: Keep the weights before, and put them back after the validation (ema.restore), or validate a copy.
     """
+    if back := e.habits["N36 back"]:
+        at, left = next(iter(back.items()))
+        what = f"after step {at} and a pass without gradients the weights became a mean of all that they had been"
+        what += f", {left:.0%} of the way that they had gone"
+        return fires(what, "the weights of the last step", fault="average-goes-back/left-in-place")
     if (verdict := no_habit(e, seen := e.habits["N36"])) is not None:
         return verdict
     return fires(f"in {len(seen)} steps {next(iter(seen.values()))} trained weights were drawn to a target's", "none")
+
+
+@check("S61")
+def groups_of_others(e: Evidence) -> Fired | Verdict:
+    """Reinforcement with groups of answers (GRPO, RLOO) learns little, above all when prompts differ in what they pay.
+
+    Looks at rewards that are cut into groups of which a mean is taken away, and at what the model is given. Fires when,
+    in three steps, the answers to one prompt stand as far apart as there are groups, and not side by side.
+
+    WARN groups-of-others: The rewards of {size} answers that stand side by side are compared, and these are answers to
+    different prompts: the prompts were laid one after the other and then again, {size} times. Fix:
+    prompts.repeat_interleave({size}, dim=0); or rewards.view({size}, -1) with the mean over dim 0.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S61"])) is not None:
+        return verdict
+    prompts, size = next(iter(seen.values()))
+    what = f"in {len(seen)} steps groups of {size} rewards were of several of {prompts} prompts"
+    return fires(what, "groups of one prompt", size=size)
 
 
 @check("D22")
@@ -359,6 +393,44 @@ def own_messages(e: Evidence) -> Fired | Verdict:
         return verdict
     edges = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps {edges} rows were summed at the index that they were taken at", "at another")
+
+
+@check("S65")
+def one_place_for_all(e: Evidence) -> Fired | Verdict:
+    """A transformer is no better than one that is told no order, though it has a table of positions.
+
+    Fires when every place of a text looks up one and the same row of a table that has a row for each of them, beside
+    the table of words. Where rising numbers are looked up as well, or angles are made (rotary), it is taken for types.
+
+    WARN one-place-for-all: All {places} places of the text are given the same row of a table of {rows}, so the model is
+    told no order. Fix: positions = torch.arange(T, device=ids.device); position_ids that count.
+    WARN one-place-for-all/turned: All {places} places of the text are turned by the same angles (rotary positions), so
+    attention is told no order. Fix: position_ids that count, or none: the model makes them itself.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S65"])) is not None:
+        return verdict
+    places, rows = next(iter(seen.values()))
+    if not rows:
+        what = f"in {len(seen)} steps {places} places had the same angles"
+        return fires(what, "angles that grow", fault="one-place-for-all/turned", places=places)
+    what = f"in {len(seen)} steps {places} places looked up one row of a table of {rows}"
+    return fires(what, "a row for each place", places=places, rows=rows)
+
+
+@check("D53")
+def one_text_in_a_batch(e: Evidence) -> Fired | Verdict:
+    """The loss is that of one text, and the batch is no better than a single row.
+
+    Fires when all rows of what the tables of words are given are one and the same text, in each step.
+
+    WARN one-text-in-a-batch: All {rows} rows of the batch are the same text of {places} tokens, so the batch is worth
+    one row. Fix: Look at the data set's __getitem__ (does it use its index?) and at the draw of rows; expand() and
+    repeat() make copies.
+    """
+    if (verdict := no_habit(e, seen := e.habits["D53"])) is not None:
+        return verdict
+    rows, places = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps {rows} rows were alike", "rows that differ", rows=rows, places=places)
 
 
 @check("D45")
@@ -397,7 +469,15 @@ def reference_of_others(e: Evidence) -> Fired | Verdict:
     rejected ones, and the other way round. Fix: (pi_chosen - ref_chosen) - (pi_rejected - ref_rejected).
     WARN reference-of-others/added: The reference's difference is added to the policy's, so what the reference prefers
     is preferred still more. Fix: (pi_chosen - pi_rejected) - (ref_chosen - ref_rejected).
+    WARN reference-of-others/places: The divergence holds the student's answers from place {student} on against those of
+    the teacher from place {teacher} on, so it learns what the teacher says of other words. Fix: One slice for both:
+    [:, :-1].
     """
+    if len(places := e.habits["D46 places"]) >= STEPS:
+        student, teacher = next(iter(places.values()))
+        what = f"in {len(places)} steps one side began at place {student}, and the other at place {teacher}"
+        fault = "reference-of-others/places"
+        return fires(what, "the same places", fault=fault, student=student, teacher=teacher)
     if len(teacher := e.habits["D46 teacher"]) >= 3:
         cost, entropy = next(iter(teacher.values()))
         what = (
@@ -821,3 +901,49 @@ def made_of_other_labels(e: Evidence) -> Fired | Verdict:
     return fires(
         f"in {len(seen)} steps fakes were judged under labels that they were not made for", "the same", rows=rows
     )
+
+
+@check("F134")
+def angles_along_another_axis(e: Evidence) -> Fired | Verdict:
+    """A loss of cosines falls, and the directions or features that are learned are not those of the targets.
+
+    Fires when F.cosine_similarity was given tensors of three or more dims and no dim, which is 1 then, and the features
+    lie last: both sides come from a lookup, a layer norm or a recurrent network, or one holds vectors of length one
+    along the last axis. Or when one side has a single number along the axis of the angle and the other several. Or when
+    what F.normalize made to length one along dim 1 by default meets such vectors, or its products are summed along the
+    last axis. Who writes dim=1 is left alone, and so are maps and what was transposed.
+
+    WARN angles-along-another-axis: cosine_similarity takes dim=1 by default, and the features of {shape} lie last: the
+    angles are those of each feature along dim 1. Fix: F.cosine_similarity(a, b, dim=-1).
+    WARN angles-along-another-axis/one-number: The cosine of {shape} and {other} is taken along an axis in which one
+    side has a single number, so it is no angle of two vectors. Fix: F.cosine_similarity(a, b, dim=-1).
+    WARN angles-along-another-axis/lengths: F.normalize takes dim=1 by default, and the features of {shape} lie last, so
+    no vector has length one. Fix: F.normalize(x, dim=-1).
+    """
+    if len(lengths := e.habits["F134 lengths"]) >= STEPS:
+        shape = next(iter(lengths.values()))
+        what = f"in {len(lengths)} steps lengths of {shape} were made one along dim 1, and used along the last"
+        return fires(what, "one axis", fault="angles-along-another-axis/lengths", shape=shape)
+    if (verdict := no_habit(e, seen := e.habits["F134"])) is not None:
+        return verdict
+    kind, shape, other = next(iter(seen.values()))
+    fault = "angles-along-another-axis" + ("/one-number" if kind else "")
+    what = f"in {len(seen)} steps the cosine of {shape} and {other} was not taken along the features"
+    return fires(what, "the axis of the features", fault=fault, shape=shape, other=other)
+
+
+@check("F135")
+def logarithm_summed_over_rows(e: Evidence) -> Fired | Verdict:
+    """A normalizing flow or a predicted spread runs to its bounds, and the likelihood of new data is bad.
+
+    Fires when numbers of rows that layers made, and of which exponentials or logarithms were taken, were summed to
+    one number over all rows and dims, this was added to a vector with a number for each row, and the mean of that is
+    the loss. Sums with a factor, or divided by the rows, and logarithms of weights alone are left alone.
+
+    WARN logarithm-summed-over-rows: A sum over all {rows} rows is added to the number of each row, so the term weighs
+    {rows} times too much. Fix: x.flatten(1).sum(dim=1), one number for each row.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F135"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps a sum over {rows} rows was added to each of them", "sums of a row", rows=rows)

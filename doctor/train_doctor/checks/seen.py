@@ -4,10 +4,12 @@ Footgun: a compiled block in a model that is otherwise open hides its own inside
 seen, and silence about the rest must not read as health.
 """
 
+import math
+
 import torch
 from torch import nn
 
-from train_doctor.evidence import Evidence
+from train_doctor.evidence import Clip, Evidence, Step
 
 
 def hidden(e: Evidence) -> set[int]:
@@ -29,3 +31,9 @@ def spoilt(e: Evidence) -> bool:
     ps = e.parameters()
     followed = [ps[n].detach() for n in e.first if n in ps and ps[n].requires_grad]
     return any(not bool(torch.isfinite(p.sum())) for p in followed if p.is_floating_point())
+
+
+def clipped_away(e: Evidence) -> set[int]:
+    """Rounds whose gradients were all made 0 by a clip that saw an infinite norm: it divides by it."""
+    infinite = {c.round for c in e.of(Clip) if c.total == math.inf}
+    return {s.round for s in e.of(Step) if s.round in infinite and s.own == 0}

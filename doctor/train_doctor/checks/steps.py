@@ -10,6 +10,7 @@ from torch import nn
 
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
+from train_doctor.checks.seen import clipped_away
 from train_doctor.evidence import Backward, Clip, Event, Evidence, Gradients, ScalerStep, Step, Unscale, ZeroGrad
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
@@ -25,7 +26,8 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     next step. Clearing anywhere in between is fine, and so is another optimizer's turn in between. What another
     optimizer's loss has left there is named as well, where the two losses are differentiated one after the other and
     the second asks nothing of the other optimizer's weights, or asks for the opposite (a generator's, a
-    discriminator's).
+    discriminator's). So are the gradients of an attack: a backward was made for the gradient of an input, which the
+    program then read, and a later backward of the same step added to what it had left on the weights.
 
     ERROR or WARN gradients-not-cleared: zero_grad is missing (or clears other tensors): every step applies the sum of
     all gradients so far. Fix: Call optimizer.zero_grad() once per step, after optimizer.step() or before the first
@@ -34,10 +36,30 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
     gradients on tensors of a second optimizer, which are not cleared before that one's own loss is added (an actor's
     loss that runs through the critic, a discriminator's that runs through the generator). Fix: Call zero_grad() of the
     second optimizer right before its own backward, or freeze its weights (detach the fakes) in the first loss.
+    ERROR gradients-not-cleared/in-a-closure: zero_grad stands outside of the closure: {kind} evaluates it several times
+    in each step, and the gradients of all evaluations add up. Fix: Begin the closure with optimizer.zero_grad().
+    WARN gradients-not-cleared/of-an-attack: The backward that looks for an attack on the inputs leaves gradients on the
+    weights as well, and the step is made of these and of the training loss's. Fix: Call optimizer.zero_grad() after the
+    attack, right before the backward of the training loss; or take torch.autograd.grad(loss, inputs) for the attack.
     """
     steps = e.of(Step)
     if not steps or not e.of(Backward):
         return unknown("no backward followed by an optimizer step was seen")
+    summed = [s for s in steps if s.summed]
+    if len(summed) > 1:
+        return fires(
+            f"in {len(summed)} of {len(steps)} steps each evaluation of the closure added to the gradients of the last",
+            "the gradients of one evaluation",
+            fault="gradients-not-cleared/in-a-closure",
+            kind=e.optimizers[summed[0].optimizer].kind.__name__,
+        )
+    if (attacked := _after_an_attack(e)) > 1:
+        return fires(
+            f"in {attacked} steps the gradients that an attack had left on the weights were still there",
+            "gradients of the training loss alone",
+            WARN,
+            "gradients-not-cleared/of-an-attack",
+        )
     foreign = [s for s in steps if s.foreign]
     if len(foreign) >= 3 and 2 * len(foreign) >= len(e.of(Step, optimizer=foreign[0].optimizer)):
         return fires(
@@ -62,6 +84,21 @@ def gradients_not_cleared(e: Evidence) -> Fired | Verdict:
         "gradients cleared once between one optimizer step and the next",
         ERROR if never else WARN,  # cleared now and then: a window of steps may be meant
     )
+
+
+def _after_an_attack(e: Evidence) -> int:
+    """Steps that used what a backward for inputs had left, and what a later backward for the weights added to it."""
+    found, left, both = 0, None, False
+    for event in e.events:
+        if isinstance(event, ZeroGrad) and event.had:
+            left, both = None, False
+        elif isinstance(event, Backward) and event.inputs:
+            left = event.norm if event.round in e.habits["N1 attack"] else None
+        elif isinstance(event, Backward):
+            both = bool(left) and event.norm != left
+        elif isinstance(event, Step):
+            found, left, both = found + both, None, False
+    return found
 
 
 @check("N2")
@@ -115,7 +152,7 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
 def _lost_at_step(e: Evidence) -> int:
     """Steps whose own gradients were cleared, by zero_grad or by hand, since a backward made them."""
     lost, made, cleared = 0, None, frozenset()
-    alone = len(e.optimizers) == 1
+    alone, away = len(e.optimizers) == 1, clipped_away(e)
     for event in e.events:
         if isinstance(event, Backward):
             made, cleared = event.norm, frozenset()
@@ -123,7 +160,8 @@ def _lost_at_step(e: Evidence) -> int:
             cleared |= event.ids if event.had else frozenset()
         elif isinstance(event, Step):
             mine = e.optimizers[event.optimizer].ids
-            lost += bool(made and not event.own and mine and (cleared & mine or (alone and _covers(e, mine))))
+            gone = made and not event.own and event.round not in away
+            lost += bool(gone and mine and (cleared & mine or (alone and _covers(e, mine))))
             cleared -= mine
             made = None if alone else made
     return lost

@@ -11,6 +11,7 @@ from torch import nn
 
 from train_doctor import graphs, histograms, places
 from train_doctor.check import Fired, check, fires
+from train_doctor.checks.arithmetic import no_habit
 from train_doctor.checks.losses import judged
 from train_doctor.evidence import Backward, Evidence, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -272,6 +273,9 @@ def graphs_kept(e: Evidence) -> Fired | Verdict:
     WARN graphs-kept/answers: Answers of the model that no backward was called for are kept with their graphs: a
     validation outside no_grad collects losses or outputs as tensors. Fix: Evaluate under torch.no_grad(), and collect
     numbers (loss.item()).
+    WARN graphs-kept/averaged: The average of the weights (a target network, an EMA) is made with the graph of the
+    weights: it grows at every step, and a loss that uses it has gradients through all earlier weights. Fix: Update it
+    under torch.no_grad(), or with p.detach().
     """
     if len(e.graphs) < 2 + STEPS:
         return unknown("fewer than five steps with a graph were seen")
@@ -285,6 +289,13 @@ def graphs_kept(e: Evidence) -> Fired | Verdict:
             f"the graphs of the model's answers in {len(answers)} of the first steps are still alive after {e.rounds}",
             "graphs that end with their step",
             fault="graphs-kept/answers",
+        )
+    if averaged := e.habits["N27"]:
+        return fires(
+            f"in {len(averaged)} steps an average of weights that has a graph met the weights again, and the graphs of "
+            f"{len(kept)} of the {len(past)} first steps are still alive after {e.rounds}",
+            "an average without a graph",
+            fault="graphs-kept/averaged",
         )
     carried = all(b.retained for b in e.of(Backward))
     return fires(
@@ -432,12 +443,30 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     if len(given) < STEPS and not in_parts:
         return not_applicable("what the model is given can't be told from step to step")
     same = in_parts or all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
-    begun = set().union(*(rounds for batches, rounds in e.restarted.values() if batches > 1))
+    begun = set().union(*(rounds for batches, rounds in e.restarted.values() if batches != 1))
     if same and len(begun) >= max(STEPS, e.rounds - 1):
         batches = max(batches for batches, _ in e.restarted.values())
         return fires(
-            f"a DataLoader of {batches} batches was begun in {len(begun)} of {e.rounds} steps, and each of them was "
-            "given the same batch",
+            f"a DataLoader of {batches or 'many'} batches was begun in {len(begun)} of {e.rounds} steps, and each of "
+            "them was given the same batch",
             "one pass over the data for each iter()",
         )
     return OK
+
+
+@check("S62")
+def norm_of_several_layers(e: Evidence) -> Fired | Verdict:
+    """The training loss is good, and in eval mode the same data are answered badly.
+
+    Fires when one batch normalisation with running statistics was given, in one forward in training, what layers with
+    different weights made, one behind the other. One that comes again with its layer (an encoder that is called twice,
+    a recurrent cell, a head for several levels), branches side by side, and weights that are made anew are left alone.
+
+    WARN norm-of-several-layers: One batch normalisation{name} stands behind {layers} layers, so its running statistics
+    are a mixture that fits none of them in eval mode. Fix: Give each layer an nn.BatchNorm of its own.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S62"])) is not None:
+        return verdict
+    layers, name = next(iter(seen.values()))
+    what = f"in {len(seen)} steps one batch normalisation was given the outputs of {layers} layers in turn"
+    return fires(what, "one layer", layers=layers, name=f" ({name})" if name else "")

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Call, Evidence, Step
+from train_doctor.checks.labels import batches
+from train_doctor.evidence import Call, Evidence, Step, asked
 from train_doctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
 
 NEAR = 0.05  # of the usual distance from the mean: a row that close was made from the mean
+LEARNED = 1.5  # times the spread at the start, or a part of it: rows that learned
+CHANCE, DRAWN = 4.0, 256  # standard errors within which numbers are as drawn; the least number of them
+FRONT, FEW = 16, 0.2  # rows in front of those, and the share that may look like them
 LONG = 256  # positions from which on rounded frequencies tell
 
 
@@ -108,11 +112,19 @@ def new_tokens_frozen(e: Evidence) -> Fired | Verdict:
     Fires when batches use ids beyond `orig_vocab`, or rows at the end of the table that still are the mean of the
     others as resizing makes them, and the embedding is frozen: an adapter on the layers leaves it as it was. Padding
     does not count. Copies in modules_to_save, trainable_token_indices and adapters on the embedding do train them.
+    Also when the loss asks for ids whose rows at the end of a frozen output layer are as transformers draws them
+    (mean_resizing=False), where the others are spread half as much again, or more, or less, as trained ones are.
 
     ERROR or WARN new-tokens-frozen: New tokens were added to the vocabulary (resize_token_embeddings), but the
     embedding is frozen, so their rows stay as resizing made them. Fix: Name them in
     LoraConfig(trainable_token_indices=[...]), or put embedding and head into modules_to_save.
+    WARN new-tokens-frozen/drawn: New tokens were added to the vocabulary (resize_token_embeddings), but the output
+    layer is frozen, so their rows stay the random numbers that were drawn for them. Fix: Put embedding and head into
+    modules_to_save, or name them in LoraConfig(trainable_token_indices=[...]).
     """
+    if drawn := _drawn_and_asked_for(e):
+        what = f"the loss asks for {len(drawn)} ids ({drawn[:4]}) whose rows in the frozen output layer are as drawn"
+        return fires(what, "rows that train", WARN, "new-tokens-frozen/drawn")
     table = e.embedding()
     if table is None or not table.is_floating_point() or table.dim() != 2:
         return unknown("no embedding was found")
@@ -151,6 +163,40 @@ def _like_the_mean(table: Tensor) -> set[int]:
             break
         count += 1
     return set(range(len(table) - count, len(table))) if count < len(last) else set(range(first, len(table)))
+
+
+def _drawn_and_asked_for(e: Evidence) -> list[int]:
+    """Ids among the targets whose rows of a frozen output layer are as they were drawn, while the others learned."""
+    table, spread = e.head(), asked(e.config, "initializer_range")
+    if table is None or table.dim() != 2 or table.is_meta or not table.is_floating_point():
+        return []
+    layers = [n.rsplit(".", 1)[0].removesuffix("base_layer") for n, p in e.parameters().items() if p is table]
+    if any(n.startswith(layer) for n in e.trainable() for layer in layers):
+        return []  # an adapter on the output layer itself
+    if not e.trainable() or not isinstance(spread, float) or spread <= 0:
+        return []
+    first = len(table) - _drawn_at_the_end(table.detach(), spread)
+    targets: set[int] = set()
+    for batch in batches(e) if first < len(table) else ():
+        targets |= set(batch.ids[batch.asked].unique().tolist())
+    return sorted(n for n in targets - {e.token("pad")} if n >= first)
+
+
+def _drawn_at_the_end(table: Tensor, spread: float) -> int:
+    """How many rows at the end are N(0, spread), where the first half is of another spread and those in front are too:
+    rare words at the end of a vocabulary learned little, and come near to it one after the other."""
+    columns = table.shape[1]
+    usual = float(table[: len(table) // 2].float().std(1).median()) / spread
+    if 1 / LEARNED < usual < LEARNED:
+        return 0
+    last = table[-min(len(table) // 2, 4096) :].float()
+    drawn = (last.std(1) / spread - 1).abs() < CHANCE / (2 * columns) ** 0.5
+    drawn &= last.mean(1).abs() < CHANCE * spread / columns**0.5
+    count = int(drawn.flip(0).long().cumprod(0).sum())
+    front, numbers = drawn[: len(drawn) - count][-FRONT:], last[len(last) - count :]
+    if numbers.numel() < DRAWN or not len(front) or float(front.float().mean()) > FEW:
+        return 0
+    return count if abs(float(numbers.std()) / spread - 1) < CHANCE / (2 * numbers.numel()) ** 0.5 else 0
 
 
 @check("S15")

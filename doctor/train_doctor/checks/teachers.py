@@ -240,9 +240,13 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     ERROR constant-ln2: Policy and reference give the same log-probabilities (the reference is the policy, or its
     adapter was not switched off), or beta is 0: the preference loss sees no difference. Fix: Keep an independent copy
     as reference (or model.disable_adapter() around its forward), and beta above 0.
+    ERROR constant-ln2/same-scores: The chosen and the rejected text of each pair get one and the same score, so the
+    preference loss sees no difference: what the head reads is in the part that both share. Fix: Read the last place of
+    each text: hidden[torch.arange(len(hidden)), attention_mask.sum(1) - 1].
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
-    dead = all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
+    same = len(e.habits["N14 same"]) > 1
+    dead = same or all(norm in (0.0, None) for g in e.of(Gradients) for norm in g.norms.values())  # beta is 0
     moved = [s for s in e.of(Step) if max(s.rates, default=0) > 0 and (dead or any(u.changed > 0 for u in s.updates))]
     updated = [s.round for s in moved]
     later = [v for r, v in rounds.items() if updated and r > min(updated)]
@@ -254,6 +258,7 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     return fires(
         f"the loss was {later[0]:.6f} = ln 2 at {len(later)} steps after an update",
         "a loss that leaves ln 2 after the first update",
+        fault="constant-ln2/same-scores" if same else "constant-ln2",
     )
 
 

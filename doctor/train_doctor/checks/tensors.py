@@ -7,6 +7,7 @@ Footgun: a gradient of zero is no fault by itself. A gate that begins at zero pa
 expert to which no token went gets zeros, and a bias in front of a normalisation changes nothing.
 """
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -21,6 +22,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
 FEW = 3  # steps from which on zeros are no start
+LARGE = 0.01  # an epsilon of Adam that may be a slip
 NEAR = 5  # nodes of what a module keeps of a parameter
 INSIDE = 2  # lists in lists that are looked into
 
@@ -257,12 +259,18 @@ def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
 
     Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in that dtype the
     epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error when weights are NaN by now.
+    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller.
 
     ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient is 0 it divides 0
     by 0. Fix: Keep the weights in fp32 and use autocast, or give eps=1e-4.
+    WARN epsilon-vanishes/decides: {kind} divides gradients by their own size plus eps = {eps}, which is far larger than
+    they are: updates are {times} times too small, and it hardly learns. The fourth argument of {kind} is eps, and not
+    weight_decay. Fix: {kind}(parameters, lr, betas, weight_decay={eps}), with names; eps=1e-8.
     """
     if not e.stepped:
         return unknown("no optimizer step was seen")
+    if (large := _decides(e)) is not None:
+        return large
     low = False
     for o in e.optimizers:
         if o.object is None or not o.kind.__module__.startswith("torch.optim"):
@@ -284,3 +292,19 @@ def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
                         dtype=name,
                     )
     return OK if low else not_applicable("no optimizer of torch with an epsilon holds weights below 32 bits")
+
+
+def _decides(e: Evidence) -> Fired | None:
+    """An epsilon next to which the gradients of Adam are nothing."""
+    for number, o in enumerate(e.optimizers):
+        if o.object is None or not issubclass(o.kind, torch.optim.Adam | torch.optim.AdamW):
+            continue
+        eps = max(float(group["eps"]) for group in o.object.param_groups)
+        updates = [u for step in e.of(Step, optimizer=number) for u in step.updates if u.gradient]
+        sizes = sorted(u.gradient / math.prod(u.shape) ** 0.5 for u in updates)
+        if eps >= LARGE and len(sizes) >= FEW and sizes[len(sizes) * 3 // 4] < eps / 10:
+            middle, kind = sizes[len(sizes) // 2], o.kind.__name__
+            what = f"{kind} has eps = {eps:g}, and the middle gradient is {middle:.2g}"
+            fault, times = "epsilon-vanishes/decides", f"{1 + eps / middle:.0f}"
+            return fires(what, "an epsilon next to nothing", WARN, fault, kind=kind, eps=f"{eps:g}", times=times)
+    return None

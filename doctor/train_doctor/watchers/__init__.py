@@ -11,8 +11,11 @@ from train_doctor.watchers.adapted import Adapted
 from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.aims import Aims
 from train_doctor.watchers.angles import Angles
+from train_doctor.watchers.angles_elsewhere import AnglesElsewhere
 from train_doctor.watchers.at_their_ends import AtTheirEnds
+from train_doctor.watchers.attacks import Attacks
 from train_doctor.watchers.attending import Attending
+from train_doctor.watchers.attention_dropouts import AttentionDropouts
 from train_doctor.watchers.averages import Averages
 from train_doctor.watchers.axes import Axes
 from train_doctor.watchers.background import Background
@@ -36,6 +39,8 @@ from train_doctor.watchers.cosines import Cosines
 from train_doctor.watchers.critics import Critics
 from train_doctor.watchers.crops import Crops
 from train_doctor.watchers.crossed_maps import CrossedMaps
+from train_doctor.watchers.crossed_rows import CrossedRows
+from train_doctor.watchers.cut_adaptations import CutAdaptations
 from train_doctor.watchers.cut_ids import CutIds
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
@@ -55,6 +60,7 @@ from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.farthest import Farthest
 from train_doctor.watchers.fields_apart import FieldsApart
+from train_doctor.watchers.filled_labels import FilledLabels
 from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_ends import FirstEnds
 from train_doctor.watchers.first_graphs import FirstGraphs
@@ -65,13 +71,17 @@ from train_doctor.watchers.fractions_cut import FractionsCut
 from train_doctor.watchers.free_weights import FreeWeights
 from train_doctor.watchers.gaps import Gaps
 from train_doctor.watchers.groups import Groups
+from train_doctor.watchers.groups_of_others import GroupsOfOthers
+from train_doctor.watchers.growing_averages import GrowingAverages
 from train_doctor.watchers.ignored_labels import IgnoredLabels
 from train_doctor.watchers.kept_halves import KeptHalves
 from train_doctor.watchers.kept_noise import KeptNoise
 from train_doctor.watchers.laid_across import LaidAcross
+from train_doctor.watchers.late_masks import LateMasks
 from train_doctor.watchers.lengths_of_embeddings import LengthsOfEmbeddings
 from train_doctor.watchers.lengths_of_padding import LengthsOfPadding
 from train_doctor.watchers.lent_gradients import LentGradients
+from train_doctor.watchers.levels_across import LevelsAcross
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
@@ -101,11 +111,13 @@ from train_doctor.watchers.norm_of_few import NormOfFew
 from train_doctor.watchers.not_put_back import NotPutBack
 from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_direction import OneDirection
+from train_doctor.watchers.one_place import OnePlace
 from train_doctor.watchers.one_side import OneSide
 from train_doctor.watchers.one_way_twice import OneWayTwice
 from train_doctor.watchers.order_of_pieces import OrderOfPieces
 from train_doctor.watchers.orders import Orders
 from train_doctor.watchers.other_labels import OtherLabels
+from train_doctor.watchers.other_places import OtherPlaces
 from train_doctor.watchers.other_references import OtherReferences
 from train_doctor.watchers.other_statistics import OtherStatistics
 from train_doctor.watchers.outer_products import OuterProducts
@@ -120,7 +132,9 @@ from train_doctor.watchers.padded_divergences import PaddedDivergences
 from train_doctor.watchers.pair_index import PairIndex
 from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
+from train_doctor.watchers.picked_across import PickedAcross
 from train_doctor.watchers.pixel_scales import PixelScales
+from train_doctor.watchers.places_in_front import PlacesInFront
 from train_doctor.watchers.places_unseen import PlacesUnseen
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
@@ -142,12 +156,14 @@ from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_batches import SameBatches
 from train_doctor.watchers.same_masks import SameMasks
+from train_doctor.watchers.same_scores import SameScores
 from train_doctor.watchers.same_slopes import SameSlopes
 from train_doctor.watchers.same_support import SameSupport
 from train_doctor.watchers.sampled_actions import SampledActions
 from train_doctor.watchers.sampling_grids import SamplingGrids
 from train_doctor.watchers.scales import Scales
 from train_doctor.watchers.scored import Scored
+from train_doctor.watchers.shared_norms import SharedNorms
 from train_doctor.watchers.shared_rows import SharedRows
 from train_doctor.watchers.shifted_series import ShiftedSeries
 from train_doctor.watchers.shown import Shown
@@ -168,6 +184,7 @@ from train_doctor.watchers.stored import Stored
 from train_doctor.watchers.straight import Straight
 from train_doctor.watchers.strange_teachers import StrangeTeachers
 from train_doctor.watchers.strangers import Strangers
+from train_doctor.watchers.summed_rows import SummedRows
 from train_doctor.watchers.surrogates import Surrogates
 from train_doctor.watchers.swapped_average import SwappedAverage
 from train_doctor.watchers.swapped_states import SwappedStates
@@ -175,6 +192,7 @@ from train_doctor.watchers.taken_gradients import TakenGradients
 from train_doctor.watchers.taught_classes import TaughtClasses
 from train_doctor.watchers.temperatures import Temperatures
 from train_doctor.watchers.terms_without_slope import TermsWithoutSlope
+from train_doctor.watchers.texts_apart import TextsApart
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.triplets import Triplets
@@ -223,6 +241,7 @@ ALL = (
     Spreads,
     Straight,
     Dropouts,
+    AttentionDropouts,
     Endings,
     DropoutAtEnd,
     Attending,
@@ -252,6 +271,7 @@ ALL = (
     LengthsOfPadding,
     ClassAxis,
     EchoedSeries,
+    PickedAcross,
     PixelScales,
     RisesAlone,
     RiskMatrices,
@@ -289,8 +309,10 @@ ALL = (
     Negatives,
     MaskedMeans,
     AtTheirEnds,
+    Attacks,
     DrawnAnew,
     WeightsAsNumbers,
+    OtherPlaces,
     OtherReferences,
     LossSigns,
     ClipValues,
@@ -298,6 +320,7 @@ ALL = (
     RoundedWeights,
     PaddedDivergences,
     CrossedMaps,
+    CrossedRows,
     StrangeTeachers,
     NeverLeft,
     SquashedTwice,
@@ -320,6 +343,7 @@ ALL = (
     TurnedTargets,
     OwnMessages,
     NoiseLevels,
+    OnePlace,
     OneSide,
     Boxes,
     Quantiles,
@@ -335,6 +359,7 @@ ALL = (
     OwnSamples,
     IgnoredLabels,
     Groups,
+    GroupsOfOthers,
     ShiftedSeries,
     MaskedLeast,
     SortedLabels,
@@ -350,6 +375,7 @@ ALL = (
     OtherStatistics,
     NullClasses,
     RowSlopes,
+    FilledLabels,
     FirstColumn,
     FreeWeights,
     CosineMargins,
@@ -362,6 +388,7 @@ ALL = (
     TurnedGradients,
     SwappedStates,
     TermsWithoutSlope,
+    TextsApart,
     Ranges,
     EdgeShares,
     MembersAlike,
@@ -374,6 +401,7 @@ ALL = (
     SpectralPowers,
     Unfolded,
     Crops,
+    SameScores,
     SameSlopes,
     TurnedPoints,
     CutIds,
@@ -389,4 +417,12 @@ ALL = (
     UnevenTimes,
     BoxCentres,
     FirstPlaces,
+    LateMasks,
+    PlacesInFront,
+    CutAdaptations,
+    GrowingAverages,
+    SharedNorms,
+    AnglesElsewhere,
+    LevelsAcross,
+    SummedRows,
 )

@@ -13,27 +13,43 @@ Footguns: a maximum that learns is right elsewhere (pooling, several instances),
 target's own maximum is meant. Targets are also scaled by their largest number; a bootstrap is added to something that
 has a number for each row. A network may be asked for the value of the same state for other ends, so all that it was
 asked without a graph must be of the states that learn, what learns must be the value of an action that was picked, and
-the maximum be one of the network's answer itself. A largest number that is taken off first, and added again after an
-exponential, changes nothing.
+the maximum be one of the network's answer itself. With double Q-learning it is a value that was picked there, which is
+scaled by a discount. Where each episode has one step, the next state is any, and what follows it counts nothing; where
+there is but one state it is the next one as well; and of a few rows all may have bumped into a wall. A largest number
+that is taken off first, and added again after an exponential, changes nothing.
 """
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN, VIEWS, kind, shape_of
-from train_doctor.watchers.operators import PLUS
+from train_doctor.watchers.operators import PLUS, TIMES
 
 KEPT = {
     *("mul", "multiply", "add", "sub", "subtract", "rsub", "__rsub__", "where", "masked_fill", "squeeze", "unsqueeze"),
     *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
 }
+PICKS = {"gather", "__getitem__"}
 LAYERS = {"linear", "conv2d"}
 FRAMES, FEW = 60, 200  # of the stack; names in one place
 LEAST, MANY = 2, 8  # sizes of what a maximum is taken of; calls of one shape in a step
+ROWS = 16  # of states that all lead to themselves
+
+
+class Ahead(NamedTuple):
+    """A value without a graph that may look ahead."""
+
+    shape: tuple[int, ...]  # of what it was chosen from
+    whole: bool  # it is the maximum of all of it
+    weight: Tensor | None  # of the layer that gave that
+    added: bool = False  # something with a number for each row was
+    scaled: bool = True  # by a discount; asked only of what was picked
+    picked: bool = False  # and is no maximum
+    some: bool = False  # most rows hold more than 0 when that is added
 
 
 def named_target() -> str:
@@ -57,11 +73,23 @@ def _attributes(thing: Any) -> dict:
     return {**held, **(held.get("_modules") or {})} if isinstance(held, dict) and len(held) < FEW else {}
 
 
-class Bootstraps(Watcher):
-    """What is known of a tensor without a graph: the shape of what it is a maximum of, whether it is the maximum of all
-    of it, and whether something with a number for each row was added."""
+def _each_row(index: Any, rows: int) -> bool:
+    """Whether it is an index of (each row, an action)."""
+    first = index[0] if isinstance(index, tuple) and len(index) == LEAST else None
+    if isinstance(first, range | list):
+        first = torch.tensor(first)
+    return isinstance(first, Tensor) and first.shape == (rows,) and torch.equal(first.cpu(), torch.arange(rows))
 
-    names = {"max", "amax", *PLAIN} | KEPT | LAYERS
+
+def _alike(x: Tensor, s: Tensor) -> bool:
+    """The same states, of which there are several."""
+    return len(x) >= ROWS and (x is s or torch.equal(x, s)) and bool((x != x[:1]).any())
+
+
+class Bootstraps(Watcher):
+    """What is known of a tensor without a graph: whether it is a maximum, or was picked from a network's answer."""
+
+    names = {"max", "amax", *PLAIN} | PICKS | KEPT | LAYERS
     begins = {"max", "amax"} | LAYERS
 
     def __init__(self, eye: Eye):
@@ -80,21 +108,37 @@ class Bootstraps(Watcher):
                 if op.given[0].is_floating_point() and len(op.given) == 1:
                     whole = not op.results[0].dim() and len(op.given[0]) > 1
                     weight = self.answers.get(op.given[0])
-                    self.known.put(op.results[0], (tuple(op.given[0].shape), whole, False, weight))
+                    self.known.put(op.results[0], Ahead(tuple(op.given[0].shape), whole, weight))
+            return
+        if op.name in PICKS and op.results and (weight := self.answers.get(op.given[0])) is not None:
+            self._picked(op, weight)
             return
         if not self.known.by_id or not op.given:
             return
         if op.name in ("sub", "subtract") and len(op.given) == 2 and (fact := self.known.get(op.given[1])):
-            self.stable = self.stable or fact[1] and tuple(op.given[0].shape) == fact[0]
+            self.stable = self.stable or fact.whole and tuple(op.given[0].shape) == fact.shape
         if op.name in PLAIN or op.name in ("sub", "subtract"):
             self._compare(op.given[:2])
-        fact = next((f for f in map(self.known.get, op.given) if f), None) if op.name in KEPT else None
-        for r in op.results if fact else ():
+        known = next((t for t in op.given if self.known.get(t)), None) if op.name in KEPT else None
+        for r in op.results if known is not None else ():
             if not r.requires_grad:
-                shape, whole, added, weight = fact
-                others = [t for t in op.given if not self.known.get(t)]
-                added = added or op.name in PLUS and any(t.numel() == shape[0] for t in others)
-                self.known.put(r, (shape, whole, added, weight))
+                self.known.put(r, self._further(op, known))
+
+    def _further(self, op: Op, known: Tensor) -> Ahead:
+        fact = self.known.get(known)
+        if op.name in TIMES:
+            return fact._replace(scaled=True)
+        others = [t for t in op.given if not self.known.get(t)]
+        if fact.added or op.name not in PLUS or all(t.numel() != fact.shape[0] for t in others):
+            return fact
+        return fact._replace(added=True, some=bool((known != 0).float().mean() > 0.5))
+
+    def _picked(self, op: Op, weight: Tensor) -> None:
+        """One number of each row of an answer; rows are not to be moved."""
+        answer = op.given[0]
+        of_each = op.name == "gather" or op.name == "__getitem__" and _each_row(op.args[1], len(answer))
+        if of_each and answer.dim() == LEAST and answer.shape[1] > 1:
+            self.known.put(op.results[0], Ahead(tuple(answer.shape), False, weight, scaled=False, picked=True))
 
     def _layer(self, op: Op) -> None:
         x, weights = (*op.given, None, None)[:2]
@@ -112,8 +156,8 @@ class Bootstraps(Watcher):
             fact, node = self.known.get(two), one.grad_fn
             if not fact or node is None:
                 continue
-            shape, whole, added, weight = fact
-            if added and weight is not None:
+            shape, whole, weight, added = fact[:4]
+            if added and weight is not None and not fact.picked:
                 self.note("F28", id(weight))
                 if id(weight) in self.e.optimized() and not whole and (name := named_target()):
                     self.note("F116", name)
@@ -122,11 +166,13 @@ class Bootstraps(Watcher):
                 picked = picked or kind(node) == "Index"
                 node = node.next_functions[0][0]
             picked = picked or kind(node) == "Gather"
-            if kind(node) in ("Max", "Amax") and shape_of(node.next_functions[0][0]) == shape:
+            if fact.picked and not fact.scaled:
+                continue
+            if kind(node) in ("Max", "Amax") and not fact.picked and shape_of(node.next_functions[0][0]) == shape:
                 self.note("F39", ("", shape))
             elif whole and added and one.numel() == shape[0] and not self.stable:
                 self.note("F39", ("of-all", shape))
-            elif added and picked and weight is not None and not whole and self._same_states():
+            elif fact.some and picked and weight is not None and not whole and self._same_states():
                 self.note("F39", ("own-state", shape))
 
     def _same_states(self) -> bool:
@@ -134,7 +180,7 @@ class Bootstraps(Watcher):
         states, later = self.asked[True], self.asked[False]
         both = states.keys() & later.keys()
         few = all(len(later[key]) < MANY for key in both)  # an evaluation would not be kept whole
-        same = (any(x is s or torch.equal(x, s) for s in states[key]) for key in both for x in later[key])
+        same = (any(_alike(x, s) for s in states[key]) for key in both for x in later[key])
         return bool(both) and few and all(same)
 
     def backward(self, loss: Tensor) -> None:

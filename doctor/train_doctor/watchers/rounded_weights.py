@@ -7,9 +7,11 @@ Where the scale is made of the weight (its mean, its largest number) some gradie
 and the layer seems to learn. What came out of a rounding with a graph is followed to the layer that uses it.
 
     self.weight.data = w                                    and the small steps of the optimizer are rounded away
+
+Footgun: each row, or each group of a row, may have a scale of its own, so a few neighbours are looked at together. What
+was pruned or clamped to its ends has few different numbers as well: nearly all of these stand there once.
 """
 
-import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -18,7 +20,7 @@ from train_doctor.watchers.operators import OVER, TIMES
 ROUNDS, LAYERS = {"round", "sign"}, {"linear", "conv1d", "conv2d", "conv3d"}
 KEEPS = TIMES | OVER | {"clamp", "clip", "view", "reshape", "transpose", "t", "T", "to", "float", "contiguous"}
 WRITES = {"data=", "copy", "set"}
-LEAST, LEVELS, LOOKED = 64, 16, 2**22  # numbers; different ones of what was rounded
+LEAST, LEVELS, LOOKED = 64, 16, 2**22  # numbers, as many of which are neighbours; different ones of what was rounded
 
 
 class RoundedWeights(Watcher):
@@ -55,9 +57,21 @@ class RoundedWeights(Watcher):
         if not self.eye.grad or not isinstance(p, nn.Parameter) or numbers is None or numbers.dim() < 2:
             return
         if p.requires_grad and LEAST <= numbers.numel() <= LOOKED and id(p) in self.e.optimized():
-            if len(torch.unique(numbers.detach().flatten()[: LEAST * LEVELS])) <= LEVELS:
+            if of_few_levels(numbers.detach()):
                 self.names_of = self.names_of or {id(q): n for n, q in self.e.parameters().items()}
                 self.note("N3 rounded", self.names_of.get(id(p), "a weight"))
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def of_few_levels(numbers: Tensor) -> bool:
+    """Whether most groups of neighbours hold a few numbers again and again."""
+    groups = numbers.reshape(-1)[: LEAST * LEVELS].split(LEAST)
+    groups = [g for g in groups if len(g) == LEAST]
+    return 2 * sum(map(_few_levels, groups)) > len(groups)
+
+
+def _few_levels(group: Tensor) -> bool:
+    levels, counts = group.unique(return_counts=True)
+    return 1 < len(levels) <= LEVELS and 2 * int((counts == 1).sum()) <= len(levels)

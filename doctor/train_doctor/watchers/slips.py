@@ -3,6 +3,7 @@
     (answer - target).mean()                        without a square or abs: falls for ever
     (answer - target).mean() ** 2                   squared after the mean: only the mean is learned
     -softmax(z).gather(1, y).mean()                 without the log
+    -z.gather(1, y).mean()                          without the log-softmax
     F.cross_entropy(z, z.argmax(1))                 asked for what it says already
     F.kl_div(log_p, q, reduction="mean")            divides by the number of classes as well; "batchmean" was meant
     relu(d_positive - d_negative - margin)          with + margin
@@ -28,13 +29,14 @@ MEANS, PICKS = {"mean", "sum"}, {"gather", "__getitem__", "index_select"}
 VIEWS = {"squeeze", "view", "flatten", "reshape", "unsqueeze"}
 CHOICES = {"argmax", "max", "topk"}
 LEAST, NODES = 8, 400  # numbers; of a loss
-GAP, FLAT, SHARE, PICKED, CHOICE = "gap", "flat", "share", "picked", "choice"
+GAP, FLAT, SHARE, PICKED, CHOICE, RAW = "gap", "flat", "share", "picked", "choice", "raw"
+OF = {SHARE: "no-logarithm", RAW: "no-softmax"}  # what was picked from
 
 
 class Slips(Watcher):
     """What is known of a tensor: a step of a formula and the number of the gap, or the tensor that was chosen from."""
 
-    begins = MINUS | CHOICES | {"softmax", "kl_div", "cross_entropy"} | set(PLAIN)
+    begins = MINUS | CHOICES | {"softmax", "kl_div", "cross_entropy", "linear"} | set(PLAIN)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -72,6 +74,8 @@ class Slips(Watcher):
             return None
         if op.name == "softmax" and x.dim() == 2:
             return SHARE, 0
+        if op.name == "linear" and r.dim() > 1:
+            return RAW, 0
         if op.name in MINUS and len(op.given) == 2 and r.numel() >= LEAST:
             one, two = op.given
             if one.shape == two.shape and one.requires_grad != two.requires_grad:
@@ -93,15 +97,18 @@ class Slips(Watcher):
             return (FLAT, number) if op.name in PLUS | MINUS | TIMES else None
         elif step == "squared":
             return (step, number) if op.name in PLUS | MINUS | TIMES else None
-        elif step == SHARE and op.name in PICKS and len(op.given) > 1 and not op.given[1].is_floating_point():
-            return PICKED, 0
+        elif step == RAW and op.name in VIEWS:
+            return RAW, 0
+        elif step in OF and op.name in PICKS and len(op.given) > 1 and not op.given[1].is_floating_point():
+            if step == SHARE or op.name == "gather" or op.given[0].dim() == 2:  # else a place is picked
+                return PICKED, step
         elif step == PICKED:
             if op.name in VIEWS:
-                return PICKED, 0
+                return PICKED, number
             if op.name in MEANS | {"neg", "negative", "__neg__"}:
-                return frozenset({1 if op.name in MEANS else -1}), 0
+                return frozenset({1 if op.name in MEANS else -1}), number
         elif isinstance(step, frozenset) and op.name in MEANS | TURNS | {"neg"} and len(op.given) == 1:
-            return (step if op.name in MEANS else signs.turned(step)), 0
+            return (step if op.name in MEANS else signs.turned(step)), number
         return None
 
     def _divergence(self, op: Op) -> None:
@@ -114,12 +121,15 @@ class Slips(Watcher):
         step, number = self.known.get(loss) or ("", 0)
         if step in (FLAT, "squared") and number not in self.bent and not self.sides[number] & self.judged:
             self.note("F88", "no-error" if step == FLAT else "squared-mean")
-        elif step == frozenset({-1}):
-            self.note("F88", "no-logarithm")
-        if self.own and not self.others and not graphs.asks_inputs(loss, self.e.optimized(), NODES):
+        elif step == frozenset({-1}) and (number == SHARE or not self._attack(loss)):
+            self.note("F88", OF[number])
+        if self.own and not self.others and not self._attack(loss):
             self.note("F88", "own-choice")
         self.bent, self.number, self.own, self.others = set(), 0, False, False
         self.sides, self.judged = {}, set()
+
+    def _attack(self, loss: Tensor) -> bool:
+        return graphs.asks_inputs(loss, self.e.optimized(), NODES)
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -1,0 +1,211 @@
+"""Axes of shares (S33 picked), places of a teacher (D46 places), positions (S65), labels of prompts (F15 prompt), texts
+of other rows (D11 texts), one text in a batch (D53), and answers that are picked as they are (F88 no-softmax)."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from .test_added_gradients import named
+from .test_turned import watched
+
+ROWS, PLACES, WORDS, SIZE = 12, 16, 24, 16
+
+
+class Model(nn.Module):
+    """Words and places, a recurrent layer, a head."""
+
+    def __init__(self, positions="rising"):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, SIZE), nn.Embedding(32, SIZE)
+        self.types = nn.Embedding(2, SIZE)
+        self.mix, self.head = nn.GRU(SIZE, SIZE, batch_first=True), nn.Linear(SIZE, WORDS)
+        self.positions = positions
+
+    def forward(self, ids):
+        h = self.words(ids)
+        if self.positions != "none":
+            zeros = torch.zeros(ids.shape[1], dtype=torch.long)
+            h = h + self.places(zeros if self.positions == "zeros" else torch.arange(ids.shape[1]))
+        if self.positions == "types":
+            h = h + self.types(torch.zeros_like(ids))
+        return self.head(self.mix(h)[0])
+
+
+def model(positions="rising"):
+    torch.manual_seed(0)
+    return Model(positions)
+
+
+def texts(rows=ROWS):
+    """Texts in which a word tells the next one, mostly."""
+    ids = [torch.randint(WORDS, (rows,))]
+    for _ in range(PLACES):
+        ids.append(torch.where(torch.rand(rows) < 0.8, (5 * ids[-1] + 3) % WORDS, torch.randint(WORDS, (rows,))))
+    return torch.stack(ids, 1)
+
+
+def next_words(m, ids):
+    return F.cross_entropy(m(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+
+def picked(z, y, how):
+    if how == "one axis":
+        return -z.log_softmax(2).gather(2, y[..., None]).mean()
+    if how == "of a layer's features":  # an attention over places, from which a place is taken
+        read = (z.softmax(1) * z).sum(1).gather(1, y[:, :1])
+        return read.square().mean() + F.cross_entropy(z.flatten(0, 1), y.flatten())
+    if how == "several of each":
+        return -z.log_softmax(2).gather(1, y[:, :2, None].clamp(max=PLACES - 1).expand(-1, -1, WORDS)).mean()
+    return -z.log_softmax({"along the places": 1, "along the rows": 0}[how]).gather(2, y[..., None]).mean()
+
+
+PICKED = {
+    "one axis": "",
+    "along the places": "S33",
+    "along the rows": "S33",
+    "of a layer's features": "",
+    "several of each": "",
+}
+
+
+@pytest.mark.parametrize("how", PICKED)
+def test_axes_of_shares(how):
+    def loss(m):
+        ids = texts()
+        return picked(m(ids[:, :-1]), ids[:, 1:], how)
+
+    report = watched(model(), loss)
+    assert named(report) == PICKED[how], f"\n{report}"
+
+
+TEACHERS = {"the same places": "", "a place later": "D46", "features of a later place": "", "along the places": "S33"}
+
+
+@pytest.mark.parametrize("how", TEACHERS)
+def test_what_a_teacher_says(how):
+    m = model()
+    teacher = copy.deepcopy(m).requires_grad_(False)
+    nn.init.normal_(teacher.head.weight)
+
+    def loss(m):
+        ids = texts()
+        z, t = m(ids), teacher(ids).detach()
+        if how == "features of a later place":
+            return F.mse_loss(z[:, :-1], t[:, 1:])
+        if how == "along the places":
+            return F.kl_div(z.log_softmax(1), t.softmax(1), reduction="sum") / z[..., 0].numel()
+        z, t = z[:, :-1], t[:, 1:] if how == "a place later" else t[:, :-1]
+        return F.kl_div((z / 2).log_softmax(-1).flatten(0, 1), (t / 2).softmax(-1).flatten(0, 1), reduction="batchmean")
+
+    report = watched(m, loss)
+    assert named(report) == TEACHERS[how], f"\n{report}"
+
+
+@pytest.mark.parametrize("how", ["rising", "none", "types", "zeros"])
+def test_positions(how):
+    report = watched(model(how), lambda m: next_words(m, texts()))
+    assert named(report) == ("S65" if how == "zeros" else ""), f"\n{report}"
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_angles(counted):
+    torch.manual_seed(0)
+    m = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=WORDS, hidden_size=SIZE, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+        )
+    )
+
+    def loss(m):
+        ids = texts()
+        return m(ids, position_ids=None if counted else torch.zeros_like(ids), labels=ids).loss
+
+    report = watched(m, loss)
+    assert named(report) == ("" if counted else "S65"), f"\n{report}"
+
+
+def shuffled(ids):
+    return ids[torch.randperm(len(ids))]
+
+
+BATCHES = {
+    "as they are": ("", lambda ids: (ids, ids)),
+    "both shuffled": ("", lambda ids: (shuffled(ids),) * 2),
+    "one side shuffled": ("D11", lambda ids: (ids, shuffled(ids.clone()))),
+    "a few mixed up": ("", lambda ids: (ids, torch.cat([ids[1:2], ids[:1], ids[2:]]))),
+    "one text": ("D53", lambda ids: (ids[:1].expand(ROWS, -1),) * 2),
+    "one text in pairs": ("", lambda ids: (ids[:2].repeat(ROWS // 2, 1),) * 2),
+}
+
+
+@pytest.mark.parametrize("how", BATCHES)
+def test_texts_of_other_rows(how):
+    check, made = BATCHES[how]
+
+    def loss(m):
+        given, asked = made(texts())
+        return F.cross_entropy(m(given[:, :-1]).flatten(0, 1), asked[:, 1:].flatten())
+
+    report = watched(model(), loss)
+    assert named(report) == check, f"\n{report}"
+
+
+PROMPTS = {  # what the labels are where the prompt is
+    "ignored": ("", lambda ids, y: y.index_fill(1, torch.arange(5), -100)),
+    "a token": ("F15", lambda ids, y: y.index_fill(1, torch.arange(5), 0)),
+    "a token that is ignored": ("", lambda ids, y: y.index_fill(1, torch.arange(5), 0)),
+    "asked for": ("", lambda ids, y: y),
+    "one token": ("", lambda ids, y: y.index_fill(1, torch.arange(1), 0)),
+    "a token here and there": ("", lambda ids, y: y.index_fill(1, torch.arange(2, 16, 5), 0)),
+    "tags": ("", lambda ids, y: (y > 12).long()),
+}
+
+
+@pytest.mark.parametrize("how", PROMPTS)
+def test_labels_of_prompts(how):
+    check, labels = PROMPTS[how]
+
+    def loss(m):
+        ids = texts()
+        y = labels(ids, ids[:, 1:])
+        ignored = 0 if how == "a token that is ignored" else -100
+        return F.cross_entropy(m(ids[:, :-1]).flatten(0, 1), y.flatten(), ignore_index=ignored)
+
+    report = watched(model(), loss)
+    assert named(report) == check, f"\n{report}"
+
+
+ANSWERS = {
+    "log-shares": ("", lambda z, y: -z.log_softmax(1).gather(1, y[:, None]).mean()),
+    "as they are": ("F88", lambda z, y: -z.gather(1, y[:, None]).squeeze(1).mean()),
+    "as they are, by rows": ("F88", lambda z, y: -z[torch.arange(len(y)), y].mean()),
+    "with what they cost": ("", lambda z, y: (z.logsumexp(1) - z.gather(1, y[:, None]).squeeze(1)).mean()),
+    "of a value": ("", lambda z, y: (z.gather(1, y[:, None]).squeeze(1) - 1).square().mean()),
+}
+
+
+@pytest.mark.parametrize("how", ANSWERS)
+def test_answers_that_are_picked(how):
+    check, of = ANSWERS[how]
+
+    def loss(m):
+        ids = texts()
+        return of(m(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    report = watched(model(), loss)
+    assert named(report) == check, f"\n{report}"
+
+
+def test_an_attack_on_the_answer():
+    """The picked answer itself is a common loss of an attack, which is a gradient of the input."""
+    m = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    def loss(m):
+        x, y = torch.randn(ROWS, 6).requires_grad_(), torch.randint(4, (ROWS,))
+        return -m(x).gather(1, y[:, None]).mean()
+
+    assert named(watched(m, loss)) != "F88"

@@ -1,0 +1,56 @@
+"""Labels of a prompt that were set to a token, and not to the number that the loss ignores.
+
+    labels[:, :prompt] = 0                              or pad_token_id
+    F.cross_entropy(logits, labels)                     ignores -100, and asks for token 0 all along the prompt
+
+The text itself goes on with its words there. In each row such places come first, and after them the labels are the next
+words.
+
+Footgun: labels that are no words (tags, of masked tokens) hardly ever are the next words. A prompt of one token may be
+asked for anything.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Op, Watcher
+
+LEAST, PLACES, LOOKED = 4, 6, 2**18  # rows; places of a row; numbers
+IGNORED = -100
+FRONT, MOST = 0.98, 0.75  # of what is no next word, how much is that token in front; rows that have both
+
+
+class FilledLabels(Watcher):
+    names = begins = {"cross_entropy", "nll_loss"}
+
+    def saw(self, op: Op) -> None:
+        if len(op.given) < 2 or not op.given[0].requires_grad:
+            return
+        asked = op.given[1].detach()
+        ignored = op.kwargs.get("ignore_index", op.args[4] if len(op.args) > 4 else IGNORED)
+        texts = [ids for ids in self.e.lookups if ids.dim() == 2 and len(ids) >= LEAST and ids.shape[1] >= PLACES]
+        if asked.is_floating_point() or not texts or asked.numel() > LOOKED:
+            return
+        for ids in texts:
+            for after in (ids.shape[1], ids.shape[1] - 1):  # HF asks nothing of the last place
+                if asked.numel() == len(ids) * after and asked.device == ids.device:
+                    if (found := _filled(ids, asked.view(len(ids), after), ignored)) is not None:
+                        self.note("F15 filled", found)
+                        return
+
+
+def _filled(ids: Tensor, asked: Tensor, ignored: int) -> tuple[int, float] | None:
+    """The token that stands for nothing, and its share of all that is asked."""
+    places = ids.shape[1] - 1
+    words, asked = ids[:, 1:], asked[:, :places]  # (B, T - 1)
+    there = asked != ignored
+    other = there & (asked != words)
+    if not bool(other.any()):
+        return None
+    token = asked[other].mode().values
+    begins = (there & (asked == token)).long().cumprod(1).bool()  # in front of each row
+    front = float((begins & other).sum() / other.sum())
+    right = there & ~other & (asked != token)
+    most = min(float((begins.sum(1) > 1).float().mean()), float(right.any(1).float().mean()))
+    if front < FRONT or most < MOST or int(right.sum()) < LEAST:
+        return None
+    return int(token), float((asked[there] == token).float().mean())

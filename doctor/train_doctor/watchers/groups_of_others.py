@@ -1,0 +1,98 @@
+"""Answers to several prompts whose rewards are compared as if they were answers to one.
+
+    ids = prompts.repeat(G, 1)                              p0 p1 p2 ... p0 p1 p2 ...
+    ids = prompts.repeat_interleave(G, 0)                   p0 p0 ... p1 p1 ...             was meant
+    r = rewards.view(-1, G)
+    advantages = r - r.mean(1, keepdim=True)                of a group: the baseline of GRPO and of RLOO
+
+Rewards that are cut into groups, and from which a mean or a sum of their group is taken, are remembered. What layers
+are given in the step has as many rows: its first columns tell which rows are answers to the same prompt. They must be
+found at the distance of the groups' number, one in each of G parts, and not side by side.
+
+Footguns: rewards of tiled prompts may be cut into (G, -1), and the mean taken over 0. A share of a batch may be made
+even by itself, so the parts must be as many as a group is large. All prompts may begin alike, and three at least must
+be told apart by what their copies have in common.
+"""
+
+import itertools
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS, OVER
+
+LAYERS, CUTS = {"embedding", "linear", "conv1d", "conv2d"}, {"view", "reshape", "unflatten"}
+SUMS = {"mean", "sum", "median", "amax", "max"}
+KEEPS = {"unsqueeze", "__getitem__", "repeat_interleave", "expand", "expand_as", "flatten", "to"} | OVER | CUTS
+ROWS, GROUPED, SUMMED = "rows", "grouped", "summed"
+PROMPTS, KEPT, LOOKED = 3, 16, 2**20  # told apart, at least; things given in a step; numbers of each
+
+
+class GroupsOfOthers(Watcher):
+    """Known are rewards -> (ROWS, a number, size of a group), (GROUPED, ...) once they are cut, and (SUMMED, ...)."""
+
+    begins = LAYERS | CUTS
+    names = LAYERS | CUTS | SUMS | KEEPS | MINUS
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.numbers = itertools.count()
+        self.given: list[Tensor] = []
+        self.compared: set[tuple[int, int]] = set()  # rows, size of a group
+
+    def saw(self, op: Op) -> None:
+        x, result = (*op.given, None)[0], op.result
+        if x is None or not isinstance(result, Tensor):
+            return
+        facts = [self.known.get(t) for t in op.given]
+        if op.name in LAYERS:
+            if not x.requires_grad and x.dim() > 1 and x.numel() <= LOOKED and len(self.given) < KEPT:
+                self.given.append(x)
+        elif op.name in MINUS:
+            kinds = {f[0] for f in facts if f}
+            if len(facts) == 2 and SUMMED in kinds and len(kinds) == 2 and facts[0][1:] == facts[1][1:]:
+                self.compared.add(facts[0][2])
+        elif fact := facts[0]:
+            if op.name in SUMS and fact[0] == GROUPED and op.kwargs.get("dim", (*op.args, None, None)[1]) in (1, -1):
+                self.known.put(result, (SUMMED, *fact[1:]))
+            elif op.name in KEEPS and fact[0] == SUMMED:
+                self.known.put(result, fact)
+        elif (
+            op.name in CUTS
+            and x.dim() == 1
+            and result.dim() == 2
+            and x.is_floating_point()
+            and not x.requires_grad
+            and len(x)
+        ):
+            sizes = len(x), result.shape[1]
+            before = self.known.get(x)
+            fact = before[1:] if before and before[2] == sizes else (next(self.numbers), sizes)
+            self.known.put(x, (ROWS, *fact))
+            self.known.put(result, (GROUPED, *fact))
+
+    def backward(self, loss: Tensor) -> None:
+        for rows, size in self.compared:
+            prompts = [_apart(x, size) for x in self.given if len(x) == rows]
+            if max(prompts, default=0) >= PROMPTS:
+                self.note("S61", (max(prompts), size))
+        self.given, self.compared = [], set()
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.given = []
+
+
+def _apart(x: Tensor, size: int) -> int:
+    """How many prompts are told apart by what rows at equal places of `size` parts begin with; 0 where most groups of
+    neighbours are of one prompt."""
+    rows, count = x.detach().flatten(1), len(x) // size
+    parts = rows.reshape(size, count, -1)
+    alike = int((parts == parts[:1]).flatten(0, 1).all(0).cumprod(0).sum())
+    if not alike:
+        return 0
+    prompts, which = rows[:, :alike].unique(dim=0, return_inverse=True)
+    groups = which.view(count, size)
+    mixed = int((groups != groups[:, :1]).any(1).sum())
+    return len(prompts) if 2 * mixed > count else 0

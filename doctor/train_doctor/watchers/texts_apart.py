@@ -1,0 +1,60 @@
+"""Texts whose targets are those of other rows, and batches of one text.
+
+    perm = torch.randperm(len(x)); model(x), y[perm]    the next words of another text
+    ids[:1].expand(B, -1)                               one text, as often as there are rows
+
+Footgun: rows of places, of types and of prompts that are learned are all alike as well: they rise by one, or hold one
+number. And answers of a group to one question begin alike, and are others.
+"""
+
+from torch import Tensor
+
+from train_doctor.eye import Eye, Op, Watcher
+
+ROWS, PLACES, LOOKED = 4, 8, 2**18
+APART = 0.7  # of the rows: their targets follow from another row
+IGNORED = -100
+
+
+class TextsApart(Watcher):
+    names = begins = {"embedding", "cross_entropy", "nll_loss"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.texts: list[Tensor] = []  # since the last backward
+
+    def saw(self, op: Op) -> None:
+        if op.name == "embedding":
+            ids = op.given[0] if op.given else None
+            if ids is not None and self.eye.grad and not ids.is_floating_point() and _text(ids):
+                self.texts.append(ids)
+        elif len(op.given) > 1 and self.texts and op.given[0].requires_grad:
+            ids, targets = self.texts[0], op.given[1]
+            if len(self.texts) == 1 and targets.numel() == ids.numel() and not targets.is_floating_point():
+                if _of_others(ids, targets.reshape(ids.shape)):
+                    self.note("D11 texts", len(ids))
+
+    def backward(self, loss: Tensor) -> None:
+        if self.texts and all(len(ids) >= ROWS and bool((ids == ids[:1]).all()) for ids in self.texts):
+            self.note("D53", tuple(self.texts[0].shape))
+        self.texts = []
+
+    def close(self) -> None:
+        self.texts = []
+
+
+def _text(ids: Tensor) -> bool:
+    """Not places, nor types: neither one number nor numbers that rise by one."""
+    if ids.dim() != 2 or len(ids) < 2 or ids.shape[1] < PLACES or ids.numel() > LOOKED:
+        return False
+    steps = ids[:, 1:] - ids[:, :-1]
+    return bool((steps != steps[0, 0]).any())
+
+
+def _of_others(ids: Tensor, targets: Tensor) -> bool:
+    """Whether the target at each place is the next word of another row, and of none its own."""
+    near, asked = ids[:, 1:], targets[:, :-1]
+    same = ((near[None] == asked[:, None]) | (asked[:, None] == IGNORED)).all(-1)  # (rows, rows): asked of i, text of j
+    some = (asked != IGNORED).sum(1) >= PLACES // 2
+    others = same.any(1) & ~same.diagonal()
+    return int(some.sum()) >= ROWS and float(others[some].float().mean()) >= APART
