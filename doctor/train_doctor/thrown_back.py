@@ -37,7 +37,7 @@ class Track:
         held = e.optimizers[0].ids
         ps = [p.detach() for p in e.followed.values() if id(p) in held and p.dim() > 1 and p.is_floating_point()]
         if ps:
-            into.append(torch.cat([_few(p).to(ps[0].device) for p in ps[:TENSORS]]))
+            into.append(torch.cat([_few(p) for p in ps[:TENSORS] if p.device == ps[0].device]))
 
     def judge(self, e: Evidence) -> None:
         """At the end: note in which round the model was thrown back, and how much of its way was left."""

@@ -4,9 +4,10 @@
     ids[:1].expand(B, -1)                               one text, as often as there are rows
 
 Footgun: rows of places, of types and of prompts that are learned are all alike as well: they rise by one, or hold one
-number. And answers of a group to one question begin alike, and are others.
+number. Answers of a group to one question begin alike, and are others. And one batch may be learned by heart.
 """
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
@@ -22,6 +23,7 @@ class TextsApart(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.texts: list[Tensor] = []  # since the last backward
+        self.last: Tensor | None = None  # the one text of the step before
 
     def saw(self, op: Op) -> None:
         if op.name == "embedding":
@@ -36,11 +38,15 @@ class TextsApart(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         if self.texts and all(len(ids) >= ROWS and bool((ids == ids[:1]).all()) for ids in self.texts):
-            self.note("D53", tuple(self.texts[0].shape))
+            if self.last is not None and torch.equal(self.last, self.texts[0]):
+                self.e.habits["D53"].clear()  # one batch is learned by heart
+            else:
+                self.note("D53", tuple(self.texts[0].shape))
+            self.last = self.texts[0]
         self.texts = []
 
     def close(self) -> None:
-        self.texts = []
+        self.texts, self.last = [], None
 
 
 def _text(ids: Tensor) -> bool:
