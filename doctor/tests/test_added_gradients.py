@@ -75,6 +75,7 @@ ATTACKS = {
     "free": "",
     "points of an equation": "",
     "read for a clear": "",
+    "weights read for a log": "",
 }
 
 
@@ -102,7 +103,7 @@ def test_attacks(how):
         x = torch.randn(ROWS, 6)
         y = x[:, :CLASSES].argmax(1)
         optimizer.zero_grad()
-        if how in ("free", "points of an equation", "read for a clear"):
+        if how in ("free", "points of an equation", "read for a clear", "weights read for a log"):
             x.requires_grad_()
             (F.cross_entropy(model(x), y) + x.sum() * 0).backward()
             if how == "free":
@@ -110,6 +111,8 @@ def test_attacks(how):
             else:
                 if how == "read for a clear":
                     x.grad.zero_()
+                if how == "weights read for a log":
+                    sum(p.grad.norm() for p in model.parameters())
                 F.cross_entropy(model(torch.randn(ROWS, 6).abs()), torch.zeros(ROWS, dtype=torch.long)).backward()
         else:
             x = worse(x, y)
@@ -195,6 +198,8 @@ PAIRS = {
     "before they differ": True,
     "before they differ, as labels": True,
     "of a reference": False,
+    "of a reference without a graph": False,
+    "with a factor of 0": False,
 }
 
 
@@ -212,8 +217,12 @@ def test_pairs_with_one_score(how):
     def loss():
         asked = torch.randint(20, (ROWS, 4))
         chosen, rejected = (torch.cat([asked, torch.randint(low, low + 10, (ROWS, 3))], 1) for low in (0, 10))
-        place = -1 if how in ("at the end", "of a reference") else 3
+        place = 3 if how.startswith("before") else -1
         difference = model(chosen, place) - model(rejected, place)
+        if how == "of a reference without a graph":  # one text each (KTO)
+            return -F.logsigmoid(model(chosen, place) - model(chosen, place).detach()).mean()
+        if how == "with a factor of 0":
+            difference = 0.0 * difference
         if how == "of a reference":  # which is the policy, and has a graph
             difference = difference - (model(chosen, place) - model(rejected, place))
         if "labels" in how:
@@ -226,12 +235,18 @@ def test_pairs_with_one_score(how):
     assert any("one and the same score" in words for words in said) == PAIRS[how], f"\n{report}"
 
 
-ORDERS = {"rows first": "", "places first": "F3", "places first, and the labels": "", "as shares": "F3"}
+ORDERS = {
+    "rows first": "",
+    "places first": "F3",
+    "places first, and the labels": "",
+    "as shares": "F3",
+    "one place": "",
+}
 
 
 @pytest.mark.parametrize("how", ORDERS)
 def test_orders_of_rows(how):
-    places = 5
+    places = 1 if how == "one place" else 5
 
     def loss(model):
         x = torch.randn(ROWS, places, 6)

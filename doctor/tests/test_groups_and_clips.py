@@ -424,3 +424,17 @@ def test_attention_that_drops_in_eval_mode(how):
         model.train()
 
     assert ("S24" in checks(watched(model, loss, after=after))) == told
+
+
+def test_a_step_without_answers():
+    """No group was sampled: there is nothing to compare, and nothing fails."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def loss(_):
+        none = torch.zeros(0, 6)
+        rewards = torch.zeros(0).view(-1, 4)
+        advantages = (rewards - rewards.mean(1, keepdim=True)).flatten()
+        x = torch.randn(16, 6)
+        return (model(none).sum(1) * advantages).sum() + F.cross_entropy(model(x), x[:, :4].argmax(1))
+
+    watched(model, loss)  # which asserts that nothing of the watch failed

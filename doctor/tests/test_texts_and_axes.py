@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from train_doctor.watchers.texts_apart import _text
+
 from .test_added_gradients import named
 from .test_turned import watched
 
@@ -21,16 +23,16 @@ class Model(nn.Module):
     def __init__(self, positions="rising"):
         super().__init__()
         self.words, self.places = nn.Embedding(WORDS, SIZE), nn.Embedding(32, SIZE)
-        self.types = nn.Embedding(2, SIZE)
+        self.types = nn.Embedding(32 if positions == "many types" else 2, SIZE)
         self.mix, self.head = nn.GRU(SIZE, SIZE, batch_first=True), nn.Linear(SIZE, WORDS)
         self.positions = positions
 
     def forward(self, ids):
         h = self.words(ids)
-        if self.positions != "none":
+        if self.positions not in ("none", "types alone"):
             zeros = torch.zeros(ids.shape[1], dtype=torch.long)
             h = h + self.places(zeros if self.positions == "zeros" else torch.arange(ids.shape[1]))
-        if self.positions == "types":
+        if "types" in self.positions:
             h = h + self.types(torch.zeros_like(ids))
         return self.head(self.mix(h)[0])
 
@@ -82,7 +84,14 @@ def test_axes_of_shares(how):
     assert named(report) == PICKED[how], f"\n{report}"
 
 
-TEACHERS = {"the same places": "", "a place later": "D46", "features of a later place": "", "along the places": "S33"}
+TEACHERS = {
+    "the same places": "",
+    "a place later": "D46",
+    "features of a later place": "",
+    "a text with more in front": "",
+    "along the places": "S33",
+    "classes first": "",
+}
 
 
 @pytest.mark.parametrize("how", TEACHERS)
@@ -98,6 +107,11 @@ def test_what_a_teacher_says(how):
             return F.mse_loss(z[:, :-1], t[:, 1:])
         if how == "along the places":
             return F.kl_div(z.log_softmax(1), t.softmax(1), reduction="sum") / z[..., 0].numel()
+        if how == "classes first":
+            z, t = z.transpose(1, 2), t.transpose(1, 2)
+            return F.kl_div(z.log_softmax(1), t.softmax(1), reduction="sum") / z[:, 0].numel()
+        if how == "a text with more in front":
+            t = teacher(torch.cat([texts()[:, :4], ids], 1))[:, 4:]
         z, t = z[:, :-1], t[:, 1:] if how == "a place later" else t[:, :-1]
         return F.kl_div((z / 2).log_softmax(-1).flatten(0, 1), (t / 2).softmax(-1).flatten(0, 1), reduction="batchmean")
 
@@ -105,7 +119,7 @@ def test_what_a_teacher_says(how):
     assert named(report) == TEACHERS[how], f"\n{report}"
 
 
-@pytest.mark.parametrize("how", ["rising", "none", "types", "zeros"])
+@pytest.mark.parametrize("how", ["rising", "none", "types", "types alone", "many types", "zeros"])
 def test_positions(how):
     report = watched(model(how), lambda m: next_words(m, texts()))
     assert named(report) == ("S65" if how == "zeros" else ""), f"\n{report}"
@@ -139,6 +153,7 @@ BATCHES = {
     "a few mixed up": ("", lambda ids: (ids, torch.cat([ids[1:2], ids[:1], ids[2:]]))),
     "one text": ("D53", lambda ids: (ids[:1].expand(ROWS, -1),) * 2),
     "one text in pairs": ("", lambda ids: (ids[:2].repeat(ROWS // 2, 1),) * 2),
+    "one text twice": ("", lambda ids: (ids[:1].expand(2, -1),) * 2),  # R-Drop of a batch of one
 }
 
 
@@ -150,7 +165,7 @@ def test_texts_of_other_rows(how):
         given, asked = made(texts())
         return F.cross_entropy(m(given[:, :-1]).flatten(0, 1), asked[:, 1:].flatten())
 
-    report = watched(model(), loss)
+    report = watched(model("types"), loss)
     assert named(report) == check, f"\n{report}"
 
 
@@ -160,6 +175,7 @@ PROMPTS = {  # what the labels are where the prompt is
     "a token that is ignored": ("", lambda ids, y: y.index_fill(1, torch.arange(5), 0)),
     "asked for": ("", lambda ids, y: y),
     "one token": ("", lambda ids, y: y.index_fill(1, torch.arange(1), 0)),
+    "a token in front and behind": ("", lambda ids, y: y.index_fill(1, torch.tensor([0, 1, 2, 9, 12, 14]), 0)),
     "a token here and there": ("", lambda ids, y: y.index_fill(1, torch.arange(2, 16, 5), 0)),
     "tags": ("", lambda ids, y: (y > 12).long()),
 }
@@ -209,3 +225,31 @@ def test_an_attack_on_the_answer():
         return -m(x).gather(1, y[:, None]).mean()
 
     assert named(watched(m, loss)) != "F88"
+
+
+def test_a_critic_of_a_place():
+    """The last answer of a critic is to grow: a place is picked, and no class."""
+    m = model()
+    m.head = nn.Linear(SIZE, 1)
+    assert named(watched(m, lambda m: -m(texts())[torch.arange(ROWS), PLACES].mean())) != "F88"
+
+
+@pytest.mark.parametrize("ids", [torch.zeros(ROWS, PLACES, dtype=torch.long), torch.arange(PLACES).expand(ROWS, -1)])
+def test_numbers_beside_a_table(ids):
+    """Series of numbers, with the table of their station, or of their places: no words are looked up."""
+    torch.manual_seed(0)
+    m = nn.ModuleDict({"into": nn.Linear(3, SIZE), "table": nn.Embedding(32, SIZE), "mix": nn.GRU(SIZE, SIZE)})
+    m["head"] = nn.Linear(SIZE, 1)
+
+    def loss(m):
+        x = torch.randn(ROWS, PLACES, 3)
+        h = (m["into"](x) + m["table"](ids)).transpose(0, 1)
+        return F.mse_loss(m["head"](m["mix"](h)[0]), x.transpose(0, 1)[..., :1])
+
+    report = watched(m, loss)
+    assert not {"S65", "D53"} & {f.check for f in report.findings}, f"\n{report}"
+
+
+def test_large_batches_are_not_compared_row_by_row():
+    ids = torch.randint(WORDS, (4, PLACES))
+    assert _text(ids) and not _text(ids.repeat(1024, 1))

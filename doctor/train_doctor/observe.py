@@ -185,10 +185,11 @@ class Optimizers(Part):
         self.look_for_old()
         self.added = {index: (*self._both(index), self._numbers(index)) for index in self.left}
 
-    def after_backward(self) -> None:
+    def after_backward(self, norm: float | None) -> None:
+        """`norm` is that of the followed gradients now."""
         if self.closure:  # of an optimizer's step: the weights are still those of the forward
             self.note_gradients()
-            self.inside.append(self.sampled_norm())
+            self.inside.append(norm)
         self.added_to_old()
         for index, (mine, others, few) in self.added.items():
             now = self._both(index)
@@ -724,7 +725,7 @@ class Observer(Part):
             for call in event.calls:
                 now = int(call.cache().get_seq_length()) if call.cache() is not None else 0
                 call.recached = now if now > call.kept else 0
-        self.optimizers.after_backward()
+        self.optimizers.after_backward(event.norm if event is not None else None)
         self.calls.forget()
 
     def _next_round(self) -> None:

@@ -9,7 +9,7 @@ Footgun: points of an equation are leaves with a gradient as well, and their .gr
 reads it but to clear it. And free adversarial training uses both gradients of one backward, without another.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
@@ -17,7 +17,7 @@ CLEARS = {"zero", "grad="}
 
 
 class Attacks(Watcher):
-    """Known are gradients of leaves that are no weights."""
+    """Known are gradients of what no optimizer holds."""
 
     begins = {"grad"}
 
@@ -30,9 +30,9 @@ class Attacks(Watcher):
         if op.name != "grad":
             if op.name not in CLEARS and any(map(self.known.get, op.given)):
                 self.note("N1 attack", True)
-        elif isinstance(op.result, Tensor) and op.given and not isinstance(leaf := op.given[0], nn.Parameter):
+        elif isinstance(op.result, Tensor) and op.given:
             self.held = self.e.optimized() if self.held is None else self.held
-            if id(leaf) not in self.held:
+            if id(op.given[0]) not in self.held:
                 self.known.put(op.result, True)
 
     def backward(self, loss: Tensor) -> None:

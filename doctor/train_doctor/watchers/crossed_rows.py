@@ -40,14 +40,13 @@ class CrossedRows(Watcher):
             if scores in self.turned and targets and scores != targets and scores == targets[::-1]:
                 self.note("F3 crossed", scores)
         elif op.name in KEEPS:
-            for r in op.results:
-                self.known.put(r, self.known.get(op.given[0]))
+            for r in op.results if (fact := self.known.get(op.given[0])) else ():
+                self.known.put(r, fact)
         elif op.given and isinstance(op.result, Tensor):
             x, rows = op.given[0], op.result
-            whole = x.is_floating_point()
-            if x.dim() == 2 + whole and rows.dim() == 1 + whole and min(x.shape[:2]) > 1:
-                if not whole or x.shape[2] == rows.shape[1]:
-                    self.known.put(rows, tuple(x.shape[:2]))
+            scores = x.is_floating_point()
+            if x.dim() == 2 + scores and rows.dim() == 1 + scores and min(x.shape[:2]) > 1:
+                self.known.put(rows, tuple(x.shape[:2]))
 
     def backward(self, loss: Tensor) -> None:
         self.turned.clear()

@@ -51,6 +51,6 @@ def _filled(ids: Tensor, asked: Tensor, ignored: int) -> tuple[int, float] | Non
     front = float((begins & other).sum() / other.sum())
     right = there & ~other & (asked != token)
     most = min(float((begins.sum(1) > 1).float().mean()), float(right.any(1).float().mean()))
-    if front < FRONT or most < MOST or int(right.sum()) < LEAST:
+    if front < FRONT or most < MOST:
         return None
     return int(token), float((asked[there] == token).float().mean())

@@ -36,7 +36,8 @@ class OtherPlaces(Watcher):
             x, r = op.given[0] if op.given else None, op.result
             if isinstance(r, Tensor) and x is not None and r.dim() == x.dim() == 3 and x.is_floating_point():
                 if r.shape[0] == x.shape[0] and r.shape[1] < x.shape[1] and r.shape[2] == x.shape[2] and x.stride(1):
-                    self.known.put(r, ((r.storage_offset() - x.storage_offset()) // x.stride(1), tuple(x.shape)))
+                    before, whole = self.known.get(x) or (0, tuple(x.shape))  # a part of a part
+                    self.known.put(r, (before + (r.storage_offset() - x.storage_offset()) // x.stride(1), whole))
         elif fact := next((f for t in op.given if (f := self.known.get(t))), None):
             for r in op.results:
                 if r.numel() == op.given[0].numel():

@@ -35,7 +35,7 @@ class PickedAcross(Watcher):
                 self.known.put(op.result, MADE)
         elif op.name in SHARES:
             dim = op.kwargs.get("dim", next((a for a in op.args[1:] if isinstance(a, int)), None))
-            if x.dim() > 2 and isinstance(dim, int) and min(x.shape) > 1:
+            if x.dim() > 2 and isinstance(dim, int):
                 self.known.put(op.result, (dim % x.dim(), fact == MADE))
         elif op.name == "gather":
             along = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)

@@ -19,7 +19,7 @@ KEEPS = TIMES | OVER | {"neg", "__neg__"}
 
 
 class SameScores(Watcher):
-    """Known are differences, and whether both sides were the same, without being 0 or differences themselves."""
+    """Known are differences, and whether both sides were the same, which are no differences themselves."""
 
     names, begins = LOSSES | KEEPS | MINUS, MINUS
 
@@ -35,7 +35,7 @@ class SameScores(Watcher):
         elif op.name in MINUS and isinstance(op.result, Tensor) and len(op.given) == 2 and not facts:
             a, b = op.given
             if a.shape == b.shape and a.requires_grad and b.requires_grad and a.numel() > 1 and a.dim() < 3:
-                self.known.put(op.result, torch.equal(a, b) and bool(a.any()))
+                self.known.put(op.result, torch.equal(a, b))
         else:
             for r in op.results if facts else ():
                 self.known.put(r, facts[0] and op.name in KEEPS and len(op.given) == 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
 
-ROWS, PLACES, LOOKED = 4, 8, 2**18
+ROWS, PLACES, LOOKED = 4, 8, 2**24  # rows and places at least; numbers that are compared, each row with each
 APART = 0.7  # of the rows: their targets follow from another row
 IGNORED = -100
 
@@ -31,8 +31,8 @@ class TextsApart(Watcher):
             if ids is not None and self.eye.grad and not ids.is_floating_point() and _text(ids):
                 self.texts.append(ids)
         elif len(op.given) > 1 and self.texts and op.given[0].requires_grad:
-            ids, targets = self.texts[0], op.given[1]
-            if len(self.texts) == 1 and targets.numel() == ids.numel() and not targets.is_floating_point():
+            ids, targets = self.texts[-1], op.given[1]
+            if targets.numel() == ids.numel() and not targets.is_floating_point():
                 if _of_others(ids, targets.reshape(ids.shape)):
                     self.note("D11 texts", len(ids))
 
@@ -51,7 +51,7 @@ class TextsApart(Watcher):
 
 def _text(ids: Tensor) -> bool:
     """Not places, nor types: neither one number nor numbers that rise by one."""
-    if ids.dim() != 2 or len(ids) < 2 or ids.shape[1] < PLACES or ids.numel() > LOOKED:
+    if ids.dim() != 2 or len(ids) < 2 or ids.shape[1] < PLACES or len(ids) * ids.numel() > LOOKED:
         return False
     steps = ids[:, 1:] - ids[:, :-1]
     return bool((steps != steps[0, 0]).any())
