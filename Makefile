@@ -20,6 +20,8 @@ SEED ?= 0
 PITFALLS = tests/lessons/test_pitfalls.py
 FACTS = --facts=outputs/tests/facts
 PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Of the doctor's tests those of one file share the networks that they train first.
+DOCTOR = --dist loadfile doctor/tests
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 # Containers like to set it. Each of hundreds of processes would then compile all of our sources anew.
@@ -61,7 +63,7 @@ test: env  ## after each change, minutes: units, properties, parity, the doctor,
 	$(PYTEST) -m "not slow and not base and not kernel and not browser and not gpu"
 
 test-doctor: env  ## the tests of the doctor alone
-	$(PYTEST) doctor/tests
+	$(PYTEST) $(DOCTOR)
 
 test-notebooks: env  ## run notebooks again and compare their checked cells: those changed since BASE=HEAD, or NOTEBOOKS="01 10"
 	$(BIN)/python tests/validate.py $(NOTEBOOKS)
@@ -71,7 +73,7 @@ test-all: env $(BOOK)  ## before a merge: every test, the browser, every noteboo
 	$(BIN)/python -m nblib.base
 	beside() { \
 	  nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml; local one=$$?; \
-	  nice -n 19 $(PYTEST) --junit-xml=outputs/tests/doctor.xml doctor/tests && return $$one; \
+	  nice -n 19 $(PYTEST) $(DOCTOR) --junit-xml=outputs/tests/doctor.xml && return $$one; \
 	}; \
 	status=0; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \

@@ -1,6 +1,10 @@
 """A Slurm of one node that lives in a folder and ends with the test: munged, slurmctld and slurmd without systemd.
 
 Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says what is missing.
+
+Footgun: Slurm holds a job that it queues again back for two minutes, for it sends the order to end the old processes
+once more where nobody answered in MessageTimeout, by default 10 s, and that order ends the new ones as well. Whoever
+lets the job start at once (`again`) must be sure that no such order is on its way.
 """
 
 import contextlib
@@ -39,6 +43,7 @@ SlurmdLogFile={folder}/d.log
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
 KillWait=60
+MessageTimeout=100
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory={memory} State=UNKNOWN
 PartitionName=lab Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
@@ -99,6 +104,12 @@ def running() -> Iterator[Path]:
         if before is not None:
             os.environ["SLURM_CONF"] = before
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def again(name: str) -> None:
+    """Let a job that waits to be started once more start now; on a slow machine it may have done so by itself."""
+    time.sleep(5)
+    subprocess.run(["scontrol", "update", f"jobid={name}", "starttime=now"])
 
 
 def _end_with_us() -> None:

@@ -24,7 +24,7 @@ def prepared():
 """
 
 
-def run(folder, tests: str, *, seconds: str = "0.3") -> tuple[int, str]:
+def run(folder, tests: str, *, seconds: str = "0.2") -> tuple[int, str]:
     """Exit code and output of a session of its own over these tests."""
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    slow: s\n    kernel: k\n")
@@ -39,12 +39,18 @@ def run(folder, tests: str, *, seconds: str = "0.3") -> tuple[int, str]:
 def test_over_the_limit_without_a_mark_fails_and_says_so(tmp_path):
     code, said = run(tmp_path, "def test_long():\n    busy(0.6)\n\ndef test_short():\n    busy(0.01)\n")
     assert code == 1 and "1 failed, 1 passed" in said
-    assert "took 0.6 s without @pytest.mark.slow (allowed here: 0.3 s)" in said
+    assert "took 0.6 s without @pytest.mark.slow (allowed here: 0.2 s)" in said
 
 
 @pytest.mark.parametrize("mark", ["slow", "kernel"])
 def test_with_a_mark_it_may_take_longer(tmp_path, mark):
     assert run(tmp_path, f"@pytest.mark.{mark}\ndef test_long(prepared):\n    busy(0.6)\n")[0] == 0
+
+
+def test_less_than_twice_the_limit_is_told_and_is_no_failure(tmp_path):
+    code, said = run(tmp_path, "def test_long():\n    busy(0.6)\n", seconds="0.4")
+    assert code == 0 and "1 passed, 1 warning" in said
+    assert "took 0.6 s without @pytest.mark.slow (allowed here: 0.4 s)" in said
 
 
 def test_the_fixtures_of_a_test_count_too(tmp_path):

@@ -137,8 +137,14 @@ def _come_back() -> None:
         _ask("scontrol", "requeue", name)
 
 
-def _ask(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout
+def _ask(*command: str, times: int = 5) -> str:
+    """What Slurm says. A controller that is busy does not answer at once."""
+    for _ in range(times):
+        told = subprocess.run(command, capture_output=True, text=True)
+        if told.returncode == 0:
+            return told.stdout
+        time.sleep(3)
+    raise files.Unreadable(f"Slurm does not answer: {clip(told.stderr)}")
 
 
 class Slurm:
@@ -172,14 +178,8 @@ class Slurm:
             raise ParameterError(f"Slurm does not take the jobs: {clip(str(error.args[-1]), 500)}") from None
 
     def states(self) -> dict[str, str]:
-        """Of the jobs of this user that have not ended. A controller that is busy does not answer at once."""
-        for _ in range(20):
-            command = ["squeue", "-h", "-r", "-u", str(os.getuid()), "-o", "%i %T"]
-            told = subprocess.run(command, capture_output=True, text=True)
-            if told.returncode == 0:
-                return dict(line.lower().split(" ", 1) for line in told.stdout.splitlines())
-            time.sleep(3)
-        raise files.Unreadable(f"Slurm does not say which jobs it has: {clip(told.stderr)}")
+        """Of the jobs of this user that have not ended."""
+        return dict(line.lower().split(" ", 1) for line in _ask("squeue", "--me", "-hro%i %T", times=20).splitlines())
 
     def cancel(self, ids: Sequence[str]) -> None:
         subprocess.run(["scancel", *ids], check=False)

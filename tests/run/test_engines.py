@@ -41,7 +41,8 @@ def test_six_on_slurm_one_requeued_one_cancelled_and_the_table_is_that_of_here(
     subprocess.run(["scontrol", "requeue", requeued], check=True)
     assert cli.main(["cancel", cancelled]) == 0 and capsys.readouterr().out == "jobs that were asked to stop: 1\n"
     until(lambda: runs.status(first) == runs.status(second) == "stopped")
-    until(lambda: subprocess.run(["scontrol", "update", f"jobid={requeued}", "starttime=now"]).returncode == 0)
+    until(lambda: engines.Slurm.states(None).get(requeued) in ("pending", "running"))
+    slurm_node.again(requeued)
     out, err = process.communicate(timeout=900)
     assert process.returncode == 130, (out, err)
     assert "6 jobs given to slurm, 0 there already, 0 done before" in out and err.count("was stopped") == 1
@@ -75,7 +76,7 @@ def test_a_job_whose_time_ends_asks_to_come_back_and_whoever_asks_again_waits_fo
     assert "0 jobs given to slurm, 1 there already, 0 done before" in out and engines.listing().splitlines()[1].split()[
         :3
     ] == [name, "slurm", "pending"]
-    subprocess.run(["scontrol", "update", f"jobid={name}", "starttime=now"], check=True)
+    slurm_node.again(name)
     code, out, err = nblib(*ask)
     assert code == 0 and runs.status(place) == "done" and runs.record(place)["attempts"] == 2, (out, err)
     assert len((place / "starts.txt").read_text().split()) == 2
