@@ -64,11 +64,13 @@ SETS = {
     "judge42": ("judge42_a", "judge42_b"),
     "judge43": ("judge43_l",),
     "judge44": ("judge44_l",),
+    "judge45": ("judge45_l",),
+    "judge46": ("judge46_a",),
 }
-RECENT = {"judge42", "judge43", "judge44"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge45", "judge46"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
-LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation"}
+LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

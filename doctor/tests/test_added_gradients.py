@@ -240,6 +240,7 @@ ORDERS = {
     "places first": "F3",
     "places first, and the labels": "",
     "as shares": "F3",
+    "place by place": "F3",
     "one place": "",
 }
 
@@ -254,6 +255,8 @@ def test_orders_of_rows(how):
         if how == "rows first":
             return F.cross_entropy(model(x).view(-1, CLASSES), y.view(-1))
         z = model(x.transpose(0, 1))  # (T, B, C)
+        if how == "place by place":
+            z = torch.stack([model(place) for place in x.transpose(0, 1)])
         if how == "as shares":
             return F.nll_loss(F.log_softmax(z.flatten(0, 1), 1), y.flatten())
         y = y.t() if "labels" in how else y

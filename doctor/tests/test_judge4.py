@@ -35,7 +35,7 @@ NAMED = {
     "poisson_counts": "N17",
     "multitask_customers": "S19",
     "dqn_corridor": "N3",
-    "actor_critic": "B1",
+    "actor_critic": "F2",
     "ppo_annealed": "N11",
     "soft_actor_critic": "N1",
     "graph_nodes": "F3",

@@ -29,6 +29,7 @@ from train_doctor.eye import Eye, tensors
 from train_doctor.histograms import Given
 from train_doctor.latents import Latents
 from train_doctor.reading import autocast_of, finite, is_compiled, on_cpu, read_call, readable, unwrap
+from train_doctor.thrown_back import Track
 from train_doctor.waits import Waits
 
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
@@ -54,6 +55,7 @@ class Calls(Part):
         self.ends: dict[str, Any] = {}  # what went into the embedding and came out of the head
         self.fed_data: set[int] = set()  # ids of modules that were given data, with gradients on
         self.given = [unwrap(m, []) for m in teachers]
+        self.track: Track | None = None  # is told of calls without gradients
         self.discovering = False
         self.idle = 0  # calls since the last backward
         self.calls_deep = 0  # modules inside each other, while discovering
@@ -159,7 +161,7 @@ class Calls(Part):
     def release(self) -> None:
         self.let_go()
         self.forget()
-        self.given, self.layers.waiting = [], {}
+        self.given, self.layers.waiting, self.track = [], {}, None
         for call in self.e.of(Call):
             call.args, call.kwargs, call.looked = (), {}, ()
 
@@ -438,6 +440,8 @@ class Calls(Part):
         known = self.met.get(id(module), (None,))[0] is tree
         ps = tree.parameters.values() if known and len(self.e.models) == 1 else module.parameters()
         cast = autocast_of(next((p.device.type for p in ps), "cpu"))
+        if role == "model" and not grad and self.track is not None:
+            self.track.asked(self.e)
         call = Call(
             round=self.e.rounds,
             role="model" if role == "other" else role,

@@ -39,6 +39,7 @@ from torch.utils.data import DataLoader
 from train_doctor import (
     after,
     anatomy,
+    decoders,
     empties,
     fed,
     fingerprint,
@@ -596,6 +597,7 @@ class Observer(Part):
         self.eye = Eye(self.at)
         self.calls = Calls(self.at, model, teachers, self.waits, self.eye)
         self.optimizers = Optimizers(self.at, optimizers, self.calls.layers, self.eye)
+        self.calls.track = self.optimizers.track
 
     def start(self) -> None:
         at = self.at
@@ -692,6 +694,8 @@ class Observer(Part):
         if not e.rounds:
             series.match(e, event, loss)
             places.match(e, event)
+        if e.rounds < decoders.ROUNDS:
+            decoders.match(e, event)
         if scalar:
             measured, broken = measures.looked(e.rounds), not math.isfinite(event.value)
             if measured or any(n.fed is not None for n in event.entropies):

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from train_doctor import documents, places, replays, series
+from train_doctor import decoders, documents, places, replays, series
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -32,6 +32,7 @@ def run(e: Evidence, *more: Callable[[Evidence], None]) -> None:
     replays.run(e)
     series.run(e)
     places.run(e)
+    decoders.run(e)
     for probe in (_reach, _documents, _padding, _padding_of_rows, *more):
         with contextlib.suppress(Unfit):
             probe(e)

@@ -11,6 +11,8 @@ Footguns: Lookahead and Reptile also go back some of the way, and the best weigh
 made of one earlier state and the last, or of one alone. Weights that are changed after every step are projected, or
 are an average on purpose. A mean of the latest weights keeps most of what was learned, and after a loss that rose, or
 without a validation, to go back is meant. What is put in after the last step may be the average that is to be used.
+An average that is put in when the validation is over is where the method goes on from (Switch EMA). And clients that
+take turns in one model begin at one earlier state, again and again, and later at a mean.
 """
 
 import torch
@@ -23,21 +25,26 @@ SURE, SHARE, KEPT = 1e-2, 1e-4, 0.5  # left over; a share of an earlier state; o
 
 
 class Track:
-    """Numbers of the weights of the only optimizer, before and after each of its steps."""
+    """Numbers of the weights of the only optimizer, before and after each of its steps, and at the last call between
+    them."""
 
     def __init__(self) -> None:
         self.before: list[Tensor] = []
         self.after: list[Tensor] = []
+        self.at_call: dict[int, Tensor] = {}  # without gradients, by the steps before it
 
     def look(self, e: Evidence, *, stepped: bool) -> None:
         into = self.after if stepped else self.before
         due = len(self.before) - len(self.after) == stepped and (stepped or e.rounds == len(into))
-        if len(e.optimizers) != 1 or len(into) > STEPS or not due:
-            return
-        held = e.optimizers[0].ids
-        ps = [p.detach() for p in e.followed.values() if id(p) in held and p.dim() > 1 and p.is_floating_point()]
-        if ps:
-            into.append(torch.cat([_few(p) for p in ps[:TENSORS] if p.device == ps[0].device]))
+        if len(e.optimizers) == 1 and len(into) <= STEPS and due and (now := _now(e)) is not None:
+            into.append(now)
+
+    def asked(self, e: Evidence) -> None:
+        """The model is called without gradients."""
+        steps, captures = len(self.after), torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if not captures and 0 < steps <= STEPS and steps == len(self.before) and len(e.optimizers) == 1:
+            if (now := _now(e)) is not None:
+                self.at_call[steps] = now
 
     def judge(self, e: Evidence) -> None:
         """At the end: note in which round the model was thrown back, and how much of its way was left."""
@@ -47,9 +54,19 @@ class Track:
         if len({t.shape for t in before + after}) != 1:
             return
         changed = [t for t in range(1, len(before)) if not torch.equal(before[t], after[t - 1])]
-        for t in changed if 3 * len(changed) < len(before) else ():
+        again = any(torch.equal(before[t], state) for t in changed for state in before[:t])
+        for t in changed if 3 * len(changed) < len(before) and not again else ():
+            asked = self.at_call.get(t)
+            if asked is not None and not torch.equal(asked, self.before[t]):
+                continue
             if _validated(e, t) and (left := _left(before[t], [before[0], *after[:t]])) is not None:
                 e.habits["N36 back"][t] = left
+
+
+def _now(e: Evidence) -> Tensor | None:
+    held = e.optimizers[0].ids
+    ps = [p.detach() for p in e.followed.values() if id(p) in held and p.dim() > 1 and p.is_floating_point()]
+    return torch.cat([_few(p) for p in ps[:TENSORS] if p.device == ps[0].device]) if ps else None
 
 
 def _few(p: Tensor) -> Tensor:

@@ -134,7 +134,8 @@ def factor_learns(e: Evidence) -> Fired | Verdict:
     """The critic or the baseline drifts to huge values, or the policy and the critic work against each other.
 
     Fires when, in each step, the log-probability of a sample of a distribution that learns was multiplied, number by
-    number, by something that has a gradient and is not made of log-probabilities itself.
+    number, by something that has a gradient and is not made of log-probabilities itself; or the ratio of PPO, which is
+    known by its cut around 1.
 
     WARN factor-learns: What the log-probability is multiplied by has a gradient, so the policy's loss also pushes what
     made it (the critic) to be large where an action was likely. Fix: log_prob * advantage.detach(), and a loss of its
@@ -142,6 +143,9 @@ def factor_learns(e: Evidence) -> Fired | Verdict:
     """
     if len(e.shown) < STEPS:
         return BLIND
+    if len(ratios := e.habits["F29"]) >= STEPS:
+        what = f"in {len(ratios)} steps a ratio that was cut was multiplied by a tensor that requires a gradient"
+        return fires(what, "a factor without a gradient")
     wrong = e.factors.get(True, set())
     if len(wrong) < STEPS or e.factors.get(False):
         return OK
@@ -347,6 +351,12 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
 
     ERROR mask-inverted: The attention mask is inverted: it hides the text and shows the padding. Fix: For torch's
     key_padding_mask True means hidden: pass ids == pad_id. For scores by hand: masked_fill(~keep, -inf).
+    ERROR mask-inverted/past: The mask hides each place from itself and from all before it, and shows what comes later:
+    in nn.MultiheadAttention and nn.Transformer True hides. Fix: torch.ones(T, T).triu(1).bool(), or
+    nn.Transformer.generate_square_subsequent_mask(length).
+    WARN mask-inverted/ones: An attention of torch is given a mask of the numbers 0 and 1, which it adds to the scores:
+    it hides nothing. Fix: A mask of bools (in nn.MultiheadAttention and nn.Transformer True hides, in
+    scaled_dot_product_attention it shows), or 0 and float("-inf").
     WARN mask-inverted/first-tokens: The attention mask hides the first token of each row, which is no padding:
     something else was given in its place (the types of the tokens, without a name). Fix: Give it by its name,
     model(input_ids=ids, attention_mask=mask, token_type_ids=types).
@@ -358,6 +368,12 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
             return fires(what, "1 there", WARN, "mask-inverted/first-tokens")
     if len(e.shown) < STEPS:
         return BLIND
+    if len(past := e.habits["F34 past"]) >= STEPS:
+        what = f"in {len(past)} steps a mask {next(iter(past.values()))} hid the past and showed the future"
+        return fires(what, "a mask that hides the future", fault="mask-inverted/past")
+    if len(ones := e.habits["F34 ones"]) >= STEPS:
+        what = f"in {len(ones)} steps {next(iter(ones.values()))} was given a mask of 0 and 1 in floating point"
+        return fires(what, "bools, or 0 and minus infinity", WARN, "mask-inverted/ones")
     if not e.hiding:
         return not_applicable("no attention mask with a place for each token was seen")
     if not all(e.hiding.values()) or len(e.hiding) < STEPS:
@@ -471,9 +487,9 @@ def largest_not_taken(e: Evidence) -> Fired | Verdict:
     """Q-learning runs and its loss falls, and the policy is no better than chance.
 
     Fires when in a regression the side that learns is a maximum over actions, and the target holds a maximum over as
-    many values without a graph. Or the target holds the maximum of all rows together, added to something that has a
-    number for each row; or one of the values of the very states that learn, and of no other (with double Q-learning: a
-    value that was picked, and scaled by a discount).
+    many values without a graph, added to something that has a number for each row. Or the target holds the maximum of
+    all rows together, added to something that has a number for each row; or one of the values of the very states that
+    learn, and of no other (with double Q-learning: a value that was picked, and scaled by a discount).
 
     WARN largest-not-taken: What learns is the value of the best action and not of the action that was taken, so rewards
     are credited to another action. Fix: q = net(states).gather(1, actions.unsqueeze(1)).squeeze(1).
@@ -567,20 +583,23 @@ def spread_of_noise(e: Evidence) -> Fired | Verdict:
     """The samples of a VAE are far more spread than its data, or all of its latents are off to one side.
 
     Knows the logarithm of a variance from the divergence, where it stands once as it is and once in an exponential.
-    Fires when noise is multiplied by the exponential of just that tensor, or is not normal.
+    Fires when noise is multiplied by the exponential of just that tensor or by the tensor itself, or is not normal.
 
     WARN variance-as-spread: The noise of the latent is multiplied by exp(logvar), the variance, in place of its root.
     Fix: torch.exp(0.5 * logvar).
+    WARN variance-as-spread/logarithm: The noise of the latent is multiplied by the logarithm of the variance itself, so
+    the decoder is given other draws than those that the divergence is of. Fix: torch.exp(0.5 * logvar).
     WARN variance-as-spread/uniform: The noise of the latent comes from torch.rand, from 0 to 1, and the divergence is
     that of a normal one. Fix: torch.randn_like(mean).
     """
     if (verdict := no_habit(e, e.spreads)) is not None:
         return verdict
-    uniform = next(iter(e.spreads.values())) == "uniform"
+    by = next(iter(e.spreads.values()))
+    what = {"uniform": "noise from 0 to 1 was used", "logarithm": "noise was multiplied by a logarithm"}
     return fires(
-        f"in {len(e.spreads)} steps " + ("noise from 0 to 1 was" if uniform else "noise was multiplied by a variance"),
+        f"in {len(e.spreads)} steps {what.get(by, 'noise was multiplied by a variance')}",
         "a standard normal number times the root of the variance",
-        fault="variance-as-spread/uniform" if uniform else "",
+        fault="" if by == "variance" else f"variance-as-spread/{by}",
     )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from train_doctor import decoders
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.evidence import Backward, Call, Entropy, Evidence
@@ -20,6 +21,7 @@ from train_doctor.targets import IGNORED, shifted
 
 PADDED = 0.05  # share of padding
 ENDS, LEFT = 4, 0.05  # padding without a name: length of a run; runs that a text follows, for each that ends a row
+FEW = 8  # different tokens, below which one in which rows end may be a state that is not left
 ROWS, VARIED = 16, 3  # rows; different tokens in front of their first targets
 
 
@@ -99,9 +101,9 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
 
     Counts targets that are padding: where the attention mask is 0, or, without a mask, in runs of the pad token at the
     end of rows. Where no pad token is known either, it is one with which rows of most batches end in runs of several
-    lengths, and behind which a text hardly ever goes on. One such target in a row is taken for an end-of-text token
-    that serves as padding too and is meant to be learnt. Of programs that name each word of a row, it is asked whether
-    one and the same label stands at all of the padding and counts.
+    lengths, and behind which a text hardly ever goes on; eight different tokens are asked for then. One such target in
+    a row is taken for an end-of-text token that serves as padding too and is meant to be learnt. Of programs that name
+    each word of a row, it is asked whether one and the same label stands at all of the padding and counts.
 
     ERROR or WARN padding-supervised: The loss counts padding (pad tokens) as text: the model learns to write padding,
     which is easy, and the loss looks better than it is. Fix: Set the labels to -100 where the attention mask is 0 (or
@@ -131,6 +133,9 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
         if share > PADDED:
             what = f"in {len(divergences)} steps a divergence was averaged over all places, {share:.0%} of them padding"
             return fires(what, "the places of the text", WARN, "padding-supervised/divergence", share=share)
+    if (counted := decoders.fills(e)) is not None:
+        what = f"{counted[0]} of {counted[1]} targets of the decoder were {counted[2]}, which fills the rows up"
+        return fires(what, "ignore_index of the padding", WARN)
     bad = total = outside = 0
     masked = seen = False
     known = list(batches(e))
@@ -182,10 +187,11 @@ def _nameless(seen: list[Tensor]) -> int | None:
     """Padding without a name: most batches end in it, and no text goes on behind it.
 
     Footgun: a word that often follows itself, or the background of a picture, ends rows as well. But the texts go on
-    behind it. A token that begins each row may serve as padding too, so the first column isn't asked.
+    behind it. A token that begins each row may serve as padding too, so the first column isn't asked. And of a handful
+    of tokens the last one may be meant: the last letter of a formal language, a state that nobody leaves.
     """
     token, times = Counter(map(_guessed, seen)).most_common(1)[0] if seen else (None, 0)
-    if token is None or 2 * times <= len(seen):
+    if token is None or 2 * times <= len(seen) or len(set().union(*(ids.unique().tolist() for ids in seen))) < FEW:
         return None
     left = sum(int(((ids[:, 1:-1] == token) & (ids[:, 2:] != token)).sum()) for ids in seen)
     return token if left <= LEFT * sum(int((ids[:, -1] == token).sum()) for ids in seen) else None

@@ -89,6 +89,15 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
         first, second = next(iter(crossed.values()))
         what = f"in {len(crossed)} steps scores of ({first}, {second}, ...) met targets of ({second}, {first})"
         return fires(what, "one order of rows and places", fault="wrong-loss/crossed", first=first, second=second)
+    if len(turned := e.habits["F3 turned"]) > 1:
+        first, second = next(iter(turned.values()))
+        what = f"in {len(turned)} steps the targets ({second}, {first}) were the next tokens of ids ({first}, {second})"
+        return fires(what, "one order of rows and places", fault="wrong-loss/crossed", first=first, second=second)
+    if len(columns := e.habits["F3 in columns"]) > 1:
+        shift = next(iter(columns.values()))
+        what = f"in {len(columns)} steps the target at place t of ids (places, texts) was that of place t + {shift}"
+        fault = "wrong-loss/backwards" if shift < 0 else "wrong-loss/shifted-twice"
+        return fires(what.replace("+ -", "- "), "that of place t + 1", fault=fault)
     for test in (_probabilities, _told, _offset, _divergence, _summed, _summed_over_batch):
         if (found := test(e, backwards, readings)) is not None:
             return found

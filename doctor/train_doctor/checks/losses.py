@@ -246,6 +246,8 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     WARN wrong-targets/ones-alone: All targets are 1, and nothing else is in the loss: a model that answers yes to
     everything is without fault, and becomes that. Fix: Draw examples whose target is 0 as well (for pairs of users and
     things: random things), or use a loss of ranks.
+    WARN wrong-targets/one-sided: In each of its steps the discriminator was taught one answer alone: all of its targets
+    are {side}. Fix: bce(d(real), ones) + bce(d(fake.detach()), zeros).
     WARN wrong-targets/several-classes: cross_entropy is given rows with several classes (multi-hot targets): its
     softmax lets one class rise only if another falls. Fix: Use binary_cross_entropy_with_logits for several labels in a
     row, or divide each row by its sum.
@@ -256,6 +258,9 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     which can never all be reached. Fix: torch.sigmoid in place of the softmax, one probability for each label.
     WARN wrong-targets/sum: The rows of soft targets sum to {sum:.4g} and not to 1, so the loss and its gradient are of
     no probabilities. Fix: Smoothing by s: target * (1 - s) + s / classes, or label_smoothing=s.
+    ERROR wrong-targets/masked: The target's own logit was filled with {filled:g} by a mask, so the loss asks for what
+    can't be. Fix: Leave the target out of the mask; in a contrastive loss the positive is the other view of a row, and
+    only the row itself is masked.
     WARN wrong-targets/zero-margin: A hinge loss that is written by hand is given targets of 0 and 1: where the target
     is 0, relu(1 - target * answer) is 1 whatever the answer. Fix: Use 2 * target - 1.
     """
@@ -263,6 +268,10 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
     if n is not None and n.fed is not None and n.fed.target_low is not None:
         return _outside(n)
     losses = judged(e)
+    if len(masked := e.habits["F20 masked"]) > 1:
+        gone, rows, filled = next(iter(masked.values()))
+        what = f"the logit of the target is {filled:g} in {gone} of {rows} rows"
+        return fires(what, "logits of the model", ERROR, "wrong-targets/masked", filled=filled)
     if (exchanged := _exchanged(e)) is not None:
         return exchanged
     if len(hinges := [told for told in e.overlaps.values() if told[0] == "hinge"]) >= FEW:
@@ -297,6 +306,10 @@ def wrong_targets(e: Evidence) -> Fired | Verdict:
             WARN,
             "wrong-targets/ones-alone",
         )
+    if judged_so := e.habits["F20 judge"]:
+        steps, side = next(iter(judged_so.values()))
+        what = f"all targets of {steps} steps of one of {len(e.optimizers)} optimizers were {side}"
+        return fires(what, "ones and zeros", WARN, "wrong-targets/one-sided", side=side)
     if alone := _ones_alone(e):
         return fires(
             f"all {math.prod(alone[0].fed.shape)} targets of {alone[0].name} are 1, in {len(alone)} batches",

@@ -401,6 +401,7 @@ def one_place_for_all(e: Evidence) -> Fired | Verdict:
 
     Fires when every place of a text looks up one and the same row of a table that has a row for each of them, beside
     the table of words. Where rising numbers are looked up as well, or angles are made (rotary), it is taken for types.
+    So it is where vectors of places are added, or a recurrent layer or a convolution tells the order.
 
     WARN one-place-for-all: All {places} places of the text are given the same row of a table of {rows}, so the model is
     told no order. Fix: positions = torch.arange(T, device=ids.device); position_ids that count.
@@ -421,7 +422,8 @@ def one_place_for_all(e: Evidence) -> Fired | Verdict:
 def one_text_in_a_batch(e: Evidence) -> Fired | Verdict:
     """The loss is that of one text, and the batch is no better than a single row.
 
-    Fires when all rows of what the tables of words are given are one and the same text, in each step.
+    Fires when all rows of what the tables of words are given are one and the same text, in each step, and the
+    cross-entropy asks all of them for the same.
 
     WARN one-text-in-a-batch: All {rows} rows of the batch are the same text of {places} tokens, so the batch is worth
     one row. Fix: Look at the data set's __getitem__ (does it use its index?) and at the draw of rows; expand() and

@@ -74,6 +74,11 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
             "those of the batch while all weights train",
             fault="eval-mode-training/norm",
         )
+    if not drops and len(asleep := e.habits["S11"]) > 1 and not any(modes):
+        return fires(
+            f"in {len(asleep)} steps F.dropout was told training=False (p = {next(iter(asleep.values())):g})",
+            "training=True while training",
+        )
     if not drops:
         return OK
     wrapped = not _inside(e).training and _inside(e) is not e.model  # records decide if an evaluation came after

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from train_doctor import measures, owners
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Evidence, Gradients, asked, is_adapter
+from train_doctor.evidence import Backward, Entropy, Evidence, Gradients, asked, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LONE = 3  # rounds that left gradients on a layer of its own
@@ -160,6 +160,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     WARN optimizer-misses-trainables/lone-layer: A layer that stands by itself beside the model ({name}) gets gradients
     and is in no optimizer, so it stays as it began. Fix: Give the optimizer [*model.parameters(), *layer.parameters()],
     or freeze the layer.
+    WARN optimizer-misses-trainables/lone-parameter: A parameter of its own beside the model (of shape {shape}) gets
+    gradients and is in no optimizer, so it stays as it began. Fix: Give the optimizer [*model.parameters(), parameter].
     ERROR optimizer-misses-trainables/holds-the-teacher: The optimizer was given the parameters of the teacher (or
     reference), and the model that gets the gradients is in none. Fix: Build the optimizer from the student's
     parameters.
@@ -205,6 +207,11 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
                 "optimizer-misses-trainables/lone-layer",
                 name=lone[0],
             )
+        lone = next(iter(e.habits["S3 parameter"].values()), {})
+        if not weights and (shapes := [shape for p, shape in lone.items() if p not in e.optimized()]):
+            what = f"{len(shapes)} parameters of no module got gradients and are in no optimizer"
+            needed = "0 missing over all optimizers together"
+            return fires(what, needed, WARN, "optimizer-misses-trainables/lone-parameter", shape=shapes[0])
         if not weights:
             return OK
         return fires(
@@ -405,7 +412,8 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     Looks at weights of linear and convolution layers that are frozen inside a model that trains. Fires when two or more
     of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
     that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
-    layers of a teacher and layers with adapters are left alone. Of a model for classes in transformers that trains by
+    layers of a teacher and layers with adapters are left alone. One layer is enough where it makes the scores of the
+    classes and nothing else is frozen. Of a model for classes in transformers that trains by
     adapters, the head is looked at: whether it is frozen as it was drawn.
 
     WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
@@ -413,6 +421,8 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     and strict=False load nothing.
     WARN frozen-at-start/zero: {name} is frozen at zero, so it gives nothing and never will: it was made to be trained.
     Fix: Freeze the base before the adapters are put in, or unfreeze them by name.
+    WARN frozen-at-start/scores: {name}, which makes the scores of the classes, is frozen at its random start, and what
+    comes before it trains. Fix: Freeze the backbone, and let the head learn.
     WARN frozen-at-start/head: The new head of the classes is frozen with the base, so its random numbers stay as they
     were drawn. Fix: LoraConfig(task_type="SEQ_CLS"), or modules_to_save with the head's name.
     """
@@ -437,6 +447,10 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     if any(_has_frozen_layer(name, layers) for name in e.trainable()):
         return OK  # adapters: what they are tried on may be random
     drawn = [n for n, p in layers.items() if _as_drawn(p)]
+    classes = {n.fed.classes for n in e.of(Entropy) if n.fed is not None}
+    if len(frozen) == len(drawn) == 1 and len(ps[drawn[0]]) in classes:
+        what = f"{drawn[0]} is frozen: uniform up to 1 / sqrt(inputs), as torch draws it"
+        return fires(what, "a head that trains", fault="frozen-at-start/scores", name=drawn[0])
     if len(drawn) < 2 or 2 * sum(ps[n].numel() for n in drawn) < sum(p.numel() for p in ps.values()):
         return OK
     names = ", ".join(drawn[:3])
@@ -450,7 +464,8 @@ def _from(weight: Tensor, tables: list[Tensor | None]) -> bool:
 
 
 def _new_head(model: torch.nn.Module, ps: dict[str, Tensor], called: dict[int, int]) -> str | None:
-    """The name of a frozen head of classes that holds what transformers draws: N(0, initializer_range), biases of 0."""
+    """The name of a frozen head of classes that was never trained: its biases are all 0, or, where it has none, it
+    holds what transformers draws, N(0, initializer_range)."""
     ids = {id(p): name for name, p in ps.items() if not p.requires_grad and not p.is_meta and type(p) in PLAIN}
     tables = [m._parameters.get("weight") for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     for whole in model.modules():
@@ -464,7 +479,7 @@ def _new_head(model: torch.nn.Module, ps: dict[str, Tensor], called: dict[int, i
             if mine and spread > 0 and labels > 0 and called.get(id(head)) and not _from(weight, tables):
                 w = weight.detach().double()
                 near = abs(float(w.std()) / spread - 1) < 3 / math.sqrt(2 * w.numel())
-                if near and (head.bias is None or not head.bias.any()):
+                if near and head.bias is None or head.bias is not None and not head.bias.any():
                     return ids[id(weight)]
     return None
 

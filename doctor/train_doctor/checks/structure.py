@@ -71,12 +71,16 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
     WARN batch-as-time: {name} takes (time, batch, features) unless batch_first=True, and is given (batch, time,
     features): it runs along the batch and mixes its rows. Fix: Build it with batch_first=True, or transpose(0, 1)
     before and after it.
+    WARN batch-as-time/columns: {name} takes (batch, time, features) with batch_first=True, and is given (time, batch,
+    features): it runs from text to text. Fix: Build it without batch_first, or transpose the ids.
     """
+    if len(seen := e.habits["S21 columns"]) >= STEPS:
+        name, shape = next(iter(seen.values()))
+        what = f"{name} with batch_first=True was given ids {shape}, whose next tokens stand in the next row"
+        return fires(what, "(batch, time)", name=f"nn.{name.upper()}", fault="batch-as-time/columns")
     if len(seen := e.habits["S21"]) >= STEPS:
         name, shape = next(iter(seen.values()))
-        return fires(
-            f"{name} is given {shape}, of ids (rows, length)", "(time, batch, features)", name=f"nn.{name.upper()}"
-        )
+        return fires(f"{name} is given {shape}, of ids (rows, length)", "(time, batch, features)", name=name)
     if not e.sequences:
         return not_applicable("no attention or recurrent module without batch_first was called")
     shapes = [n.fed.shape for calls in judged(e).values() for n in calls]
@@ -425,7 +429,7 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
 
     Fires when the model, or the parts of it that are called, was given the same batch in every step, and a DataLoader
     of several batches was begun anew in each of them, the same one or another. One batch that is taken before the loop,
-    to learn it by heart, is left alone.
+    to learn it by heart, is left alone, and so is a stream that ends behind its first batch.
 
     WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
     the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True, and no
@@ -433,6 +437,8 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     """
     if not e.restarted:
         return not_applicable("no DataLoader was begun in the watched steps")
+    if e.habits["D12 whole"]:
+        return OK
     if e.rounds < STEPS:
         return unknown("fewer than three steps were seen")
     first = {}
@@ -452,6 +458,54 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
             "one pass over the data for each iter()",
         )
     return OK
+
+
+@check("D54")
+def pairs_of_two_loaders(e: Evidence) -> Fired | Verdict:
+    """What is learned is the mean of all targets, whatever the input.
+
+    Fires when what goes into the model comes from one DataLoader, what the loss asks for from another one of as many
+    rows, and each of them shuffles for itself.
+
+    WARN pairs-of-two-loaders: Inputs and targets come from two loaders that shuffle for themselves, so a row and its
+    target do not belong together. Fix: One loader over pairs: DataLoader(TensorDataset(inputs, targets), shuffle=True).
+    """
+    if (verdict := no_habit(e, seen := e.habits["D54"])) is not None:
+        return verdict
+    rows = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps two loaders of {rows} rows were compared row by row", "one loader of pairs")
+
+
+@check("S66")
+def first_state_read(e: Evidence) -> Fired | Verdict:
+    """A recurrent network does no better than with the first step of each row alone.
+
+    Fires when all that is read of the answer of an LSTM, GRU or RNN of one direction is its first place.
+
+    WARN first-state-read: The state after the first of {steps} steps is read, and the rest of each row has no part in
+    it. Fix: output[:, -1] with batch_first=True (output[-1] without), or the last state that the network returns.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S66"])) is not None:
+        return verdict
+    steps = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps place 0 of {steps} was read, and no other", "the last place", steps=steps)
+
+
+@check("S67")
+def asked_twice(e: Evidence) -> Fired | Verdict:
+    """Two things that should differ (a mean and a variance, queries and keys) are one and the same.
+
+    Fires when a layer was called twice with the same input, both answers are in the loss, and a layer beside it, of the
+    same shape, is in no way to the loss.
+
+    WARN asked-twice: {layer} was called where {idle} was meant: it is called twice with the same input, and {idle} not
+    at all. Fix: Call {idle} in one of the two places, or remove it.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S67"])) is not None:
+        return verdict
+    layer, idle = next(iter(seen.values()))
+    what = f"in {len(seen)} steps {layer} answered the same input twice, and {idle} did nothing"
+    return fires(what, "each of them once", layer=layer, idle=idle)
 
 
 @check("S62")

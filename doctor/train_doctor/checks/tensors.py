@@ -23,6 +23,7 @@ from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unkno
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
 FEW = 3  # steps from which on zeros are no start
 LARGE = 0.01  # an epsilon of Adam that may be a slip
+USUAL, RAISED = 0.02, 0.05  # rates of Adam; one that was raised with the epsilon, as a share of it
 NEAR = 5  # nodes of what a module keeps of a parameter
 INSIDE = 2  # lists in lists that are looked into
 
@@ -259,7 +260,8 @@ def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
 
     Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in that dtype the
     epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error when weights are NaN by now.
-    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller.
+    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller; but not
+    where the rate was raised with it, to a twentieth of it or more: that is a descent with momentum.
 
     ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient is 0 it divides 0
     by 0. Fix: Keep the weights in fp32 and use autocast, or give eps=1e-4.
@@ -299,10 +301,11 @@ def _decides(e: Evidence) -> Fired | None:
     for number, o in enumerate(e.optimizers):
         if o.object is None or not issubclass(o.kind, torch.optim.Adam | torch.optim.AdamW):
             continue
-        eps = max(float(group["eps"]) for group in o.object.param_groups)
+        eps, rate = (max(float(group[of]) for group in o.object.param_groups) for of in ("eps", "lr"))
         updates = [u for step in e.of(Step, optimizer=number) for u in step.updates if u.gradient]
         sizes = sorted(u.gradient / math.prod(u.shape) ** 0.5 for u in updates)
-        if eps >= LARGE and len(sizes) >= FEW and sizes[len(sizes) * 3 // 4] < eps / 10:
+        raised = rate > USUAL and rate >= RAISED * eps
+        if eps >= LARGE and not raised and len(sizes) >= FEW and sizes[len(sizes) * 3 // 4] < eps / 10:
             middle, kind = sizes[len(sizes) // 2], o.kind.__name__
             what = f"{kind} has eps = {eps:g}, and the middle gradient is {middle:.2g}"
             fault, times = "epsilon-vanishes/decides", f"{1 + eps / middle:.0f}"

@@ -99,6 +99,8 @@ def dead_term(e: Evidence) -> Fired | Verdict:
     ERROR or WARN dead-loss-term: {term} changes the number but trains nothing: it was computed without the trained
     model's own output (the teacher's twice, detached logits, or under no_grad). Fix: Compute the term from the trained
     model's logits, with gradients on and without detach.
+    WARN dead-loss-term/cut-off: A term of the loss, made by hand of what the model gave, was cut off by detach(), so it
+    changes the number and trains nothing. Fix: Leave out the detach(), or the term.
     WARN dead-loss-term/without-slope: A term of the loss trains nothing: {function} stands between it and all weights,
     and its slope is 0 everywhere. Fix: Compute the term from the numbers before {function} (probabilities, not
     decisions), or go straight through: x + ({function}(x) - x).detach().
@@ -129,6 +131,9 @@ def dead_term(e: Evidence) -> Fired | Verdict:
         name, value = next(iter(seen.values()))
         what = f"{name}, {value:.4g} in the first of {len(seen)} steps, requires no gradient and is part of the loss"
         return _dead(f"the {name} term", what, ERROR if taught and not any(_alive(b) for b in backwards) else WARN)
+    if len(seen := e.habits["F2 detached"]) > 1:
+        what = f"in {len(seen)} steps a mean of what was detached, and of nothing else, was added to the loss"
+        return fires(what, "terms with a slope", WARN, fault="dead-loss-term/cut-off")
     if len(seen := e.habits["F2 flat"]) > 1:
         what = f"in {len(seen)} steps all ways from a term of the loss to a weight led through {(f := seen[min(seen)])}"
         return fires(what, "a way with a slope", WARN, fault="dead-loss-term/without-slope", function=f)

@@ -12,6 +12,7 @@ from train_doctor.watchers.adversaries import Adversaries
 from train_doctor.watchers.aims import Aims
 from train_doctor.watchers.angles import Angles
 from train_doctor.watchers.angles_elsewhere import AnglesElsewhere
+from train_doctor.watchers.asked_twice import AskedTwice
 from train_doctor.watchers.at_their_ends import AtTheirEnds
 from train_doctor.watchers.attacks import Attacks
 from train_doctor.watchers.attending import Attending
@@ -45,6 +46,7 @@ from train_doctor.watchers.cut_ids import CutIds
 from train_doctor.watchers.cut_rollouts import CutRollouts
 from train_doctor.watchers.cut_states import CutStates
 from train_doctor.watchers.dead_terms import DeadTerms
+from train_doctor.watchers.detached_terms import DetachedTerms
 from train_doctor.watchers.divergences import Divergences
 from train_doctor.watchers.dot_products import DotProducts
 from train_doctor.watchers.drawn_anew import DrawnAnew
@@ -65,6 +67,7 @@ from train_doctor.watchers.first_column import FirstColumn
 from train_doctor.watchers.first_ends import FirstEnds
 from train_doctor.watchers.first_graphs import FirstGraphs
 from train_doctor.watchers.first_places import FirstPlaces
+from train_doctor.watchers.first_states import FirstStates
 from train_doctor.watchers.flags import Flags
 from train_doctor.watchers.focused import Focused
 from train_doctor.watchers.fractions_cut import FractionsCut
@@ -85,6 +88,7 @@ from train_doctor.watchers.levels_across import LevelsAcross
 from train_doctor.watchers.likelihoods import Likelihoods
 from train_doctor.watchers.log_scales import LogScales
 from train_doctor.watchers.logits_given import LogitsGiven
+from train_doctor.watchers.lone_parameters import LoneParameters
 from train_doctor.watchers.loss_graphs import LossGraphs
 from train_doctor.watchers.loss_signs import LossSigns
 from train_doctor.watchers.lost_states import LostStates
@@ -92,6 +96,7 @@ from train_doctor.watchers.made_anew import MadeAnew
 from train_doctor.watchers.masked_least import MaskedLeast
 from train_doctor.watchers.masked_means import MaskedMeans
 from train_doctor.watchers.masked_pixels import MaskedPixels
+from train_doctor.watchers.masked_targets import MaskedTargets
 from train_doctor.watchers.masks import Masks
 from train_doctor.watchers.members_alike import MembersAlike
 from train_doctor.watchers.mined import Mined
@@ -113,6 +118,7 @@ from train_doctor.watchers.null_classes import NullClasses
 from train_doctor.watchers.one_direction import OneDirection
 from train_doctor.watchers.one_place import OnePlace
 from train_doctor.watchers.one_side import OneSide
+from train_doctor.watchers.one_sided_judges import OneSidedJudges
 from train_doctor.watchers.one_way_twice import OneWayTwice
 from train_doctor.watchers.order_of_pieces import OrderOfPieces
 from train_doctor.watchers.orders import Orders
@@ -195,12 +201,14 @@ from train_doctor.watchers.terms_without_slope import TermsWithoutSlope
 from train_doctor.watchers.texts_apart import TextsApart
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
+from train_doctor.watchers.time_first import TimeFirst
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_gradients import TurnedGradients
 from train_doctor.watchers.turned_heads import TurnedHeads
 from train_doctor.watchers.turned_points import TurnedPoints
 from train_doctor.watchers.turned_targets import TurnedTargets
 from train_doctor.watchers.twins import Twins
+from train_doctor.watchers.two_loaders import TwoLoaders
 from train_doctor.watchers.unbounded_critics import UnboundedCritics
 from train_doctor.watchers.undrawn import Undrawn
 from train_doctor.watchers.uneven_times import UnevenTimes
@@ -425,4 +433,12 @@ ALL = (
     AnglesElsewhere,
     LevelsAcross,
     SummedRows,
+    AskedTwice,
+    DetachedTerms,
+    FirstStates,
+    LoneParameters,
+    MaskedTargets,
+    OneSidedJudges,
+    TwoLoaders,
+    TimeFirst,
 )

@@ -8,9 +8,11 @@ Three things tell that the features lie last: the targets are directions, of len
 come from a lookup, a layer norm or a recurrent network; or the products of what was made to length one are summed along
 the last axis. And an axis along which one side has a single number has no angle.
 
-Footgun: maps of a convolution have their features in dim 1, and so have what was transposed, and a layer for all times
-of a channel; a layer alone therefore tells nothing. One-hot rows have length one too. Who writes dim=1, or takes the
-mean along it first, means the times or the places. What meets over the places (q.mT @ k) may have length one there.
+Footgun: maps of a convolution have their features in dim 1, whatever lies or has length one along their last axis, and
+so have what was transposed, and a layer for all times of a channel; a layer alone therefore tells nothing, nor does one
+behind a recurrent network, which may answer channels. A colour and its own mean have an angle, that to the grey axis.
+Products that are divided by their own length are kernels. One-hot rows have length one too. Who writes dim=1, or takes
+the mean along it first, means the times or the places. What meets over the places (q.mT @ k) may have length one there.
 """
 
 import ast
@@ -20,24 +22,32 @@ from torch import Tensor
 from train_doctor.callers import caller, written
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.fed import PLAIN
-from train_doctor.watchers.operators import MINUS, TIMES
+from train_doctor.watchers.operators import MINUS, OVER, TIMES
 
-SOURCES = {"embedding", "layer_norm", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # of features that lie last
+RECURRENT = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+SOURCES = RECURRENT | {"embedding", "layer_norm"}  # of features that lie last
+CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"}
+LENGTHS = {"norm", "vector_norm", "linalg_norm", "linalg_vector_norm", "matrix_norm", "linalg_matrix_norm"}
 TURNS = {"transpose", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "adjoint", "mT", "mH", "T", "einsum"}
 PRODUCTS = {"matmul", "bmm", "__matmul__"}
 LOOKED, CLOSE = 2**21, 1e-3  # numbers; to a length of 1
 AS_IT_IS, TURNED, PAIRED = range(1, 4)
+ANY, STATES = "any", "states"  # what has its features last
 
 
 class AnglesElsewhere(Watcher):
-    """Known are what has its features last, and what has length one along dim 1."""
+    """Known are what has its features last, and what has length one along dim 1; maps of a convolution, means, with
+    what they are of, and products of what has length one, with their number, and their
+    lengths."""
 
-    begins = SOURCES | {"cosine_similarity", "normalize"}
+    begins = SOURCES | CONVOLUTIONS | {"cosine_similarity", "normalize", "mean"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.last = Known(self)
         self.unit = Known(self)
+        self.maps, self.means, self.products = Known(self), Known(self), Known(self)
+        self.pending: list[tuple | None] = []  # shapes of these products, but for kernels
 
     def saw(self, op: Op) -> None:
         r = op.results[0] if op.results else None
@@ -50,13 +60,30 @@ class AnglesElsewhere(Watcher):
                 self.unit.put(r, AS_IT_IS)
         elif len(op.given) < 3 and any(facts := [self.unit.get(t) for t in op.given]):
             self._lengths(op, facts, r)
-        if r.is_floating_point() and r.dim() > 2 and self._lies_last(op, r):
-            self.last.put(r, True)
+        self._follow(op, r)
+        if r.is_floating_point() and r.dim() > 2 and not self.maps.get(r) and self._lies_last(op, r):
+            states = op.name in RECURRENT or any(self.last.get(t) == STATES for t in op.given)
+            self.last.put(r, STATES if states else ANY)
+
+    def _follow(self, op: Op, r: Tensor) -> None:
+        """Maps, means and products."""
+        maps = [t for t in op.given if self.maps.get(t)]
+        if op.name in CONVOLUTIONS or op.name not in TURNS | PRODUCTS and any(t.shape == r.shape for t in maps):
+            self.maps.put(r, True)
+        elif op.name == "mean":
+            self.means.put(r, id(op.given[0]))
+        known = [fact for t in op.given if (fact := self.products.get(t))]
+        if len(known) > 1 and op.name in OVER and known[0] == (known[1][0], False):
+            self.pending[known[0][0]] = None
+        elif known and (op.name in LENGTHS or r.numel() == op.given[0].numel()):
+            self.products.put(r, (known[0][0], known[0][1] or op.name in LENGTHS))
 
     def _lies_last(self, op: Op, r: Tensor) -> bool:
         if op.name in SOURCES:
             given = op.args[1] if op.name == "layer_norm" and len(op.args) > 1 else ()
             return op.name != "layer_norm" or len(given) == 1
+        if op.name == "linear" and self.last.get(op.given[0]) == STATES:
+            return False
         known = [t for t in op.given if self.last.get(t)]
         alike = all(t.shape[:-1] == r.shape[:-1] for t in known)
         means = any(t.dim() == r.dim() and t.shape[1] == 1 < r.shape[1] for t in op.given)
@@ -70,11 +97,13 @@ class AnglesElsewhere(Watcher):
         narrow, wide = sorted((one, two), key=lambda t: t.shape[1 if dim is None else dim])
         sizes = [t.shape[1 if dim is None else dim] for t in (narrow, wide)]
         if sizes[0] == 1 < sizes[1] and narrow.numel() > 1:
+            if self.means.get(narrow) == id(wide):
+                return
             self.note("F134", ("one", tuple(one.shape), tuple(two.shape)))
         elif dim is None and one.shape == two.shape and min(one.shape[1], one.shape[-1]) > 1:
             if self.last.get(one) and self.last.get(two):
                 self.note("F134", ("", tuple(one.shape), tuple(two.shape)))
-            elif directions(two if one.requires_grad else one):
+            elif not self.maps.get(one) and not self.maps.get(two) and directions(two if one.requires_grad else one):
                 self.note("F134", ("", tuple(one.shape), tuple(two.shape)))
 
     def _lengths(self, op: Op, facts: list, r: Tensor) -> None:
@@ -88,7 +117,8 @@ class AnglesElsewhere(Watcher):
                     self.note("F134 lengths", tuple(x.shape))
         elif op.name in PRODUCTS and facts == [AS_IT_IS, TURNED]:
             if r.requires_grad and all(map(self.last.get, op.given[:1])):
-                self.note("F134 lengths", tuple(x.shape))
+                self.products.put(r, (len(self.pending), False))
+                self.pending.append(tuple(x.shape))
         elif op.name in TIMES and facts == [AS_IT_IS, AS_IT_IS] and all(map(self.last.get, op.given)):
             self.unit.put(r, PAIRED)
         elif op.name == "sum" and fact == PAIRED:
@@ -100,9 +130,15 @@ class AnglesElsewhere(Watcher):
         elif op.name in TURNS and fact == AS_IT_IS and x.dim() == 3 and r.shape == (x.shape[0], x.shape[2], x.shape[1]):
             self.unit.put(r, TURNED)
 
+    def backward(self, loss: Tensor) -> None:
+        for shape in filter(None, self.pending):
+            self.note("F134 lengths", shape)
+        self.products.by_id.clear()
+        self.pending = []
+
     def close(self) -> None:
-        self.last.by_id.clear()
-        self.unit.by_id.clear()
+        for known in (self.last, self.unit, self.maps, self.means, self.products):
+            known.by_id.clear()
 
 
 def _unwritten() -> bool:

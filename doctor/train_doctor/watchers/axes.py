@@ -13,22 +13,34 @@ lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, 
 series, `x.reshape(B * C, T)` of (B, T, C).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
-of a picture may be the rows of a sequence.
+of a picture may be the rows of a sequence. And rows that are laid flat again were groups in their order (in_order.py).
 """
 
 import torch
 from torch import Tensor, nn
 
-from train_doctor.eye import Op, Watcher, place
+from train_doctor.eye import Eye, Op, Watcher, place
+from train_doctor.watchers.in_order import InOrder
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
 SERIES, LOOKED = 8, 2**21  # places; numbers
 
 
 class Axes(Watcher):
-    names = set(NAMES)
+    begins = NAMES
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.groups = InOrder(self)
+
+    def backward(self, loss: Tensor) -> None:
+        self.groups.tell()
+
+    def close(self) -> None:
+        self.groups.known.by_id.clear()
 
     def saw(self, op: Op) -> None:
+        self.groups.saw(op)
         if op.name not in NAMES or not isinstance(op.result, Tensor) or not op.given:
             return
         x = op.given[0]
@@ -39,7 +51,11 @@ class Axes(Watcher):
         apart = apart or _pixels(x, op.result) or _larger(x, op.result) or _folded(x, op.result)
         patches = not apart and _patches(x, op.result)
         if (apart or patches) and place() is not None:
-            self.note("F30", (op.name, tuple(x.shape), tuple(op.result.shape), patches))
+            fact = op.name, tuple(x.shape), tuple(op.result.shape), patches
+            if x.dim() == op.result.dim() == 3 and x.shape[2] == op.result.shape[2]:
+                self.groups.begin(op.result, "F30", fact)
+            else:
+                self.note("F30", fact)
 
 
 def _states(x: Tensor, result: Tensor) -> bool:

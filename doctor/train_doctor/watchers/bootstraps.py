@@ -10,10 +10,12 @@
 Maxima without a graph are followed through arithmetic into a target, and it is asked what meets them there.
 
 Footguns: a maximum that learns is right elsewhere (pooling, several instances), so only one over as many values as the
-target's own maximum is meant. Targets are also scaled by their largest number; a bootstrap is added to something that
-has a number for each row. A network may be asked for the value of the same state for other ends, so all that it was
-asked without a graph must be of the states that learn, what learns must be the value of an action that was picked, and
-the maximum be one of the network's answer itself. With double Q-learning it is a value that was picked there, which is
+target's own maximum is meant. Targets are also scaled by their largest number, and what a teacher is sure of is one; a
+bootstrap is added to something that has a number for each row. The largest of all may be one of a table of costs, and
+no answer of a layer. A network may be asked for the value of the same state for other ends, so all that it was asked
+without a graph must be of the states that learn, what learns must be the value of an action that was picked, and the
+maximum be one of the network's answer itself; and where it was given the very same tensor, another one of its shape
+must be at hand, or there is no next state. With double Q-learning it is a value that was picked there, which is
 scaled by a discount. Where each episode has one step, the next state is any, and what follows it counts nothing; where
 there is but one state it is the next one as well; and of a few rows all may have bumped into a wall. A largest number
 that is taken off first, and added again after an exponential, changes nothing.
@@ -71,6 +73,22 @@ def _attributes(thing: Any) -> dict:
         return thing if len(thing) < FEW else {}
     held = getattr(thing, "__dict__", None) if type(thing).__module__ not in ("torch", "builtins") else None
     return {**held, **(held.get("_modules") or {})} if isinstance(held, dict) and len(held) < FEW else {}
+
+
+def _another(than: Tensor) -> bool:
+    """Whether another tensor of numbers with its shape is at hand where it is used."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES):
+        if frame is None:
+            return False
+        for thing in (frame.f_locals, *map(_attributes, frame.f_locals.values())):
+            held = list(thing.values())
+            held += [t for some in held if isinstance(some, tuple | list) and len(some) < FEW for t in some]
+            alike = (t for t in held if isinstance(t, Tensor) and t.shape == than.shape and t.dtype == than.dtype)
+            if any(t is not than and not t.requires_grad for t in alike):
+                return True
+        frame = frame.f_back
+    return False
 
 
 def _each_row(index: Any, rows: int) -> bool:
@@ -169,8 +187,9 @@ class Bootstraps(Watcher):
             if fact.picked and not fact.scaled:
                 continue
             if kind(node) in ("Max", "Amax") and not fact.picked and shape_of(node.next_functions[0][0]) == shape:
-                self.note("F39", ("", shape))
-            elif whole and added and one.numel() == shape[0] and not self.stable:
+                if added:
+                    self.note("F39", ("", shape))
+            elif whole and added and weight is not None and one.numel() == shape[0] and not self.stable:
                 self.note("F39", ("of-all", shape))
             elif fact.some and picked and weight is not None and not whole and self._same_states():
                 self.note("F39", ("own-state", shape))
@@ -181,7 +200,10 @@ class Bootstraps(Watcher):
         both = states.keys() & later.keys()
         few = all(len(later[key]) < MANY for key in both)  # an evaluation would not be kept whole
         same = (any(_alike(x, s) for s in states[key]) for key in both for x in later[key])
-        return bool(both) and few and all(same)
+        if not both or not few or not all(same):
+            return False
+        own = [x for key in both for x in later[key] if any(x is s for s in states[key])]
+        return not own or _another(own[0])
 
     def backward(self, loss: Tensor) -> None:
         self.asked, self.stable = {True: {}, False: {}}, False

@@ -11,7 +11,8 @@ respect to that same weight gets a mark in the graph, which lives as long as the
 Footguns: whoever learns something else by such a step (a share of each row, a network of weights, an architecture, an
 unrolled adversary) has no need of the straight way. Then the loss reaches other leaves, which another optimizer holds
 or none. A loss that also reaches the weights directly adds the step as a term of its own, and so does another loss of
-the same step. And first-order methods take derivatives without a graph.
+the same step, or the step itself where it is written into the .grad of the weights. And first-order methods take
+derivatives without a graph.
 """
 
 import contextlib
@@ -28,13 +29,13 @@ SCALES = TIMES | OVER | TURNS | {"clamp", "clip"}
 SUMS = PLUS | MINUS
 KEY = "train_doctor_cut"
 NODES = 20_000  # of a graph; a larger one is left alone
-COPY, SLOPE = "copy", "slope"
+COPY, SLOPE, ALONE = "copy", "slope", "slope without a graph"
 
 
 class CutAdaptations(Watcher):
     """What is known of a tensor: that it is a copy of a weight, or a derivative with respect to one; and its id."""
 
-    names = COPIES | SCALES | SUMS | {"grad"}
+    names = COPIES | SCALES | SUMS | {"grad", "grad="}
     begins = COPIES | {"grad"}
 
     def __init__(self, eye: Eye):
@@ -45,6 +46,10 @@ class CutAdaptations(Watcher):
     def saw(self, op: Op) -> None:
         if op.name == "grad":
             self._derived(op)
+        elif op.name == "grad=":
+            weight, slope = (*op.given, None, None)[:2]
+            if slope is not None and self.known.get(slope) in ((SLOPE, id(weight)), (ALONE, id(weight))):
+                self.note("N51 straight", True)
         elif op.name in COPIES:
             self._copied(op)
         elif op.name in SCALES:
@@ -66,11 +71,11 @@ class CutAdaptations(Watcher):
         for t, r in zip(op.given[:1], op.results):
             if not r.requires_grad and isinstance(t, nn.Parameter):
                 self.known.put(r, (COPY, id(t)))
-            elif not r.requires_grad and (fact := self.known.get(t)) and fact[0] == COPY:
-                self.known.put(r, fact)
+            elif not r.requires_grad and (fact := self.known.get(t)):
+                self.known.put(r, fact if fact[0] == COPY else (ALONE, fact[1]))
 
     def _adapted(self, op: Op) -> None:
-        facts = {f for f in map(self.known.get, op.given) if f}
+        facts = {f for f in map(self.known.get, op.given) if f and f[0] != ALONE}
         node = op.result.grad_fn if isinstance(op.result, Tensor) else None
         if len(facts) == 2 and len({weight for _, weight in facts}) == 1 and node is not None:
             with contextlib.suppress(AttributeError, TypeError):

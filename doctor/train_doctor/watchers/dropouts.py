@@ -31,7 +31,11 @@ class Dropouts(Watcher):
         self.read: set[tuple] = set()  # calls whose line was read
 
     def saw(self, op: Op) -> None:
-        if not op.kwargs.get("training", True) or not op.kwargs.get("p", 0.5):
+        if not op.kwargs.get("p", 0.5):
+            return
+        if not op.kwargs.get("training", True):
+            if self.eye.grad and op.given and op.given[0].requires_grad:
+                self.note("S11", op.kwargs.get("p", 0.5))
             return
         frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.endswith(BETWEEN):

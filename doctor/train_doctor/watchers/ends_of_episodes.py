@@ -65,9 +65,11 @@ class EndsOfEpisodes(Watcher):
             self._of_the_next(op, facts)
         if "flags" in facts and op.name in OPPOSITES:
             self.opposite = True
+        if op.name in TIMES and facts == ["flags"] and isinstance(op.result, Tensor):
+            self.known.put(op.result, "flags")  # times a discount
         if op.name in TIMES and "flags" in facts and "next" in facts:
             flags = op.given[facts.index("flags")]
-            share = float(flags.float().mean())
+            share = float((flags != 0).float().mean())
             if flags.numel() >= FLAGS and share < RARE:
                 self.shares.append(share)
         if op.name in MAKES:

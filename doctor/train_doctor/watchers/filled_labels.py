@@ -6,8 +6,9 @@
 The text itself goes on with its words there. In each row such places come first, and after them the labels are the next
 words.
 
-Footgun: labels that are no words (tags, of masked tokens) hardly ever are the next words. A prompt of one token may be
-asked for anything.
+Footguns: labels that are no words (tags, of masked tokens) hardly ever are the next words. A prompt of one token may be
+asked for anything. Where each token has a loss of its own (reduction="none") a mask comes behind it, and a class may
+weigh nothing. A token that is neither 0 nor padding nor the end may be meant: one that says that the model listens.
 """
 
 from torch import Tensor
@@ -23,7 +24,8 @@ class FilledLabels(Watcher):
     names = begins = {"cross_entropy", "nll_loss"}
 
     def saw(self, op: Op) -> None:
-        if len(op.given) < 2 or not op.given[0].requires_grad:
+        each = op.kwargs.get("reduction", "mean") == "none"
+        if len(op.given) < 2 or not op.given[0].requires_grad or each:
             return
         asked = op.given[1].detach()
         ignored = op.kwargs.get("ignore_index", op.args[4] if len(op.args) > 4 else IGNORED)
@@ -33,9 +35,19 @@ class FilledLabels(Watcher):
         for ids in texts:
             for after in (ids.shape[1], ids.shape[1] - 1):  # HF asks nothing of the last place
                 if asked.numel() == len(ids) * after and asked.device == ids.device:
-                    if (found := _filled(ids, asked.view(len(ids), after), ignored)) is not None:
+                    found = _filled(ids, asked.reshape(len(ids), after), ignored)
+                    if found is not None and found[0] in self._fillers() and not _free(op, found[0]):
                         self.note("F15 filled", found)
                         return
+
+    def _fillers(self) -> set[int | None]:
+        return {0, self.e.token("pad"), self.e.token("eos")}
+
+
+def _free(op: Op, token: int) -> bool:
+    """Whether the class weighs nothing."""
+    weight = op.kwargs.get("weight", op.args[2] if len(op.args) > 2 else None)
+    return weight is not None and not float(weight[token])
 
 
 def _filled(ids: Tensor, asked: Tensor, ignored: int) -> tuple[int, float] | None:

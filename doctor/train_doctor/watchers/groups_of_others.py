@@ -11,18 +11,22 @@ found at the distance of the groups' number, one in each of G parts, and not sid
 
 Footguns: rewards of tiled prompts may be cut into (G, -1), and the mean taken over 0. A share of a batch may be made
 even by itself, so the parts must be as many as a group is large. All prompts may begin alike, and three at least must
-be told apart by what their copies have in common.
+be told apart by what their copies have in common. Of all pairs (users and items, states and actions) one side comes
+again and again while the other stands still for a group, which is then of that one. And where each group holds all
+prompts once, it is a round, and its mean that of a batch; but if there are as many prompts as rounds, and the group's
+spread is taken as well, it is a group of GRPO.
 """
 
 import itertools
 
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, OVER
 
 LAYERS, CUTS = {"embedding", "linear", "conv1d", "conv2d"}, {"view", "reshape", "unflatten"}
-SUMS = {"mean", "sum", "median", "amax", "max"}
+SUMS, SPREADS = {"mean", "sum", "median", "amax", "max"}, {"std", "var"}
 KEEPS = {"unsqueeze", "__getitem__", "repeat_interleave", "expand", "expand_as", "flatten", "to"} | OVER | CUTS
 ROWS, GROUPED, SUMMED = "rows", "grouped", "summed"
 PROMPTS, KEPT, LOOKED = 3, 16, 2**20  # told apart, at least; things given in a step; numbers of each
@@ -32,7 +36,7 @@ class GroupsOfOthers(Watcher):
     """Known are rewards -> (ROWS, a number, size of a group), (GROUPED, ...) once they are cut, and (SUMMED, ...)."""
 
     begins = LAYERS | CUTS
-    names = LAYERS | CUTS | SUMS | KEEPS | MINUS
+    names = LAYERS | CUTS | SUMS | SPREADS | KEEPS | MINUS
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -40,6 +44,7 @@ class GroupsOfOthers(Watcher):
         self.numbers = itertools.count()
         self.given: list[Tensor] = []
         self.compared: set[tuple[int, int]] = set()  # rows, size of a group
+        self.spread: set[tuple[int, int]] = set()  # those whose spread was taken
 
     def saw(self, op: Op) -> None:
         x, result = (*op.given, None)[0], op.result
@@ -56,6 +61,8 @@ class GroupsOfOthers(Watcher):
         elif fact := facts[0]:
             if op.name in SUMS and fact[0] == GROUPED and op.kwargs.get("dim", (*op.args, None, None)[1]) in (1, -1):
                 self.known.put(result, (SUMMED, *fact[1:]))
+            elif op.name in SPREADS and fact[0] == GROUPED:
+                self.spread.add(fact[2])
             elif op.name in KEEPS and fact[0] == SUMMED:
                 self.known.put(result, fact)
         elif (
@@ -74,17 +81,18 @@ class GroupsOfOthers(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         for rows, size in self.compared:
-            prompts = [_apart(x, size) for x in self.given if len(x) == rows]
-            if max(prompts, default=0) >= PROMPTS:
+            given = [x for x in self.given if len(x) == rows]
+            prompts = [_apart(x, size, (rows, size) in self.spread) for x in given]
+            if max(prompts, default=0) >= PROMPTS and not any(_in_blocks(x, size) for x in given):
                 self.note("S61", (max(prompts), size))
-        self.given, self.compared = [], set()
+        self.given, self.compared, self.spread = [], set(), set()
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.given = []
 
 
-def _apart(x: Tensor, size: int) -> int:
+def _apart(x: Tensor, size: int, spread: bool) -> int:
     """How many prompts are told apart by what rows at equal places of `size` parts begin with; 0 where most groups of
     neighbours are of one prompt."""
     rows, count = x.detach().flatten(1), len(x) // size
@@ -92,7 +100,16 @@ def _apart(x: Tensor, size: int) -> int:
     alike = int((parts == parts[:1]).flatten(0, 1).all(0).cumprod(0).sum())
     if not alike:
         return 0
+    if torch.equal(rows[size:, :alike], rows[:-size, :alike]) and not (spread and count == size):
+        return 0  # rounds of all prompts
     prompts, which = rows[:, :alike].unique(dim=0, return_inverse=True)
     groups = which.view(count, size)
     mixed = int((groups != groups[:, :1]).any(1).sum())
     return len(prompts) if 2 * mixed > count else 0
+
+
+def _in_blocks(x: Tensor, size: int) -> bool:
+    """Each group of neighbours was given one row, and others another one."""
+    blocks = x.detach().flatten(1).unflatten(0, (-1, size))
+    first = blocks[:, :1]
+    return bool((blocks == first).all()) and bool((first != first[:1]).any())

@@ -3,8 +3,10 @@
     z = torch.randn(64, 100)                            in front of the loop
     for real in loader: ... d(g(z)) ...                 the generator learns 64 samples
 
-What looks like standard normal draws is told by its numbers: what goes into a first layer that learns, or is the target
-of a regression. In three steps with the same noise and other data, nothing was random.
+What looks like standard normal draws is told by its numbers: what goes into a first layer that learns, is the target
+of a regression, or is multiplied number by number with what learns (the spread of a latent). In three steps with the
+same noise and other data, nothing was random. Where two optimizers take turns, two of these are seen, with a step of
+the other one in between.
 
 Footgun: one network that turns fixed noise into one picture (a deep image prior) has no other data. Columns that were
 standardised have a mean of 0 each, which draws do not. And whole data, that rows are taken of in the same steps, may be
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import CLASSES, PLAIN
+from train_doctor.watchers.operators import TIMES
 from train_doctor.watchers.redrawn import few
 
 LAYERS = {"linear", "conv2d", "conv1d", "conv_transpose2d"}
@@ -24,7 +27,7 @@ FAR = 4.0  # standard errors of a mean or a spread
 
 
 class KeptNoise(Watcher):
-    names = begins = LAYERS | set(PLAIN) | TAKES | set(CLASSES)
+    names = begins = LAYERS | set(PLAIN) | TAKES | set(CLASSES) | TIMES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -45,8 +48,10 @@ class KeptNoise(Watcher):
             if not other.is_floating_point() and other.dim() == 1:
                 self.labels.setdefault(self.eye.turn, set()).add((len(other), few(other)))
             return
-        if op.name in PLAIN:
+        if op.name in PLAIN or op.name in TIMES and x.requires_grad:
             x, other = other, x
+        if op.name in TIMES and (x.shape != other.shape or other.grad_fn is None):
+            return  # or noise of weights, which a rollout keeps
         if x.requires_grad or not other.requires_grad or x.dim() < 2 or not x.is_floating_point():
             return
         if LEAST <= x.numel() <= LOOKED and len(self.data.setdefault(self.eye.turn, set())) < LEAST:
@@ -58,7 +63,8 @@ class KeptNoise(Watcher):
 
     def close(self) -> None:
         steps = list(self.noise)
-        kept = set.intersection(*(set(self.noise[turn]) for turn in steps)) if len(steps) >= STEPS else set()
+        enough = len(steps) >= STEPS or len(self.e.optimizers) > 1 and len(steps) > 1 and steps[-1] - steps[0] > 1
+        kept = set.intersection(*(set(self.noise[turn]) for turn in steps)) if enough else set()
         kept = {number for number in kept if self.noise[steps[0]][number] not in self.whole}
         labelled = {rows for rows, _ in set.intersection(*self.labels.values())} if self.labels else set()
         kept = {number for number in kept if self.noise[steps[0]][number][0] not in labelled}

@@ -9,7 +9,9 @@ it lies in memory.
 Footgun: attention[:, :-1] is right for rows that are filled up in front, and a mask may say from which places on the
 model is to answer; then it is right as well. So the mask must begin inside the rows, with tokens that differ from row
 to row, behind one that is the same in all (the mark at which the prompt ends), behind prompts that differ; and it must
-reach the last place, which a mask of places that answer never does, as nothing comes after it.
+reach the last place, which a mask of places that answer never does, as nothing comes after it. A first token that
+stands in its own prompt (the key that is asked for), or is of a class of its own (the language that is wanted), is
+given and is not to be foretold.
 """
 
 from typing import NamedTuple
@@ -112,4 +114,14 @@ def _end_of_prompts(ids: Tensor, mask: Tensor) -> int | None:
     if len(marks) > 1 or len(answers) < VARIED:
         return None
     varied = any(len(ids[rows, first - back].unique()) >= VARIED for back in range(2, before + 1))
-    return int(marks) if varied else None
+    return int(marks) if varied and not _given(ids, first) else None
+
+
+def _given(ids: Tensor, first: Tensor) -> bool:
+    """Whether all first tokens stand in front of themselves, or none stands anywhere else."""
+    asked = ids.gather(1, first[:, None])
+    places = torch.arange(ids.shape[1], device=ids.device)
+    again = (ids == asked) & (places < first[:, None])
+    if bool(again.any(1).all()):
+        return True
+    return not bool(torch.isin(ids[places != first[:, None]], asked).any())

@@ -10,7 +10,8 @@ be one for the columns, so it must be known to be one for the rows: it came as a
 hangs on was drawn in this step and was also made into rows, by a lookup or as a column.
 
 Footgun: a table of all pairs has rows on both sides, and a weight for its columns may be meant. So data count only if
-they are not symmetric, and of what learns only the answers of a layer.
+they are not symmetric and no distances, and of what learns only the answers of a layer. And rows that were made of the
+vector may be tokens of the columns: they then lie along the second of three axes.
 """
 
 from typing import Any
@@ -30,11 +31,13 @@ GIVEN = 0
 class LevelsAcross(Watcher):
     """Known are vectors and which draw they hang on, and squares that a layer answered."""
 
-    begins = DRAWS | {"linear"}
+    begins = DRAWS | {"linear", "cdist"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.vectors, self.answers = Known(self), Known(self)
+        self.tokens, self.pairs = Known(self), Known(self)  # draws of which they were made; distances of all pairs
+        self.columns: set[int] = set()  # draws of which tokens of columns were made
         self.rows: set[int] = {GIVEN}  # draws that were made into rows
         self.laid: dict[int, int] = {}  # draws that were laid along columns, and how many rows there are
         self.draws = GIVEN
@@ -55,6 +58,9 @@ class LevelsAcross(Watcher):
                 self.draws += 1
                 self.vectors.put(r, self.draws)
             return
+        if op.name == "cdist" or any(map(self.pairs.get, op.given)) and r.dim() == 2:
+            self.pairs.put(r, True)
+        self._tokens(op, r)
         known = [(t, draw) for t in op.given if (draw := self.vectors.get(t)) is not None]
         if known:
             self._use(op, r, *known[0])
@@ -67,18 +73,31 @@ class LevelsAcross(Watcher):
         of = len(vector)
         x = next((t for t in op.given if t is not vector), None)
         if op.name in TIMES and x is not None and vector.is_floating_point() and x.shape == (of, of):
+            if self.pairs.get(x):
+                return
             if self.answers.get(x) if draw == GIVEN else not x.requires_grad and not bool((x == x.t()).all()):
                 self.laid[draw] = of
         elif r.dim() == 2 and (r.shape == (of, 1) or op.name == "embedding"):
             self.rows.add(draw)
+            self.tokens.put(r, draw)
         elif r.shape == vector.shape and not r.requires_grad:
             self.vectors.put(r, draw)
 
+    def _tokens(self, op: Op, r: Tensor) -> None:
+        """Rows that were made of a draw, as they are told to a network."""
+        x = next((t for t in op.given if self.tokens.get(t) is not None), None)
+        if x is None:
+            return
+        if r.dim() == 3 and r.shape[1] == len(x):
+            self.columns.add(self.tokens.get(x))
+        elif r.dim() == 2 and len(r) == len(x) and (op.name == "linear" or len(op.given) == 1):
+            self.tokens.put(r, self.tokens.get(x))
+
     def backward(self, loss: Tensor) -> None:
-        for draw in self.laid.keys() & self.rows:
+        for draw in (self.laid.keys() & self.rows) - self.columns:
             self.note("F21", ((self.laid[draw],) * 2, self.laid[draw]))
-        self.rows, self.laid = {GIVEN}, {}
+        self.rows, self.laid, self.columns = {GIVEN}, {}, set()
 
     def close(self) -> None:
-        self.vectors.by_id.clear()
-        self.answers.by_id.clear()
+        for known in (self.vectors, self.answers, self.tokens, self.pairs):
+            known.by_id.clear()

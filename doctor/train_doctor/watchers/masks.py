@@ -2,6 +2,9 @@
 
     key_padding_mask = ids != PAD            torch's layers hide what is True; ids == PAD was meant
 
+    mask = torch.ones(T, T).tril().bool()    hides the past: in these layers ~mask was meant
+    key_padding_mask = (ids != PAD).float()  numbers are added to the scores: a 1 here hides nothing
+
 A mask of (batch, length) becomes minus infinity on the scores, by `masked_fill`. There it is laid over the ids that the
 embedding was given last, or over the rows of numbers that a first layer was given: what it shows and what it hides.
 
@@ -14,10 +17,11 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
 
-ASKS = {"masked_fill", "multi_head_attention_forward"}
+ATTENDS = {"multi_head_attention_forward", "scaled_dot_product_attention"}
+ASKS = {"masked_fill"} | ATTENDS
 LAYERS = {"linear", "conv1d"}
 KEEPS = {"relu", "gelu", "silu", "tanh", "add", "mul", "layer_norm", "dropout", "transpose", "permute", "contiguous"}
-LOW, LEAST = -1e4, 8  # a score that hides; ids that are shown
+LOW, LEAST, PLACES = -1e4, 8, 3  # a score that hides; ids that are shown; places of a square
 
 
 class Masks(Watcher):
@@ -54,8 +58,14 @@ class Masks(Watcher):
                 self.made_of.put(r, rows)
         if op.name not in ASKS:
             return
-        if op.name == "multi_head_attention_forward":
-            self._of_data(op)
+        if op.name in ATTENDS:
+            masks = [op.kwargs.get(name) for name in ("key_padding_mask", "attn_mask")]
+            if any(isinstance(mask, Tensor) and _of_ones(mask) for mask in (*masks, *op.args[3:4])):
+                self.note("F34 ones", op.name)
+            if op.name == "multi_head_attention_forward":
+                if isinstance(masks[1], Tensor) and _of_the_past(masks[1]):
+                    self.note("F34 past", tuple(masks[1].shape))
+                self._of_data(op)
             return
         if len(op.given) < 2 or not self.e.lookups and self.rows is None:
             return
@@ -66,17 +76,28 @@ class Masks(Watcher):
         mask = mask.reshape([size for n, size in enumerate(mask.shape) if size > 1 or n == 0])
         if self.rows is not None and not self.several and mask.dim() == 2 and mask.device == self.rows.device:
             self._over_rows(mask, self.rows)
-        ids = self.e.lookups[-1] if self.e.lookups else None
-        if ids is not None and mask.shape == ids.shape and mask.device == ids.device:
+        if self.e.lookups:
+            self._over_ids(mask, self.e.lookups[-1:])
+
+    def _over_ids(self, mask: Tensor, texts: list[Tensor]) -> None:
+        """A mask over ids; of several texts that it would fit, that of which it shows the padding alone."""
+        for ids in texts:
+            if mask.shape != ids.shape or mask.device != ids.device:
+                continue
             shown, hidden = ids[~mask], ids[mask]
             if len(shown) >= LEAST and len(hidden) > 1:
                 inverted = bool((shown == shown[0]).all()) and not bool((hidden == hidden[0]).all())
-                self.e.hiding.setdefault(self.eye.turn, inverted and not bool((hidden == shown[0]).any()))
+                inverted = inverted and not bool((hidden == shown[0]).any())
+                self.e.hiding[self.eye.turn] = self.e.hiding.get(self.eye.turn, False) or inverted
 
     def _of_data(self, op: Op) -> None:
         """Attention over data as they are, (T, B, C), or over what the first layer made of them."""
         mask, rows = op.kwargs.get("key_padding_mask"), op.args[1] if len(op.args) > 1 else op.given[0]  # the keys
         if not isinstance(mask, Tensor) or not isinstance(rows, Tensor) or mask.dim() != 2 or rows.dim() != 3:
+            return
+        fitting = [ids for ids in self.e.lookups if ids.shape == mask.shape]
+        if len(fitting) == 1:
+            self._over_ids(mask if mask.dtype is torch.bool else mask <= LOW, fitting)
             return
         rows = self.made_of.get(rows) if rows.requires_grad else rows.transpose(0, 1)
         if rows is not None:
@@ -89,3 +110,19 @@ class Masks(Watcher):
         mask, empty = mask[:, mask.shape[1] - rows.shape[1] :], (rows == 0).all(-1)
         if int((~mask).sum()) >= LEAST and int(mask.sum()) >= LEAST:
             self.e.hiding.setdefault(self.eye.turn, bool(empty[~mask].all()) and not bool(empty[mask].any()))
+
+
+def _of_the_past(mask: Tensor) -> bool:
+    """Hides each place from itself and all places behind it, and shows what comes later."""
+    if mask.dim() != 2 or mask.shape[0] != mask.shape[1] or len(mask) < PLACES:
+        return False
+    hidden = mask if mask.dtype is torch.bool else mask <= LOW
+    return bool(hidden.equal(torch.ones_like(hidden).tril()))
+
+
+def _of_ones(mask: Tensor) -> bool:
+    """Zeros and ones, both, which an attention adds to its scores."""
+    if not mask.is_floating_point() or mask.numel() < LEAST or mask.requires_grad:
+        return False
+    low, high = mask.aminmax()
+    return float(low) == 0 and float(high) == 1 and bool(((mask == 0) | (mask == 1)).all())

@@ -6,19 +6,23 @@
 The table has a row for each of T places or more, and every place looks up the same one. Angles of rotary positions are
 one and the same then: position_ids are all 0.
 
-Footgun: types of tokens and languages are the same all along a text, and their tables may be large. So nothing is said
-where another table was asked for rising numbers, nor where angles (rotary) turn the queries.
+Footgun: types of tokens, languages and speakers are the same all along a text, and their tables may be large; the time
+of a noise has one angle at all places. So nothing is said where another table was asked for rising numbers, nor where
+angles (rotary) turn the queries, nor where vectors of places (T, D) are added to all rows, nor where a recurrent layer
+or a convolution knows the order by itself.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.watchers.operators import PLUS
 
 PLACES = 8
+ORDERED = {"gru", "lstm", "rnn_tanh", "rnn_relu", "conv1d", "conv2d"}  # know the order by themselves
 
 
 class OnePlace(Watcher):
-    names = begins = {"embedding", "cos"}
+    names = begins = {"embedding", "cos"} | PLUS | ORDERED
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -26,6 +30,9 @@ class OnePlace(Watcher):
         self.words = self.ordered = False
 
     def saw(self, op: Op) -> None:
+        if op.name in ORDERED or op.name in PLUS:
+            self.ordered = self.ordered or op.name in ORDERED or _places_added(op.given)
+            return
         if op.name == "cos":
             x = op.given[0] if op.given else None
             if x is not None and x.dim() == 3 and x.shape[1] >= PLACES and bool((x == x[:, :1]).all()):
@@ -52,3 +59,12 @@ class OnePlace(Watcher):
         if self.one and self.words and not self.ordered:
             self.note("S65", self.one)
         self.one, self.words, self.ordered = None, False, False
+
+
+def _places_added(given: list[Tensor]) -> bool:
+    """(T, D), a vector for each place and not one for all, to (B, T, D)."""
+    if len(given) != 2 or {t.dim() for t in given} != {2, 3}:
+        return False
+    places, rows = sorted(given, key=Tensor.dim)
+    fits = places.shape == rows.shape[1:] and len(places) >= PLACES and places.is_floating_point()
+    return fits and bool(places.isfinite().all()) and bool((places != places[:1]).any())  # or it is a mask

@@ -6,9 +6,15 @@
 
 Both are slices of answers (B, T, V) to T places, and a divergence holds them against each other.
 
-Footgun: what is predicted of a later state (in features, by a distance) is meant so. A divergence of words is not.
+Footgun: what is predicted of a later state (in features, by a distance) is meant so. A divergence of words is not,
+where both have read the same text. A head on the teacher's own features foretells the word after the next (Medusa), a
+masked model that teaches a causal one was given other ids, and frames may be answered later. So the ids of one text
+must have been looked up twice.
 """
 
+import itertools
+
+import torch
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
@@ -16,21 +22,28 @@ from train_doctor.watchers.operators import OVER, TIMES
 
 FLAT = {"view", "reshape", "flatten", "contiguous", "softmax", "log_softmax", "float", "to", "detach", "log", "clamp"}
 KEEPS = TIMES | OVER | FLAT
+READ = 16  # texts of a step that are kept
 
 
 class OtherPlaces(Watcher):
     """Known is where a slice of places begins, and how many places there were."""
 
-    names, begins = KEEPS | {"__getitem__", "kl_div"}, {"__getitem__"}
+    names, begins = KEEPS | {"__getitem__", "kl_div", "embedding"}, {"__getitem__", "embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.read: list[Tensor] = []  # texts that were looked up in this step
 
     def saw(self, op: Op) -> None:
-        if op.name == "kl_div":
+        if op.name == "embedding":
+            ids = op.given[0]
+            if ids.dim() == 2 and len(self.read) < READ and bool((ids != ids[:1]).any()):  # no places, no types
+                self.read.append(ids)
+        elif op.name == "kl_div":
             one, two = map(self.known.get, op.given[:2]) if len(op.given) > 1 else (None, None)
-            if one and two and one[1] == two[1] and one[0] != two[0] and op.given[0].requires_grad:
+            shifted = one and two and one[1] == two[1] and one[0] != two[0] and op.given[0].requires_grad
+            if shifted and any(torch.equal(a, b) for a, b in itertools.combinations(self.read, 2)):
                 self.note("D46 places", (one[0], two[0]))
         elif op.name == "__getitem__":
             x, r = op.given[0] if op.given else None, op.result
@@ -43,5 +56,9 @@ class OtherPlaces(Watcher):
                 if r.numel() == op.given[0].numel():
                     self.known.put(r, fact)
 
+    def backward(self, loss: Tensor) -> None:
+        self.read = []
+
     def close(self) -> None:
         self.known.by_id.clear()
+        self.read = []

@@ -5,16 +5,20 @@
     F.kl_div(logits.log_softmax(1), ..., ...)           the same, where a linear layer has made the logits
 
 Footgun: a softmax over places is what attention does. So only those count from which a class is picked along another
-axis, and those that a divergence is given as both of its sides, of what a linear layer gave.
+axis, and those that a divergence is given as both of its sides, of what a linear layer gave. Products of two sides that
+learn are scores of pairs, which have no axis of classes; where the same column is picked at all places, these are the
+classes (a pointer); and two columns are a start and an end.
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.fed import VIEWS, kind
 from train_doctor.watchers.operators import OVER, TIMES
 
 SHARES, MADE = {"softmax", "log_softmax"}, "linear"
 KEEPS = TIMES | OVER | {"log", "clamp", "float", "to", "__getitem__", "detach"}
+ENDS = 2  # of a span
 
 
 class PickedAcross(Watcher):
@@ -35,19 +39,33 @@ class PickedAcross(Watcher):
                 self.known.put(op.result, MADE)
         elif op.name in SHARES:
             dim = op.kwargs.get("dim", next((a for a in op.args[1:] if isinstance(a, int)), None))
-            if x.dim() > 2 and isinstance(dim, int):
+            if x.dim() > 2 and isinstance(dim, int) and not _pairs(x):
                 self.known.put(op.result, (dim % x.dim(), fact == MADE))
         elif op.name == "gather":
             along = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else 0)
             if isinstance(fact, tuple) and isinstance(along, int) and along % x.dim() != fact[0]:
-                if x.requires_grad and op.result.shape[along] == 1:
+                if x.requires_grad and op.result.shape[along] == 1 and not _one_column(op, fact[0]):
                     self.note("S33 picked", (fact[0], along % x.dim()))
         elif op.name == "kl_div":
             sides = [self.known.get(t) for t in op.given[:2]]
-            if x.requires_grad and all(side == (1, True) for side in sides) and len(sides) == 2:
+            spans = x.shape[-1] == ENDS
+            if x.requires_grad and all(side == (1, True) for side in sides) and len(sides) == 2 and not spans:
                 self.note("S33 picked", (1, 2))
         elif fact and op.result.dim() == x.dim():
             self.known.put(op.result, fact)
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _pairs(x: Tensor) -> bool:
+    """Products of two sides that learn."""
+    node = x.grad_fn
+    while kind(node) in (*VIEWS, "Mul", "Div") and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return kind(node) == "Bmm" and all(side is not None for side, _ in node.next_functions)
+
+
+def _one_column(op: Op, dim: int) -> bool:
+    index = next((t for t in op.given[1:] if not t.is_floating_point()), None)
+    return index is not None and index.shape[dim] > 1 and bool((index == index.narrow(dim, 0, 1)).all())

@@ -9,7 +9,8 @@ long as both, it is known at which place a part of them begins.
 Footgun: logits may also be longer at the end (padding to a multiple, registers), a vector in front may stand for the
 first token, and learned places in front may be asked for tokens themselves. So the targets must be the ids from the
 second one to the last, each at its place in the text as if nothing stood in front of it, and more or fewer than what
-does.
+does. Where other features of that length are cut as well, or the logits are rolled, the vectors may have been moved
+away or dropped.
 """
 
 from typing import NamedTuple
@@ -39,14 +40,15 @@ class Part(NamedTuple):
 class PlacesInFront(Watcher):
     """Known are the ids of embeddings, and parts of logits."""
 
-    names = JOINS | FOLLOWED | LOSSES | {"embedding", "__getitem__", "narrow"}
-    begins = {"embedding", "__getitem__", "narrow"}
+    names = JOINS | FOLLOWED | LOSSES | {"embedding", "__getitem__", "narrow", "roll"}
+    begins = {"embedding", "__getitem__", "narrow", "roll"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.fronts: dict[tuple[int, int], tuple[int, Tensor]] = {}  # rows and places -> how many in front, ids behind
         self.found: tuple[int, int] | None = None
+        self.joined = self.cut = 0  # how often something was put in front, and such a length was cut or rolled
 
     def saw(self, op: Op) -> None:
         if not self.eye.grad or not op.given:
@@ -57,6 +59,8 @@ class PlacesInFront(Watcher):
                 self.known.put(op.results[0], x)
         elif op.name in JOINS:
             self._join(op)
+        elif op.name == "roll":
+            self.cut += x.dim() == 3 and tuple(x.shape[:2]) in self.fronts
         elif op.name in self.begins:
             if op.results and x.dim() == 3 and (part := self._part(x, op.results[0])) is not None:
                 self.known.put(op.results[0], part)
@@ -75,6 +79,7 @@ class PlacesInFront(Watcher):
             before = whole.shape[1] - text.shape[1]
             if before >= PREFIX and ids.shape == text.shape[:2]:
                 self.fronts[tuple(whole.shape[:2])] = before, ids
+                self.joined += 1
 
     def _part(self, x: Tensor, r: Tensor) -> Part | None:
         known = self.known.get(x)
@@ -84,7 +89,12 @@ class PlacesInFront(Watcher):
         if len(r) != len(x) or r.shape[2] != x.shape[2] or part.places != x.shape[1]:
             return None
         start, rest = divmod(r.storage_offset() - x.storage_offset(), x.stride(1))
-        return None if rest or start < 0 else Part(part.size, part.start + start, r.shape[1])
+        if rest or start < 0:
+            return None
+        if part is not known and r.shape[1] < x.shape[1]:
+            self.cut += 1
+            self.known.put(x, part)
+        return part._replace(start=part.start + start, places=r.shape[1])
 
     def _misplaced(self, part: Part, target: Tensor) -> tuple[int, int] | None:
         """How many places stand in front, and of how many a text has, where they were overlooked."""
@@ -105,9 +115,9 @@ class PlacesInFront(Watcher):
         return (before, texts) if int((right & behind).sum()) <= ALIKE * int(behind.sum()) else None
 
     def backward(self, loss: Tensor) -> None:
-        if self.found is not None:
+        if self.found is not None and self.cut <= self.joined:
             self.note("F131", self.found)
-        self.fronts, self.found = {}, None
+        self.fronts, self.found, self.joined, self.cut = {}, None, 0, 0
 
     def close(self) -> None:
         self.known.by_id.clear()

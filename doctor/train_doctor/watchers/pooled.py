@@ -2,7 +2,7 @@
 
     h.mean(1)                                           a short row counts mostly what it was filled with
     (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
-    h[:, -1]                                            the last place of most rows is padding
+    h[:, -1], score(h).squeeze(-1)[:, -1]               the last place of most rows is padding
 
 Rows that end in one and the same vector, in runs of several lengths, are followed from a first layer to a mean over
 their places (endings.py tells such rows).
@@ -59,7 +59,7 @@ class Pooled(Watcher):
                 self.means.append((op.result, fact))
             return
         for r in op.results if fact else ():
-            if r.requires_grad and r.dim() == 3 and set(fact[1:]) <= set(r.shape):
+            if r.requires_grad and (r.dim() == 3 and set(fact[1:]) <= set(r.shape) or _scores(op, r, fact)):
                 self.known.put(r, fact)
 
     def _begins(self, op: Op) -> tuple[int, int, int] | None:
@@ -87,10 +87,16 @@ class Pooled(Watcher):
 
 
 def _last(op: Op, fact: tuple) -> bool:
-    """x[:, -1], of (B, T, C)."""
+    """x[:, -1], of (B, T, C), or of a score for each place."""
     key, x = op.args[1], op.given[0]
-    whole = isinstance(key, tuple) and len(key) in (2, 3) and isinstance(key[0], slice) and key[0] == slice(None)
-    return whole and x.dim() == 3 and x.shape[1] == fact[2] and key[1] in (-1, x.shape[1] - 1) and x.requires_grad
+    whole = isinstance(key, tuple) and 2 <= len(key) <= x.dim() and isinstance(key[0], slice) and key[0] == slice(None)
+    last = whole and isinstance(key[1], int) and key[1] in (-1, x.shape[1] - 1)
+    return last and x.dim() in (2, 3) and x.shape[1] == fact[2] and x.requires_grad
+
+
+def _scores(op: Op, r: Tensor, fact: tuple) -> bool:
+    """Whether it is one number for each place, of as many."""
+    return r.shape == fact[1:] and op.given[0].numel() == r.numel()
 
 
 def _masks(t: Tensor, fact: tuple) -> bool:

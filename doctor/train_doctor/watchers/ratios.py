@@ -6,15 +6,23 @@
 A policy gradient by ratios (PPO, GRPO) asks how far the policy has gone since the actions were drawn. Both sides of the
 difference are laid side by side: the same functions of the same weights, both with a graph, and zero everywhere.
 
+    old.append(policy(state).log_prob(action))      with its graph, one state after the other in the game
+    ratio = torch.exp(logp - torch.stack(old))      the same, but for the last bits
+
     ratio = logp - old                              and the exponential forgotten: about 0, and cut to 0.8 .. 1.2
 
 Footgun: in the first pass over a batch the ratio is one rightly. Then the old side has no graph (`logp.detach()`), and
-the gradient is that of logp.
+the gradient is that of logp. And a softmax by hand takes off its own largest number, which is one for many.
 """
 
+from torch import Tensor
+
+from train_doctor import graphs
 from train_doctor.eye import Op, Watcher
-from train_doctor.fed import kind
+from train_doctor.fed import kind, shape_of
 from train_doctor.watchers.views import same_functions
+
+NODES, CLOSE = 3000, 1e-4
 
 
 class Ratios(Watcher):
@@ -27,9 +35,11 @@ class Ratios(Watcher):
         if len(op.given) != 1 or kind(op.given[0].grad_fn) != "Sub" or op.given[0].numel() < 2:
             return
         sides = [edge for edge, _ in op.given[0].grad_fn.next_functions]
-        if len(sides) == 2 and None not in sides and (sides[0] is sides[1] or same_functions(*sides)):
-            if not op.given[0].any():
-                self.e.ratios.setdefault(self.eye.turn, tuple(op.given[0].shape))
+        if len(sides) != 2 or None in sides:
+            return
+        same = sides[0] is sides[1] or same_functions(*sides)
+        if not op.given[0].any() if same else _alike(op.given[0].detach(), sides):
+            self.e.ratios.setdefault(self.eye.turn, tuple(op.given[0].shape))
 
     def _cut(self, op: Op) -> None:
         """To a range around 1, of numbers that all lie around 0."""
@@ -40,3 +50,14 @@ class Ratios(Watcher):
             return
         if 0.4 < low < 1 < high < 2 and kind(x.grad_fn) == "Sub" and bool((x.detach().abs() < low / 2).all()):
             self.e.unraised.setdefault(self.eye.turn, (low, high))
+
+
+def _alike(difference: Tensor, sides: list) -> bool:
+    """Whether two sides of one shape, made of the same weights, are the same up to the last bits."""
+    shapes = {shape_of(side) for side in sides}
+    return (
+        shapes == {tuple(difference.shape)}
+        and bool((difference.abs() < CLOSE).all())
+        and bool(reached := graphs.leaves(sides[0], NODES))
+        and reached == graphs.leaves(sides[1], NODES)
+    )

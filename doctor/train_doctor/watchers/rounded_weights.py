@@ -9,29 +9,39 @@ and the layer seems to learn. What came out of a rounding with a graph is follow
     self.weight.data = w                                    and the small steps of the optimizer are rounded away
 
 Footgun: each row, or each group of a row, may have a scale of its own, so a few neighbours are looked at together. What
-was pruned or clamped to its ends has few different numbers as well: nearly all of these stand there once.
+was pruned or clamped to its ends has few different numbers as well: nearly all of these stand there once. Where a
+scale alone learns, or an input is rounded, nothing is lost. And steps are kept in the mean where noise was added first
+or jumps were drawn, and by centroids that move with their weights.
 """
 
+import torch
 from torch import Tensor, nn
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.watchers.operators import OVER, TIMES
+from train_doctor.fed import kind
+from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 
 ROUNDS, LAYERS = {"round", "sign"}, {"linear", "conv1d", "conv2d", "conv3d"}
 KEEPS = TIMES | OVER | {"clamp", "clip", "view", "reshape", "transpose", "t", "T", "to", "float", "contiguous"}
 WRITES = {"data=", "copy", "set"}
+DRAWS = {"rand", "rand_like", "bernoulli"}
+OF_DRAWS = KEEPS | PLUS | MINUS | {"lt", "__lt__", "gt", "__gt__", "le", "ge", "floor", "round", "where"}
+TAKES, TABLE, NODES = {"__getitem__", "index_select", "gather"}, 256, 300  # numbers of a codebook; of a graph
 LEAST, LEVELS, LOOKED = 64, 16, 2**22  # numbers, as many of which are neighbours; different ones of what was rounded
 
 
 class RoundedWeights(Watcher):
-    """Known are results of a rounding that have a graph, and the function."""
+    """Known are results of a rounding that have a graph, and the function; what was drawn, and what was taken from a
+    table, with its numbers."""
 
-    names = ROUNDS | LAYERS | KEEPS | WRITES
-    begins = ROUNDS | WRITES
+    names = ROUNDS | LAYERS | KEEPS | WRITES | DRAWS | OF_DRAWS | TAKES
+    begins = ROUNDS | WRITES | DRAWS | TAKES
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self)
+        self.known, self.drawn, self.taken = Known(self), Known(self), Known(self)
+        self.tables: dict[int, Tensor] = {}  # that a weight was last taken from
         self.names_of: dict[int, str] = {}
 
     def saw(self, op: Op) -> None:
@@ -39,22 +49,50 @@ class RoundedWeights(Watcher):
             self._written(op)
             return
         r = op.result
-        if not isinstance(r, Tensor) or not r.requires_grad:
+        if not isinstance(r, Tensor):
+            return
+        if not r.requires_grad:
+            self._still(op, r)
             return
         if op.name in ROUNDS:
-            if op.given[0].requires_grad and op.given[0].numel() >= LEAST:
+            if op.given[0].requires_grad and op.given[0].numel() >= LEAST and self._learns(op.given[0]):
                 self.known.put(r, op.name)
             return
         fact = next((f for f in map(self.known.get, op.given[:2]) if f), None)
-        if fact is not None and op.name in LAYERS:
+        if fact is None or op.name not in LAYERS | KEEPS:
+            return
+        if op.name in LAYERS:
             self.note("B7 rounded", fact)
-        elif fact is not None and not any(t.requires_grad and not self.known.get(t) and t.dim() > 1 for t in op.given):
+        elif not any(t.requires_grad and not self.known.get(t) and t.dim() > 1 for t in op.given):
             self.known.put(r, fact)
+
+    def _still(self, op: Op, r: Tensor) -> None:
+        """Numbers without a graph, of which weights may be made."""
+        if op.name in DRAWS or op.name in OF_DRAWS and any(map(self.drawn.get, op.given)):
+            self.drawn.put(r, True)
+        elif op.name in TAKES and op.given[0].is_floating_point() and op.given[0].dim() == 1 < r.dim():
+            if len(op.given[0]) <= TABLE:
+                self.taken.put(r, op.given[0].detach().clone())
+
+    def _learns(self, x: Tensor) -> bool:
+        """Whether what is rounded hangs on a tensor of an optimizer that is more than a scale."""
+        held = self.e.optimized()
+        leaves = (n.variable for n in graphs.walk(x, NODES) if kind(n) == "AccumulateGrad")
+        return any(id(p) in held and (p.numel() == x.numel() or sum(s > 1 for s in p.shape) > 1) for p in leaves)
+
+    def _moves(self, p: Tensor, numbers: Tensor) -> bool:
+        """Whether they come from a table that was another one in the step before."""
+        table, last = self.taken.get(numbers), self.tables.get(id(p))
+        if table is not None:
+            self.tables[id(p)] = table
+        return table is not None and last is not None and not torch.equal(table, last)
 
     def _written(self, op: Op) -> None:
         """A weight of an optimizer is given numbers of which there are few."""
         p, numbers = (*op.given, None, None)[:2]
         if not self.eye.grad or not isinstance(p, nn.Parameter) or numbers is None or numbers.dim() < 2:
+            return
+        if self.drawn.get(numbers) or self._moves(p, numbers):
             return
         if p.requires_grad and LEAST <= numbers.numel() <= LOOKED and id(p) in self.e.optimized():
             if of_few_levels(numbers.detach()):
@@ -62,7 +100,8 @@ class RoundedWeights(Watcher):
                 self.note("N3 rounded", self.names_of.get(id(p), "a weight"))
 
     def close(self) -> None:
-        self.known.by_id.clear()
+        for known in (self.known, self.drawn, self.taken):
+            known.by_id.clear()
 
 
 def of_few_levels(numbers: Tensor) -> bool:

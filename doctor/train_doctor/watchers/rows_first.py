@@ -1,10 +1,12 @@
-"""A recurrent network without batch_first whose input has rows first, of words that are named one by one.
+"""A recurrent layer, or attention, without batch_first whose input has rows first, of words that are named one by one.
 
     ids = torch.stack(rows)  (or data[index])           (B, T)
     nn.LSTM(...)(table(ids))                            takes (T, B, E): it runs along the batch
+    for ids, tags in loader: encoder(table(ids) + pos)  the same of nn.TransformerEncoderLayer
 
 S21 is told by the shape of the loss; where a label for each word is flattened, (B * T) rows tell nothing. But ids that
-were stacked from rows of words, or picked by an index, have a row in each place of their first dimension.
+were stacked from rows of words (by a loader, too), or picked by an index, have a row in each place of their first
+dimension.
 
 Footgun: steps of time are stacked too, but those are rows of features, or are transposed afterwards.
 """
@@ -14,6 +16,8 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+ATTENTION = "multi_head_attention_forward"
+KEPT = {"embedding", "dropout", "to", "long", "add", "mul", "layer_norm"}
 LEAST = 4  # rows
 
 
@@ -28,9 +32,12 @@ class RowsFirst(Watcher):
 
     def saw(self, op: Op) -> None:
         result = op.result
-        if op.name in NETWORKS:
+        if op.name == ATTENTION:
+            if op.given[0].dim() == 3 and self.known.get(op.given[0]):
+                self.note("S21", ("nn.MultiheadAttention", tuple(op.given[0].shape)))
+        elif op.name in NETWORKS:
             if op.args[-1] is False and self.known.get(op.given[0]):
-                self.note("S21", (op.name, tuple(op.given[0].shape)))
+                self.note("S21", (f"nn.{op.name.upper()}", tuple(op.given[0].shape)))
         elif not isinstance(result, Tensor) or result.dim() < 2 or len(result) < LEAST:
             return
         elif op.name == "stack" and not result.is_floating_point() and _row(op.given[0]):
@@ -40,7 +47,7 @@ class RowsFirst(Watcher):
             fits = op.args[1] is index and index.dim() == 1 and not index.is_floating_point() and op.given[0].dim() == 2
             if fits and not bool((index.diff() == 1).all()):  # or it is a window of time
                 self.known.put(result, True)
-        elif op.name in ("embedding", "dropout", "to", "long") and any(map(self.known.get, op.given)):
+        elif op.name in KEPT and any(self.known.get(t) and t.shape[:2] == result.shape[:2] for t in op.given):
             self.known.put(result, True)
         elif op.name == "__getitem__" and self.known.get(op.given[0]) and result.dim() == op.given[0].dim():
             if len(op.given) == 1 and len(result) == len(op.given[0]):

@@ -7,11 +7,16 @@ What a model is given as a whole is known from its call (D12). Here the first fe
 with weights are given in a step are compared with those of the step before.
 
 Footgun: positions and coordinates are the same in each step, so all that is given must be; and one batch may be learned
-by heart on purpose, so nothing is looked at before a loader was begun.
+by heart on purpose, so nothing is looked at before a loader was begun. A stream does not say how many batches it has:
+it has one where an iterator of it came to its end behind the first.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import IterableDataset, dataloader
 
 from train_doctor.eye import Eye, Op, Watcher
 
@@ -26,6 +31,16 @@ class SameBatches(Watcher):
         super().__init__(eye)
         self.now: list[Tensor] = []
         self.last: list[Tensor] = []
+        self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
+
+    def _fetching(self, original: Callable, iterator: Any) -> Any:
+        try:
+            return original(iterator)
+        except StopIteration:
+            stream = isinstance(getattr(iterator, "_dataset", None), IterableDataset)
+            if stream and torch.is_grad_enabled() and getattr(iterator, "_num_yielded", 0) == 1:
+                self.note("D12 whole", True)
+            raise
 
     def saw(self, op: Op) -> None:
         if len(self.now) > GIVEN or len(op.given) < 2 or not self.eye.grad or not self.e.restarted:

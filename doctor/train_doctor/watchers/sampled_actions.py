@@ -36,8 +36,14 @@ class SampledActions(Watcher):
             return
         if not self.known.by_id or op.name in ENDS:
             return
-        fact = max((self.known.get(t) or 0 for t in op.given), default=0)
+        facts = [self.known.get(t) or 0 for t in op.given]
+        fact = max(facts, default=0)
         if not fact:
+            return
+        if op.name == "broadcast_tensors":  # a mean and a spread, each of which is what it was
+            for r, own in zip(op.result, facts):
+                if own:
+                    self.known.put(r, own)
             return
         if op.name in TIMES and any(t.requires_grad and self.known.get(t) != VALUED for t in op.given):
             return  # the score of an action times its value, which is the other way to a gradient

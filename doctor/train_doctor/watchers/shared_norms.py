@@ -10,7 +10,8 @@ Footgun: an encoder that is called twice, a recurrent cell and a head for severa
 well, so the same weights come again. A block of which each turn begins with its norm is given the stem's output first,
 and goes on into the same layer in each turn. Two stems, or branches side by side, may lead into one trunk on purpose.
 Weights that are made anew in each call (spectral norm, fast weights of an inner loop) tell nothing: only parameters
-count. One without running statistics, or that is frozen, keeps nothing.
+count. One without running statistics, or that is frozen, keeps nothing. And one without weights of its own (affine is
+False) standardises embeddings for a loss, as in Barlow Twins, and is no layer.
 """
 
 from torch import Tensor, nn
@@ -69,7 +70,8 @@ class SharedNorms(Watcher):
         running = op.args[1] if len(op.args) > 1 else op.kwargs.get("running_mean")
         training = op.kwargs.get("training", op.args[5] if len(op.args) > 5 else False)
         made = self.made.get(op.given[0])
-        if not isinstance(running, Tensor) or not training or made is None or self.calls >= CALLS:
+        weight = op.args[3] if len(op.args) > 3 else op.kwargs.get("weight")
+        if not isinstance(running, Tensor) or weight is None or not training or made is None or self.calls >= CALLS:
             return None
         self.calls += 1
         if not self.weights.get(id(running)):

@@ -2,6 +2,7 @@
 
     z = mean + torch.exp(0.5 * logvar) * torch.randn_like(mean)         the spread is the root of the variance
     z = mean + torch.exp(logvar) * torch.randn_like(mean)               the variance stands where its root belongs
+    z = mean + logvar * torch.randn_like(mean)                          its logarithm does
     z = mean + torch.exp(0.5 * logvar) * torch.rand_like(mean)          numbers from 0 to 1, with a mean of one half
 
 The divergence of a VAE tells which tensor is the logarithm of a variance: it stands there once as it is and once in an
@@ -30,6 +31,7 @@ class Spreads(Watcher):
         super().__init__(eye)
         self.noise, self.exponents = Known(self), Known(self)
         self.used: list[tuple] = []  # whether the noise is normal, the node whose exponential it was multiplied by
+        self.logarithms: list = []  # nodes of what else normal noise was multiplied by
 
     def saw(self, op: Op) -> None:
         result = op.result
@@ -47,15 +49,21 @@ class Spreads(Watcher):
             kinds = [self.noise.get(t) for t in op.given]
             made = [self.exponents.get(t) for t in op.given]
             normal, by = next((k for k in kinds if k is not None), None), next((m for m in made if m), None)
+            other = op.given[kinds[0] is not None]
             if normal is not None and by is not None:
                 self.used.append((normal, *by))
+            elif normal and kinds.count(None) == 1 and other.grad_fn is not None:
+                self.logarithms.append(other.grad_fn)
 
     def backward(self, loss: Tensor) -> None:
         used, self.used = self.used, []
-        if not used or self.e.packed:
+        others, self.logarithms = self.logarithms, []
+        if not (used or others) or self.e.packed:
             return
         with contextlib.suppress(AttributeError, RuntimeError, TypeError, IndexError):  # another version's name
             known = logarithms(loss)
+            if any(node in known for node in others):
+                self.e.spreads.setdefault(self.eye.turn, "logarithm")
             for normal, whole, half in used:
                 if normal and whole in known:
                     self.e.spreads.setdefault(self.eye.turn, "variance")
@@ -65,4 +73,4 @@ class Spreads(Watcher):
     def close(self) -> None:
         self.noise.by_id.clear()
         self.exponents.by_id.clear()
-        self.used = []
+        self.used, self.logarithms = [], []

@@ -9,8 +9,10 @@ hangs on layers too, of which the mean is taken. It must be a logarithm that bel
 taken as well, or it is one, or came from a distribution.
 
 Footgun: a penalty is often a sum with a factor of its own, or one that was divided by the rows, so any factor but a
-sign or a half ends it. Logarithms of weights, as in ActNorm, are the same for each row. A table of all pairs is no
-longer one of rows, and a sum that is added to a mean has another meaning.
+sign or a half ends it, and so does a division by the rows, or a weight of each row that is a share of one, before the
+sum. A handful of rows may be the parts of one thing (the agents of a joint policy). Logarithms of weights, as in
+ActNorm, are the same for each row. A table of all pairs is no longer one of rows, and a sum that is added to a mean has
+another meaning.
 """
 
 import itertools
@@ -24,7 +26,8 @@ from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES, TURNS, pla
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 CROSSES = {"matmul", "mm", "bmm", "__matmul__", "einsum", "softmax", "log_softmax", "cdist", "logsumexp", "mean"}
 LOGS = {"log", "log1p", "logsigmoid"}
-LEAST, HALF = 4, (0.5, 1.0)  # rows; factors of a formula
+LEAST, HALF = 8, (0.5, 1.0)  # rows; factors of a formula
+CLOSE = 1e-3
 
 
 class SummedRows(Watcher):
@@ -66,7 +69,7 @@ class SummedRows(Watcher):
                 self.added.put(r, next(f for f in facts if f))
         elif rows and op.name not in CROSSES:
             of = len(next(t for t in op.given if self.rows.get(t)))
-            for result in op.results:
+            for result in op.results if op.name not in TIMES | OVER or not _is_mean(op, of) else ():
                 if result.dim() and len(result) == of:
                     self.rows.put(result, frozenset().union(*rows))
 
@@ -89,6 +92,15 @@ class SummedRows(Watcher):
     def close(self) -> None:
         for known in (self.rows, self.sums, self.added):
             known.by_id.clear()
+
+
+def _is_mean(op: Op, rows: int) -> bool:
+    """Whether a product makes a mean of the sum: by one over the rows, or by a share of one for each."""
+    share = next((t for t in op.given if t.numel() == rows and not t.requires_grad and t.is_floating_point()), None)
+    if share is not None:
+        return op.name in TIMES and abs(float(share.sum()) - 1) < CLOSE
+    factor = next((plain_number(a) for a in op.args[:2] if not isinstance(a, Tensor)), None)
+    return bool(factor) and abs((factor if op.name in OVER else 1 / factor) - rows) < CLOSE
 
 
 def _of_the_formula(op: Op) -> bool:

@@ -56,6 +56,8 @@ class Surrogates(Watcher):
         if op.name in LARGER | SMALLER and len(op.given) == 2:
             return self._of_two(op, facts)
         if CUT in facts:
+            if op.name in TIMES and len(op.given) == 2 and all(t.requires_grad and t.numel() > 1 for t in op.given):
+                self.note("F29", True)
             return CUT if op.name in TIMES | TURNS else None
         if LARGEST in facts or TARGET in facts:
             if op.name in PLAIN or op.name in MINUS:

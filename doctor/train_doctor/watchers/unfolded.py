@@ -6,10 +6,13 @@
 
 What keeps its rows on the way through a network keeps the order of the two axes.
 
-Footgun: as many frames as films tell nothing.
+Footgun: as many frames as films tell nothing. Rows that are laid flat again were groups in their order (in_order.py).
 """
 
+from torch import Tensor
+
 from train_doctor.eye import Eye, Known, Op, Watcher, place
+from train_doctor.watchers.in_order import InOrder
 
 FOLDS = {"flatten", "reshape", "view"}
 UNFOLDS = FOLDS | {"unflatten"}
@@ -25,8 +28,13 @@ class Unfolded(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.groups = InOrder(self)
+
+    def backward(self, loss: Tensor) -> None:
+        self.groups.tell()
 
     def saw(self, op: Op) -> None:
+        self.groups.saw(op)
         if not op.results or not op.given or not op.given[0].dim():
             return
         fact, out = self.known.get(op.given[0]), op.results[0]
@@ -34,7 +42,7 @@ class Unfolded(Watcher):
             one, two = fact
             if out.shape[:2] == (two, one) != (one, two) and out.dim() > 1 and len(op.given[0]) == one * two:
                 if place() is not None:
-                    self.note("F30 unfolded", (op.name, one, two))
+                    self.groups.begin(out, "F30 unfolded", (op.name, one, two))
                 return
         elif op.name in FOLDS:
             shape = op.given[0].shape
@@ -48,3 +56,4 @@ class Unfolded(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.groups.known.by_id.clear()

@@ -1,0 +1,251 @@
+"""Programs around nn.Transformer and texts in columns: masks that hide the wrong side, decoders that see what they are
+asked for, padding that counts or is read, rows first where time was meant, heads that never learn. Each beside healthy
+forms."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from .test_common_slips import said, update
+
+PAD, BOS, EOS, WORDS, LONGEST, B = 0, 1, 2, 24, 12, 32
+SQUARE = nn.Transformer.generate_square_subsequent_mask
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def pairs(rows: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    """Texts, and the same words under other names: (B, T) both, filled up with PAD."""
+    source, target = torch.zeros(rows, LONGEST, dtype=torch.long), torch.zeros(rows, LONGEST, dtype=torch.long)
+    for n in range(rows):
+        words = torch.randint(3, WORDS, (int(torch.randint(3, LONGEST - 2, (1,))),))
+        source[n, : len(words)], source[n, len(words)] = words, EOS
+        target[n, 0], target[n, 1 : len(words) + 1], target[n, len(words) + 1] = BOS, 26 - words, EOS
+    return source, target
+
+
+class Translator(nn.Module):
+    def __init__(self, mask=SQUARE, padding=lambda ids: ids == PAD):
+        super().__init__()
+        self.mask, self.padding = mask, padding
+        self.words, self.names, self.places = (nn.Embedding(n, 32) for n in (WORDS, WORDS, LONGEST))
+        self.core = nn.Transformer(32, 2, 1, 1, 64, dropout=0.0, batch_first=True)
+        self.scores = nn.Linear(32, WORDS)
+
+    def forward(self, source, target):
+        at = [self.places(torch.arange(ids.size(1))) for ids in (source, target)]
+        x, y = self.words(source) + at[0], self.names(target) + at[1]
+        mask = self.mask(target.size(1)) if self.mask else None
+        hidden = self.padding(source)
+        return self.scores(self.core(x, y, tgt_mask=mask, src_key_padding_mask=hidden, memory_key_padding_mask=hidden))
+
+
+def translated(model, ignored: int = PAD) -> list[str]:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        source, target = pairs()
+        z = model(source, target[:, :-1])
+        update(optimizer, F.cross_entropy(z.flatten(0, 1), target[:, 1:].flatten(), ignore_index=ignored))
+
+    return said(model, optimizer, step)
+
+
+MASKS = {
+    "right": (SQUARE, ""),
+    "of bools": (lambda n: torch.ones(n, n).triu(1).bool(), ""),
+    "none": (None, "F11 sees-the-future"),
+    "one too wide": (lambda n: torch.ones(n, n).triu(2).bool(), "F11 sees-the-future"),
+    "numbers": (lambda n: torch.ones(n, n).tril(), "F34 mask-inverted"),
+    "turned round": (lambda n: torch.ones(n, n).tril().bool(), "F34 mask-inverted"),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_mask_of_a_decoder(mask):
+    how, wrong = MASKS[mask]
+    found = translated(Translator(mask=how))
+    assert found[:1] == ([wrong] if wrong else []), found
+
+
+HIDDEN = {
+    "padding": (lambda ids: ids == PAD, ""),
+    "text": (lambda ids: ids != PAD, "F34 mask-inverted"),
+    "numbers": (lambda ids: (ids != PAD).float(), "F34 mask-inverted"),
+    "numbers that hide": (lambda ids: torch.zeros(ids.shape).masked_fill(ids == PAD, float("-inf")), ""),
+}
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_the_padding_of_an_encoder(hidden):
+    how, wrong = HIDDEN[hidden]
+    assert translated(Translator(padding=how)) == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize("ignored, wrong", [(PAD, False), (-100, True), (BOS, True)])
+def test_what_fills_up_a_decoder_s_targets(ignored, wrong):
+    assert ("F15 padding-supervised" in translated(Translator(), ignored)) == wrong
+
+
+def test_targets_of_one_length_fill_up_nothing():
+    model = Translator()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        words = torch.randint(3, WORDS, (B, 8))
+        target = torch.cat([torch.full((B, 1), BOS), 26 - words, torch.full((B, 1), EOS)], 1)
+        z = model(words, target[:, :-1])
+        update(optimizer, F.cross_entropy(z.flatten(0, 1), target[:, 1:].flatten()))
+
+    assert said(model, optimizer, step) == []
+
+
+# ------------------------------------------------------------------ an encoder
+class Tagger(nn.Module):
+    """A tag for each word, or one class for each text."""
+
+    def __init__(self, out: int, batch_first: bool = True, read: str = "each"):
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 32), nn.Parameter(0.1 * torch.randn(1, LONGEST, 32))
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=batch_first)
+        self.core, self.scores = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(32, out)
+        self.first, self.read = batch_first, read
+
+    def forward(self, ids):
+        h = self.words(ids) + self.places[:, : ids.size(1)]
+        if self.read == "turned":
+            return self.scores(self.core(h.transpose(0, 1)).transpose(0, 1))
+        pads = ids == PAD
+        h = self.core(h, src_key_padding_mask=pads if self.first and self.read != "each" else None)
+        z = self.scores(h)
+        if self.read == "last score":
+            return z.squeeze(-1)[:, -1]
+        if self.read == "own last score":
+            return z.squeeze(-1)[torch.arange(len(ids)), (~pads).sum(1) - 1]
+        return z
+
+
+@pytest.mark.parametrize(
+    "batch_first, read, wrong", [(False, "each", True), (True, "each", False), (False, "turned", False)]
+)
+def test_rows_of_a_loader_come_first(batch_first, read, wrong):
+    ids = torch.randint(0, WORDS, (512, LONGEST))
+    loader = iter(DataLoader(TensorDataset(ids, ids.roll(1, 1) % 5), batch_size=B, shuffle=True))
+    model = Tagger(5, batch_first, read)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        ids, tags = next(loader)
+        update(optimizer, F.cross_entropy(model(ids).reshape(-1, 5), tags.reshape(-1)))
+
+    assert ("S21 batch-as-time" in said(model, optimizer, step)) == wrong
+
+
+@pytest.mark.parametrize("read, wrong", [("last score", True), ("own last score", False)])
+def test_the_score_at_the_last_place(read, wrong):
+    model = Tagger(1, read=read)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        (better, _), (worse, _) = pairs(), pairs()
+        update(optimizer, -F.logsigmoid(model(better) - model(worse)).mean())
+
+    assert ("S25 state-after-padding" in said(model, optimizer, step)) == wrong
+
+
+# ------------------------------------------------------------------ heads
+@pytest.mark.parametrize(
+    "frozen, wrong", [("head", True), ("nothing", False), ("body", False), ("trained head", False)]
+)
+def test_a_head_that_is_frozen(frozen, wrong):
+    body, head = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 128)), nn.Linear(128, 3)
+    model = nn.Sequential(body, head)
+    if frozen == "trained head":
+        with torch.no_grad():
+            head.weight.add_(torch.randn_like(head.weight))
+    for name in {"head": ("1.weight", "1.bias"), "trained head": ("1.weight", "1.bias"), "body": ("0.0.weight",)}.get(
+        frozen, ()
+    ):
+        model.get_parameter(name).requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-3)
+
+    def step(i):
+        x = torch.randn(B, 6)
+        update(optimizer, F.cross_entropy(model(x), x[:, :3].argmax(1)))
+
+    assert ("S22 frozen-at-start" in said(model, optimizer, step)) == wrong
+
+
+@pytest.mark.parametrize("task, trained, wrong", [(None, False, True), ("SEQ_CLS", False, False), (None, True, False)])
+def test_a_head_under_adapters(task, trained, wrong):
+    """One that was drawn with another spread than the configuration's, and whose biases are 0."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, vocab_size=WORDS)
+    base = BertForSequenceClassification(BertConfig(**sizes, num_labels=3, initializer_range=0.1))
+    nn.init.normal_(base.classifier.weight, std=0.02)
+    if trained:
+        nn.init.normal_(base.classifier.bias)
+    model = get_peft_model(base, LoraConfig(task_type=task, r=4, target_modules=["query", "value"]))
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-3)
+
+    def step(i):
+        ids = torch.randint(3, WORDS, (B, 8))
+        update(optimizer, model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids[:, 0] % 3).loss)
+
+    assert ("S22 frozen-at-start" in said(model, optimizer, step)) == wrong
+
+
+# ------------------------------------------------------------------ texts in columns
+class Columns(nn.Module):
+    """A recurrent language model of texts (T, B)."""
+
+    def __init__(self, both: bool = False, batch_first: bool = False):
+        super().__init__()
+        self.words = nn.Embedding(WORDS, 32)
+        self.core = nn.GRU(32, 32, batch_first=batch_first, bidirectional=both)
+        self.scores = nn.Linear(64 if both else 32, WORDS)
+
+    def forward(self, ids):
+        return self.scores(self.core(self.words(ids))[0])
+
+
+NEXT, CROSSED = (0, 1), "crossed"
+COLUMNS = {
+    "right": ({}, NEXT, ""),
+    "too far": ({}, (0, 2), "F3 wrong-loss"),
+    "back": ({}, (1, 0), "F3 wrong-loss"),
+    "turned": ({}, CROSSED, "F3 wrong-loss"),
+    "both ways": ({"both": True}, NEXT, "F11 sees-the-future"),
+    "both ways, and tags": ({"both": True}, "tags", ""),
+    "rows first": ({"batch_first": True}, NEXT, "S21 batch-as-time"),
+    "rows in order": ({"batch_first": True}, "rows", ""),
+}
+
+
+@pytest.mark.parametrize("how", COLUMNS)
+def test_texts_in_columns(how):
+    options, kind, wrong = COLUMNS[how]
+    model = Columns(**options)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    texts = torch.randint(0, WORDS, (400, 16))  # (T, B)
+
+    def step(i):
+        piece = texts[20 * i : 20 * i + 24]
+        first, second = kind if isinstance(kind, tuple) else NEXT
+        x, y = piece[first : first + 20], piece[second : second + 20]
+        if kind == "tags":
+            y = x.roll(3, 1) % 7
+        if kind == "rows":
+            x, y = x.t(), y.t()
+        targets = y.t().reshape(-1) if kind == CROSSED else y.reshape(-1)
+        update(optimizer, F.cross_entropy(model(x).reshape(-1, WORDS), targets))
+
+    found = said(model, optimizer, step)
+    assert found[:1] == ([wrong] if wrong else []), found

@@ -1,0 +1,134 @@
+"""Does a decoder see the tokens that it is asked for?
+
+    h = self.core(source, target)                       nn.Transformer without a tgt_mask
+    tgt_mask = torch.tril(torch.ones(T, T)).bool()      True hides in torch's layers: this shows what comes later
+    tgt_mask = torch.ones(T, T).tril()                  numbers are added to the scores: this hides nothing
+
+A model that is given two texts, of which one is the target of the loss moved on by a place, has that one as its
+decoder's input. The call is made once more before the first step, in eval mode, with the second half of that text taken
+from another row: the answers before it must not move.
+
+Whether what fills such texts up to one length counts in the loss is asked as well.
+
+Footgun: only whole rows of the first half are compared, and a text that hardly repeats what the loss asks for (tags, an
+input of a denoiser) is none.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from train_doctor import replays
+from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.places import WORK
+from train_doctor.reading import readable
+
+LEAST, PLACES, SHARE, VARIETY = 3, 4, 0.95, 4  # rows; places; of the targets that follow; different ones
+ROUNDS = 3  # in which texts are filled up
+
+
+class Decoded(NamedTuple):
+    call: Call
+    key: int | str  # of the decoder's text among the arguments
+
+
+class Ahead(NamedTuple):
+    early: float  # how far answers before the change moved
+    late: float  # and those behind it
+
+
+def match(e: Evidence, event: Backward) -> None:
+    """At a backward of the first rounds: e.probes["decoded"] of the first one, and e.probes["filled"] of each."""
+    losses = [n for n in event.entropies if n.name == "cross_entropy" and n.connected and n.target is not None]
+    for call in event.calls:
+        if call.role != "model" or not call.grad:
+            continue
+        texts = {key: x for key, x in [*enumerate(call.args), *call.kwargs.items()] if _text(x)}
+        told = any(_same(x, n.target) for x in texts.values() for n in losses)  # its labels are given to it
+        if len(texts) < 2 or len({len(x) for x in texts.values()}) > 1 or told:
+            continue
+        for key, x in texts.items():
+            if of := next((n for n in losses if _follows(x, n.target)), None):
+                e.probes.setdefault("decoded", Decoded(call, key)) if not e.rounds else None
+                e.probes.setdefault("filled", {}).setdefault(e.rounds, _filled(of.target.reshape(x.shape), of.ignored))
+
+
+def _text(x) -> bool:
+    whole = isinstance(x, Tensor) and readable(x) and x.dim() == 2 and x.dtype is torch.int64
+    return whole and len(x) >= LEAST and x.shape[1] >= PLACES
+
+
+def _same(x: Tensor, target: Tensor) -> bool:
+    return target.numel() == x.numel() and target.device == x.device and bool((target.reshape(x.shape) == x).all())
+
+
+def _follows(x: Tensor, target: Tensor) -> bool:
+    """Whether the targets (B * T) or (B, T) are the text, one place later."""
+    if target.is_floating_point() or target.numel() != x.numel() or target.device != x.device:
+        return False
+    here, there = x[:, 1:], target.reshape(x.shape)[:, :-1]
+    asked = there >= 0
+    return len(there[asked].unique()) >= VARIETY and bool((here == there)[asked].float().mean() > SHARE)
+
+
+def _filled(target: Tensor, ignored: int | None) -> tuple[int, int, int] | None:
+    """What fills the rows up to one length, and counts: how many targets, of how many, and which."""
+    last = target[:, -1].mode().values
+    runs = (target == last).flip(1).int().cumprod(1).sum(1)
+    inside = int((target == last).sum() - runs.sum())
+    some = len(set(runs.tolist())) > 2 and int((runs > 1).sum()) >= LEAST and len(target.unique()) >= 2 * VARIETY
+    found = some and not inside and int(last) != ignored and last >= 0
+    return (int(runs.sum()), target.numel(), int(last)) if found else None
+
+
+def fills(e: Evidence) -> tuple[int, int, int] | None:
+    """The same of all rounds, if all are filled up with one and the same."""
+    found = list(e.probes.get("filled", {}).values())
+    same = len(found) >= ROUNDS and None not in found and len({token for *_, token in found}) == 1
+    return found[0] if same else None
+
+
+def run(e: Evidence) -> None:
+    """Before the first step: e.probes["decoder"]."""
+    found: Decoded | None = e.probes.pop("decoded", None)
+    module = found.call.module() if found is not None else None
+    if module is None or e.opaque or e.accelerator:
+        return
+    text = _given(found.call)[found.key]
+    if text.numel() * sum(p.numel() for p in module.parameters()) > WORK:
+        return
+    half = text.shape[1] // 2
+    changed = torch.cat([text[:, :half], text.roll(1, 0)[:, half:]], 1)
+    unfit = contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
+    with unfit, replays.resting(module.modules()):
+        first, again, after = (_answer(module, found, x) for x in (text, text, changed))
+        if first is not None and after is not None and first.equal(again) and first.shape == after.shape:
+            moved = (first - after).abs().amax(-1)
+            e.probes["decoder"] = Ahead(float(moved[:, :half].max()), float(moved[:, half:].max()))
+
+
+def _given(call: Call) -> dict:
+    return {**dict(enumerate(call.args)), **call.kwargs}
+
+
+def _answer(module, found: Decoded, text: Tensor) -> Tensor | None:
+    """(B, T, C) of what is answered for this text."""
+    given = _given(found.call) | {found.key: text}
+    device, cast = next((p.device.type for p in module.parameters()), "cpu"), found.call.autocast
+    with torch.no_grad(), torch.autocast(device, dtype=cast, enabled=cast is not None):
+        args = tuple(given[n] for n in range(len(found.call.args)))
+        out = replays.again(module, args, {key: given[key] for key in found.call.kwargs})
+    return next((found for x in replays.floats(out) if (found := _laid(x, text)) is not None), None)
+
+
+def _laid(x: Tensor, text: Tensor) -> Tensor | None:
+    """An answer as (B, T, C), which may come as (T, B, C), (B, C, T) or (B * T, C)."""
+    (rows, places), x = text.shape, x.float().nan_to_num()
+    if x.dim() == 2 and len(x) == rows * places:
+        return x.reshape(rows, places, -1)
+    if x.dim() != 3 or rows == places:
+        return None
+    turns = {(0, 1): x, (1, 0): x.transpose(0, 1), (0, 2): x.transpose(1, 2)}
+    return next((y for at, y in turns.items() if (x.shape[at[0]], x.shape[at[1]]) == (rows, places)), None)

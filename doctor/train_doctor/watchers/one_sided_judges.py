@@ -1,0 +1,90 @@
+"""A discriminator that is taught one answer alone: all of its targets are 1, or all are 0.
+
+    loss_d = bce(d(real), ones) + bce(d(fake.detach()), ones)       zeros were meant for what is made
+
+Of each optimizer it is asked which targets the losses had whose gradients went into its steps. Of two networks that
+learn against each other, the one whose own layer gives the scores must meet both.
+
+Footguns: the other network's loss asks for one answer, as it should, and leaves gradients on the discriminator, which
+are cleared before its next backward. And real and made rows may have a step each, so those are judged in which at least
+two losses meet.
+"""
+
+import contextlib
+
+from torch import Tensor
+
+from train_doctor import graphs
+from train_doctor.evidence import Step
+from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.fed import kind
+from train_doctor.watchers.lent_gradients import LAYERS
+
+KEY = "train_doctor_judged"
+JUDGES = {"binary_cross_entropy_with_logits", "binary_cross_entropy"}
+HALF, LEAST, STEPS, NEAR, NODES = 0.5, 4, 2, 24, 3000
+
+
+class OneSidedJudges(Watcher):
+    names = begins = JUDGES
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.waiting: dict[int, list] = {}  # optimizer -> sides whose gradients wait for its step
+        self.steps: dict[int, int] = {}  # optimizer -> its steps, as far as they were looked at
+        self.taught: dict[int, list[list]] = {}  # optimizer -> the sides of each of its steps
+
+    def saw(self, op: Op) -> None:
+        if len(op.given) < 2 or op.given[0].grad_fn is None or op.given[0].numel() < LEAST:
+            return
+        if len(self.e.optimizers) < 2:
+            return
+        low, high = (float(end) for end in op.given[1].detach().aminmax())
+        side = "ones" if low > HALF else "zeros" if high < HALF else None
+        with contextlib.suppress(AttributeError, TypeError):  # the scores' node carries it: None for both sides
+            op.given[0].grad_fn.metadata[KEY] = (side,)
+
+    def _stepped(self) -> None:
+        """Gradients that waited for a step, and have had it."""
+        steps = [step.optimizer for step in self.e.every(Step)]
+        for index, sides in list(self.waiting.items()):
+            if steps.count(index) > self.steps.get(index, 0):
+                self.taught.setdefault(index, []).append(sides)
+                del self.waiting[index]
+        self.steps = {index: steps.count(index) for index in range(len(self.e.optimizers))}
+
+    def backward(self, loss: Tensor) -> None:
+        if len(self.e.optimizers) < 2 or loss.grad_fn is None:
+            return
+        self._stepped()
+        told = [(n, (getattr(n, "metadata", None) or {}).get(KEY)) for n in graphs.below(loss.grad_fn, NODES)]
+        asked = [(node, side[0]) for node, side in told if side]
+        for index, o in enumerate(self.e.optimizers):
+            if not any(p.grad is not None and bool(p.grad.any()) for p in _held(o)[:2]):
+                self.waiting.pop(index, None)  # they were cleared
+            others = set().union(*(other.ids for other in self.e.optimizers if other is not o))  # N1, S36
+            sides = [side for node, side in asked if _weight(node) in o.ids - others]
+            if sides:
+                self.waiting[index] = self.waiting.get(index, []) + sides
+
+    def close(self) -> None:
+        self._stepped()
+        for steps in self.taught.values():
+            sides = set().union(*steps)
+            if len(steps) >= STEPS and len(sides) == 1 and None not in sides and min(map(len, steps)) > 1:
+                for turn in range(len(steps)):
+                    self.note("F20 judge", (len(steps), next(iter(sides))), turn)
+        self.waiting, self.taught = {}, {}
+
+
+def _held(o) -> list[Tensor]:
+    return [p for group in o.object.param_groups for p in group["params"]] if o.object is not None else []
+
+
+def _weight(node) -> int | None:
+    """The id of the weight of the layer that gave the scores."""
+    for below in graphs.below(node, NEAR):
+        if kind(below) in LAYERS:
+            leaves = [n.variable for n in graphs.near(below) if hasattr(n, "variable")]
+            return next((id(leaf) for leaf in leaves if leaf.dim() > 1), None)
+    return None
