@@ -25,7 +25,7 @@ SURE, SHARE, KEPT = 1e-2, 1e-4, 0.5  # left over; a share of an earlier state; o
 
 
 class Track:
-    """Numbers of the weights of the only optimizer, before and after each of its steps, and at the last call between
+    """Numbers of the weights of the only optimizer, before and after each of its steps, and at the first call between
     them."""
 
     def __init__(self) -> None:
@@ -42,7 +42,8 @@ class Track:
     def asked(self, e: Evidence) -> None:
         """The model is called without gradients."""
         steps, captures = len(self.after), torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        if not captures and 0 < steps <= STEPS and steps == len(self.before) and len(e.optimizers) == 1:
+        first = 0 < steps <= STEPS and steps == len(self.before) and steps not in self.at_call
+        if not captures and first and len(e.optimizers) == 1:
             if (now := _now(e)) is not None:
                 self.at_call[steps] = now
 

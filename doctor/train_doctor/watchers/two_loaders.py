@@ -39,6 +39,7 @@ class TwoLoaders(Watcher):
         self.known = Known(self)
         self.given: set[Any] = set()  # to layers, since the last backward: what is known, or None
         self.asked: set[Any] = set()  # of targets
+        self.loaded = False
         self.after(dataloader._BaseDataLoaderIter, "__next__", "fetched")
 
     def fetched(self, batch: Any, iterator: Any) -> None:
@@ -47,8 +48,11 @@ class TwoLoaders(Watcher):
         for t in tensors((batch,)) if alone else ():
             if plain(t) and t.dim() and len(t) >= ROWS:
                 self.known.put(t, (id(sampler), len(sampler)))
+                self.loaded = True
 
     def saw(self, op: Op) -> None:
+        if not self.loaded:
+            return
         facts = [self.known.get(t) for t in op.given]
         if op.name in LAYERS and len(op.given) > 1:
             place = int(
