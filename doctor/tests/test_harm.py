@@ -97,6 +97,49 @@ def test_networks_that_take_turns_with_a_closure_that_makes_no_backward():
     silent(report)
 
 
+class Packed(nn.Parameter):
+    """A weight of a kind of its own, as those of bitsandbytes."""
+
+
+class PackedLayer(nn.Module):
+    """Packs its weight anew at a forward in eval mode without gradients, as 4-bit layers do on some CPUs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.more = Packed(torch.randn(16, 16), requires_grad=False), nn.Linear(16, 16)
+
+    def forward(self, x):
+        if not self.training and not torch.is_grad_enabled():
+            self.weight.data += 1
+        return F.linear(x, self.weight) + self.more(x)
+
+
+class PackedTexts(nn.Module):
+    def __init__(self, decodes: bool):
+        super().__init__()
+        self.words, self.layer, self.head = nn.Embedding(24, 16), PackedLayer(), nn.Linear(16, 24)
+        self.decodes = decodes
+
+    def forward(self, ids, texts=None):
+        h = self.layer(self.words(ids))
+        return self.head(h + self.words(texts) if self.decodes else h)
+
+
+@pytest.mark.parametrize("decodes", [True, False])
+def test_packed_weights_are_called_in_no_other_mode(decodes):
+    torch.manual_seed(0)
+    model = PackedTexts(decodes)
+    optimizer, before = torch.optim.Adam([p for p in model.parameters() if p.requires_grad]), model.layer.weight.clone()
+    with doctor.watch(model, optimizer=optimizer, say=False) as report:
+        for _ in range(12):
+            source, target = torch.randint(0, 24, (8, 9)), torch.randint(0, 24, (8, 10))
+            z = model(source, target[:, :-1]) if decodes else model(target[:, :-1])
+            optimizer.zero_grad()
+            F.cross_entropy(z.flatten(0, 1), target[:, 1:].flatten()).backward()
+            optimizer.step()
+    assert not report.faults and model.layer.weight.equal(before)
+
+
 # ------------------------------------------------------------------------------------------------ copies and files
 class Recurrent(nn.Module):
     def __init__(self, kind=nn.LSTM):

@@ -15,6 +15,7 @@ input of a denoiser) is none.
 """
 
 import contextlib
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,7 @@ ROUNDS = 3  # in which texts are filled up
 class Decoded(NamedTuple):
     call: Call
     key: int | str  # of the decoder's text among the arguments
+    asked: Tensor  # (B, T): where the loss asks for something
 
 
 class Ahead(NamedTuple):
@@ -47,21 +49,31 @@ def match(e: Evidence, event: Backward) -> None:
             continue
         texts = {key: x for key, x in [*enumerate(call.args), *call.kwargs.items()] if _text(x)}
         told = any(_same(x, n.target) for x in texts.values() for n in losses)  # its labels are given to it
+        told = told or any(_labels(x, y) for x, y in itertools.permutations(texts.values(), 2))
         if len(texts) < 2 or len({len(x) for x in texts.values()}) > 1 or told:
             continue
         for key, x in texts.items():
             if of := next((n for n in losses if _follows(x, n.target)), None):
-                e.probes.setdefault("decoded", Decoded(call, key)) if not e.rounds else None
-                e.probes.setdefault("filled", {}).setdefault(e.rounds, _filled(of.target.reshape(x.shape), of.ignored))
+                target = of.target.detach().reshape(x.shape)
+                if not e.rounds:
+                    e.probes.setdefault("decoded", Decoded(call, key, (target >= 0) & (target != of.ignored)))
+                e.probes.setdefault("filled", {}).setdefault(e.rounds, _filled(target, of.ignored))
 
 
 def _text(x) -> bool:
+    """Whether it holds tokens, and is no mask."""
     whole = isinstance(x, Tensor) and readable(x) and x.dim() == 2 and x.dtype is torch.int64
-    return whole and len(x) >= LEAST and x.shape[1] >= PLACES
+    return whole and len(x) >= LEAST and x.shape[1] >= PLACES and int(x.max()) > 1
 
 
 def _same(x: Tensor, target: Tensor) -> bool:
     return target.numel() == x.numel() and target.device == x.device and bool((target.reshape(x.shape) == x).all())
+
+
+def _labels(x: Tensor, y: Tensor) -> bool:
+    """Whether y holds tokens of x at their own places, and others that do not count: the model shifts them itself."""
+    asked = y >= 0
+    return x.shape == y.shape and bool(asked.any()) and bool((x == y)[asked].float().mean() > SHARE)
 
 
 def _follows(x: Tensor, target: Tensor) -> bool:
@@ -94,7 +106,7 @@ def run(e: Evidence) -> None:
     """Before the first step: e.probes["decoder"]."""
     found: Decoded | None = e.probes.pop("decoded", None)
     module = found.call.module() if found is not None else None
-    if module is None or e.opaque or e.accelerator:
+    if module is None or e.opaque or e.accelerator or replays.packed(module):
         return
     text = _given(found.call)[found.key]
     if text.numel() * sum(p.numel() for p in module.parameters()) > WORK:
@@ -105,7 +117,7 @@ def run(e: Evidence) -> None:
     with unfit, replays.resting(module.modules()):
         first, again, after = (_answer(module, found, x) for x in (text, text, changed))
         if first is not None and after is not None and first.equal(again) and first.shape == after.shape:
-            moved = (first - after).abs().amax(-1)
+            moved = (first - after).abs().amax(-1) * found.asked
             e.probes["decoder"] = Ahead(float(moved[:, :half].max()), float(moved[:, half:].max()))
 
 

@@ -108,7 +108,7 @@ def _fits(e: Evidence, places: int) -> bool:
 
 def _moved(e: Evidence, call: Call, pads: Tensor) -> Moved | None:
     places = call.ids.shape[1]
-    if not _fits(e, places + COLUMNS):
+    if not _fits(e, places + COLUMNS) or any(map(replays.packed, e.models)):
         return None
     order = pads.sum(1).argsort(descending=True, stable=True)  # few rows may be replayed
     pads = pads[order]

@@ -59,7 +59,7 @@ def run(e: Evidence) -> None:
     """Before the first step: e.probes["moved"]."""
     call: Call | None = e.probes.pop("rows", None)
     module = call.module() if call is not None else None
-    if module is None or e.opaque or e.accelerator:
+    if module is None or e.opaque or e.accelerator or replays.packed(module):
         return
     rows = len(next(x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor)))
     if rows * sum(p.numel() for p in module.parameters()) > WORK or _has_state(module, rows):

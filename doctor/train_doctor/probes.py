@@ -149,6 +149,8 @@ def _rows_of(module: nn.Module, call: Call, ids: Tensor) -> Tensor | None:
     device = next((p.device.type for p in module.parameters()), "cpu")
     if ids.numel() * sum(p.numel() for p in module.parameters()) > WORK.get(device, WORK["other"]):
         raise Unfit
+    if replays.packed(module):
+        raise Unfit
     with replays.resting(module.modules()), _as_made(module, call):
         out = replays.again(module, args, kwargs)
     logits = out.get("logits") if hasattr(out, "get") else None

@@ -130,6 +130,12 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
 
+def packed(module: nn.Module) -> bool:
+    """Whether it holds weights that can't be copied. Those of bitsandbytes may be packed anew by a forward in eval
+    mode, into a form that has no gradients, so no such module is called in another mode than the program's own."""
+    return any(type(p) not in PLAIN for p in module.parameters())
+
+
 @contextlib.contextmanager
 def resting(modules: Iterable[nn.Module]):
     """All of these in eval mode, and back."""
