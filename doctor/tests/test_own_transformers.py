@@ -206,13 +206,16 @@ def test_a_head_under_adapters(task, trained, wrong):
 class Columns(nn.Module):
     """A recurrent language model of texts (T, B)."""
 
-    def __init__(self, both: bool = False, batch_first: bool = False):
+    def __init__(self, both: bool = False, batch_first: bool = False, backwards: bool = False):
         super().__init__()
+        self.backwards = backwards
         self.words = nn.Embedding(WORDS, 32)
         self.core = nn.GRU(32, 32, batch_first=batch_first, bidirectional=both)
         self.scores = nn.Linear(64 if both else 32, WORDS)
 
     def forward(self, ids):
+        if self.backwards:
+            return self.scores(self.core(self.words(ids).flip(0))[0].flip(0))
         return self.scores(self.core(self.words(ids))[0])
 
 
@@ -221,6 +224,8 @@ COLUMNS = {
     "right": ({}, NEXT, ""),
     "too far": ({}, (0, 2), "F3 wrong-loss"),
     "back": ({}, (1, 0), "F3 wrong-loss"),
+    "back, by a model that reads so": ({"backwards": True}, (1, 0), ""),
+    "next, and the one after": ({}, "two", ""),
     "turned": ({}, CROSSED, "F3 wrong-loss"),
     "both ways": ({"both": True}, NEXT, "F11 sees-the-future"),
     "both ways, and tags": ({"both": True}, "tags", ""),
@@ -232,8 +237,9 @@ COLUMNS = {
 @pytest.mark.parametrize("how", COLUMNS)
 def test_texts_in_columns(how):
     options, kind, wrong = COLUMNS[how]
-    model = Columns(**options)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    model, further = Columns(**options), nn.Linear(WORDS, WORDS)
+    more = further.parameters() if kind == "two" else ()
+    optimizer = torch.optim.Adam([*model.parameters(), *more], 1e-3)
     texts = torch.randint(0, WORDS, (400, 16))  # (T, B)
 
     def step(i):
@@ -245,7 +251,11 @@ def test_texts_in_columns(how):
         if kind == "rows":
             x, y = x.t(), y.t()
         targets = y.t().reshape(-1) if kind == CROSSED else y.reshape(-1)
-        update(optimizer, F.cross_entropy(model(x).reshape(-1, WORDS), targets))
+        z = model(x)
+        loss = F.cross_entropy(z.reshape(-1, WORDS), targets)
+        if kind == "two":
+            loss = loss + F.cross_entropy(further(z).reshape(-1, WORDS), piece[2:22].reshape(-1))
+        update(optimizer, loss)
 
     found = said(model, optimizer, step)
     assert found[:1] == ([wrong] if wrong else []), found

@@ -10,8 +10,9 @@
 Rows (B, T) are read elsewhere (fingerprint.py). Here the ids that a table was given are laid over the targets along
 their first dimension. It is the one of time if the targets are the ids, moved along it, and are not along the second.
 
-Footgun: a text that repeats itself is its own next text, so many different tokens must be asked for, and nearly all of
-them must fit.
+Footguns: a text that repeats itself is its own next text, so many different tokens must be asked for, and nearly all of
+them must fit. A second head may foretell the token after the next, beside one for the next. And a model that is run
+backwards (flip) is asked for those before.
 """
 
 from torch import Tensor
@@ -27,19 +28,23 @@ LEAST, VARIETY, SHARE = 3, 6, 0.97  # columns and places; different targets; of 
 class TimeFirst(Watcher):
     """Known are the targets (T, B) that were flattened."""
 
-    names = FLAT | LOSSES | NETWORKS | {"embedding"}
+    names = FLAT | LOSSES | NETWORKS | {"embedding", "flip"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.ids: Tensor | None = None
         self.ways: list[tuple[bool, bool, str]] = []  # of recurrent layers: batch_first, bidirectional, the name
+        self.shifts: set[int] = set()  # of the targets of this step
+        self.flipped = False
 
     def saw(self, op: Op) -> None:
         if op.name == "embedding":
             ids = op.given[0]
             if ids.dim() == 2 and not ids.is_floating_point() and min(ids.shape) >= LEAST:
                 self.ids = ids
+        elif op.name == "flip":
+            self.flipped = self.flipped or op.given[0].is_floating_point()
         elif op.name in NETWORKS:
             if len(op.args) > BATCH_FIRST and isinstance(op.args[BATCH_FIRST], bool):
                 self.ways.append((op.args[BATCH_FIRST], bool(op.args[BOTH]), op.name))
@@ -64,8 +69,7 @@ class TimeFirst(Watcher):
                 self._along(shift, tuple(x.shape))
 
     def _along(self, shift: int, shape: tuple[int, ...]) -> None:
-        if shift != 1:
-            self.note("F3 in columns", shift)
+        self.shifts.add(shift)
         for batch_first, both, name in self.ways:
             if batch_first:
                 self.note("S21 columns", (name, shape))
@@ -73,7 +77,9 @@ class TimeFirst(Watcher):
                 self.note("F11 both ways", name)
 
     def backward(self, loss: Tensor) -> None:
-        self.ids, self.ways = None, []
+        if self.shifts and 1 not in self.shifts and not self.flipped:
+            self.note("F3 in columns", min(self.shifts))
+        self.ids, self.ways, self.shifts, self.flipped = None, [], set(), False
 
     def close(self) -> None:
         self.known.by_id.clear()
