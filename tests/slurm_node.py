@@ -2,9 +2,9 @@
 
 Needs Debian's slurm-wlm and munge, and root, since slurmd starts jobs as others. `why_not()` says what is missing.
 
-Footgun: Slurm holds a job that it queues again back for two minutes, for it sends the order to end the old processes
-once more where nobody answered in MessageTimeout, by default 10 s, and that order ends the new ones as well. Whoever
-lets the job start at once (`again`) must be sure that no such order is on its way.
+Footgun: Slurm holds a job that it queues again back for two minutes. Where nobody answered in MessageTimeout, by
+default 10 s, it may send the order to end the old processes once more, which would end the new ones as well. So whoever
+lets the job start at once (`again`) waits for what may be on its way, and nothing is sent again for 100 s.
 """
 
 import contextlib

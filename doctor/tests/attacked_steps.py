@@ -7,6 +7,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.func import functional_call
 
+from .attacked_parts import net, update
+
 PROGRAMS = {}
 STEPS = 14
 CENTRES = torch.randn(3, 8, generator=torch.Generator().manual_seed(5))
@@ -22,16 +24,6 @@ def program(make):
 
     PROGRAMS[make.__name__] = run
     return make
-
-
-def net(i, o, h=32, act=nn.ReLU):
-    return nn.Sequential(nn.Linear(i, h), act(), nn.Linear(h, o))
-
-
-def update(opt, loss):
-    opt.zero_grad()
-    loss.backward()
-    opt.step()
 
 
 def classes3(n=32):

@@ -73,6 +73,25 @@ def test_the_mask_of_a_decoder(mask):
     assert found[:1] == ([wrong] if wrong else []), found
 
 
+class Experts(nn.Module):
+    """What each token says to all, as room for so many tokens does."""
+
+    def forward(self, h):
+        return h + 0.02 * h.mean((0, 1))
+
+
+def test_tokens_that_meet_in_experts():
+    class Mixed(Translator):
+        def __init__(self):
+            super().__init__()
+            self.experts = Experts()
+
+        def forward(self, source, target):
+            return self.experts(super().forward(source, target))
+
+    assert translated(Mixed()) == []
+
+
 HIDDEN = {
     "padding": (lambda ids: ids == PAD, ""),
     "text": (lambda ids: ids != PAD, "F34 mask-inverted"),

@@ -10,8 +10,8 @@ from another row: the answers before it must not move.
 
 Whether what fills such texts up to one length counts in the loss is asked as well.
 
-Footgun: only whole rows of the first half are compared, and a text that hardly repeats what the loss asks for (tags, an
-input of a denoiser) is none.
+Footgun: only places of the first half that the loss asks for are compared, and a text that is not what the loss asks
+for (tags, an input of a denoiser) is none.
 """
 
 import contextlib
@@ -128,8 +128,7 @@ def _given(call: Call) -> dict:
 def _answer(module, found: Decoded, text: Tensor) -> Tensor | None:
     """(B, T, C) of what is answered for this text."""
     given = _given(found.call) | {found.key: text}
-    device, cast = next((p.device.type for p in module.parameters()), "cpu"), found.call.autocast
-    with torch.no_grad(), torch.autocast(device, dtype=cast, enabled=cast is not None):
+    with replays.without_gradients(module, found.call.autocast):
         args = tuple(given[n] for n in range(len(found.call.args)))
         out = replays.again(module, args, {key: given[key] for key in found.call.kwargs})
     return next((found for x in replays.floats(out) if (found := _laid(x, text)) is not None), None)

@@ -184,6 +184,17 @@ def below(node, limit: int, without=None):
         queue += [edge for edge, _ in node.next_functions]
 
 
+def tell(t: Tensor, key: str, what: Any) -> None:
+    """Write something onto the node of a tensor, which lives as long as the graph does, and not longer."""
+    with contextlib.suppress(AttributeError, TypeError):  # it has no graph
+        t.grad_fn.metadata[key] = what
+
+
+def told(node, key: str) -> Any:
+    """What was written there, or None."""
+    return (getattr(node, "metadata", None) or {}).get(key)
+
+
 def sequences(model: torch.nn.Module) -> dict[int, str]:
     """Attention and recurrent modules that take (time, batch, features), by id."""
     kinds = (torch.nn.MultiheadAttention, torch.nn.RNNBase)

@@ -136,7 +136,6 @@ def _answer(module: nn.Module, call: Call, order: Tensor | None) -> Tensor | Non
     def put(x):
         return x[order.to(x.device)] if order is not None and isinstance(x, Tensor) else x
 
-    device = next((p.device.type for p in module.parameters()), "cpu")
-    with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+    with replays.without_gradients(module, call.autocast):
         out = replays.again(module, tuple(map(put, call.args)), {k: put(v) for k, v in call.kwargs.items()})
     return next((x.float() for x in replays.floats(out) if x.dim()), None)

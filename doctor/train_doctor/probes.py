@@ -238,10 +238,9 @@ def _repeat(e: Evidence, call: Call, module: nn.Module) -> None:
 @contextlib.contextmanager
 def _as_made(module: nn.Module, call: Call):
     """The call's autocast, no gradients, and the generators as they were; Unfit where the call can't be made again."""
-    device = next((p.device.type for p in module.parameters()), "cpu")
     state = generators()
     try:
-        with torch.no_grad(), torch.autocast(device, dtype=call.autocast, enabled=call.autocast is not None):
+        with replays.without_gradients(module, call.autocast):
             yield
     except Exception as error:  # whatever a user's forward raises
         raise Unfit from error

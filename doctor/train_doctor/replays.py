@@ -130,6 +130,14 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
 
+@contextlib.contextmanager
+def without_gradients(module: nn.Module, cast: torch.dtype | None):
+    """No gradients, and the autocast of the call that is made again."""
+    device = next((p.device.type for p in module.parameters()), "cpu")
+    with torch.no_grad(), torch.autocast(device, dtype=cast, enabled=cast is not None):
+        yield
+
+
 def packed(module: nn.Module) -> bool:
     """Whether it holds weights that can't be copied. Those of bitsandbytes may be packed anew by a forward in eval
     mode, into a form that has no gradients, so no such module is called in another mode than the program's own."""

@@ -94,6 +94,19 @@ def test_what_slurm_refuses_is_told_in_a_sentence(slurm, workbook):
 # ------------------------------------------------------------------ what needs no cluster
 
 
+@pytest.mark.parametrize("refused, answered", [(0, True), (4, True), (5, False)])
+def test_a_controller_that_is_busy_is_asked_again(refused, answered, monkeypatch):
+    told = [subprocess.CompletedProcess([], 1, "", "try again")] * refused
+    told += [subprocess.CompletedProcess([], 0, "JobState=RUNNING", "")]
+    monkeypatch.setattr(engines.subprocess, "run", lambda *_, **__: told.pop(0))
+    monkeypatch.setattr(engines.time, "sleep", lambda _: None)
+    if answered:
+        assert engines._ask("scontrol", "show", "job", "1") == "JobState=RUNNING" and told == []
+    else:
+        with pytest.raises(files.Unreadable, match="try again"):
+            engines._ask("scontrol", "show", "job", "1")
+
+
 @pytest.mark.parametrize(
     "text, said",
     [

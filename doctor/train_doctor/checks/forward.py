@@ -107,8 +107,8 @@ def future(e: Evidence) -> Fired | Verdict:
     ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
     missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an
     offset), and mix nothing over time.
-    ERROR sees-the-future/decoder: The decoder sees the tokens that it is asked for: its mask is missing, or hides
-    nothing of what comes later (in torch's layers True hides, and numbers are added to the scores). Fix:
+    ERROR or WARN sees-the-future/decoder: The decoder sees the tokens that it is asked for: its mask is missing, or
+    hides nothing of what comes later (in torch's layers True hides, and numbers are added to the scores). Fix:
     tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.size(1)).
     WARN sees-the-future/series: The model of a series sees the very values that it is asked for, which stand {shift}
     later in its input: no causal mask, a layer that runs both ways, or padding on both sides. Fix: Mask attention above
@@ -130,12 +130,12 @@ def future(e: Evidence) -> Fired | Verdict:
         what = f"in {len(both)} steps {name} ran both ways, and the targets were next tokens"
         return fires(what, "one way", WARN)
     decoder = e.probes.get("decoder")
-    if decoder is not None and decoder.early > 1e-3 * decoder.late:
+    if decoder is not None and decoder.early > (0.1 if _coupled(e) else 1e-3) * decoder.late:
         return fires(
             f"other tokens in the second half of the decoder's text moved answers before it by {decoder.early:.2g}, "
             f"and those in it by {decoder.late:.2g}",
             "0",
-            ERROR,
+            WARN if _coupled(e) else ERROR,
             "sees-the-future/decoder",
         )
     if leak is not None or decoder is not None:

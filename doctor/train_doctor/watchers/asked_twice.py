@@ -10,7 +10,6 @@ printed, or in each turn of a loop, so the answers must go into different functi
 layer beside it may rest in this step (another task, a branch that was not drawn), so it must rest in all of them.
 """
 
-import contextlib
 import weakref
 from typing import Any
 
@@ -41,8 +40,7 @@ class AskedTwice(Watcher):
         key = id(weight), id(x)
         known = self.calls.get(key)
         self.calls[key] = (weakref.ref(x), known[1] + 1 if known is not None and known[0]() is x else 1)
-        with contextlib.suppress(AttributeError, TypeError):
-            op.results[0].grad_fn.metadata[KEY] = key
+        graphs.tell(op.results[0], KEY, key)
 
     def backward(self, loss: Tensor) -> None:
         calls, self.calls = self.calls, {}
@@ -54,13 +52,12 @@ class AskedTwice(Watcher):
         parameters = {name: p for name, p in self.e.parameters().items() if p.requires_grad and p.dim() > 1}
         names = {id(p): name for name, p in parameters.items()}
         for key in twice:
-            nodes = [node for node in below if (getattr(node, "metadata", None) or {}).get(KEY) == key]
+            nodes = [node for node in below if graphs.told(node, KEY) == key]
             if len(below) >= NODES or key[0] not in names or len(nodes) < calls[key][1]:
                 continue
-            if len({frozenset(_uses(node, below)) for node in nodes}) < len(nodes):
-                continue  # in a loop
             idle = _beside(names[key[0]], parameters, learning)
-            if idle is not None:
+            in_a_loop = idle and len({frozenset(_uses(node, below)) for node in nodes}) < len(nodes)
+            if idle is not None and not in_a_loop:
                 self.note("S67", (names[key[0]].rpartition(".")[0], idle.rpartition(".")[0]))
 
     def close(self) -> None:

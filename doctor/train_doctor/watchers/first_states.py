@@ -27,9 +27,7 @@ class FirstStates(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.read: dict[
-            int, list
-        ] = {}  # number of the answer -> its steps, whether all that was read were first places
+        self.read: dict[int, list] = {}  # number of the answer -> its steps, whether all that was read was first
         self.count = 0
 
     def saw(self, op: Op) -> None:

@@ -1,7 +1,6 @@
 """Attention masks that hide the text and show the padding.
 
     key_padding_mask = ids != PAD            torch's layers hide what is True; ids == PAD was meant
-
     mask = torch.ones(T, T).tril().bool()    hides the past: in these layers ~mask was meant
     key_padding_mask = (ids != PAD).float()  numbers are added to the scores: a 1 here hides nothing
 

@@ -10,8 +10,6 @@ are cleared before its next backward. And real and made rows may have a step eac
 two losses meet.
 """
 
-import contextlib
-
 from torch import Tensor
 
 from train_doctor import graphs
@@ -20,7 +18,7 @@ from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind
 from train_doctor.watchers.lent_gradients import LAYERS
 
-KEY = "train_doctor_judged"
+KEY, BOTH = "train_doctor_judged", "both"
 JUDGES = {"binary_cross_entropy_with_logits", "binary_cross_entropy"}
 HALF, LEAST, STEPS, NEAR, NODES = 0.5, 4, 2, 24, 3000
 
@@ -35,14 +33,11 @@ class OneSidedJudges(Watcher):
         self.taught: dict[int, list[list]] = {}  # optimizer -> the sides of each of its steps
 
     def saw(self, op: Op) -> None:
-        if len(op.given) < 2 or op.given[0].grad_fn is None or op.given[0].numel() < LEAST:
-            return
-        if len(self.e.optimizers) < 2:
+        if len(self.e.optimizers) < 2 or len(op.given) < 2 or op.given[0].numel() < LEAST:
             return
         low, high = (float(end) for end in op.given[1].detach().aminmax())
         side = "ones" if low > HALF else "zeros" if high < HALF else None
-        with contextlib.suppress(AttributeError, TypeError):  # the scores' node carries it: None for both sides
-            op.given[0].grad_fn.metadata[KEY] = (side,)
+        graphs.tell(op.given[0], KEY, side or BOTH)
 
     def _stepped(self) -> None:
         """Gradients that waited for a step, and have had it."""
@@ -57,8 +52,8 @@ class OneSidedJudges(Watcher):
         if len(self.e.optimizers) < 2 or loss.grad_fn is None:
             return
         self._stepped()
-        told = [(n, (getattr(n, "metadata", None) or {}).get(KEY)) for n in graphs.below(loss.grad_fn, NODES)]
-        asked = [(node, side[0]) for node, side in told if side]
+        below = graphs.below(loss.grad_fn, NODES)
+        asked = [(node, side) for node in below if (side := graphs.told(node, KEY))]
         for index, o in enumerate(self.e.optimizers):
             if not any(p.grad is not None and bool(p.grad.any()) for p in _held(o)[:2]):
                 self.waiting.pop(index, None)  # they were cleared
@@ -71,7 +66,7 @@ class OneSidedJudges(Watcher):
         self._stepped()
         for steps in self.taught.values():
             sides = set().union(*steps)
-            if len(steps) >= STEPS and len(sides) == 1 and None not in sides and min(map(len, steps)) > 1:
+            if len(steps) >= STEPS and len(sides) == 1 and BOTH not in sides and min(map(len, steps)) > 1:
                 for turn in range(len(steps)):
                     self.note("F20 judge", (len(steps), next(iter(sides))), turn)
         self.waiting, self.taught = {}, {}

@@ -20,7 +20,6 @@ actor before its critic). A mean divergence that is multiplied by the classes ag
 over the rows.
 """
 
-import contextlib
 from typing import Any
 
 from torch import Tensor
@@ -66,7 +65,7 @@ class Slips(Watcher):
             return
         facts = [self.known.get(t) for t in op.given]
         if op.name in LOSSES:
-            _mark(op.given[0], ASKED, True)
+            graphs.tell(op.given[0], ASKED, True)
         if op.name in PLAIN:
             self.judged |= set(map(id, op.given))
         elif op.name == "kl_div":
@@ -103,7 +102,7 @@ class Slips(Watcher):
     def _gap(self, one: Tensor, two: Tensor, known: list) -> int:
         self.number += 1
         self.sides[self.number] = {id(one), id(two)}
-        _mark(one if one.requires_grad else two, SIDE, self.number)
+        graphs.tell(one if one.requires_grad else two, SIDE, self.number)
         if RAW in known:
             self.plain.add(self.number)
         return self.number
@@ -187,12 +186,7 @@ class Slips(Watcher):
         self.known.by_id.clear()
 
 
-def _mark(t: Tensor, key: str, what: Any) -> None:
-    with contextlib.suppress(AttributeError, TypeError):  # it has no graph
-        t.grad_fn.metadata[key] = what
-
-
 def _asked_too(loss: Tensor, number: int) -> bool:
     """The side of a gap that learns was made of what a cross-entropy is asked for."""
-    sides = [n for n in graphs.walk(loss, DEEP) if (getattr(n, "metadata", None) or {}).get(SIDE) == number]
-    return any(ASKED in (getattr(n, "metadata", None) or {}) for side in sides for n in graphs.below(side, NEAR))
+    sides = [n for n in graphs.walk(loss, DEEP) if graphs.told(n, SIDE) == number]
+    return any(graphs.told(n, ASKED) for side in sides for n in graphs.below(side, NEAR))

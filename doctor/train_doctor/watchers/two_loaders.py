@@ -55,9 +55,7 @@ class TwoLoaders(Watcher):
             return
         facts = [self.known.get(t) for t in op.given]
         if op.name in LAYERS and len(op.given) > 1:
-            place = int(
-                op.name == "embedding" and op.given[0].is_floating_point()
-            )  # of the ids, in one form or another
+            place = int(op.name == "embedding" and op.given[0].is_floating_point())  # the ids may come second
             if not op.given[place].requires_grad:
                 self.given.add(facts[place])
         elif op.name in COMPARES and len(op.given) > 1 and op.given[0].requires_grad:
