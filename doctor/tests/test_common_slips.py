@@ -51,12 +51,16 @@ class Encoder(nn.Module):
             return self.mean(h), self.mean(h)
         if self.how == "printed":  # the second one is for a log
             return self.mean(h), self.mean(h).detach()
+        if self.how == "nothing idle":
+            return self.mean(h), self.mean(h) + self.log(h)
         if self.how == "other input":
             return self.mean(h), self.mean(h + 1)
         return self.mean(h), self.log(h)
 
 
-@pytest.mark.parametrize("how, wrong", [("copied", 1), ("right", 0), ("printed", 0), ("other input", 0)])
+@pytest.mark.parametrize(
+    "how, wrong", [("copied", 1), ("right", 0), ("printed", 0), ("other input", 0), ("nothing idle", 0)]
+)
 def test_one_layer_for_two(how, wrong):
     model = Encoder(how)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -87,6 +91,7 @@ def test_one_layer_for_two_beside_one_that_learns_in_turn():
     "term, wrong",
     [
         (lambda h, p: (h.detach() - 0.1).pow(2).mean(), True),
+        (lambda h, p: (h.detach() - 0.1).pow(2).sum(1).mean(), True),
         (lambda h, p: 0.1 * h.detach().abs().sum() / 10, True),
         (lambda h, p: (h - 0.1).pow(2).mean(), False),
         (lambda h, p: ((h.detach().mean(0) - h) ** 2).mean(), False),  # a centre that stands still
@@ -185,11 +190,11 @@ def test_draws_of_a_latent(how, wrong):
 
 
 # ------------------------------------------------------------------ judges
-def fought(real: float, made: float, turns: bool = False, steps: int = 8) -> list[str]:
+def fought(real: float, made: float, turns: bool = False, shared: bool = False, steps: int = 8) -> list[str]:
     """A GAN whose discriminator is taught these targets, in one step or in two."""
     g = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 10))
     d = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
-    mine, theirs = torch.optim.Adam(g.parameters(), 1e-3), torch.optim.Adam(d.parameters(), 1e-3)
+    mine, theirs = torch.optim.Adam([*g.parameters(), *shared * [*d.parameters()]]), torch.optim.Adam(d.parameters())
     judge = F.binary_cross_entropy_with_logits
 
     def step(i):
@@ -200,7 +205,7 @@ def fought(real: float, made: float, turns: bool = False, steps: int = 8) -> lis
         ]
         for losses in [sides[:1], sides[1:]] if turns else [sides]:
             update(theirs, sum(loss() for loss in losses))
-        update(mine, judge(d(fake), torch.ones(B, 1)))
+        update(mine, judge(d(fake), torch.ones(B, 1)) + shared * judge(d(fake), torch.ones(B, 1)))
 
     return said((g, d), (mine, theirs), step, steps)
 
@@ -211,6 +216,11 @@ def fought(real: float, made: float, turns: bool = False, steps: int = 8) -> lis
 def test_what_a_discriminator_is_taught(real, made, turns, wrong):
     found = fought(float(real), float(made), bool(turns))
     assert ("F20 wrong-targets" in found) == bool(wrong), found
+
+
+def test_who_holds_the_other_network_is_no_discriminator():
+    found = fought(1.0, 0.0, shared=True)
+    assert "S36 holds-its-adversary" in found and "F20 wrong-targets" not in found
 
 
 # ------------------------------------------------------------------ targets behind a mask
@@ -255,6 +265,19 @@ def test_a_functional_dropout_in_eval_mode(share, evaluating, wrong):
         update(optimizer, F.cross_entropy(model(x), (x[:, 0] > 0).long()))
 
     assert ("S11 eval-mode-training" in said(model, optimizer, step)) == wrong
+
+
+def test_a_part_that_rests_in_eval_mode():
+    """Its functional dropout is off on purpose, and the model trains."""
+    model = nn.Sequential(Functional(0.3), nn.Linear(2, 2))
+    model[0].eval()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        x = torch.randn(B, 6)
+        update(optimizer, F.cross_entropy(model(x), (x[:, 0] > 0).long()))
+
+    assert not [name for name in said(model, optimizer, step) if name.startswith("S11")]
 
 
 # ------------------------------------------------------------------ parameters of nobody
@@ -337,7 +360,8 @@ class Actor(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "how, wrong", [("learns", "F29 factor-learns"), ("graph", "F35 ratio-of-itself"), ("right", "")]
+    "how, wrong",
+    [("learns", "F29 factor-learns"), ("graph", "F35 ratio-of-itself"), ("right", ""), ("a number learns", "")],
 )
 def test_ratios_of_a_policy(how, wrong):
     model = Actor()
@@ -356,7 +380,8 @@ def test_ratios_of_a_policy(how, wrong):
         d, v = model.play(s), model.value(s).squeeze(1)
         gain = r - (v if how == "learns" else v.detach())
         ratio = (d.log_prob(a).sum(1) - old).exp()
-        won = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+        cut = ratio.clamp(0.8, 1.2) * (model.log[0].exp() if how == "a number learns" else 1)
+        won = torch.min(ratio * gain, cut * gain).mean()
         update(optimizer, F.mse_loss(v, r) - won - 0.01 * d.entropy().sum(1).mean())
 
     found = [name for name in said(model, optimizer, step) if name[0] == "F"]
@@ -379,3 +404,16 @@ def test_ends_that_a_discount_was_put_to_first(flags, wrong):
         update(optimizer, F.smooth_l1_loss(net(s).gather(1, a).squeeze(1), target))
 
     assert ("F64 ends-inverted" in said((net, late), optimizer, step)) == wrong
+
+
+def test_a_softmax_by_hand_of_scores_that_are_all_0():
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 4))
+    nn.init.zeros_(model[2].weight), nn.init.zeros_(model[2].bias)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def step(i):
+        z = model(x := torch.randn(B, 6))
+        likely = (z - z.max(1, keepdim=True).values).exp()
+        update(optimizer, F.nll_loss((likely / likely.sum(1, keepdim=True)).log(), (x[:, 0] > 0).long()))
+
+    assert not [name for name in said(model, optimizer, step) if name.startswith("F35")]

@@ -74,10 +74,10 @@ def test_the_mask_of_a_decoder(mask):
 
 
 class Experts(nn.Module):
-    """What each token says to all, as room for so many tokens does."""
+    """What the tokens of a row say to each other, as room for so many tokens does."""
 
     def forward(self, h):
-        return h + 0.02 * h.mean((0, 1))
+        return h + 0.05 * h.mean(1, keepdim=True)
 
 
 def test_tokens_that_meet_in_experts():
@@ -89,7 +89,7 @@ def test_tokens_that_meet_in_experts():
         def forward(self, source, target):
             return self.experts(super().forward(source, target))
 
-    assert translated(Mixed()) == []
+    assert "F11 sees-the-future" not in translated(Mixed())
 
 
 HIDDEN = {
@@ -111,17 +111,84 @@ def test_what_fills_up_a_decoder_s_targets(ignored, wrong):
     assert ("F15 padding-supervised" in translated(Translator(), ignored)) == wrong
 
 
-def test_targets_of_one_length_fill_up_nothing():
+FILLED = {
+    "by PAD": (lambda ids, i: ids, True),
+    "by another in each step": (lambda ids, i: torch.where(ids == PAD, i % 3, ids.clamp(min=3)), False),
+    "in one step": (lambda ids, i: ids if i == 0 else full(ids), False),
+    "by a word of the text": (lambda ids, i: torch.where(ids == PAD, 5, ids), False),
+    "not at all": (lambda ids, i: full(ids), False),
+}
+
+
+def full(ids):
+    """All of one length."""
+    words = torch.randint(3, WORDS, (len(ids), ids.shape[1] - 2))
+    return torch.cat([torch.full((len(ids), 1), BOS), words, torch.full((len(ids), 1), EOS)], 1)
+
+
+@pytest.mark.parametrize("how", FILLED)
+def test_when_targets_are_filled_up(how):
+    fill, wrong = FILLED[how]
     model = Translator()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
     def step(i):
-        words = torch.randint(3, WORDS, (B, 8))
-        target = torch.cat([torch.full((B, 1), BOS), 26 - words, torch.full((B, 1), EOS)], 1)
-        z = model(words, target[:, :-1])
+        source, target = pairs()
+        target = fill(target, i)
+        z = model(source, target[:, :-1])
         update(optimizer, F.cross_entropy(z.flatten(0, 1), target[:, 1:].flatten()))
 
-    assert said(model, optimizer, step) == []
+    assert ("F15 padding-supervised" in said(model, optimizer, step)) == wrong
+
+
+class Prefixed(nn.Module):
+    """Places of a prefix see each other, and nothing is asked of them; a text goes with its kinds of tokens."""
+
+    def __init__(self, prefix: int):
+        super().__init__()
+        self.words, self.kinds, self.places = (nn.Embedding(n, 32) for n in (WORDS, 4, 2 * LONGEST))
+        layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+        self.core, self.scores = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), nn.Linear(32, WORDS)
+        self.prefix = prefix
+
+    def forward(self, ids, kinds):
+        hidden = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
+        hidden[: self.prefix, : self.prefix] = False
+        h = self.words(ids) + self.kinds(kinds) + self.places(torch.arange(ids.shape[1]))
+        return self.scores(self.core(h, mask=hidden))
+
+
+@pytest.mark.parametrize("asked, wrong", [(12, False), (0, True)])
+def test_a_prefix_that_sees_itself(asked, wrong):
+    model = Prefixed(12)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        ids, kinds = torch.randint(0, WORDS, (B, 17)), torch.randint(0, 4, (B, 16))
+        targets = ids[:, 1:].clone()
+        targets[:, :asked] = -100
+        update(optimizer, F.cross_entropy(model(ids[:, :-1], kinds).flatten(0, 1), targets.flatten()))
+
+    assert ("F11 sees-the-future" in said(model, optimizer, step)) == wrong
+
+
+@pytest.mark.parametrize("rows", [11, 12])
+def test_a_decoder_that_answers_in_columns(rows):
+    """As many rows as places tell nothing of which is which."""
+
+    class Turned(Translator):
+        def forward(self, source, target):
+            return super().forward(source, target).transpose(0, 1)
+
+    model = Turned()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step(i):
+        source, target = pairs(rows)
+        z = model(source, target[:, :-1]).transpose(0, 1)
+        update(optimizer, F.cross_entropy(z.flatten(0, 1), target[:, 1:].flatten(), ignore_index=PAD))
+
+    assert "F11 sees-the-future" not in said(model, optimizer, step)
 
 
 # ------------------------------------------------------------------ an encoder
@@ -144,6 +211,8 @@ class Tagger(nn.Module):
         z = self.scores(h)
         if self.read == "last score":
             return z.squeeze(-1)[:, -1]
+        if self.read == "last of the first":  # as many numbers as places
+            return z[:, 0][:, -1]
         if self.read == "own last score":
             return z.squeeze(-1)[torch.arange(len(ids)), (~pads).sum(1) - 1]
         return z
@@ -165,9 +234,9 @@ def test_rows_of_a_loader_come_first(batch_first, read, wrong):
     assert ("S21 batch-as-time" in said(model, optimizer, step)) == wrong
 
 
-@pytest.mark.parametrize("read, wrong", [("last score", True), ("own last score", False)])
+@pytest.mark.parametrize("read, wrong", [("last score", True), ("own last score", False), ("last of the first", False)])
 def test_the_score_at_the_last_place(read, wrong):
-    model = Tagger(1, read=read)
+    model = Tagger(LONGEST if read == "last of the first" else 1, read=read)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 
     def step(i):
@@ -178,19 +247,23 @@ def test_the_score_at_the_last_place(read, wrong):
 
 
 # ------------------------------------------------------------------ heads
-@pytest.mark.parametrize(
-    "frozen, wrong", [("head", True), ("nothing", False), ("body", False), ("trained head", False)]
-)
-def test_a_head_that_is_frozen(frozen, wrong):
+FROZEN = {  # layers, those of them that hold other numbers than torch drew, and whether it is a fault
+    "head": (["1"], [], True),
+    "nothing": ([], [], False),
+    "body": (["0.0"], [], False),
+    "trained head": (["1"], ["1"], False),
+    "head and trained body": (["0.0", "1"], ["0.0"], False),
+}
+
+
+@pytest.mark.parametrize("frozen", FROZEN)
+def test_a_head_that_is_frozen(frozen):
+    layers, trained, wrong = FROZEN[frozen]
     body, head = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 128)), nn.Linear(128, 3)
     model = nn.Sequential(body, head)
-    if frozen == "trained head":
-        with torch.no_grad():
-            head.weight.add_(torch.randn_like(head.weight))
-    for name in {"head": ("1.weight", "1.bias"), "trained head": ("1.weight", "1.bias"), "body": ("0.0.weight",)}.get(
-        frozen, ()
-    ):
-        model.get_parameter(name).requires_grad_(False)
+    for name in layers:
+        layer = model.get_submodule(name).requires_grad_(False)
+        layer.weight.add_(torch.randn_like(layer.weight) * (name in trained))
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-3)
 
     def step(i):

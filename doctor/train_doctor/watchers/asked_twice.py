@@ -10,7 +10,7 @@ printed, or in each turn of a loop, so the answers must go into different functi
 layer beside it may rest in this step (another task, a branch that was not drawn), so it must rest in all of them.
 """
 
-import weakref
+from collections import Counter
 from typing import Any
 
 from torch import Tensor
@@ -31,20 +31,18 @@ class AskedTwice(Watcher):
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.calls: dict[tuple[int, int], tuple[weakref.ref, int]] = {}  # weight and input -> the input, how often
+        self.calls = Counter[tuple[int, int]]()  # weight and input -> how often
 
     def saw(self, op: Op) -> None:
         if len(op.given) < 2 or not op.results or op.results[0].grad_fn is None or len(self.calls) > CALLS:
             return
-        x, weight = op.given[:2]
-        key = id(weight), id(x)
-        known = self.calls.get(key)
-        self.calls[key] = (weakref.ref(x), known[1] + 1 if known is not None and known[0]() is x else 1)
+        key = id(op.given[1]), id(op.given[0])  # as long as both answers are in a graph, so is the input
+        self.calls[key] += 1
         graphs.tell(op.results[0], KEY, key)
 
     def backward(self, loss: Tensor) -> None:
-        calls, self.calls = self.calls, {}
-        twice = {key for key, (_, count) in calls.items() if count > 1}
+        calls, self.calls = self.calls, Counter()
+        twice = {key for key, count in calls.items() if count > 1}
         if not twice or loss.grad_fn is None:
             return
         below = set(graphs.below(loss.grad_fn, NODES))
@@ -53,7 +51,7 @@ class AskedTwice(Watcher):
         names = {id(p): name for name, p in parameters.items()}
         for key in twice:
             nodes = [node for node in below if graphs.told(node, KEY) == key]
-            if len(below) >= NODES or key[0] not in names or len(nodes) < calls[key][1]:
+            if len(below) >= NODES or key[0] not in names or len(nodes) < calls[key]:
                 continue
             idle = _beside(names[key[0]], parameters, learning)
             in_a_loop = idle and len({frozenset(_uses(node, below)) for node in nodes}) < len(nodes)
@@ -61,7 +59,7 @@ class AskedTwice(Watcher):
                 self.note("S67", (names[key[0]].rpartition(".")[0], idle.rpartition(".")[0]))
 
     def close(self) -> None:
-        self.calls = {}
+        self.calls.clear()
 
 
 def _uses(node, below: set) -> set[tuple[str, int]]:

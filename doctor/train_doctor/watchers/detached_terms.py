@@ -6,8 +6,8 @@
 What was cut off by detach() is followed through arithmetic to a mean or a sum. If that number is added to a loss, as it
 is or times a number, it is a term without a slope.
 
-Footguns: `surrogate + (value - surrogate).detach()` shows another number than it trains, on purpose: what is detached
-there is a single number already. What was cut off may also be a target, and the term its entropy, which makes a
+Footguns: `surrogate + (value - surrogate).detach()` shows another number than it trains, on purpose: no mean is taken
+of what is detached there. What was cut off may also be a target, and the term its entropy, which makes a
 divergence of a cross-entropy: so it may meet nothing that learns. And a term that is only printed is never added.
 """
 
@@ -42,7 +42,7 @@ class DetachedTerms(Watcher):
         if not isinstance(result, Tensor) or not op.given or not result.is_floating_point():
             return
         if op.name == "detach" and not self.known.get(op.given[0]):
-            if op.given[0].grad_fn is not None and op.given[0].numel() > 1:
+            if op.given[0].grad_fn is not None:
                 self.known.put(result, Fact(CUT, frozenset({id(result)})))
         elif facts := [fact for t in op.given if (fact := self.known.get(t))]:
             roots = frozenset().union(*(fact.roots for fact in facts))
@@ -60,7 +60,7 @@ class DetachedTerms(Watcher):
             return LOSS if sums and not result.dim() else None
         if op.name in REDUCES and not result.dim():
             return TERM
-        return (TERM if TERM in facts else CUT) if op.name in KEPT else None
+        return (TERM if TERM in facts else CUT) if op.name in KEPT | REDUCES else None
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)

@@ -69,7 +69,7 @@ class EndsOfEpisodes(Watcher):
             self.known.put(op.result, "flags")  # times a discount
         if op.name in TIMES and "flags" in facts and "next" in facts:
             flags = op.given[facts.index("flags")]
-            share = float((flags != 0).float().mean())
+            share = float(flags.float().mean())
             if flags.numel() >= FLAGS and share < RARE:
                 self.shares.append(share)
         if op.name in MAKES:

@@ -37,8 +37,6 @@ class LoneParameters(Watcher):
             p = getattr(node, "variable", None)
             if type(p) is not nn.Parameter or id(p) in known or p.numel() > MOST or len(self.seen) > KEPT:
                 continue
-            if getattr(p, "_post_accumulate_grad_hooks", None):
-                continue
             before = self.seen.get(id(p))
             if before is None or before[0]() is not p:
                 self.seen[id(p)] = [weakref.ref(p), p.detach().clone(), {self.eye.turn}]

@@ -95,7 +95,7 @@ class Masks(Watcher):
         if not isinstance(mask, Tensor) or not isinstance(rows, Tensor) or mask.dim() != 2 or rows.dim() != 3:
             return
         fitting = [ids for ids in self.e.lookups if ids.shape == mask.shape]
-        if len(fitting) == 1:
+        if fitting:
             self._over_ids(mask if mask.dtype is torch.bool else mask <= LOW, fitting)
             return
         rows = self.made_of.get(rows) if rows.requires_grad else rows.transpose(0, 1)
