@@ -244,6 +244,55 @@ def test_a_watch_ends_where_nothing_moves():
         assert report.done and entries(model) == 0
 
 
+class Sparse(nn.Module):
+    """Weights, a graph and data that are kept as sparse tensors, which have no storage, no rows and no address."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Parameter((0.2 * torch.randn(8, 8)).to_sparse())
+        self.words = nn.Embedding(10, 8, sparse=True)
+        self.head = nn.Linear(8, 1)
+        self.register_buffer("graph", torch.eye(16).to_sparse())
+
+    def forward(self, x):  # (16, 8)
+        h = torch.sparse.mm(self.mix, x.t()).t()
+        return self.head(torch.sparse.mm(self.graph, h) + self.words(torch.arange(16) % 10))[:, 0]
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self):
+        self.x, self.graph = torch.randn(64, 8), torch.eye(64).to_sparse()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        row = self.x[i].clone()
+        row.mul_(2.0)
+        return row, row.sum()
+
+
+def test_sparse_weights_graphs_and_data():
+    torch.manual_seed(0)
+    student, teacher = Sparse(), Sparse()
+    for p in teacher.parameters():
+        p.requires_grad_(False)
+    optimizer = torch.optim.SGD(student.parameters(), 0.003)
+    loader = torch.utils.data.DataLoader(Rows(), batch_size=16, shuffle=True)
+    with doctor.watch(steps=10, say=False) as report:
+        for x, y in (batch for _ in range(3) for batch in loader):
+            with torch.no_grad():
+                asked = teacher(x)
+            answer = student(x)
+            optimizer.zero_grad()
+            (F.mse_loss(answer, y) + F.mse_loss(answer, asked)).backward()
+            optimizer.step()
+            best = student.state_dict()  # wrong, and said: these are the live weights
+        student.load_state_dict(best)
+    assert report.done and not report.faults, report.faults
+    assert [f.check for f in report.findings if f.severity != NOTE] == ["S35"], f"\n{report}"
+
+
 def test_one_move_by_hand_before_the_optimizer_steps_is_no_step():
     """SAM looks for its direction first."""
     model = nn.Linear(4, 1)

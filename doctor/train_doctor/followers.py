@@ -38,9 +38,10 @@ def find(e: Evidence) -> list[Pair]:
     learning = {id(p): p for p in e.trainable().values() if p.dim() > 1 and (id(p) in held or not held)}
     by_shape: dict[torch.Size, list[Tensor]] = {}
     for p in learning.values():
-        by_shape.setdefault(p.shape, []).append(p)
+        if p.layout == torch.strided:
+            by_shape.setdefault(p.shape, []).append(p)
     others = [(n, p) for m in (*e.models, *e.teachers) for n, p in m.named_parameters() if id(p) not in learning]
-    others = [(n, p) for n, p in others if p.dim() > 1 or not p.requires_grad]
+    others = [(n, p) for n, p in others if (p.dim() > 1 or not p.requires_grad) and p.layout == torch.strided]
     pairs: list[Pair] = []
     for name, t in others:
         if len(pairs) == PAIRS:

@@ -45,6 +45,13 @@ def gradients_of(ps: Iterable[Tensor]) -> list[Tensor]:
     return [g for g in map(gradient_of, ps) if g is not None]
 
 
+def values_of(t: Tensor) -> Tensor:
+    """Itself, of a sparse tensor the numbers that are kept: these have an address."""
+    if t.layout == torch.strided:
+        return t
+    return t._values() if t.is_sparse else t.values()
+
+
 def _real(t: Tensor) -> Tensor:
     """A complex tensor as pairs of numbers."""
     return torch.view_as_real(t) if t.is_complex() else t

@@ -400,8 +400,11 @@ class Optimizers(Part):
         return {id(ps[name]): norm for name, norm in norms.items()}
 
     def sample(self) -> None:
-        """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen."""
-        ps = self.e.parameters()
+        """Choose, once, the tensors whose change is followed: trainable ones evenly over the depth, some frozen.
+
+        A sparse one may hold more numbers after each step, so it is not.
+        """
+        ps = {n: p for n, p in self.e.parameters().items() if p.layout == torch.strided}
         matrices = [n for n, p in ps.items() if p.requires_grad and p.dim() >= 2]
         vectors = [n for n, p in ps.items() if p.requires_grad and p.dim() < 2]
         frozen = [n for n, p in ps.items() if not p.requires_grad and p.is_floating_point()]

@@ -198,7 +198,7 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     if not e.stepped or not e.first:
         return unknown("no optimizer step was seen")
     every, mine = e.parameters(), e.optimized()
-    shared = {p.data_ptr() for p in e.trainable().values()}
+    shared = {measures.values_of(p).data_ptr() for p in e.trainable().values()}
     thawed = {n for g in e.of(Gradients) for n in g.norms}  # layers may take turns
     frozen = {n: p for n, p in every.items() if n in e.frozen_at_start - thawed and not p.requires_grad}
     frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import nn
 
-from train_doctor import owners, replays
+from train_doctor import measures, owners, replays
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import no_habit
 from train_doctor.checks.static import in_graph_only
@@ -103,7 +103,7 @@ def _fixed(weights: list) -> bool:
 
 def _storages(module: nn.Module, trainable: bool = False) -> set[int]:
     ps = (p for p in module.parameters() if p.requires_grad or not trainable)
-    return {p.untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
+    return {measures.values_of(p).untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
 
 
 @check("F7")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher, place
+from train_doctor.measures import values_of
 
 GIVEN = re.compile(r"""\s*[\w.\[\]"', ]*best[\w.\[\]"', ]*=(?!=)""", re.IGNORECASE)
 MOST, FEWEST = 32, 2  # tensors of a state dict
@@ -45,7 +46,7 @@ class BestStates(Watcher):
         where = place()
         if where is None or not GIVEN.match(linecache.getline(where[0], where[1])):
             return
-        held = {p.data_ptr() for p in module.parameters() if id(p) in self.e.optimized() and p.numel()}
+        held = {values_of(p).data_ptr() for p in module.parameters() if id(p) in self.e.optimized() and p.numel()}
         found = [t for t in state.values() if isinstance(t, Tensor) and not isinstance(t, nn.Parameter)]
         found = [t for t in found if t.layout == torch.strided and t.numel() and t.data_ptr() in held][:MOST]
         if len(found) >= FEWEST:
@@ -64,7 +65,7 @@ class BestStates(Watcher):
         alive = [ref() for ref in self.kept]
         if not alive or any(t is None for t in alive):
             return
-        asked = {n.variable.data_ptr() for n in graphs.walk(loss, NODES) if hasattr(n, "variable")}
+        asked = {values_of(n.variable).data_ptr() for n in graphs.walk(loss, NODES) if hasattr(n, "variable")}
         if any(t.data_ptr() in asked for t in alive):  # else these weights learn no more
             self.note("S35", "best")
 

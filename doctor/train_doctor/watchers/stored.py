@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import dataloader
 
 from train_doctor.eye import Eye, Op, Watcher, tensors
+from train_doctor.measures import values_of
 
 ARITHMETIC = {
     *("add", "sub", "subtract", "mul", "multiply", "div", "divide", "clamp", "zero", "fill", "masked_fill", "neg"),
@@ -62,7 +63,7 @@ class Stored(Watcher):
 
 
 def _storage(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
+    return values_of(t).untyped_storage().data_ptr()
 
 
 def _kept(dataset: Any, deep: int = DEEP) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ functions of whole lists write (torch._foreach_lerp_) is not seen.
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.measures import values_of
 from train_doctor.watchers.operators import PLUS, TIMES
 
 INTO = {"add", "lerp", "copy"}
@@ -36,8 +37,9 @@ class SwappedAverage(Watcher):
     def backward(self, loss: Tensor) -> None:
         held = self.e.optimized()
         mine = [p for m in self.e.models for p in m.parameters() if id(p) in held]
-        self.mine = {p.data_ptr() for p in mine}
-        self.others = {p.data_ptr() for m in self.e.teachers for p in m.parameters() if id(p) not in held}
+        self.mine = {values_of(p).data_ptr() for p in mine}
+        others = (p for m in self.e.teachers for p in m.parameters() if id(p) not in held)
+        self.others = {values_of(p).data_ptr() for p in others}
 
     def saw(self, op: Op) -> None:
         if self.eye.forward or not self.others or not op.given or op.name not in INTO | MIXES:
