@@ -3,6 +3,7 @@
 The first seven were found on public programs. Each trains alone, and must train to the same bits under the watch.
 """
 
+import contextlib
 import copy
 import gc
 import io
@@ -291,6 +292,30 @@ def test_sparse_weights_graphs_and_data():
         student.load_state_dict(best)
     assert report.done and not report.faults, report.faults
     assert [f.check for f in report.findings if f.severity != NOTE] == ["S35"], f"\n{report}"
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_a_weight_that_is_computed_is_not_asked_for(table):
+    """spectral_norm writes its vectors whenever somebody reads `.weight`: each reading is a step of its own."""
+
+    def run(watch):
+        torch.manual_seed(0)
+        normed = nn.utils.parametrizations.spectral_norm(nn.Embedding(16, 16) if table else nn.Linear(16, 16))
+        rest = [nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1)]
+        model = nn.Sequential(normed, *rest)
+        groups = [{"params": normed.parameters()}, {"params": model[1:].parameters()}]
+        optimizer = torch.optim.Adam(groups, 1e-3)
+        with watch as report:
+            for _ in range(8):
+                x = torch.randint(16, (8,)) if table else torch.randn(8, 16)
+                optimizer.zero_grad()
+                F.mse_loss(model(x)[:, 0], torch.ones(8)).backward()
+                optimizer.step()
+        return [*model.parameters(), *model.buffers()], report
+
+    (plain, _), (watched, report) = run(contextlib.nullcontext()), run(doctor.watch(steps=6, say=False))
+    assert report.done and not report.faults, report.faults
+    assert all(map(torch.equal, plain, watched))
 
 
 def test_one_move_by_hand_before_the_optimizer_steps_is_no_step():

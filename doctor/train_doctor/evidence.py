@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 ROOM = 256  # events of one kind that a round keeps
 
@@ -540,11 +541,12 @@ def _ends(model: nn.Module | None) -> tuple[nn.Module | None, nn.Module | None]:
             return ends
     except (AttributeError, NotImplementedError, TypeError):
         pass
-    tables = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = [m for m in model.modules() if isinstance(m, nn.Embedding) and weight_of(m) is not None]
     tables.sort(key=lambda m: -m.num_embeddings)
     for table in tables:
+        linear = (m for m in model.modules() if isinstance(m, nn.Linear) and weight_of(m) is not None)
         heads = [
-            m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == table.weight.shape
+            m for m in linear if weight_of(m).shape == weight_of(table).shape
         ]  # an output layer over the table's vocabulary
         if heads:
             return table, heads[-1]
@@ -562,4 +564,11 @@ def _weight(module: nn.Module | None) -> Tensor | None:
         if name in copies:
             return _weight(copies[name])
     base = getattr(module, "base_layer", None) or getattr(module, "original_module", None)
-    return getattr(base if base is not None else module, "weight", None)
+    inner = base if base is not None else module
+    return None if parametrize.is_parametrized(inner) else getattr(inner, "weight", None)
+
+
+def weight_of(module: nn.Module) -> nn.Parameter | None:
+    """The parameter of this name. `module.weight` would compute one that is parametrised, and spectral_norm writes its
+    vectors each time it is computed."""
+    return module._parameters.get("weight")

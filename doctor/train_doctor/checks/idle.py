@@ -12,7 +12,7 @@ import re
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Evidence, Gradients, Step
+from train_doctor.evidence import Evidence, Gradients, Step, weight_of
 from train_doctor.finding import OK, Verdict, not_applicable, unknown
 
 LAST = 4  # rounds
@@ -75,7 +75,7 @@ def table_at_rest(e: Evidence) -> Fired | Verdict:
     Embedding.from_pretrained leaves it: it does not learn. Fix: from_pretrained(vectors, freeze=False); if it should
     rest, leave it out of the optimizer.
     """
-    tables = {id(m.weight): name for name, m in e.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    tables = {id(weight_of(m)): name for name, m in e.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     for optimizer in e.optimizers:
         groups = [g["params"] for g in optimizer.object.param_groups] if optimizer.object is not None else []
         resting = [g for g in groups if g and not any(p.requires_grad for p in g)]
@@ -134,7 +134,7 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
     layer.
     """
     steps = e.of(Step)
-    weights = {id(m.weight) for _, m in e.modules() if isinstance(m, (*LAYERS, nn.Embedding))}
+    weights = {id(weight_of(m)) for _, m in e.modules() if isinstance(m, (*LAYERS, nn.Embedding))}
     for number, optimizer in enumerate(e.optimizers):
         mine = [s.rates for s in steps if s.optimizer == number]
         if len(mine) < 3 or len({len(rates) for rates in mine}) > 1:
@@ -190,14 +190,10 @@ def rates_exchanged(e: Evidence) -> Fired | Verdict:
                 for group in groups
                 for p in group["params"]
             }
-            front = [rate[id(m.weight)] for m in layers[:-1] if id(m.weight) in rate and id(m.weight) not in tables]
-            last = rate.get(id(layers[-1].weight))
-            if (
-                last
-                and 2 * len(front) >= len(layers)
-                and id(layers[-1].weight) not in tables
-                and min(front) >= APART * last
-            ):
+            *before, end = [id(weight_of(m)) for m in layers]
+            front = [rate[w] for w in before if w in rate and w not in tables]
+            last = rate.get(end)
+            if last and 2 * len(front) >= len(layers) and end not in tables and min(front) >= APART * last:
                 what = (
                     f"the last layer has the rate {last:.2g}, and {len(front)} layers in front of it {min(front):.2g}"
                 )

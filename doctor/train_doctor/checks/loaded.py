@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from train_doctor import loaded_rates, measures
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.static import LAYERS, LEAST, within_bound
-from train_doctor.evidence import Evidence, Step, is_adapter
+from train_doctor.evidence import Evidence, Step, is_adapter, weight_of
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.loads import Load, Shapes
 
@@ -199,7 +199,7 @@ def _as_drawn(e: Evidence, module: nn.Module) -> int:
     """How many layers began the watch with the numbers that torch draws; 0 where one did not."""
     began, many = {number: numbers for number, numbers in e.first.values()}, 0
     for layer in module.modules():
-        weight = layer._parameters.get("weight") if isinstance(layer, LAYERS) else None
+        weight = weight_of(layer) if isinstance(layer, LAYERS) else None
         if weight is None or weight.numel() < LEAST or not _readable(weight):
             continue
         values = began.get(id(weight), None if weight.requires_grad else measures.strided(weight))

@@ -14,7 +14,7 @@ from train_doctor import fed
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks import losses
 from train_doctor.checks.seen import spoilt
-from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step
+from train_doctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step, weight_of
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from train_doctor.fingerprint import Reading
 from train_doctor.targets import IGNORED, shifted
@@ -363,7 +363,7 @@ def _wide_head(e: Evidence, classes: int) -> tuple[str, Tensor, str] | None:
         return None
     weight = next(iter(ends.values()))
     spread = float(weight.detach().float().std())
-    holders = [(n, m) for n, m in e.modules() if isinstance(m, nn.Embedding | nn.Linear) and m.weight is weight]
+    holders = [(n, m) for n, m in e.modules() if isinstance(m, nn.Embedding | nn.Linear) and weight_of(m) is weight]
     wide = weight.dim() == 2 and weight.shape[0] == classes and DRAWN <= spread <= 1 / DRAWN
     if not holders or not wide or spread * weight.shape[1] ** 0.5 < WIDE:
         return None
@@ -381,7 +381,8 @@ def _far_beyond_targets(e: Evidence, given: list) -> Fired | Verdict:
     wanted = max(abs(first.target_low), abs(first.target_high))
     if not wanted or not max(FAR * wanted, LEAST) <= reach < math.inf:
         return OK
-    layers = [(name, m.weight) for name, m in e.modules() if isinstance(m, LAYERS) and m.weight.requires_grad]
+    layers = [(name, weight_of(m)) for name, m in e.modules() if isinstance(m, LAYERS)]
+    layers = [(name, w) for name, w in layers if w is not None and w.requires_grad]
     spreads = [(name, float(w.detach().float().std()), w[0].numel()) for name, w in layers if w.numel() > WEIGHTS]
     wide = [(name, std, fan) for name, std, fan in spreads if std * fan**0.5 >= WIDE]
     if not wide:

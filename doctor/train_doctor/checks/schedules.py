@@ -10,7 +10,18 @@ import torch
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Call, Clip, Evidence, ScalerStep, Schedule, Step, Update, is_adapter
+from train_doctor.evidence import (
+    Backward,
+    Call,
+    Clip,
+    Evidence,
+    ScalerStep,
+    Schedule,
+    Step,
+    Update,
+    is_adapter,
+    weight_of,
+)
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
@@ -284,7 +295,7 @@ def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
     found, kinds = [], [o for o in e.optimizers if "muon" in o.kind.__name__.lower() and o.object is not None]
     if not kinds:
         return not_applicable("no Muon optimizer")
-    tables = {id(m.weight) for _, m in e.modules() if isinstance(m, nn.Embedding)}
+    tables = {id(weight_of(m)) for _, m in e.modules() if isinstance(m, nn.Embedding)}
     tables |= {id(t) for t in (e.embedding(), e.head()) if t is not None}
     names = {id(p): n for n, p in e.parameters().items()}
     sorts = False

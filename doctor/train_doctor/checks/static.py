@@ -13,7 +13,7 @@ from torch import Tensor
 
 from train_doctor import measures, owners
 from train_doctor.check import Fired, check, fires
-from train_doctor.evidence import Backward, Entropy, Evidence, Gradients, asked, is_adapter
+from train_doctor.evidence import Backward, Entropy, Evidence, Gradients, asked, is_adapter, weight_of
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LONE = 3  # rounds that left gradients on a layer of its own
@@ -396,7 +396,7 @@ def quantised_without_adapter(e: Evidence) -> Fired | Verdict:
 
 def _floats(module: torch.nn.Module) -> bool:
     """A layer of somebody's own with such a name, whose weight is trained as it is and only rounded on its way."""
-    weight = getattr(module, "weight", None)
+    weight = weight_of(module)
     return type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.requires_grad
 
 
@@ -467,14 +467,14 @@ def _new_head(model: torch.nn.Module, ps: dict[str, Tensor], called: dict[int, i
     """The name of a frozen head of classes that was never trained: its biases are all 0, or, where it has none, it
     holds what transformers draws, N(0, initializer_range)."""
     ids = {id(p): name for name, p in ps.items() if not p.requires_grad and not p.is_meta and type(p) in PLAIN}
-    tables = [m._parameters.get("weight") for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    tables = [weight_of(m) for m in model.modules() if isinstance(m, torch.nn.Embedding)]
     for whole in model.modules():
         config = vars(whole).get("config")
         labels, spread = (asked(config, name) for name in ("num_labels", "initializer_range"))
         if "For" not in type(whole).__name__ or not isinstance(labels, int) or not isinstance(spread, float):
             continue
         for head in (m for m in whole.children() if isinstance(m, torch.nn.Linear)):
-            weight = head._parameters.get("weight")
+            weight = weight_of(head)
             mine = id(weight) in ids and head.out_features == labels
             if mine and spread > 0 and labels > 0 and called.get(id(head)) and not _from(weight, tables):
                 w = weight.detach().double()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.arithmetic import BLIND, STEPS, no_habit
-from train_doctor.evidence import Evidence
+from train_doctor.evidence import Evidence, weight_of
 from train_doctor.finding import OK, Verdict, unknown
 
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
@@ -199,7 +199,7 @@ def size_by_name_only(e: Evidence) -> Fired | Verdict:
         return unknown("no model was seen")
     for name, m in e.modules():
         said = {nn.Linear: "out_features", nn.Conv2d: "out_channels", nn.Conv1d: "out_channels"}.get(type(m))
-        weight = m._parameters.get("weight") if said is not None else None
+        weight = weight_of(m) if said is not None else None
         if said is None or not isinstance(weight, Tensor) or weight.dim() < 2 or not weight.is_floating_point():
             continue
         if getattr(m, said) < len(weight):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from train_doctor.evidence import weight_of
 from train_doctor.eye import Eye, Op, Watcher
 
 INTO = {"add", "lerp", "copy"}
@@ -47,13 +48,13 @@ class Averages(Watcher):
             return
         if self.weights is None:
             norms = [(n, m) for n, m in self.e.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-            self.weights = {id(m.weight): (n, m) for n, m in norms if m.running_mean is not None and m.affine}
+            self.weights = {id(weight_of(m)): (n, m) for n, m in norms if m.running_mean is not None and m.affine}
         found = self.weights.get(id(source))
         if found is None or len(self.asked) >= PAIRS:  # each is a look at all objects
             return
         self.asked.add(id(into))
         kinds = {type(m) for _, m in self.weights.values()}
-        other = next((m for m in gc.get_objects() if type(m) in kinds and m.weight is into), None)
+        other = next((m for m in gc.get_objects() if type(m) in kinds and weight_of(m) is into), None)
         if other is not None and other.running_mean is not None:
             name, mine = found
             began = mine.running_mean.clone(), other.running_mean.clone()
