@@ -175,9 +175,15 @@ def test_a_view_below_itself(how):
 
 
 # ------------------------------------------------------------------------------------------------ D12
+class Towers(nn.ModuleList):
+    def forward(self, user, item):
+        return self[0](user) @ self[1](item).T
+
+
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("how", ["first for ever", "shuffled", "by heart", "positions alone", "many parts", "to look"])
-def test_parts_that_are_given_one_batch(how):
-    towers = nn.ModuleList([nn.Embedding(50, 8), nn.Embedding(40, 8)])
+def test_parts_that_are_given_one_batch(how, whole):
+    towers = Towers([nn.Embedding(50, 8), nn.Embedding(40, 8)])
     pairs = TensorDataset(torch.randint(50, (320,)), torch.randint(40, (320,)))
     loader, kept = DataLoader(pairs, 32, shuffle=how == "shuffled"), []
 
@@ -192,7 +198,7 @@ def test_parts_that_are_given_one_batch(how):
             user = torch.randint(50, (32,))
         if how == "positions alone":
             user, item = torch.arange(32), torch.randint(40, (32,))
-        return F.cross_entropy(model[0](user) @ model[1](item).T, torch.arange(32))
+        return F.cross_entropy(model(user, item) if whole else Towers.forward(model, user, item), torch.arange(32))
 
     assert named("D12", towers, loss) is (how == "first for ever")
 

@@ -445,7 +445,7 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     for call in e.forwards:
         first.setdefault(call.round, call.ids if call.ids is not None else call.mark)
     given = [x for x in first.values() if x is not None]
-    in_parts = not first and len(e.habits["D12"]) >= STEPS - 1  # each is compared with the step before
+    in_parts = not given and len(e.habits["D12"]) >= STEPS - 1  # each is compared with the step before
     if len(given) < STEPS and not in_parts:
         return not_applicable("what the model is given can't be told from step to step")
     same = in_parts or all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
