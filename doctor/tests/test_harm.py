@@ -9,6 +9,7 @@ import gc
 import io
 import pickle
 from collections import OrderedDict, UserDict
+from unittest import mock
 
 import pytest
 import torch
@@ -447,6 +448,7 @@ class Waiting(torch.optim.SGD):
 def test_clearing_counts_by_its_effect(waits, set_to_none):
     """The loop of accelerate's guide. Where clearing does not wait, only the last micro-batch counts, which is N2."""
     model = small()
+    torch.optim.SGD(model.parameters(), 0.1)  # torch puts the hooks of a step into a class when it is first made
     optimizer = Waiting(model.parameters(), 0.1)
     with doctor.watch(model, say=False) as report:
         for number, ids in enumerate(batches(16)):
@@ -536,10 +538,10 @@ def test_a_replay_of_tied_and_shared_parts_leaves_every_parameter_in_place():
 def test_a_large_model_is_not_held_twice(monkeypatch):
     """Its weights stay where they are for a replay, but for a table that the forward itself writes to."""
     monkeypatch.setattr(replays, "LARGE", 0)
-    model, given = Counts(), []
-    model.head.register_forward_pre_hook(lambda m, args: given.append((m.weight, model.table.weight)))
+    model, given = Counts(), mock.Mock()
+    model.head.register_forward_pre_hook(lambda m, args: given(m.weight, model.table.weight) and None)
     replays.again(model, (batches(1)[0],), {})
-    head, table = given[0]
+    head, table = given.call_args.args
     assert head is model.head.weight and table is not model.table.weight
     assert model.calls == 0 and not model.seen
 
@@ -607,3 +609,26 @@ def test_a_program_may_look_at_every_operation_itself():
             sgd.step()
             sgd.zero_grad()
     silent(report)
+
+
+def test_torchs_own_layers_stay_fused():
+    """At rest, without gradients, an encoder layer is one operation, but not with hooks in it."""
+
+    def run(watch):
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(16, 1))
+        optimizer, calls = torch.optim.SGD(model.parameters(), 0.01), []
+        fused = torch._transformer_encoder_layer_fwd
+        with watch, mock.patch.object(torch, "_transformer_encoder_layer_fwd", wraps=fused) as counted:
+            for _ in range(4):
+                x = torch.randn(4, 6, 16)
+                optimizer.zero_grad()
+                F.mse_loss(model.train()(x), x.sum(2, keepdim=True)).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model.eval()(x)
+                calls.append(counted.call_count)
+        return calls
+
+    assert run(doctor.watch(steps=3, say=False)) == run(contextlib.nullcontext()) == [2, 4, 6, 8]

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Weighte
 from torch.utils.hooks import RemovableHandle
 
 from train_doctor import loads
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import ROOM, Evidence
-from train_doctor.probes import generators, restore
 
 ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
@@ -250,18 +250,18 @@ class Attachments:
                 state = state | {name: type(hooks)((k, v) for k, v in hooks.items() if k not in ours)}
         return state
 
-    def lifted(self, original: Callable, module: nn.Module, *args) -> Any:
-        """A module that copies itself reads its own attributes: our hooks are off meanwhile."""
-        kept = [(getattr(m, name), dict(getattr(m, name))) for m in module.modules() for name in HOOKS]
-        kept = [(hooks, before) for hooks, before in kept if self.handles.intersection(before)]
+    def lifted(self, original: Callable, module: nn.Module, *args, **kwargs) -> Any:
+        """A module that copies itself, or looks for hooks, reads its own attributes: our hooks are off meanwhile."""
+        every = [getattr(m, name) for m in module.modules() for name in HOOKS]
+        kept = [(hooks, {key: hooks[key] for key in self.handles.intersection(hooks)}) for hooks in every if hooks]
         try:
-            for hooks, before in kept:
-                for key in self.handles.intersection(before):
+            for hooks, ours in kept:
+                for key in ours:
                     del hooks[key]
-            return original(module, *args)
+            return original(module, *args, **kwargs)
         finally:
-            for hooks, before in kept:
-                hooks.update(before)
+            for hooks, ours in kept:
+                hooks.update(ours)
 
 
 class Gone:

@@ -66,6 +66,7 @@ class Calls(Part):
         self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
         self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}  # hooks that count calls, by id of the module
         self.always: set[int] = set()  # ids of those that are counted throughout
+        self.fused = False  # torch's own encoder layers are called without hooks where they run as one operation
         self.met: dict[
             int, tuple[Tree, list[nn.Module]]
         ] = {}  # id of a whole model -> as it was, parts with an adapter
@@ -114,7 +115,7 @@ class Calls(Part):
         for call in self.calls:
             call.logits = call.loss = None
         for entropy in self.entropies:
-            entropy.input = entropy.target = entropy.value = None
+            entropy.input = entropy.target = entropy.value = entropy.weight = None
         self.ends = {}
 
     def forget(self) -> None:
@@ -205,6 +206,7 @@ class Calls(Part):
             log_target=bool(kwargs.get("log_target", False)),
             log_input=bool(kwargs.get("log_input", args[2] if len(args) > 2 and name.startswith("poisson") else True)),
             smoothing=float(kwargs.get("label_smoothing", 0.0)),
+            weight=kwargs.get("weight", args[2] if len(args) > 2 else None) if name == "cross_entropy" else None,
         )
         early = len(self.entropies) < fed.CALLS and measures.looked(self.e.rounds)
         if (raised or entropy.connected and early) and isinstance(entropy.input, Tensor):
@@ -218,7 +220,7 @@ class Calls(Part):
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:
             old = self.entropies[-HELD]
-            old.input = old.target = old.value = None
+            old.input = old.target = old.value = old.weight = None
         if self.e.note(entropy):
             self.entropies.append(entropy)
 
@@ -305,6 +307,9 @@ class Calls(Part):
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         self.layers.meet(model)
         self.laid |= graphs.sequences(model)
+        if not self.fused and any(isinstance(m, nn.TransformerEncoderLayer) for m in model.modules()):
+            self.fused = True
+            self.at.around(nn.TransformerEncoderLayer, "forward", self._unhooked)
         for name, m in model.named_modules():
             dropout = isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0
             if m in hidden:
@@ -326,6 +331,13 @@ class Calls(Part):
                 self._counted(m)
             if isinstance(m, nn.Embedding):
                 self.at.hook(m, m.register_forward_hook(self._embedded))
+
+    def _unhooked(self, original: Callable, layer: nn.Module, *args, **kwargs) -> Any:
+        """At rest, torch's own layer runs as one fused operation, unless hooks are in it; the two round differently."""
+        learns = layer.training or torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters())
+        if learns or torch.compiler.is_compiling():
+            return original(layer, *args, **kwargs)
+        return self.at.lifted(original, layer, *args, **kwargs)
 
     def _each(self, name: str, dropout: bool) -> Callable:
         """A hook for parts of which each call is of interest."""

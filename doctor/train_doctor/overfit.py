@@ -24,8 +24,8 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader
 
 from train_doctor.attach import Attachments
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Evidence
-from train_doctor.probes import generators, restore
 
 HEART = 0.1  # of the first loss
 PROVES = (

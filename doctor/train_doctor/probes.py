@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import decoders, documents, places, replays, series
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.reading import read_call
 
@@ -408,16 +409,3 @@ def _with_ids(call: Call, ids: Tensor, cut: Callable) -> tuple[tuple, dict]:
             args[place] = swap(x)
             return tuple(cut(x) if i != place else x for i, x in enumerate(args)), kwargs
     raise Unfit
-
-
-def generators() -> tuple:
-    """State of torch's generators (the CPU's and every CUDA device's, if CUDA is in use)."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return torch.get_rng_state(), cuda
-
-
-def restore(state: tuple) -> None:
-    cpu, cuda = state
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)

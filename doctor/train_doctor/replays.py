@@ -9,21 +9,18 @@ them. The two answers of a teacher must not: with the same numbers its live drop
 """
 
 import contextlib
-import copy
-from collections import UserDict
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
+from train_doctor import reached
 from train_doctor.evidence import Call, Evidence, is_adapter
+from train_doctor.reached import PLAIN
 from train_doctor.reading import is_compiled, unwrap
 
 ELEMENTS = 2**28  # logits of a replay
-PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
 LARGE = 2**32  # bytes of weights that are not held twice
-HELD = ("_parameters", "_buffers", "_modules")
-OWN = {*nn.Module().__dict__, "_flat_weights"}  # not copied: functional_call swaps what counts of it
 
 
 def run(e: Evidence) -> None:
@@ -125,8 +122,8 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
                     continue
                 instead[id(t)] = t.detach().clone()
             swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
-    args, kwargs = _copied(args), _copied(kwargs)
-    with _state_copied(module):
+    args, kwargs = reached.copied(args), reached.copied(kwargs)
+    with reached.copies(module):
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
 
@@ -155,43 +152,6 @@ def resting(modules: Iterable[nn.Module]):
     finally:
         for m, mode in modes:
             m.training = mode
-
-
-@contextlib.contextmanager
-def _state_copied(module: nn.Module):
-    """Attributes of modules (counters, lists of activations, running tensors) are copies meanwhile, and come back."""
-    saved = [(m, dict(m.__dict__), {kind: dict(getattr(m, kind)) for kind in HELD}) for m in module.modules()]
-    flags = [(p, p.requires_grad) for p in module.parameters()]
-    try:
-        for m, before, _ in saved:
-            for name, value in before.items():
-                if name not in OWN and isinstance(value, (Tensor, list, dict, set)):
-                    m.__dict__[name] = _copied(value)
-        yield
-    finally:
-        for m, before, held in saved:
-            for kind, known in held.items():  # a mask was made, a weight became a buffer (peft's experts)
-                getattr(m, kind).clear()
-                getattr(m, kind).update(known)
-            for name in set(m.__dict__) - set(before):
-                del m.__dict__[name]
-            m.__dict__.update(before)
-        for p, flag in flags:
-            if p.requires_grad != flag:  # disable_adapter sets it
-                p.requires_grad_(flag)
-
-
-def _copied(x):
-    """Tensors and plain containers of them anew; whatever else is in there is the same object."""
-    if type(x) in PLAIN:
-        return x.detach().clone()
-    if type(x) in (list, tuple, set):
-        return type(x)(map(_copied, x))
-    if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
-        twin = copy.copy(x)
-        twin.update({k: _copied(v) for k, v in x.items()})
-        return twin
-    return x
 
 
 def _switched_off(module: nn.Module):

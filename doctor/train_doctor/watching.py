@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from train_doctor import checks, record
 from train_doctor.after import After
 from train_doctor.control import ControlError, control
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Backward, Call, Step
 from train_doctor.finding import NOTE
 from train_doctor.observe import Observer
-from train_doctor.probes import generators, restore
 from train_doctor.report import Report
 from train_doctor.windows import Windows
 

@@ -1,0 +1,187 @@
+"""What a forward changes beside its tensors stands as it was after each replay: a program that counts its calls, or
+draws from a generator of its own, trains on to the same bits."""
+
+import functools
+import itertools
+import random
+from collections import deque
+from contextlib import nullcontext
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import train_doctor as doctor
+from train_doctor import reached, replays
+
+WORDS, COUNT = 32, 0
+
+
+class Model(nn.Module):
+    """Whatever `change` does to the hidden layer."""
+
+    calls = 0
+
+    def __init__(self, change):
+        super().__init__()
+        self.table, self.mix, self.head = nn.Embedding(WORDS, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, WORDS)
+        self.change = change
+
+    def forward(self, ids):
+        return self.head(self.change(self, self.mix(self.table(ids))[0]))
+
+
+class Counter:
+    def __init__(self, generator=None):
+        self.count, self.generator = 0, generator
+
+    def __call__(self, model=None, h=None):
+        self.count += 1
+        noise = 0.0 if self.generator is None else torch.rand((), generator=self.generator)
+        return self.count + noise if h is None else h / (1 + 0.1 * self.count + noise)
+
+
+def a_global(model, h):
+    global COUNT
+    COUNT += 1
+    return h / (1 + 0.1 * COUNT)
+
+
+def by_default(model, h, state=[0]):  # noqa: B006
+    state[0] += 1
+    return h / (1 + 0.1 * state[0])
+
+
+def of_the_class(model, h):
+    Model.calls += 1
+    return h / (1 + 0.1 * Model.calls)
+
+
+def nonlocal_number():
+    count = 0
+
+    def change(model, h):
+        nonlocal count
+        count += 1
+        return h / (1 + 0.1 * count)
+
+    return change
+
+
+def in_a_container(state, step):
+    return lambda model, h: h / (1 + 0.1 * step(state))
+
+
+def of_the_module(model, h):
+    model.late = getattr(model, "late", 0) + 1  # made by the first call
+    return h / (1 + 0.1 * model.late)
+
+
+def drawn(draw):
+    return lambda model, h: h * (1 + 0.1 * draw())
+
+
+def hooked():
+    seen = []
+
+    def change(model, h):
+        if not hasattr(model, "hook"):
+            model.hook = model.table.register_forward_hook(lambda m, args, out: seen.append(1))
+        return h / (1 + 0.1 * len(seen))
+
+    return change
+
+
+def added(state):
+    state.append(1)
+    return len(state)
+
+
+def counted(state):
+    state["n"] = state.get("n", 0) + 1
+    return state["n"]
+
+
+def numbered(state):
+    state += 1
+    return float(state.sum())
+
+
+def partly(state, model, h):
+    return h / (1 + 0.1 * counted(state))
+
+
+def inner(norm):
+    return lambda model, h: norm(h.transpose(1, 2)).transpose(1, 2)
+
+
+WAYS = {
+    "a number around it": nonlocal_number,
+    "a number of the file": lambda: a_global,
+    "a default": lambda: by_default,
+    "the class": lambda: of_the_class,
+    "the module": lambda: of_the_module,
+    "an object": Counter,
+    "an object in a list": lambda: in_a_container([Counter()], lambda held: held[0]()),
+    "a method": lambda: Counter().__call__,
+    "a list": lambda: in_a_container([], added),
+    "a queue": lambda: in_a_container(deque(maxlen=5), added),
+    "a dict": lambda: in_a_container({}, counted),
+    "a tensor": lambda: in_a_container(torch.zeros(2), numbered),
+    "an array": lambda: in_a_container(np.zeros(2), numbered),
+    "a partial's dict": lambda: functools.partial(partly, {}),
+    "a partial's word": lambda: functools.partial(lambda model, h, state: partly(state, model, h), state={}),
+    "an iterator": lambda: in_a_container(iter(range(1000)), next),
+    "a count": lambda: in_a_container(itertools.count(), next),
+    "a hook": hooked,
+    "another module": lambda: inner(nn.BatchNorm1d(8, momentum=0.5, affine=False)),
+    "Python's numbers": lambda: drawn(random.random),
+    "numpy's numbers": lambda: drawn(np.random.rand),
+    "numbers of Python of its own": lambda: drawn(random.Random(1).random),
+    "numbers of numpy of its own": lambda: drawn(np.random.default_rng(1).random),
+    "old numbers of numpy of its own": lambda: drawn(np.random.RandomState(1).rand),
+    "numbers of torch of its own": lambda: Counter(torch.Generator().manual_seed(1)),
+    "a generator of Python": lambda: in_a_container((n / 10 for n in range(1000)), next),
+}
+
+
+def train(way: str, watch=nullcontext):
+    global COUNT
+    COUNT, Model.calls, by_default.__defaults__[0][0] = 0, 0, 0
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    model = Model(WAYS[way]())
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with watch() as report:
+        for _ in range(6):
+            ids = (torch.randint(WORDS, (4, 1)) + torch.arange(9)) % WORDS
+            optimizer.zero_grad()
+            F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten()).backward()
+            optimizer.step()
+    numbers = torch.tensor([random.random(), np.random.rand(), float(torch.rand(()))])
+    return [numbers, *model.parameters()], report
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replay_leaves_it_as_it_was(way):
+    alone, _ = train(way)
+    with mock.patch.object(replays, "again", wraps=replays.again) as again:
+        watched, report = train(way, lambda: doctor.watch(steps=4, say=False))
+    assert again.call_count and not report.faults, report.faults
+    assert all(map(torch.equal, alone, watched))
+    if way != "another module":  # statistics over all places: the model does see the future
+        assert (report.verdicts["F11"].state == "OK") == (way != "a generator of Python"), report.verdicts["F11"]
+
+
+def test_what_is_too_large_is_not_copied(monkeypatch):
+    monkeypatch.setattr(reached, "ROOM", 100)
+    large, small = torch.zeros(100), torch.zeros(2)
+
+    def change(model, h):
+        large[0] = small[0] = 1
+        return h
+
+    replays.again(Model(change), (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert large[0] == 1 and small[0] == 0

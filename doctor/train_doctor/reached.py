@@ -1,0 +1,216 @@
+"""What a forward can change beside its tensors: copies of it, while it is called once more.
+
+    self.seen.append(x.shape)         an attribute of the module, or of an object that it holds
+    nonlocal calls; calls += 1        a variable around the function, or of its file (global)
+    random.Random(1).random()         what a generator of one's own draws next
+
+A model that anneals a temperature by its calls, or draws its noise from its own generator, trains on to other numbers
+where somebody calls it between two steps. So a replay looks up, from the modules on, each place that the program's own
+code can write to: attributes, the variables that its functions name, the containers in them. Copies stand there
+meanwhile, and then all is put back. The generators of torch, Python and numpy themselves are put back by `aside`.
+
+Footgun: an iterator can't be copied but for the plain ones, and a replay would use it up. Where there is one the model
+is not called again, and what asks for a replay stays unknown.
+"""
+
+import contextlib
+import copy
+import itertools
+import random
+import sys
+import types
+from collections import UserDict, deque
+from collections.abc import Iterator
+from functools import partial
+from io import IOBase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from train_doctor.waits import whose
+
+OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call swaps what counts of it
+HELD = ("_parameters", "_buffers", "_modules")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
+REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
+LIMIT, ITEMS = 5000, 10_000  # things that are looked at; of a container
+ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
+DATA = (int, float, list, dict, set, tuple, deque, Tensor)  # of a class, or one of its descriptors might be called
+Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and a name in it
+
+
+@contextlib.contextmanager
+def copies(module: nn.Module) -> Iterator[None]:
+    """Copies stand where a forward of it may write. RuntimeError where something can't be copied."""
+    found = _Found(module)
+    held = [(m, {kind: dict(getattr(m, kind)) for kind in HELD}) for m in found.modules]
+    flags = [(p, p.requires_grad) for p in module.parameters()]
+    before = [(place, _read(place)) for place in found.places]
+    own, room = {id(vars(m)) for m in found.modules}, [ROOM]
+    try:
+        for m in found.modules[found.inner :]:  # others than the parts of this one, whose buffers are swapped anyway
+            m._buffers.update({name: copied(b) for name, b in m._buffers.items()})
+        for place, value in before:
+            if (twin := copied(value, None if id(place[0]) in own else room)) is not value:
+                _write(place, twin)
+        yield
+    finally:
+        for m, kinds in held:  # a mask was made, a weight became a buffer (peft's experts)
+            for kind, known in kinds.items():
+                getattr(m, kind).clear()
+                getattr(m, kind).update(known)
+        for owner, was in found.owners:
+            for name in set(owner) - set(was):
+                del owner[name]
+            owner.update(was)
+        for place, value in before:
+            _write(place, value)
+        for p, flag in flags:
+            if p.requires_grad != flag:  # disable_adapter sets it
+                p.requires_grad_(flag)
+
+
+def copied(x: Any, room: list[int] | None = None) -> Any:
+    """Tensors, generators and plain containers of them anew; whatever else is in there is the same object, and so are
+    tensors and arrays for which `room` (bytes) is too small."""
+    if type(x) in PLAIN:
+        return x.detach().clone() if _fits(x, room) else x
+    if type(x) in (list, tuple, set):
+        return type(x)(copied(each, room) for each in x) if len(x) <= ITEMS else type(x)(x)
+    if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
+        twin = copy.copy(x)
+        twin.update({k: copied(v, room) for k, v in x.items()} if len(x) <= ITEMS else {})
+        return twin
+    if type(x) in (deque, random.Random, *REWOUND):
+        return copy.copy(x)
+    if isinstance(x, torch.Generator):
+        return torch.Generator(x.device).set_state(x.get_state())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and type(x) is numpy.ndarray:
+        return x.copy() if _fits(x, room) else x
+    if numpy is not None and isinstance(x, (numpy.random.Generator, numpy.random.RandomState)):
+        return copy.deepcopy(x)
+    if isinstance(x, (types.BuiltinMethodType, types.MethodType)):  # generator.random
+        twin = copied(x.__self__, room)
+        return x if twin is x.__self__ else getattr(twin, x.__name__)
+    if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
+        raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
+    return x
+
+
+def _fits(x: Any, room: list[int] | None) -> bool:
+    fits = room is None or x.nbytes <= room[0]
+    if room is not None and fits:
+        room[0] -= x.nbytes
+    return fits
+
+
+class _Found:
+    """The places that the code of a module can write to, breadth first."""
+
+    def __init__(self, module: nn.Module):
+        self.modules = list(module.modules())
+        self.inner = len(self.modules)  # the others are held by a variable or a plain attribute
+        self.owners: list[tuple[dict, dict]] = []  # attributes of modules and objects, as they were
+        self.places: list[Place] = []
+        self.seen: set = {id(m) for m in self.modules}
+        self.waiting: deque = deque(self.modules)
+        while self.waiting and len(self.seen) < LIMIT + self.inner:
+            self._look(self.waiting.popleft())
+
+    def _push(self, *things: Any) -> None:
+        for x in things:
+            for each in x.values() if isinstance(x, dict) else x if type(x) in (list, tuple, set, deque) else (x,):
+                if id(each) not in self.seen and _looked_into(each):
+                    self.seen.add(id(each))
+                    self.waiting.append(each)
+                    if isinstance(each, nn.Module):
+                        self.modules.append(each)
+
+    def _place(self, holder: Any, name: str, value: Any) -> None:
+        if (id(holder), name) not in self.seen:
+            self.seen.add((id(holder), name))
+            self.places.append((holder, name))
+            self._push(value)
+
+    def _look(self, x: Any) -> None:
+        if isinstance(x, types.FunctionType):
+            self._variables(x)
+        elif isinstance(x, types.MethodType):
+            self._push(x.__func__, x.__self__)
+        elif isinstance(x, partial):
+            self._push(x.func, x.args, x.keywords)
+            self._place(x, "args", x.args)
+            for name, value in x.keywords.items():
+                self._place(x.keywords, name, value)
+        else:
+            self._attributes(x)
+
+    def _attributes(self, x: Any) -> None:
+        own, module = vars(x), isinstance(x, nn.Module)
+        self.owners.append((own, dict(own)))
+        for name, value in own.items():
+            if not module or name not in OWN:
+                self._place(own, name, value)
+        if module:
+            self._push(x._modules, *(getattr(x, name) for name in HOOKS))
+        for kind in type(x).__mro__:
+            if kind not in self.seen:
+                self.seen.add(kind)
+                self._push([getattr(f, "fget", getattr(f, "__func__", f)) for f in vars(kind).values()])
+                for name, value in vars(kind).items() if _of_program(kind) else ():
+                    if isinstance(value, DATA) and not name.startswith("__"):
+                        self._place(kind, name, value)
+
+    def _variables(self, f: types.FunctionType) -> None:
+        for cell in f.__closure__ or ():
+            with contextlib.suppress(ValueError):  # not yet filled
+                self._place(cell, "", cell.cell_contents)
+        for name in _names(f.__code__):
+            if name in f.__globals__:
+                self._place(f.__globals__, name, f.__globals__[name])
+        if f.__defaults__:
+            self._place(f, "__defaults__", f.__defaults__)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _looked_into(x: Any) -> bool:
+    if isinstance(x, types.FunctionType):
+        return whose(x.__code__.co_filename) == "program"
+    return isinstance(x, (types.MethodType, partial, nn.Module)) or _own(x)
+
+
+def _own(x: Any) -> bool:
+    """An object of a class of the program's, with attributes."""
+    plain = isinstance(x, (type, Tensor, types.ModuleType)) or not hasattr(x, "__dict__")
+    return not plain and _of_program(type(x))
+
+
+def _of_program(kind: type) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or file is not None and whose(file) == "program"
+
+
+def _read(place: Place) -> Any:
+    holder, name = place
+    if isinstance(holder, types.CellType):
+        return holder.cell_contents
+    return holder[name] if isinstance(holder, dict) else getattr(holder, name)
+
+
+def _write(place: Place, value: Any) -> None:
+    holder, name = place
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = value
+    elif isinstance(holder, dict):
+        holder[name] = value
+    elif isinstance(holder, partial):
+        holder.__setstate__((holder.func, value, holder.keywords, vars(holder)))
+    elif _read(place) is not value:  # a class, or the defaults of a function
+        setattr(holder, name, value)
