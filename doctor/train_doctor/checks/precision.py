@@ -31,7 +31,19 @@ def rounded_away(e: Evidence) -> Fired | Verdict:
     WARN updates-rounded-away/soon: The weights are kept in 16 bits with no fp32 master copy: the first steps of Adam
     still change them, and most of its later, smaller ones will be rounded away. Fix: Keep the weights in fp32 and
     compute under autocast, or use stochastic rounding or compensated sums.
+    WARN updates-rounded-away/average: An average of the weights is kept in 16 bits and goes {rate:.2g} of the way to
+    them at each step, which is less than such numbers can tell apart: it stays near where it began. Fix: Keep the
+    average in fp32, whatever the weights are in.
     """
+    if e.habits["N4 average"]:
+        rate, kind = next(iter(e.habits["N4 average"].values()))
+        return fires(
+            f"a tensor of {kind} that no optimizer holds is drawn to a weight by {rate:.2g} of the way",
+            "an average in fp32",
+            WARN,
+            "updates-rounded-away/average",
+            rate=rate,
+        )
     if not any(o.low for o in e.optimizers):
         return not_applicable("no trained parameter is below 32 bits")
     share = e.shadow.get("all")

@@ -33,6 +33,7 @@ from train_doctor.watchers.choices import Choices
 from train_doctor.watchers.clamped_labels import ClampedLabels
 from train_doctor.watchers.class_axis import ClassAxis
 from train_doctor.watchers.clip_values import ClipValues
+from train_doctor.watchers.coarse_averages import CoarseAverages
 from train_doctor.watchers.component_weights import ComponentWeights
 from train_doctor.watchers.confidences import Confidences
 from train_doctor.watchers.cosine_margins import CosineMargins
@@ -345,6 +346,7 @@ ALL = (
     LogScales,
     LogitsGiven,
     SwappedAverage,
+    CoarseAverages,
     FirstGraphs,
     KeptNoise,
     LaidAcross,
