@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from contextlib import nullcontext
+from dataclasses import dataclass
 from unittest import mock
 
 import numpy as np
@@ -118,6 +119,14 @@ def inner(norm):
     return lambda model, h: norm(h.transpose(1, 2)).transpose(1, 2)
 
 
+@dataclass(slots=True, frozen=True)
+class Slotted:
+    state: dict
+
+    def __call__(self, model, h):
+        return partly(self.state, model, h)
+
+
 WAYS = {
     "a number around it": nonlocal_number,
     "a number of the file": lambda: a_global,
@@ -125,6 +134,7 @@ WAYS = {
     "the class": lambda: of_the_class,
     "the module": lambda: of_the_module,
     "an object": Counter,
+    "an object with slots": lambda: Slotted({}),
     "an object in a list": lambda: in_a_container([Counter()], lambda held: held[0]()),
     "a method": lambda: Counter().__call__,
     "a list": lambda: in_a_container([], added),

@@ -149,7 +149,7 @@ class _Found:
             self._attributes(x)
 
     def _attributes(self, x: Any) -> None:
-        own, module = vars(x), isinstance(x, nn.Module)
+        own, module = getattr(x, "__dict__", {}), isinstance(x, nn.Module)
         self.owners.append((own, dict(own)))
         for name, value in own.items():
             if not module or name not in OWN:
@@ -163,6 +163,9 @@ class _Found:
                 for name, value in vars(kind).items() if _of_program(kind) else ():
                     if isinstance(value, DATA) and not name.startswith("__"):
                         self._place(kind, name, value)
+            for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
+                if isinstance(slot, types.MemberDescriptorType) and hasattr(x, name):
+                    self._place(x, name, getattr(x, name))
 
     def _variables(self, f: types.FunctionType) -> None:
         for cell in f.__closure__ or ():
@@ -187,9 +190,8 @@ def _looked_into(x: Any) -> bool:
 
 
 def _own(x: Any) -> bool:
-    """An object of a class of the program's, with attributes."""
-    plain = isinstance(x, (type, Tensor, types.ModuleType)) or not hasattr(x, "__dict__")
-    return not plain and _of_program(type(x))
+    """An object of a class of the program's."""
+    return not isinstance(x, (type, Tensor, types.ModuleType)) and _of_program(type(x))
 
 
 def _of_program(kind: type) -> bool:
@@ -212,5 +214,5 @@ def _write(place: Place, value: Any) -> None:
         holder[name] = value
     elif isinstance(holder, partial):
         holder.__setstate__((holder.func, value, holder.keywords, vars(holder)))
-    elif _read(place) is not value:  # a class, or the defaults of a function
-        setattr(holder, name, value)
+    elif _read(place) is not value:  # of a class, a default of a function, a slot (of what may be frozen)
+        (setattr if isinstance(holder, (type, types.FunctionType)) else object.__setattr__)(holder, name, value)
