@@ -10,6 +10,8 @@ import train_doctor as doctor
 from . import (
     attacked,
     attacked_again,
+    attacked_columns,
+    attacked_decoders,
     attacked_ends,
     attacked_films,
     attacked_given,
@@ -18,6 +20,7 @@ from . import (
     attacked_loads,
     attacked_meetings,
     attacked_mixed_up,
+    attacked_pairs,
     attacked_picks,
     attacked_plain,
     attacked_prepared,
@@ -128,7 +131,6 @@ STILL_MEETINGS = {
     "tenth_of_the_rate_at_first": ({"N9"}, "a factor equals the rate by chance"),
     "both_ways_each_causal": ({"F11"}, "the first answer of that shape is the other way's"),
     "wave_that_runs_to_the_left": ({"F11"}, "places, not times"),
-    "windows_as_long_as_the_batch": ({"F30"}, TABLE),
     "autoencoder_with_log_spread": ({"F43"}, "the square of the spread is a product in the divergence"),
     "centiles_from_the_top": ({"F85"}, "the list falls"),
     "names_of_variables": ({"F91"}, "var is short for variable"),
@@ -289,6 +291,9 @@ ALL |= {name + "_words" * (name in ALL): (p, STILL_WORDS) for name, p in attacke
 ALL |= {name + "_labels" * (name in ALL): (p, {}) for name, p in attacked_labels.PROGRAMS.items()}
 ALL |= {name + "_picks" * (name in ALL): (p, STILL_PICKS) for name, p in attacked_picks.PROGRAMS.items()}
 ALL |= {name + "_steps" * (name in ALL): (p, {}) for name, p in attacked_steps.PROGRAMS.items()}
+ALL |= {name + "_decoders" * (name in ALL): (p, {}) for name, p in attacked_decoders.PROGRAMS.items()}
+ALL |= {name + "_columns" * (name in ALL): (p, {}) for name, p in attacked_columns.PROGRAMS.items()}
+ALL |= {name + "_pairs" * (name in ALL): (p, {}) for name, p in attacked_pairs.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -316,12 +321,13 @@ def test_the_exceptions_are_among_them():
     exceptions |= {*STILL_PLAIN, *STILL_WORDS, *STILL_PICKS}
     assert len(attacked_plain.PROGRAMS) == 53 and len(attacked_words.PROGRAMS) == 56
     assert len(attacked_labels.PROGRAMS) == 20 and len(attacked_picks.PROGRAMS) == 29
-    assert len(attacked_steps.PROGRAMS) == 28
+    assert len(attacked_steps.PROGRAMS) == 28 and len(attacked_decoders.PROGRAMS) == 15
+    assert len(attacked_columns.PROGRAMS) == 13 and len(attacked_pairs.PROGRAMS) == 22
     assert len(attacked_meetings.PROGRAMS) == 47 and len(attacked_shares.PROGRAMS) == 70
     assert len(attacked_left_out.PROGRAMS) == 50 and len(attacked_given.PROGRAMS) == 44
     assert len(attacked_prepared.PROGRAMS) == 61 and len(attacked_films.PROGRAMS) == 57
     assert (
         len(attacked_rows.PROGRAMS) == 54 and len(attacked_ends.PROGRAMS) == 59 and len(attacked_loads.PROGRAMS) == 44
     )
-    known = 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 + 44 + 53 + 56 + 20 + 29 + 28
+    known = 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 + 44 + 53 + 56 + 20 + 29 + 28 + 15 + 13 + 22
     assert len(ALL) == known and exceptions <= set(ALL)

@@ -47,6 +47,28 @@ def test_axes_that_change_places_are_left_alone(how):
     assert "F30" not in said(quiet(lambda: train(laid_out(how))))
 
 
+class Windows(nn.Module):
+    """Series (16, 48, 4), cut into windows that are as long as the batch is large, or with their axes mixed up."""
+
+    def __init__(self, batch_first: bool, back: bool):
+        super().__init__()
+        self.core, self.head = nn.GRU(4, 8, batch_first=batch_first), nn.Linear(8, 4)
+        self.back = back
+
+    def forward(self, x):
+        h = self.core(x.reshape(48, 16, 4))[0]
+        return self.head(h.reshape(16, 48, 8).mean(1) if self.back else h[-1])
+
+
+@pytest.mark.parametrize("batch_first, back, wrong", [(True, True, False), (False, True, True), (False, False, True)])
+def test_windows_as_long_as_the_batch_is_large(batch_first, back, wrong):
+    def loss_of(model):
+        x = torch.randn(16, 48, 4)
+        return F.mse_loss(model(x), x.mean(1))
+
+    assert ("F30" in said(quiet(lambda: train(loss_of, Windows(batch_first, back))))) is wrong
+
+
 # ------------------------------------------------------------------------------------------------ F31
 def summed(how: str):
     """A graph of 16 nodes and 64 edges, whose neighbours are summed."""

@@ -158,6 +158,11 @@ def tokens(m, last=None):
     return (z, teacher) if last is None else (last(z), last(teacher))
 
 
+def tokens_and_distance(m):
+    z, teacher = tokens(m)
+    return F.mse_loss(z, teacher) + 1 - F.cosine_similarity(z, teacher).mean()
+
+
 def reader():
     return nn.Sequential(nn.Embedding(20, DIM), nn.LayerNorm(DIM), nn.Linear(DIM, DIM))
 
@@ -250,6 +255,7 @@ ANGLES = {
     "classes of places": (False, mlp, classes_of_places),
     "series": (False, mlp, series),
     "tokens": (True, reader, lambda m: 1 - F.cosine_similarity(*tokens(m)).mean()),
+    "tokens, and their distance": (True, reader, tokens_and_distance),
     "tokens, a module": (False, reader, lambda m: 1 - nn.CosineSimilarity(-1)(*tokens(m)).mean()),
     "tokens, dim=1 is written": (False, reader, lambda m: 1 - written(*tokens(m))),
     "tokens, centred": (False, reader, lambda m: 1 - centred(*tokens(m))),

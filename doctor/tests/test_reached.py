@@ -195,3 +195,95 @@ def test_what_is_too_large_is_not_copied(monkeypatch):
 
     replays.again(Model(change), (torch.zeros(1, 2, dtype=torch.long),), {})
     assert large[0] == 1 and small[0] == 0
+
+
+# ------------------------------------------------------------------------------------------------ one call
+class Kept(Model):
+    """Each way leaves something behind; `left` tells it."""
+
+    log, seen = [], 0
+
+    def __init__(self, norm):
+        super().__init__(lambda model, h: h)
+        self.norm, self.file = norm, open(__file__)  # noqa: SIM115
+
+    @property
+    def asked(self):
+        ASKED.append(1)
+        return 1.0
+
+    @staticmethod
+    def counted(h):
+        COUNTED.append(1)
+        return h
+
+    def forward(self, ids):
+        h = self.counted(super().forward(ids)) * self.asked
+        [MADE.append(n) for n in range(2)]
+        Kept.log.append(1)
+        self.late = h
+        self.table.weight.requires_grad_(False)
+        return h
+
+
+ASKED, COUNTED, MADE, HOOKED, LONG = [], [], [], [], [0] * (reached.ITEMS + 1)
+
+
+def test_a_call_leaves_nothing():
+    model = Kept(None)
+    model.head.register_forward_hook(lambda m, args, out: HOOKED.append(len(LONG)))
+    replays.again(model, (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert not (ASKED or COUNTED or MADE or HOOKED or Kept.log or hasattr(model, "late"))
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_module_that_it_only_knows():
+    norm = nn.Sequential(nn.BatchNorm1d(8))
+    before = norm[0].running_mean.clone()
+    model = Model(inner(norm))
+    replays.again(model, (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert torch.equal(norm[0].running_mean, before) and int(norm[0].num_batches_tracked) == 0
+
+
+def test_a_long_list_is_copied_but_not_what_is_in_it():
+    held, many = [[]] * (reached.ITEMS + 1), dict.fromkeys(range(reached.ITEMS + 1), [])
+
+    def change(model, h):
+        held.append(1), many.update(new=1), held[0].append(1)
+        return h
+
+    replays.again(Model(change), (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert len(held) == len(many) == reached.ITEMS + 1 and held[0] == [1]
+
+
+def test_what_is_not_there_yet():
+    def change(model, h):
+        return h if model.training else later(h)
+
+    model = Model(change)
+    replays.again(model, (torch.zeros(1, 2, dtype=torch.long),), {})
+    later = abs
+    assert later(-1) == 1 and change.__closure__[0].cell_contents is abs
+
+
+def test_a_descriptor_of_a_class_is_not_called(monkeypatch):
+    class Raises:
+        def __get__(self, one, kind=None):
+            raise RuntimeError("asked")
+
+    monkeypatch.setattr(Model, "word", Raises(), raising=False)
+    replays.again(Model(lambda m, h: h), (torch.zeros(1, 2, dtype=torch.long),), {})
+
+
+def test_an_endless_chain_ends(monkeypatch):
+    class Link:
+        def __init__(self, inner):
+            self.inner, self.count = inner, 0
+
+    link = Link(None)
+    for _ in range(50):
+        link = Link(link)
+    monkeypatch.setattr(reached, "LIMIT", 20)
+    model = Model(lambda m, h: h)
+    model.link = link
+    assert len(reached._Found(model).owners) < 40

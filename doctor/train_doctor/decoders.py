@@ -10,8 +10,11 @@ from another row: the answers before it must not move.
 
 Whether what fills such texts up to one length counts in the loss is asked as well.
 
-Footgun: only places of the first half that the loss asks for are compared, and a text that is not what the loss asks
-for (tags, an input of a denoiser) is none.
+Footguns: only places of the first half that the loss asks for are compared, and a text that is not what the loss asks
+for (tags, an input of a denoiser) is none. Where each token has a loss of its own (reduction="none") a mask comes
+behind it, so nothing is known of padding, and a prompt in front may see itself: the last tokens alone are changed. A
+decoder may be told how long the text is, so the padding stays where it is. The last of sorted numbers, or a goal that
+is not left again, ends rows as well: so padding fills the other text too, or stands behind one token, that of the end.
 """
 
 import contextlib
@@ -22,7 +25,7 @@ import torch
 from torch import Tensor
 
 from train_doctor import replays
-from train_doctor.evidence import Backward, Call, Evidence
+from train_doctor.evidence import Backward, Call, Entropy, Evidence
 from train_doctor.places import WORK
 from train_doctor.reading import readable
 
@@ -34,6 +37,7 @@ class Decoded(NamedTuple):
     call: Call
     key: int | str  # of the decoder's text among the arguments
     asked: Tensor  # (B, T): where the loss asks for something
+    cut: int  # place from which on it is changed
 
 
 class Ahead(NamedTuple):
@@ -56,8 +60,14 @@ def match(e: Evidence, event: Backward) -> None:
             if of := next((n for n in losses if _follows(x, n.target)), None):
                 target = of.target.detach().reshape(x.shape)
                 if not e.rounds:
-                    e.probes.setdefault("decoded", Decoded(call, key, (target >= 0) & (target != of.ignored)))
-                e.probes.setdefault("filled", {}).setdefault(e.rounds, _filled(target, of.ignored))
+                    cut = x.shape[1] - 1 if of.reduction == "none" else x.shape[1] // 2
+                    asked = (target >= 0) & (target != of.ignored)
+                    e.probes.setdefault("decoded", Decoded(call, key, asked, cut))
+                others = [y for y in texts.values() if y is not x]
+                counted = None if of.reduction == "none" else _filled(target, of, others)
+                e.probes.setdefault("filled", {}).setdefault(e.rounds, counted)
+                if any(_goes_on(x, y) for y in others):
+                    e.probes["goes on"] = True
 
 
 def _text(x) -> bool:
@@ -85,14 +95,41 @@ def _follows(x: Tensor, target: Tensor) -> bool:
     return len(there[asked].unique()) >= VARIETY and bool((here == there)[asked].float().mean() > SHARE)
 
 
-def _filled(target: Tensor, ignored: int | None) -> tuple[int, int, int] | None:
+def _filled(target: Tensor, loss: Entropy, others: list[Tensor]) -> tuple[int, int, int] | None:
     """What fills the rows up to one length, and counts: how many targets, of how many, and which."""
     last = target[:, -1].mode().values
-    runs = (target == last).flip(1).int().cumprod(1).sum(1)
-    inside = int((target == last).sum() - runs.sum())
-    some = len(set(runs.tolist())) > 2 and int((runs > 1).sum()) >= LEAST and len(target.unique()) >= 2 * VARIETY
-    found = some and not inside and int(last) != ignored and last >= 0
+    runs = _ending(target, last).sum(1)
+    some = len(target.unique()) >= 2 * VARIETY and _at_ends(target, last) and int(last) != loss.ignored and last >= 0
+    if not some or loss.weight is not None and not float(loss.weight[last]):  # or its class counts nothing
+        return None
+    found = _behind_one(target, runs) or any(_at_ends(x, last) for x in others if x.device == last.device)
     return (int(runs.sum()), target.numel(), int(last)) if found else None
+
+
+def _ending(text: Tensor, token: Tensor) -> Tensor:
+    """(B, T): where rows end in runs of one token."""
+    return (text == token).flip(1).int().cumprod(1).flip(1).bool()
+
+
+def _at_ends(text: Tensor, token: Tensor) -> bool:
+    """Whether it ends rows in runs of several lengths, and stands nowhere else."""
+    runs = _ending(text, token).sum(1)
+    some = len(set(runs.tolist())) > 2 and int((runs > 1).sum()) >= LEAST
+    return some and int((text == token).sum()) == int(runs.sum())
+
+
+def _behind_one(target: Tensor, runs: Tensor) -> bool:
+    """Whether the same token stands in front of all of these runs."""
+    rows = ((runs > 0) & (runs < target.shape[1])).nonzero()[:, 0]
+    return len(target[rows, target.shape[1] - runs[rows] - 1].unique()) == 1
+
+
+def _goes_on(x: Tensor, y: Tensor) -> bool:
+    """Whether y (actions) goes up and down where the text, a place each, ends in one and the same token (a goal)."""
+    if x.shape != y.shape or x.device != y.device:
+        return False
+    moved = y.diff(dim=1) * _ending(x, x[:, -1].mode().values)[:, :-1]
+    return int(((moved > 0).any(1) & (moved < 0).any(1)).sum()) >= LEAST
 
 
 def fills(e: Evidence) -> tuple[int, int, int] | None:
@@ -111,14 +148,15 @@ def run(e: Evidence) -> None:
     text = _given(found.call)[found.key]
     if text.numel() * sum(p.numel() for p in module.parameters()) > WORK:
         return
-    half = text.shape[1] // 2
-    changed = torch.cat([text[:, :half], text.roll(1, 0)[:, half:]], 1)
+    words = torch.cat([found.asked[:, :1], found.asked[:, :-1]], 1)  # no padding: a token is asked for a place before
+    later = words & words.roll(1, 0) & (torch.arange(text.shape[1], device=text.device) >= found.cut)
+    changed = torch.where(later, text.roll(1, 0), text)
     unfit = contextlib.suppress(RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError)
     with unfit, replays.resting(module.modules()):
         first, again, after = (_answer(module, found, x) for x in (text, text, changed))
         if first is not None and after is not None and first.equal(again) and first.shape == after.shape:
             moved = (first - after).abs().amax(-1) * found.asked
-            e.probes["decoder"] = Ahead(float(moved[:, :half].max()), float(moved[:, half:].max()))
+            e.probes["decoder"] = Ahead(float(moved[:, : found.cut].max()), float(moved[:, found.cut :].max()))
 
 
 def _given(call: Call) -> dict:

@@ -116,6 +116,7 @@ class Entropy(Event):
     log_target: bool = False  # of kl_div
     log_input: bool = True  # of poisson_nll_loss
     smoothing: float = 0.0  # of cross_entropy
+    weight: Tensor | None = None  # of its classes
     sorts = ("grad", "name")
 
 

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from train_doctor.evidence import Evidence
 from train_doctor.eye import tensors
-from train_doctor.fed import kind
+from train_doctor.fed import VIEWS, kind
 
 MARKED, WALKED, ROUNDS = 24, 300, 5  # nodes of a step; nodes looked at for a cause; first steps that are marked
 KEY, ANSWER = "train_doctor", "train_doctor_answer"
 ROOTS = 8  # of a loss
+SUMS = {"Add", "Sub", "Rsub", "Neg", "Sum", "Mean", "Stack", "Cat", *VIEWS}
 ANSWERS = 4  # of a step that are marked
 HELD = 2**20  # numbers of a root that are kept until the step
 
@@ -182,6 +183,20 @@ def below(node, limit: int, without=None):
         seen.add(node)
         yield node
         queue += [edge for edge, _ in node.next_functions]
+
+
+def summed(node, limit: int) -> set:
+    """The nodes that one is a sum or mean of, but for signs and factors that do not learn, and itself."""
+    queue, seen = [node], set()
+    while queue and len(seen) < limit:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        edges = [edge for edge, _ in node.next_functions]
+        times = len(edges) == 2 and None in edges and (kind(node) == "Mul" or kind(node) == "Div" and edges[0])
+        queue += edges if kind(node) in SUMS or times else []
+    return seen
 
 
 def tell(t: Tensor, key: str, what: Any) -> None:

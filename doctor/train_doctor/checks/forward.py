@@ -101,8 +101,9 @@ def future(e: Evidence) -> Fired | Verdict:
     """The training loss falls far below what is possible, and generated text is senseless.
 
     Later tokens were changed: logits at earlier supervised positions must not move. Only where targets are next
-    tokens; masked models look both ways and rightly so, a prefix may see all of itself. The same for series of numbers,
-    where the target given to a loss of torch is found to be the input, some times later.
+    tokens; masked models look both ways and rightly so, a prefix may see all of itself, and a text may be told by a
+    latent that is drawn for it (a VAE of sentences). The same for series of numbers, where the target given to a loss
+    of torch is found to be the input, some times later.
 
     ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
     missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an
@@ -124,6 +125,8 @@ def future(e: Evidence) -> Fired | Verdict:
             "sees-the-future/series",
             shift=leak.shift,
         )
+    if e.habits["F11 latent"]:
+        return not_applicable("a latent was drawn for each text, which may tell of all of it")
     readings = [b.reading for b in e.of(Backward) if b.reading is not None]
     if len(both := e.habits["F11 both ways"]) >= 2:
         name = f"nn.{next(iter(both.values())).upper()}"

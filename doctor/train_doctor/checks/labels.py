@@ -139,7 +139,8 @@ def padding_supervised(e: Evidence) -> Fired | Verdict:
     bad = total = outside = 0
     masked = seen = False
     known = list(batches(e))
-    nameless = _nameless([b.ids for b in known if not _masks(b)]) if e.token("pad") is None else None
+    guess = e.token("pad") is None and "goes on" not in e.probes
+    nameless = _nameless([b.ids for b in known if not _masks(b)]) if guess else None
     for batch in known:
         pads = _pads(e, batch, nameless)
         if pads is None:
@@ -188,7 +189,8 @@ def _nameless(seen: list[Tensor]) -> int | None:
 
     Footgun: a word that often follows itself, or the background of a picture, ends rows as well. But the texts go on
     behind it. A token that begins each row may serve as padding too, so the first column isn't asked. And of a handful
-    of tokens the last one may be meant: the last letter of a formal language, a state that nobody leaves.
+    of tokens the last one may be meant: the last letter of a formal language, a state that nobody leaves. So it
+    is where actions go on beside it.
     """
     token, times = Counter(map(_guessed, seen)).most_common(1)[0] if seen else (None, 0)
     if token is None or 2 * times <= len(seen) or len(set().union(*(ids.unique().tolist() for ids in seen))) < FEW:

@@ -53,7 +53,7 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     Fires when the steps were made from forwards in eval mode while the model has dropout with p > 0. transformers'
     from_pretrained returns a model in eval mode, and peft's wrapper around it says train while the inside does not. A
     model without dropout and batch norm loses nothing, and a part put in eval mode on purpose under a root in train
-    mode is left alone.
+    mode is left alone. So is a model of which nothing trains, where a prompt or a picture in front of it does.
 
     WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
     mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
@@ -64,6 +64,8 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     modes = _modes(e)
     if e.model is None or not modes or not e.of(Backward):
         return unknown("no training forward was seen")
+    if e.parameters() and not e.trainable():
+        return not_applicable("nothing of the model trains: it rests behind what does")
     if _flipped(modes):
         return not_applicable("the mode changed during the loop: see N16")
     drops = live_dropouts(e)

@@ -413,16 +413,16 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
     that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
     layers of a teacher and layers with adapters are left alone. One layer is enough where it makes the scores of the
-    classes and nothing else is frozen. Of a model for classes in transformers that trains by
-    adapters, the head is looked at: whether it is frozen as it was drawn.
+    classes and nothing else is frozen, but that may be meant (FedBABU). Of a model for classes in transformers that
+    trains by adapters, the head is looked at: whether it is frozen as it was drawn.
 
     WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
     came into them. Fix: Load with strict=True and read what load_state_dict returns: a prefix in the names ("module.")
     and strict=False load nothing.
     WARN frozen-at-start/zero: {name} is frozen at zero, so it gives nothing and never will: it was made to be trained.
     Fix: Freeze the base before the adapters are put in, or unfreeze them by name.
-    WARN frozen-at-start/scores: {name}, which makes the scores of the classes, is frozen at its random start, and what
-    comes before it trains. Fix: Freeze the backbone, and let the head learn.
+    NOTE frozen-at-start/scores: {name}, which makes the scores of the classes, is frozen at its random start, and what
+    comes before it trains. Fix: Freeze the backbone, and let the head learn, unless it is to stay random.
     WARN frozen-at-start/head: The new head of the classes is frozen with the base, so its random numbers stay as they
     were drawn. Fix: LoraConfig(task_type="SEQ_CLS"), or modules_to_save with the head's name.
     """

@@ -66,7 +66,7 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
 
     Fires when an attention or recurrent module without batch_first was given (rows, length, features): its first size
     is that of the loss, its second one is not in the loss. Or when it was given what a table has for ids that were
-    stacked from rows of words, or picked by an index.
+    stacked from rows of words, or picked by an index. Tables with attention along both axes are left alone.
 
     WARN batch-as-time: {name} takes (time, batch, features) unless batch_first=True, and is given (batch, time,
     features): it runs along the batch and mixes its rows. Fix: Build it with batch_first=True, or transpose(0, 1)
@@ -78,6 +78,8 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
         name, shape = next(iter(seen.values()))
         what = f"{name} with batch_first=True was given ids {shape}, whose next tokens stand in the next row"
         return fires(what, "(batch, time)", name=f"nn.{name.upper()}", fault="batch-as-time/columns")
+    if e.habits["both axes"]:
+        return OK  # attention between the columns of a table, and between its rows
     if len(seen := e.habits["S21"]) >= STEPS:
         name, shape = next(iter(seen.values()))
         return fires(f"{name} is given {shape}, of ids (rows, length)", "(time, batch, features)", name=name)
@@ -124,8 +126,8 @@ def rows_see_each_other(e: Evidence) -> Fired | Verdict:
 
     Makes one call again before the first step, in eval mode, with the first half of its rows. Fires when their answers
     are not what they were among all rows, and the loss has as many rows as what the model is given. Normalisations by a
-    batch, spreads and scales of everything are left alone, and so are nodes of graphs, times of a series and recurrent
-    modules.
+    batch, spreads and scales of everything are left alone, and so are nodes of graphs, times of a series, recurrent
+    modules, and tables with attention along both axes.
 
     WARN rows-see-each-other: The answer to a row hangs on the other rows of its batch: a mean, a softmax, an attention
     or a normalisation runs along dim 0, where the rows are. Fix: Look for dim=0, for a mean without a dim, and for an
@@ -135,7 +137,7 @@ def rows_see_each_other(e: Evidence) -> Fired | Verdict:
     if moved is None or moved.alone is None:
         no_call = "no call of a model could be made again with half of its rows"
         return unknown(e.opaque) if e.opaque else not_applicable(no_call)
-    if moved.alone < places.SEEN:
+    if moved.alone < places.SEEN or e.habits["both axes"]:
         return OK
     shapes = [n.fed.shape for calls in judged(e).values() for n in calls if n.fed.shape]
     if not shapes or not all(_one_each(given, loss) for given in moved.given for loss in shapes):

@@ -101,8 +101,10 @@ def _fixed(weights: list) -> bool:
     return bool(now) and all(w is not None and not w.requires_grad and w._version == v for w, v in now)
 
 
-def _storages(module: nn.Module, trainable: bool = False) -> set[int]:
-    ps = (p for p in module.parameters() if p.requires_grad or not trainable)
+def _storages(module: nn.Module, trainable: bool = False, held: set[int] | None = None) -> set[int]:
+    """Of its parameters; of those that train; or of those of them that are held, where some are."""
+    ps = [p for p in module.parameters() if p.requires_grad or not trainable]
+    ps = [p for p in ps if id(p) in held] if held and any(id(p) in held for p in ps) else ps
     return {measures.values_of(p).untyped_storage().data_ptr() for p in ps if p.numel() and p.device.type != "meta"}
 
 
@@ -112,8 +114,8 @@ def reference_aliases_policy(e: Evidence) -> Fired | Verdict:
 
     Fires when a reference or teacher shares storage with weights that train: it is the same object, a shallow copy, or
     was filled with load_state_dict(assign=True). Frozen weights may be shared, which is how the reference of a LoRA
-    policy is made. A second view of the weights that never sees the batch that is learnt (evaluation, sampling) gives
-    a warning only.
+    policy is made, and a target network inside the model does not train where no optimizer holds it. A second view of
+    the weights that never sees the batch that is learnt (evaluation, sampling) gives a warning only.
 
     ERROR or WARN reference-aliases-policy: The reference is the policy itself (no copy, or a shallow one): it moves
     with every step, so the two never differ. Fix: Make it copy.deepcopy(model).eval().requires_grad_(False) before
@@ -128,7 +130,7 @@ def reference_aliases_policy(e: Evidence) -> Fired | Verdict:
     # a loss without logits calls the backbone, an evaluation the whole: one model
     idle = [m for m in e.models if not any(_related(m, called) for called in learning)]
     idle = idle if len(idle) < len(e.models) else []
-    ours = {s for m in e.models if m not in idle for s in _storages(m, trainable=True)}
+    ours = {s for m in e.models if m not in idle for s in _storages(m, True, e.optimized())}
     references = [t for t in e.teachers if t not in e.models] + idle  # a shallow copy seems to be in the optimizer
     same = [t for t in e.teachers if t in e.models and _storages(t, trainable=True)]
     for c in e.of(Call):  # seen as a part of the model, because it shares its parameters

@@ -13,6 +13,7 @@ so have what was transposed, and a layer for all times of a channel; a layer alo
 behind a recurrent network, which may answer channels. A colour and its own mean have an angle, that to the grey axis.
 Products that are divided by their own length are kernels. One-hot rows have length one too. Who writes dim=1, or takes
 the mean along it first, means the times or the places. What meets over the places (q.mT @ k) may have length one there.
+And answers that also meet data in a plain loss are channels of series, which are told over their times.
 """
 
 import ast
@@ -40,7 +41,7 @@ class AnglesElsewhere(Watcher):
     what they are of, and products of what has length one, with their number, and their
     lengths."""
 
-    begins = SOURCES | CONVOLUTIONS | {"cosine_similarity", "normalize", "mean"}
+    begins = SOURCES | CONVOLUTIONS | {"cosine_similarity", "normalize", "mean"} | set(PLAIN)
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -48,6 +49,8 @@ class AnglesElsewhere(Watcher):
         self.unit = Known(self)
         self.maps, self.means, self.products = Known(self), Known(self), Known(self)
         self.pending: list[tuple | None] = []  # shapes of these products, but for kernels
+        self.cosines: list[tuple[tuple, int]] = []  # the fact, and of which answer
+        self.answers: set[int] = set()  # what met data in a plain loss
 
     def saw(self, op: Op) -> None:
         r = op.results[0] if op.results else None
@@ -60,6 +63,8 @@ class AnglesElsewhere(Watcher):
                 self.unit.put(r, AS_IT_IS)
         elif len(op.given) < 3 and any(facts := [self.unit.get(t) for t in op.given]):
             self._lengths(op, facts, r)
+        if op.name in PLAIN and len(op.given) > 1 and op.given[0].requires_grad and not self.last.get(op.given[1]):
+            self.answers.add(id(op.given[0]))
         self._follow(op, r)
         if r.is_floating_point() and r.dim() > 2 and not self.maps.get(r) and self._lies_last(op, r):
             states = op.name in RECURRENT or any(self.last.get(t) == STATES for t in op.given)
@@ -102,7 +107,8 @@ class AnglesElsewhere(Watcher):
             self.note("F134", ("one", tuple(one.shape), tuple(two.shape)))
         elif dim is None and one.shape == two.shape and min(one.shape[1], one.shape[-1]) > 1:
             if self.last.get(one) and self.last.get(two):
-                self.note("F134", ("", tuple(one.shape), tuple(two.shape)))
+                fact = "", tuple(one.shape), tuple(two.shape)
+                self.cosines.append((fact, id(one if one.requires_grad else two)))
             elif not self.maps.get(one) and not self.maps.get(two) and directions(two if one.requires_grad else one):
                 self.note("F134", ("", tuple(one.shape), tuple(two.shape)))
 
@@ -133,8 +139,11 @@ class AnglesElsewhere(Watcher):
     def backward(self, loss: Tensor) -> None:
         for shape in filter(None, self.pending):
             self.note("F134 lengths", shape)
+        for fact, answer in self.cosines:
+            if answer not in self.answers:
+                self.note("F134", fact)
         self.products.by_id.clear()
-        self.pending = []
+        self.pending, self.cosines, self.answers = [], [], set()
 
     def close(self) -> None:
         for known in (self.last, self.unit, self.maps, self.means, self.products):

@@ -8,16 +8,18 @@ number that the module keeps, and neither the function around it nor who calls t
 
 Footguns: an attention that is drawn on purpose (Monte Carlo dropout) is asked several times the same, or for copies of
 rows at once, or some dropouts are left awake. A module, or one that holds it, may set its number to 0 in a train() of
-its own, and a program before it validates; or it is computed where it is asked for, and a function that is given the
-number is told by who calls it.
+its own or in another method, and a program before it validates, which may be much later; or another model is evaluated
+that holds 0. Or the number is computed where it is asked for, and a function that is given it is told by who calls it.
 """
 
 import ast
+import dis
 import functools
+import gc
 import inspect
 import sys
 import textwrap
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -40,6 +42,7 @@ class AttentionDropouts(Watcher):
         super().__init__(eye)
         self.read: set[tuple] = set()  # calls whose line was read
         self.found: dict[int, tuple[str, int]] = {}  # step -> where, and the id of the module
+        self.kept: set[tuple[type, str]] = set()  # modules, by their kinds, and what they call their number
         self.last: dict[int, float] = {}  # id of a module -> the sum of what asked it last, in eval mode
         self.drawn = False  # asked the same again
         self.calm: set[int] = set()  # ids of modules that dropped nothing in eval mode
@@ -63,13 +66,16 @@ class AttentionDropouts(Watcher):
             self._evaluated(module, op, where)
         elif module.training and (code, line) not in self.read:
             self.read.add((code, line))
-            if _unaware(frame, module) and not self._switched(module):
+            name = _unaware(frame, module)
+            if name and not self._switched(module, name):
+                self.kept.add((type(module), name))
                 self.found.setdefault(self.eye.turn, (where, id(module)))
 
-    def _switched(self, module: nn.Module) -> bool:
-        """What holds this attention has a train() of its own, which may see to it."""
+    def _switched(self, module: nn.Module, name: str) -> bool:
+        """What holds this attention has a train() of its own, or a method that sets the number: it may see to it."""
         parts = (part for model in self.e.models for part in model.modules())
-        return any(_own_train(part) and any(m is module for m in part.modules()) for part in parts)
+        seeing = (part for part in parts if _own_train(part) or _sets(type(part), name))
+        return any(m is module for part in seeing for m in part.modules())
 
     def _evaluated(self, module: nn.Module, op: Op, where: str) -> None:
         rows = op.given[0].double().flatten(1).sum(1)
@@ -81,22 +87,26 @@ class AttentionDropouts(Watcher):
             self.found.setdefault(self.eye.turn, (where, id(module)))
 
     def close(self) -> None:
-        for turn, (where, module) in self.found.items() if not self.drawn else ():
+        there = gc.get_objects() if self.kept else ()
+        off = any((type(m), name) in self.kept and vars(m).get(name) == 0 for m in there for _, name in self.kept)
+        for turn, (where, module) in self.found.items() if not (self.drawn or off) else ():
             if module not in self.calm:
                 self.note("S24 attention", where, turn)
 
 
-def _unaware(frame: FrameType, module: nn.Module) -> bool:
-    """Whether the call on this line is given a number of the module, as it is, and nothing here asks for its mode."""
+def _unaware(frame: FrameType, module: nn.Module) -> str:
+    """The name of a number of the module that the call on this line is given as it is, where nothing here asks for its
+    mode."""
     code = frame.f_code
     tree, begin = _read(code)
     if type(module).train is not nn.Module.train or _asks(frame, module):
-        return False
+        return ""
     calls = [c for c in ast.walk(tree) if isinstance(c, ast.Call) and _name(c.func) == ATTENDS]
     here = [c for c in calls if c.lineno <= frame.f_lineno - begin + 1 <= (c.end_lineno or c.lineno)]
     given = [k.value for c in here for k in c.keywords if k.arg == "dropout_p"]
     given = given or [a for c in here for a in c.args[FIFTH : FIFTH + 1]]
-    return len(here) == 1 and len(given) == 1 and _kept(given[0], code.co_varnames[0], module)
+    plain = len(here) == 1 and len(given) == 1 and _kept(given[0], code.co_varnames[0], module)
+    return given[0].attr if plain else ""
 
 
 def _asks(frame: FrameType | None, module: nn.Module) -> bool:
@@ -126,6 +136,14 @@ def _owner(frame: FrameType) -> Any:
 def _own_train(module: nn.Module) -> bool:
     code = getattr(type(module).train, "__code__", None)
     return code is None or whose(code.co_filename) == "program"
+
+
+def _sets(kind: type, name: str) -> bool:
+    """Whether a method of the program, but for the one that makes it, sets the attribute of this name."""
+    own = [vars(c).values() for c in kind.__mro__ if c.__module__.partition(".")[0] != "torch"]
+    codes = [f.__code__ for fs in own for f in fs if isinstance(f, FunctionType) and f.__name__ != "__init__"]
+    here = [dis.get_instructions(code) for code in codes if name in code.co_names]
+    return any(i.opname == "STORE_ATTR" and i.argval == name for instructions in here for i in instructions)
 
 
 def _kept(given: ast.expr, me: str, module: nn.Module) -> bool:

@@ -13,7 +13,8 @@ lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, 
 series, `x.reshape(B * C, T)` of (B, T, C).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
-of a picture may be the rows of a sequence. And rows that are laid flat again were groups in their order (in_order.py).
+of a picture may be the rows of a sequence. And rows that are laid flat or cut back again were groups in their order
+(in_order.py).
 """
 
 import torch
@@ -53,7 +54,8 @@ class Axes(Watcher):
         if (apart or patches) and place() is not None:
             fact = op.name, tuple(x.shape), tuple(op.result.shape), patches
             if x.dim() == op.result.dim() == 3 and x.shape[2] == op.result.shape[2]:
-                self.groups.begin(op.result, "F30", fact)
+                if not self.groups.returns(x, op.result):
+                    self.groups.begin(op.result, "F30", fact, before=x)
             else:
                 self.note("F30", fact)
 

@@ -7,14 +7,16 @@ What was cut off by detach() is followed through arithmetic to a mean or a sum. 
 is or times a number, it is a term without a slope.
 
 Footguns: `surrogate + (value - surrogate).detach()` shows another number than it trains, on purpose: no mean is taken
-of what is detached there. What was cut off may also be a target, and the term its entropy, which makes a
-divergence of a cross-entropy: so it may meet nothing that learns. And a term that is only printed is never added.
+of what is detached there; or one is, and then what was cut off is also a part of the loss as it is. What was cut off
+may also be a target, and the term its entropy, which makes a divergence of a cross-entropy: so it may meet nothing that
+learns. And a term that is only printed is never added.
 """
 
 from typing import NamedTuple
 
 from torch import Tensor
 
+from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
 
@@ -22,6 +24,7 @@ REDUCES = {"mean", "sum"}
 KEPT = PLUS | MINUS | TIMES | OVER | POWERS | TURNS
 KEPT |= {"squeeze", "view", "reshape", "flatten", "__getitem__", "log", "exp", "relu", "clamp", "sqrt"}
 CUT, TERM, LOSS = "cut", "term", "loss"
+KEY, NODES = "train_doctor_cut_off", 500
 
 
 class Fact(NamedTuple):
@@ -44,6 +47,8 @@ class DetachedTerms(Watcher):
         if op.name == "detach" and not self.known.get(op.given[0]):
             if op.given[0].grad_fn is not None:
                 self.known.put(result, Fact(CUT, frozenset({id(result)})))
+                before = graphs.told(op.given[0].grad_fn, KEY) or frozenset()
+                graphs.tell(op.given[0], KEY, before | {id(result)})
         elif facts := [fact for t in op.given if (fact := self.known.get(t))]:
             roots = frozenset().union(*(fact.roots for fact in facts))
             what = self._made(op, {fact.what for fact in facts})
@@ -64,9 +69,15 @@ class DetachedTerms(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         fact = self.known.get(loss)
-        if fact is not None and fact.what == LOSS and not fact.roots & self.met:
+        if fact is not None and fact.what == LOSS and not fact.roots & (self.met | _also_there(loss)):
             self.note("F2 detached", True)
         self.met = set()
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _also_there(loss: Tensor) -> set[int]:
+    """What was cut off from numbers that the loss is a sum of."""
+    cut = (graphs.told(node, KEY) for node in graphs.summed(loss.grad_fn, NODES))
+    return set().union(*(roots for roots in cut if roots))

@@ -3,8 +3,9 @@
     similarity.masked_fill_(torch.eye(n, dtype=torch.bool), -1e9)       a row and itself
     loss = F.cross_entropy(similarity, torch.arange(n))                 and that is what is asked for
 
-Footgun: classes that are not allowed (an action, a token) may be asked for now and then by noisy data. So most of the
-rows must ask for what has the least number of all.
+Footguns: classes that are not allowed (an action, a token) may be asked for now and then by noisy data. So most of the
+rows must ask for what has the least number of all. A row whose classes were all filled asks for nothing: it fills a
+game up to the length of others, or is an action without such an argument, and its loss is taken out behind.
 """
 
 from train_doctor.eye import Op, Watcher
@@ -27,6 +28,6 @@ class MaskedTargets(Watcher):
         if not bool(there.any()):
             return
         asked = logits.gather(-1, target.long().clamp(0, logits.shape[-1] - 1)[..., None])[..., 0][there].float()
-        gone = asked < FAR
+        gone = (asked < FAR) & (logits.amax(-1)[there] > asked)
         if bool(gone.float().mean() > SHARE) and len(asked[gone].unique()) == 1:
             self.note("F20 masked", (int(gone.sum()), len(asked), float(asked[gone][0])))

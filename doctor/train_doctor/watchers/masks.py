@@ -8,7 +8,8 @@ A mask of (batch, length) becomes minus infinity on the scores, by `masked_fill`
 embedding was given last, or over the rows of numbers that a first layer was given: what it shows and what it hides.
 
 Footgun: padding is known by being one and the same id everywhere, or all zeros. A text of one word would pass for it,
-so what is hidden must hold several. A class token in front makes the mask longer than the rows.
+so what is hidden must hold several. A class token in front makes the mask longer than the rows. Neighbours of a graph
+may be added to the scores as ones: they go both ways, and are neither blocks of a row (documents) nor a window.
 """
 
 import torch
@@ -124,4 +125,19 @@ def _of_ones(mask: Tensor) -> bool:
     if not mask.is_floating_point() or mask.numel() < LEAST or mask.requires_grad:
         return False
     low, high = mask.aminmax()
-    return float(low) == 0 and float(high) == 1 and bool(((mask == 0) | (mask == 1)).all())
+    flags = float(low) == 0 and float(high) == 1 and bool(((mask == 0) | (mask == 1)).all())
+    return flags and not _of_neighbours(mask == 1)
+
+
+def _of_neighbours(mask: Tensor) -> bool:
+    """(..., T, T): the edges of a graph, which go both ways, where documents are blocks and a window moves along."""
+    if mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or not mask.equal(mask.mT):
+        return False
+    window = mask[..., 1:, 1:].equal(mask[..., :-1, :-1])
+    return not window and not _in_blocks(mask) and not _in_blocks(~mask)
+
+
+def _in_blocks(mask: Tensor) -> bool:
+    """Whether places see those that see the same first one, or nothing."""
+    first = torch.where(mask.any(-1), mask.long().argmax(-1), -1)
+    return mask.equal((first[..., :, None] == first[..., None, :]) & (first[..., :, None] >= 0))

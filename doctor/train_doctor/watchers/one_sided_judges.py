@@ -6,8 +6,9 @@ Of each optimizer it is asked which targets the losses had whose gradients went 
 learn against each other, the one whose own layer gives the scores must meet both.
 
 Footguns: the other network's loss asks for one answer, as it should, and leaves gradients on the discriminator, which
-are cleared before its next backward. And real and made rows may have a step each, so those are judged in which at least
-two losses meet.
+are cleared before its next backward; some of its layers may be frozen, and have none. Real and made rows may have a
+step each, so those are judged in which at least two losses meet. And a difference of two answers (a relativistic judge,
+pairs of a ranking) has one target.
 """
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.evidence import Step
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.fed import kind
+from train_doctor.fed import chain, kind
 from train_doctor.watchers.lent_gradients import LAYERS
 
 KEY, BOTH = "train_doctor_judged", "both"
@@ -36,8 +37,8 @@ class OneSidedJudges(Watcher):
         if len(self.e.optimizers) < 2 or len(op.given) < 2 or op.given[0].numel() < LEAST:
             return
         low, high = (float(end) for end in op.given[1].detach().aminmax())
-        side = "ones" if low > HALF else "zeros" if high < HALF else None
-        graphs.tell(op.given[0], KEY, side or BOTH)
+        side = "ones" if low > HALF else "zeros" if high < HALF else BOTH
+        graphs.tell(op.given[0], KEY, BOTH if chain(op.given[0].grad_fn, 1) == ["Sub"] else side)
 
     def _stepped(self) -> None:
         """Gradients that waited for a step, and have had it."""
@@ -55,7 +56,7 @@ class OneSidedJudges(Watcher):
         below = graphs.below(loss.grad_fn, NODES)
         asked = [(node, side) for node in below if (side := graphs.told(node, KEY))]
         for index, o in enumerate(self.e.optimizers):
-            if not any(p.grad is not None and bool(p.grad.any()) for p in _held(o)[:2]):
+            if not any(bool(g.any()) for g in _gradients(o)[:2]):
                 self.waiting.pop(index, None)  # they were cleared
             others = set().union(*(other.ids for other in self.e.optimizers if other is not o))  # N1, S36
             sides = [side for node, side in asked if _weight(node) in o.ids - others]
@@ -72,8 +73,9 @@ class OneSidedJudges(Watcher):
         self.waiting, self.taught = {}, {}
 
 
-def _held(o) -> list[Tensor]:
-    return [p for group in o.object.param_groups for p in group["params"]] if o.object is not None else []
+def _gradients(o) -> list[Tensor]:
+    groups = o.object.param_groups if o.object is not None else ()
+    return [p.grad for group in groups for p in group["params"] if p.grad is not None]
 
 
 def _weight(node) -> int | None:

@@ -8,6 +8,9 @@
 The divergence of a VAE tells which tensor is the logarithm of a variance: it stands there once as it is and once in an
 exponential. What the noise was multiplied by is known from its product.
 
+Normal noise, one vector for each text of the batch, with a spread that was computed: the mark of a latent that may have
+been told of the whole text, which a decoder is then given on purpose (sees-the-future).
+
 Footgun: who models the logarithm of the spread itself takes the exponential of twice that in the divergence. Then the
 noise and the divergence are exponentials of different tensors, and both are right.
 """
@@ -50,10 +53,16 @@ class Spreads(Watcher):
             made = [self.exponents.get(t) for t in op.given]
             normal, by = next((k for k in kinds if k is not None), None), next((m for m in made if m), None)
             other = op.given[kinds[0] is not None]
+            if normal and other.grad_fn is not None and self._one_for_each_text(op.result):
+                self.note("F11 latent", tuple(op.result.shape))
             if normal is not None and by is not None:
                 self.used.append((normal, *by))
             elif normal and kinds.count(None) == 1 and other.grad_fn is not None:
                 self.logarithms.append(other.grad_fn)
+
+    def _one_for_each_text(self, draw: Tensor) -> bool:
+        vectors = draw.numel() // max(1, draw.shape[-1]) if draw.dim() > 1 else 0
+        return any(ids.dim() == 2 and len(ids) == vectors for ids in self.e.lookups)
 
     def backward(self, loss: Tensor) -> None:
         used, self.used = self.used, []

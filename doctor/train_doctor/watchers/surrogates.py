@@ -10,6 +10,9 @@ Of PPO, what was cut to a range around 1 is followed through a product to a maxi
 and that to the loss, for max(-a, -b) is right. Two critics are two layers without a graph, and two answers that are
 asked for what came of the larger one.
 
+A product of what was cut and something that learns (F29) is told once the better of two is taken of it: a gate may be
+cut to such a range too.
+
 Footgun: some methods use both (the mean of least and largest, in offline learning); a step in which the other one was
 taken of the same kind of thing is left alone.
 """
@@ -22,7 +25,7 @@ from train_doctor.watchers import signs
 from train_doctor.watchers.operators import MINUS, PLUS, TIMES, TURNS
 
 LARGER, SMALLER = {"max", "maximum"}, {"min", "minimum"}
-CUT, VALUE, LARGEST, TARGET = "cut", "value", "largest", "target"
+CUT, PUSHED, VALUE, LARGEST, TARGET = "cut", "cut, times what learns", "value", "largest", "target"
 VIEWS = {"squeeze", "view", "flatten", "reshape", "unsqueeze"}
 
 
@@ -55,10 +58,10 @@ class Surrogates(Watcher):
     def _follows(self, op: Op, facts: list) -> object:
         if op.name in LARGER | SMALLER and len(op.given) == 2:
             return self._of_two(op, facts)
-        if CUT in facts:
+        if CUT in facts or PUSHED in facts:
             if op.name in TIMES and len(op.given) == 2 and all(t.requires_grad and t.numel() > 1 for t in op.given):
-                self.note("F29", True)
-            return CUT if op.name in TIMES | TURNS else None
+                return PUSHED
+            return (PUSHED if PUSHED in facts else CUT) if op.name in TIMES | TURNS else None
         if LARGEST in facts or TARGET in facts:
             if op.name in PLAIN or op.name in MINUS:
                 answers = [t for t, f in zip(op.given, facts) if f not in (LARGEST, TARGET) and t.requires_grad]
@@ -70,7 +73,9 @@ class Surrogates(Watcher):
         return signs.followed(op, self.known)
 
     def _of_two(self, op: Op, facts: list) -> object:
-        if facts.count(CUT) == 1 and op.given[0].shape == op.given[1].shape:
+        if facts.count(CUT) + facts.count(PUSHED) == 1 and op.given[0].shape == op.given[1].shape:
+            if PUSHED in facts:
+                self.note("F29", True)
             return frozenset({1 if op.name in LARGER else -1})
         values = {f for f in facts if isinstance(f, tuple)}
         if len(values) == 2 and op.name in LARGER:

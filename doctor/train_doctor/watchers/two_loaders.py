@@ -8,8 +8,9 @@ What an iterator gives is known by its loader, into the first layers on one side
 other.
 
 Footguns: two loaders may hold two kinds of data (two domains, labelled and not), so they must be of one length, and
-what the targets' loader gives may go into no layer. Two generators that begin at one seed give one order, so none may
-be given.
+what the targets' loader gives may go into no layer, nor into another function beside something that learns. Rows may
+be matched before they are compared: those that were picked by an index are others. Two generators that begin at one
+seed give one order, so none may be given.
 """
 
 from typing import Any
@@ -18,20 +19,21 @@ from torch import Tensor
 from torch.utils.data import RandomSampler, dataloader
 
 from train_doctor.eye import Eye, Known, Op, Watcher, plain, tensors
-from train_doctor.fed import BINARY, CLASSES, PLAIN
+from train_doctor.fed import BINARY, CLASSES, PLAIN, kind
 from train_doctor.watchers.operators import MINUS, OVER, PLUS, TIMES
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding"}
 COMPARES = {*PLAIN, *CLASSES, *BINARY}
 KEPT = MINUS | OVER | PLUS | TIMES
 KEPT |= {"to", "float", "long", "view", "reshape", "unsqueeze", "squeeze", "flatten", "__getitem__", "permute"}
+PICKED = {"Index", "IndexSelect", "Gather"}
 ROWS = 2
 
 
 class TwoLoaders(Watcher):
     """What is known of a tensor: which sampler it came by, and how many rows that has."""
 
-    names = LAYERS | COMPARES | KEPT
+    names = None  # of whatever a known tensor goes into
     begins = LAYERS | COMPARES
 
     def __init__(self, eye: Eye):
@@ -59,8 +61,10 @@ class TwoLoaders(Watcher):
             if not op.given[place].requires_grad:
                 self.given.add(facts[place])
         elif op.name in COMPARES and len(op.given) > 1 and op.given[0].requires_grad:
-            self.asked.add(facts[1])
-        elif op.name in KEPT and any(facts):
+            self.asked.add(facts[1] if kind(op.given[0].grad_fn) not in PICKED else None)
+        elif op.name not in KEPT and any(r.requires_grad for r in op.results):
+            self.given |= {fact for fact in facts if fact}
+        elif op.name in KEPT and not (op.name == "__getitem__" and len(op.given) > 1):
             known = {fact: len(t) for t, fact in zip(op.given, facts) if fact}
             for r in op.results if len(known) == 1 else ():
                 ((fact, rows),) = known.items()
