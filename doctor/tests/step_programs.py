@@ -68,8 +68,10 @@ SETS = {
     "judge46": ("judge46_a",),
     "judge47": ("judge47_l",),
     "judge48": ("judge48_a",),
+    "judge49": ("judge49_l",),
+    "judge50": ("judge50_a",),
 }
-RECENT = {"judge45", "judge46", "judge47", "judge48"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge47", "judge48", "judge49", "judge50"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}

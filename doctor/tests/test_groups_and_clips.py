@@ -248,6 +248,9 @@ GROUPS = {  # how the answers lie, how the baseline is made
     "tiled, mean laid out": ("tile", "laid out", True),
     "side by side": ("beside", "group", False),
     "tiled, over the other axis": ("tile", "across", False),
+    "side by side, over the other axis": ("beside", "across", True),
+    "other prompts each, over the other axis": ("none", "across", False),
+    "two prompts side by side, over the other axis": ("two beside", "across", False),
     "tiled, for a log": ("tile", "log", False),
     "tiled, shares of a batch": ("tile", "shares", False),
     "other prompts each": ("none", "group", False),
@@ -262,13 +265,13 @@ def test_groups_of_answers_to_other_prompts(how, text):
     torch.manual_seed(0)
     table = nn.Embedding(20, 16)
     model = nn.Sequential(table, nn.Flatten(), nn.Linear(80, 6)) if text else net(out=6, ins=5)
-    size, count = 4, 2 if lie == "two" else 6
+    size, count = 4, 2 if "two" in lie else 6
     log = []
 
     def loss(i):
         prompts = torch.randint(0, 20, (count, 5))
         prompts[:, 0] = 1
-        if lie == "beside":
+        if "beside" in lie:
             ids = prompts.repeat_interleave(size, 0)
         elif lie == "none":
             ids = torch.randint(0, 20, (count * size, 5))

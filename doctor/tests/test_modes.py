@@ -58,8 +58,22 @@ def never_back_by_hand():
     return evaluated(Nano(dropout=0.1), back=False)
 
 
+def evaluated_before_the_first_step():
+    model, evaluations = gpt2().train(), []
+
+    def loss(network, ids):
+        if not evaluations:
+            network.eval()
+            with torch.no_grad():
+                evaluations.append(loss_of(network, ids))
+        return loss_of(network, ids)
+
+    return train(model, adamw(model), loss=loss)
+
+
 FAULTS = {
     from_pretrained: "S11",
+    evaluated_before_the_first_step: "S11",
     attention_only: "S11",
     by_hand: "S11",
     peft_around_eval: "S11",
@@ -71,7 +85,10 @@ FAULTS = {
 
 @pytest.mark.parametrize("program", FAULTS, ids=lambda p: p.__name__)
 def test_faults(program):
-    assert_root(quiet(program), FAULTS[program])
+    report = quiet(program)
+    assert_root(report, FAULTS[program])
+    if FAULTS[program] == "S11":
+        assert ("before the first step" in report.root.diagnosis) == (program is evaluated_before_the_first_step)
 
 
 def trained():

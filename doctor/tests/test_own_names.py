@@ -227,7 +227,18 @@ def test_a_divergence_that_costs_too_little(kl, wrong):
     assert ("F40" in said(quiet(lambda: watched(model, loss)))) is wrong
 
 
-@pytest.mark.parametrize("factor, wrong", [("rate", True), ("one", False), ("long warm-up", False)])
+class Schedule:
+    def __init__(self, peak: float, warmup: int = 20):
+        self.peak, self.warmup = peak, warmup
+
+    def factor(self, step: int) -> float:
+        return self.peak * min(1.0, (step + 1) / self.warmup)
+
+
+@pytest.mark.parametrize(
+    "factor, wrong",
+    [("rate", True), ("one", False), ("long warm-up", False), ("method", True), ("method of one", False)],
+)
 def test_a_factor_that_is_the_rate_after_a_warm_up(factor, wrong):
     torch.manual_seed(0)
     model = net(6, 1)
@@ -237,6 +248,8 @@ def test_a_factor_that_is_the_rate_after_a_warm_up(factor, wrong):
         "rate": lambda step: rate * min(1.0, (step + 1) / 20),
         "one": lambda step: min(1.0, (step + 1) / 20),
         "long warm-up": lambda step: min(1.0, (step + 1) * rate),
+        "method": Schedule(rate).factor,
+        "method of one": Schedule(1.0).factor,
     }
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, made[factor])
 
@@ -263,7 +276,18 @@ def log(step: int) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("how", ["in the open", "by a name of its own", "by a closure", "inside", "counted"])
+class Counted:
+    def __init__(self):
+        self.kept = 0
+
+    def factor(self, step: int) -> float:
+        self.kept += 1
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    "how", ["in the open", "by a name of its own", "by a closure", "inside", "counted", "a method"]
+)
 def test_a_factor_that_keeps_a_count_is_not_asked(how):
     """Nothing of the program's is called that would notice."""
     calls.clear()
@@ -281,6 +305,7 @@ def test_a_factor_that_keeps_a_count_is_not_asked(how):
         "by a closure": lambda step: count(step) or 1.0,
         "inside": lambda step: (lambda: calls.append(step) or 1.0)(),
         "counted": counted,
+        "a method": (counting := Counted()).factor,
     }[how]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -295,7 +320,8 @@ def test_a_factor_that_keeps_a_count_is_not_asked(how):
         return report
 
     clean(quiet(fit))
-    assert kept == 5 if how == "counted" else calls == [0, 1, 2, 3, 4]
+    assert {"counted": kept, "a method": counting.kept}.get(how, len(calls)) == 5
+    assert how in ("counted", "a method") or calls == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("wrong", [True, False])

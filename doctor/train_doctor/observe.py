@@ -84,6 +84,7 @@ MARKS = 64  # numbers of a tensor that tell whether it moved
 FEW, OPPOSED = 64, -0.3  # numbers of a gradient; the cosine of two gradients of adversaries
 NAMED, LONGER = 3, 5  # steps of a named optimizer that are waited for, where others step; how many times as long
 NUMBERS = (min, max, abs, float, int, bool, round, pow)  # functions of numbers that a schedule may call
+KEEPING = ("STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR", "IMPORT_NAME")
 COARSE = (3, 8)  # steps after which it is asked which updates will be rounded away
 MIDST, MANY = 10, 1000  # steps in which it is asked what a clearing between losses takes away, and of how many tensors
 # what is held, what of it had a gradient (which, its version), and the ids of those with one to lose
@@ -792,13 +793,16 @@ def _peak(factor: Callable) -> float | None:
 
 
 def _of_numbers(factor: Callable) -> bool:
-    """Whether a function holds nothing but numbers, keeps none, and calls what math and Python have for them."""
+    """Whether a function, or a method of an object with such numbers, holds nothing but numbers, keeps none, and calls
+    what math and Python have for them."""
+    owner = getattr(factor, "__self__", None)
     code, known = factor.__code__, vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__
+    known |= vars(owner) if owner is not None else {}
     held = [*(cell.cell_contents for cell in factor.__closure__ or ()), *(known[name] for name in code.co_names)]
     plain = all(isinstance(x, int | float) or x is math or x in NUMBERS or x in vars(math).values() for x in held)
-    keeps = any(step.opname in ("STORE_GLOBAL", "STORE_DEREF", "IMPORT_NAME") for step in dis.get_instructions(code))
+    keeps = any(step.opname in KEEPING for step in dis.get_instructions(code))
     inner = any(hasattr(constant, "co_code") for constant in code.co_consts)
-    return plain and not keeps and not inner and code.co_argcount == 1
+    return plain and not keeps and not inner and code.co_argcount == (1 if owner is None else 2)
 
 
 def _rate(group: dict) -> float:

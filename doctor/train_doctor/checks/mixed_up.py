@@ -228,7 +228,8 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     Fires when a tensor is a sum in the loss and stands in an exp that multiplies something, with the same sign in both,
     and with no other sign anywhere in that loss. What is multiplied by several numbers has no one sign. Also when of
     several such scales of one shape the loss holds some and not the others; or none, though each was summed and the
-    loss has the squares or the log-probabilities of what came out.
+    loss has the squares or the log-probabilities of what came out. Or when these are a mean over the numbers of a row,
+    of which the logarithms are a sum.
 
     WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
     exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +
@@ -236,10 +237,16 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     WARN scale-and-its-logarithm/of-some: {total} scales of one shape stretch the data, and the loss holds the
     logarithms of {held} of them: the others can grow or shrink for nothing. Fix: log_det = log_det + s.sum(1) in each
     layer.
+    WARN scale-and-its-logarithm/averaged: The density of what comes out is a mean over the {numbers} numbers of a row
+    and the logarithms of the scales are summed over them, so the density weighs {numbers} times too little and what
+    comes out grows. Fix: prior.log_prob(z).sum(1) + log_det, and the mean of that.
     """
     if (verdict := no_habit(e, seen := e.habits["F82"])) is not None:
         return verdict
-    if isinstance(fact := next(iter(seen.values())), tuple):
+    if isinstance(fact := next(iter(seen.values())), tuple) and fact[0] == "averaged":
+        what = f"in {len(seen)} steps a density was a mean over {fact[1]} numbers, beside sums over them"
+        return fires(what, "both a sum", fault="scale-and-its-logarithm/averaged", numbers=fact[1])
+    if isinstance(fact, tuple):
         held, total = fact
         what = f"in {len(seen)} steps the loss held {held} of {total} logarithms"
         return fires(what, "all of them", fault="scale-and-its-logarithm/of-some", held=held, total=total)
@@ -347,17 +354,21 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
     """Reinforcement with groups of answers (GRPO, RLOO) learns little, above all when prompts differ in what they pay.
 
     Looks at rewards that are cut into groups of which a mean is taken away, and at what the model is given. Fires when,
-    in three steps, the answers to one prompt stand as far apart as there are groups, and not side by side.
+    in three steps, the answers to one prompt stand as far apart as there are groups, and not side by side; or the other
+    way round.
 
     WARN groups-of-others: The rewards of {size} answers that stand side by side are compared, and these are answers to
     different prompts: the prompts were laid one after the other and then again, {size} times. Fix:
     prompts.repeat_interleave({size}, dim=0); or rewards.view({size}, -1) with the mean over dim 0.
+    WARN groups-of-others/neighbours: The rewards of {size} answers that stand far apart are compared, and these are
+    answers to different prompts: those to one prompt stand side by side. Fix: rewards.view(-1, {size}) with the mean
+    over dim 1.
     """
     if (verdict := no_habit(e, seen := e.habits["S61"])) is not None:
         return verdict
-    prompts, size = next(iter(seen.values()))
+    prompts, size, over = next(iter(seen.values()))
     what = f"in {len(seen)} steps groups of {size} rewards were of several of {prompts} prompts"
-    return fires(what, "groups of one prompt", size=size)
+    return fires(what, "groups of one prompt", fault="groups-of-others" + "/neighbours" * (not over), size=size)
 
 
 @check("D22")

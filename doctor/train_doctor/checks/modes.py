@@ -4,6 +4,8 @@ Footgun: each module has a flag of its own, and the root's says nothing of the r
 mode and then wrapped (peft) is a root in train mode around modules in eval mode.
 """
 
+import itertools
+
 from torch import nn
 
 from train_doctor.check import Fired, check, fires
@@ -58,6 +60,8 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
     mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
     should be off.
+    WARN eval-mode-training/after-evaluation: The model trains in eval mode, so its dropout is off: it was evaluated
+    before the first step, and nothing has put it back. Fix: Call model.train() after each evaluation.
     WARN eval-mode-training/norm: All weights train in eval mode, so batch norm neither uses nor learns the statistics
     of the batches. Fix: Call model.train() before the loop and after each evaluation.
     """
@@ -91,7 +95,14 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     return fires(
         f"{len(asleep)} of {len(drops)} dropouts with p > 0 are in eval mode while training ({name}, p = {p:g})",
         "0 of them in eval mode",
+        fault="eval-mode-training" + "/after-evaluation" * _evaluated_first(e),
     )
+
+
+def _evaluated_first(e: Evidence) -> bool:
+    """Whether the model was called in eval mode without gradients before it was called with them."""
+    calls = itertools.takewhile(lambda call: not call.grad, e.of(Call, role="model"))
+    return any(not call.training for call in calls)
 
 
 def _inside(e: Evidence):

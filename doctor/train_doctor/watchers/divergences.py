@@ -90,7 +90,7 @@ def _weights_alone(node) -> bool:
     queue, seen, logarithm, square = [node], 0, False, False
     inside = node.next_functions[0][0]
     while kind(inside) in ("Mul", "Div") and sum(edge is not None for edge, _ in inside.next_functions) == 1:
-        number = _number(inside) or 1.0
+        number = number_of(inside) or 1.0
         if not MUCH < abs(number if kind(inside) == "Mul" else 1 / number):
             return False  # it is divided before
         inside = next(edge for edge, _ in inside.next_functions if edge is not None)
@@ -155,14 +155,14 @@ def terms_of(node, factor: float = 1.0, left: int = TERMS, more: Container[str] 
         elif what == "Neg":
             queue.append((live[0], -factor))
         elif what in ("Mul", "Div") and len(live) == 1:
-            number = _number(node)
+            number = number_of(node)
             if number:
                 queue.append((live[0], factor * number if what == "Mul" else factor / number))
         elif what in LOSSES or what in ("Sum", "Mean") or what in more:
             yield node, factor
 
 
-def _number(node) -> float | None:
+def number_of(node) -> float | None:
     """The plain number that a tensor was multiplied by or divided by."""
     other = node._saved_other
     if isinstance(other, Tensor):
@@ -204,7 +204,7 @@ def _sign(node, sign: int = 1, left: int = PIECES) -> int:
     if what not in POINTWISE or what == "Pow" or not left:
         return 0
     if what in ("Mul", "Div") and sum(edge is not None for edge, _ in node.next_functions) == 1:
-        sign *= -1 if (_number(node) or 0) < 0 else 1
+        sign *= -1 if (number_of(node) or 0) < 0 else 1
     for place, (edge, _) in enumerate(node.next_functions):
         turned = what == "Neg" or what == "Sub" and place == 1 or what == "Rsub" and place == 0
         if edge is not None and (found := _sign(edge, -sign if turned else sign, left - 1)):

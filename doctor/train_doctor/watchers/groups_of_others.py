@@ -5,6 +5,9 @@
     r = rewards.view(-1, G)
     advantages = r - r.mean(1, keepdim=True)                of a group: the baseline of GRPO and of RLOO
 
+    ids = prompts.repeat_interleave(G, 0)                   or the other way round
+    r = rewards.view(G, -1); r.mean(0, keepdim=True)        rewards.view(-1, G) was meant
+
 Rewards that are cut into groups, and from which a mean or a sum of their group is taken, are remembered. What layers
 are given in the step has as many rows: its first columns tell which rows are answers to the same prompt. They must be
 found at the distance of the groups' number, one in each of G parts, and not side by side.
@@ -33,7 +36,8 @@ PROMPTS, KEPT, LOOKED = 3, 16, 2**20  # told apart, at least; things given in a 
 
 
 class GroupsOfOthers(Watcher):
-    """Known are rewards -> (ROWS, a number, size of a group), (GROUPED, ...) once they are cut, and (SUMMED, ...)."""
+    """Known are rewards -> (ROWS, a number, how many and in which sizes they are cut), (GROUPED, ...) once they are
+    cut, and (SUMMED, ..., over which dimension)."""
 
     begins = LAYERS | CUTS
     names = LAYERS | CUTS | SUMS | SPREADS | KEEPS | MINUS
@@ -43,7 +47,7 @@ class GroupsOfOthers(Watcher):
         self.known = Known(self)
         self.numbers = itertools.count()
         self.given: list[Tensor] = []
-        self.compared: set[tuple[int, int]] = set()  # rows, size of a group
+        self.compared: set[tuple[int, int, int]] = set()  # groups, of rows, over which dimension
         self.spread: set[tuple[int, int]] = set()  # those whose spread was taken
 
     def saw(self, op: Op) -> None:
@@ -56,11 +60,12 @@ class GroupsOfOthers(Watcher):
                 self.given.append(x)
         elif op.name in MINUS:
             kinds = {f[0] for f in facts if f}
-            if len(facts) == 2 and SUMMED in kinds and len(kinds) == 2 and facts[0][1:] == facts[1][1:]:
-                self.compared.add(facts[0][2])
+            if len(facts) == 2 and SUMMED in kinds and len(kinds) == 2 and facts[0][1:3] == facts[1][1:3]:
+                self.compared.add((*facts[0][2], next(f[3] for f in facts if f[0] == SUMMED)))
         elif fact := facts[0]:
-            if op.name in SUMS and fact[0] == GROUPED and op.kwargs.get("dim", (*op.args, None, None)[1]) in (1, -1):
-                self.known.put(result, (SUMMED, *fact[1:]))
+            over = op.kwargs.get("dim", (*op.args, None, None)[1])
+            if op.name in SUMS and fact[0] == GROUPED and over in (0, 1, -1, -2) and isinstance(over, int):
+                self.known.put(result, (SUMMED, *fact[1:], over % 2))
             elif op.name in SPREADS and fact[0] == GROUPED:
                 self.spread.add(fact[2])
             elif op.name in KEEPS and fact[0] == SUMMED:
@@ -73,18 +78,23 @@ class GroupsOfOthers(Watcher):
             and not x.requires_grad
             and len(x)
         ):
-            sizes = len(x), result.shape[1]
+            sizes = tuple(result.shape)
             before = self.known.get(x)
             fact = before[1:] if before and before[2] == sizes else (next(self.numbers), sizes)
             self.known.put(x, (ROWS, *fact))
             self.known.put(result, (GROUPED, *fact))
 
     def backward(self, loss: Tensor) -> None:
-        for rows, size in self.compared:
-            given = [x for x in self.given if len(x) == rows]
-            prompts = [_apart(x, size, (rows, size) in self.spread) for x in given]
+        for count, size, over in self.compared:
+            given = [x.detach().flatten(1) for x in self.given if len(x) == count * size]
+            if over == 0:  # a group has one row of each of `count` parts
+                prompts = [_of_neighbours(x, count, size) for x in given]
+                given = [x.unflatten(0, (count, size)).transpose(0, 1).flatten(0, 1) for x in given]
+                size = count
+            else:
+                prompts = [_apart(x, size, (count, size) in self.spread) for x in given]
             if max(prompts, default=0) >= PROMPTS and not any(_in_blocks(x, size) for x in given):
-                self.note("S61", (max(prompts), size))
+                self.note("S61", (max(prompts), size, over))
         self.given, self.compared, self.spread = [], set(), set()
 
     def close(self) -> None:
@@ -92,10 +102,23 @@ class GroupsOfOthers(Watcher):
         self.given = []
 
 
-def _apart(x: Tensor, size: int, spread: bool) -> int:
+def _of_neighbours(rows: Tensor, size: int, count: int) -> int:
+    """How many prompts are told apart by what `size` neighbours begin with; 0 where most groups, which have one row of
+    each of `size` parts, are of one prompt."""
+    blocks = rows.unflatten(0, (count, size))
+    alike = int((blocks == blocks[:, :1]).flatten(0, 1).all(0).cumprod(0).sum())
+    if not alike:
+        return 0
+    prompts, which = rows[:, :alike].unique(dim=0, return_inverse=True)
+    groups = which.view(size, count)
+    mixed = int((groups != groups[:1]).any(0).sum())
+    return len(prompts) if 2 * mixed > count else 0
+
+
+def _apart(rows: Tensor, size: int, spread: bool) -> int:
     """How many prompts are told apart by what rows at equal places of `size` parts begin with; 0 where most groups of
     neighbours are of one prompt."""
-    rows, count = x.detach().flatten(1), len(x) // size
+    count = len(rows) // size
     parts = rows.reshape(size, count, -1)
     alike = int((parts == parts[:1]).flatten(0, 1).all(0).cumprod(0).sum())
     if not alike:
@@ -110,6 +133,6 @@ def _apart(x: Tensor, size: int, spread: bool) -> int:
 
 def _in_blocks(x: Tensor, size: int) -> bool:
     """Each group of neighbours was given one row, and others another one."""
-    blocks = x.detach().flatten(1).unflatten(0, (-1, size))
+    blocks = x.unflatten(0, (-1, size))
     first = blocks[:, :1]
     return bool((blocks == first).all()) and bool((first != first[:1]).any())

@@ -11,9 +11,13 @@ as a sum, with its sign, and each exp of the same tensor that multiplies somethi
 the layers of a flow have, the loss must hold all: also where it holds none, though their logarithms were summed, for
 nothing, and it is one of squares or log-probabilities of what came out.
 
+What came out has a density for each of its numbers, and they must be summed as the logarithms are. As a mean over the
+numbers of a row (prior.log_prob(z).mean(), of (B, D)) it weighs D times too little.
+
 Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,12 +26,15 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.eye import Eye, Op, Watcher
 from train_doctor.fed import kind, shape_of
+from train_doctor.watchers import divergences
 from train_doctor.watchers.operators import OVER, TIMES
 
 SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "Cat", "Add", "Clone", "Expand", "Select"}
 DISTANCES = {"Sub", "Rsub"}
 CHOICES = {"Minimum", "Maximum", "Where", "Clamp", "ClampMin", "Relu"}
 LAYERS = 3  # scales of one shape, at least
+RESHAPES = {"View", "UnsafeView", "Squeeze", "Unsqueeze", "Clone"}
+CLOSE = 0.01
 NODES, KEY = 3000, "train_doctor_factor"
 
 
@@ -37,11 +44,12 @@ class LogScales(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.summed: dict[tuple, Any] = {}  # what was summed over its columns since the last backward -> the sum
-        self.scored = False  # a result had its log-probability asked for
+        self.scored: list[Tensor] = []  # nodes of log-probabilities of what has a graph
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: Any, value: Any) -> None:
-        self.scored |= isinstance(value, Tensor) and value.requires_grad
+        if isinstance(value, Tensor) and value.requires_grad and isinstance(result, Tensor):
+            self.scored.append(result.grad_fn)
 
     def saw(self, op: Op) -> None:
         """What a result was multiplied with is kept at its node; the node's own copy may be packed by the program."""
@@ -59,7 +67,7 @@ class LogScales(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         summed, scored = self.summed, self.scored
-        self.summed, self.scored = {}, False
+        self.summed, self.scored = {}, []
         if loss.grad_fn is None or loss.dim() or self.eye.rising:
             return
         nodes = list(graphs.walk(loss, NODES))
@@ -74,7 +82,10 @@ class LogScales(Watcher):
                     self.note("F82", next(iter(sign)))
             there = set(nodes)
             unused = {edge for edge, total in summed.items() if total not in there}
-            self._of_some(scales, held, unused if scored or _squares(nodes) else set())
+            squares = _squares(nodes)
+            self._of_some(scales, held, unused if scored or squares else set())
+            densities = [(n, 1.0) for n in scored] + [(n, 2.0) for n in nodes if squares and kind(n) == "Pow"]
+            self._averaged(_weights(loss.grad_fn), nodes, densities)
 
     def _of_some(self, scales: dict, held: dict, summed: set) -> None:
         """Logarithms that are missing beside others of their shape and making, which stand there with a right sign; or
@@ -91,8 +102,17 @@ class LogScales(Watcher):
             if None not in each and sum(each) < len(each) and (len(each) >= LAYERS and any(each) or none):
                 self.note("F82", (sum(each), len(each)))
 
+    def _averaged(self, weights: dict, nodes: list, densities: list) -> None:
+        """A density that is a mean over the numbers of a row, beside logarithms that are summed over as many."""
+        logs = {share for node in nodes for share in _shares(node, weights)}
+        for node, times in densities if logs and max(logs) - min(logs) < CLOSE * max(logs) else ():
+            numbers = math.prod(shape_of(node)[1:]) if node is not None else 1
+            share = times * abs(weights.get((node, 0), 0.0)) * numbers
+            if numbers > 1 and share and abs(share / max(logs) - 1) < CLOSE:
+                self.note("F82", ("averaged", numbers))
+
     def close(self) -> None:
-        self.summed = {}
+        self.summed, self.scored = {}, []
 
 
 def _scales(node) -> Iterator[tuple]:
@@ -147,6 +167,40 @@ def _held(root) -> dict[tuple, set[int]]:
             for below in _below(node):  # weighted: by advantages, for example
                 held[below] = {1, -1}
     return held
+
+
+def _shares(node, weights: dict) -> Iterator[float]:
+    """How much the logarithms of what a product multiplies with count in the loss."""
+    for edge, _ in node.next_functions if kind(node) in ("Mul", "Div") and not factor_sign(node) else ():
+        while edge is not None and kind(edge) in RESHAPES:
+            edge = edge.next_functions[0][0]
+        if edge is None or kind(edge) != "Exp":
+            continue
+        edge, times = edge.next_functions[0], 1.0
+        while edge not in weights and edge[0] is not None and factor_sign(edge[0]):
+            times *= 1.0 if kind(edge[0]) == "Neg" else divergences.number_of(edge[0]) or 1.0
+            edge = next(e for e in edge[0].next_functions if e[0] is not None)
+        yield abs(weights.get(edge, 0.0) / times)
+
+
+def _weights(root) -> dict[tuple, float]:
+    """How much one number of each result counts in the loss, where only sums, means and factors lie between."""
+    weights: dict[tuple, float] = {}
+    seen, left = 0, [((root, 0), 1.0)]
+    while left and seen < NODES:
+        (node, place), weight = left.pop()
+        seen += 1
+        what = kind(node)
+        weights[node, place] = weights.get((node, place), 0.0) + weight
+        live = [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
+        if what in ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", *RESHAPES):
+            for edge in live:  # what is smaller was laid out over the rest
+                into, out = math.prod(shape_of(edge[0])), math.prod(shape_of(node))
+                times = out / into if what == "Mean" or out > into else 1.0
+                left.append((edge, weight * times))
+        elif what in ("Mul", "Div") and len(live) == 1 and (number := divergences.number_of(node)):
+            left.append((live[0], weight * number if what == "Mul" else weight / number))
+    return weights
 
 
 def _below(root) -> set[tuple]:
