@@ -4,7 +4,7 @@ draws from a generator of its own, trains on to the same bits."""
 import functools
 import itertools
 import random
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from unittest import mock
@@ -287,3 +287,30 @@ def test_an_endless_chain_ends(monkeypatch):
     model = Model(lambda m, h: h)
     model.link = link
     assert len(reached._Found(model).owners) < 40
+
+
+class Locked(OrderedDict):
+    """As the outputs of transformers."""
+
+    def update(self, *args, **kwargs):
+        raise Exception("not with this one")
+
+
+def test_what_cannot_be_written_to_and_what_two_know():
+    locked, features = Locked(out=torch.zeros(2)), []
+
+    def change(model, h):
+        model.features.append(h)
+        assert len(features) == 1 and features[0] is h
+        return h + locked["out"].sum()
+
+    model = Model(change)
+    model.features, model.graph = features, torch.eye(3).to_sparse()
+    replays.again(model, (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert not features and model.features is features
+
+
+def test_of_a_long_list_only_the_beginning_is_looked_at():
+    model = Model(lambda m, h: h)
+    model.held = [Counter() for _ in range(2 * reached.LOOKED)]
+    assert len(reached._Found(model).owners) < 1.1 * reached.LOOKED

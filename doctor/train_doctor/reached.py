@@ -15,7 +15,9 @@ is not called again, and what asks for a replay stays unknown.
 
 import contextlib
 import copy
+import functools
 import itertools
+import math
 import random
 import sys
 import types
@@ -35,7 +37,7 @@ HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
 REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
-LIMIT, ITEMS = 5000, 10_000  # things that are looked at; of a container
+LIMIT, LOOKED, ITEMS = 5000, 1000, 10_000  # things that are looked at; of a container; and copied of one
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
 DATA = (int, float, list, dict, set, tuple, deque, Tensor)  # of a class, or one of its descriptors might be called
 Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and a name in it
@@ -48,12 +50,14 @@ def copies(module: nn.Module) -> Iterator[None]:
     held = [(m, {kind: dict(getattr(m, kind)) for kind in HELD}) for m in found.modules]
     flags = [(p, p.requires_grad) for p in module.parameters()]
     before = [(place, _read(place)) for place in found.places]
-    own, room = {id(vars(m)) for m in found.modules}, [ROOM]
+    own, copier = {id(vars(m)) for m in found.modules}, Copier()
     try:
         for m in found.modules[found.inner :]:  # others than the parts of this one, whose buffers are swapped anyway
-            m._buffers.update({name: copied(b) for name, b in m._buffers.items()})
-        for place, value in before:
-            if (twin := copied(value, None if id(place[0]) in own else room)) is not value:
+            m._buffers.update({name: copier(b) for name, b in m._buffers.items()})
+        for place, value in sorted(before, key=lambda each: id(each[0][0]) not in own):
+            if id(place[0]) not in own:  # what the modules hold is copied whatever its size
+                copier.room = min(copier.room, ROOM)
+            if (twin := copier(value)) is not value:
                 _write(place, twin)
         yield
     finally:
@@ -72,39 +76,50 @@ def copies(module: nn.Module) -> Iterator[None]:
                 p.requires_grad_(flag)
 
 
-def copied(x: Any, room: list[int] | None = None) -> Any:
-    """Tensors, generators and plain containers of them anew; whatever else is in there is the same object, and so are
-    tensors and arrays for which `room` (bytes) is too small."""
-    if type(x) in PLAIN:
-        return x.detach().clone() if _fits(x, room) else x
-    if type(x) in (list, tuple, set):
-        return type(x)(copied(each, room) for each in x) if len(x) <= ITEMS else type(x)(x)
-    if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
-        twin = copy.copy(x)
-        twin.update({k: copied(v, room) for k, v in x.items()} if len(x) <= ITEMS else {})
-        return twin
-    if type(x) in (deque, random.Random, *REWOUND):
-        return copy.copy(x)
-    if isinstance(x, torch.Generator):
-        return torch.Generator(x.device).set_state(x.get_state())
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and type(x) is numpy.ndarray:
-        return x.copy() if _fits(x, room) else x
-    if numpy is not None and isinstance(x, (numpy.random.Generator, numpy.random.RandomState)):
-        return copy.deepcopy(x)
-    if isinstance(x, (types.BuiltinMethodType, types.MethodType)):  # generator.random
-        twin = copied(x.__self__, room)
-        return x if twin is x.__self__ else getattr(twin, x.__name__)
-    if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
-        raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
-    return x
+class Copier:
+    """Tensors, generators and plain containers of them anew, each once; whatever else is in there is the same object,
+    and so are tensors and arrays for which the room (bytes) is too small."""
 
+    def __init__(self, room: float = math.inf):
+        self.room = room
+        self.twins: dict[int, Any] = {}
 
-def _fits(x: Any, room: list[int] | None) -> bool:
-    fits = room is None or x.nbytes <= room[0]
-    if room is not None and fits:
-        room[0] -= x.nbytes
-    return fits
+    def __call__(self, x: Any) -> Any:
+        if id(x) not in self.twins:
+            self.twins[id(x)] = self._twin(x)
+        return self.twins[id(x)]
+
+    def _twin(self, x: Any) -> Any:
+        if type(x) in PLAIN:
+            return x.detach().clone() if self._fits(x) else x
+        if type(x) in (list, tuple, set):
+            return type(x)(map(self, x)) if len(x) <= ITEMS else type(x)(x)
+        if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
+            twin = copy.copy(x)
+            with contextlib.suppress(Exception):  # some that transformers returns can't be written to
+                twin.update({k: self(v) for k, v in x.items()} if len(x) <= ITEMS else {})
+            return twin
+        if type(x) in (deque, random.Random, *REWOUND):
+            return copy.copy(x)
+        if isinstance(x, torch.Generator):
+            return torch.Generator(x.device).set_state(x.get_state())
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and type(x) is numpy.ndarray:
+            return x.copy() if self._fits(x) else x
+        if numpy is not None and isinstance(x, (numpy.random.Generator, numpy.random.RandomState)):
+            return copy.deepcopy(x)
+        if isinstance(x, (types.BuiltinMethodType, types.MethodType)):  # generator.random
+            twin = self(x.__self__)
+            return x if twin is x.__self__ else getattr(twin, x.__name__)
+        if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
+            raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
+        return x
+
+    def _fits(self, x: Any) -> bool:
+        size = x.numel() * x.element_size() if isinstance(x, Tensor) else x.nbytes
+        fits = size <= self.room
+        self.room -= size if fits else 0
+        return fits
 
 
 class _Found:
@@ -122,7 +137,8 @@ class _Found:
 
     def _push(self, *things: Any) -> None:
         for x in things:
-            for each in x.values() if isinstance(x, dict) else x if type(x) in (list, tuple, set, deque) else (x,):
+            held = x.values() if isinstance(x, dict) else x if type(x) in (list, tuple, set, deque) else (x,)
+            for each in itertools.islice(held, LOOKED):
                 if id(each) not in self.seen and _looked_into(each):
                     self.seen.add(id(each))
                     self.waiting.append(each)
@@ -159,7 +175,7 @@ class _Found:
         for kind in type(x).__mro__:
             if kind not in self.seen:
                 self.seen.add(kind)
-                self._push([getattr(f, "fget", getattr(f, "__func__", f)) for f in vars(kind).values()])
+                self._push(*map(_function, vars(kind).values()))
                 for name, value in vars(kind).items() if _of_program(kind) else ():
                     if isinstance(value, DATA) and not name.startswith("__"):
                         self._place(kind, name, value)
@@ -176,6 +192,13 @@ class _Found:
                 self._place(f.__globals__, name, f.__globals__[name])
         if f.__defaults__:
             self._place(f, "__defaults__", f.__defaults__)
+
+
+def _function(f: Any) -> Any:
+    """What a class calls for an attribute."""
+    if isinstance(f, (property, functools.cached_property)):
+        return f.fget if isinstance(f, property) else f.func
+    return f.__func__ if isinstance(f, (staticmethod, classmethod)) else f
 
 
 def _names(code: types.CodeType) -> set[str]:

@@ -122,7 +122,7 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
                     continue
                 instead[id(t)] = t.detach().clone()
             swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
-    args, kwargs = reached.copied(args), reached.copied(kwargs)
+    args, kwargs = map(reached.Copier(), (args, kwargs))
     with reached.copies(module):
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
