@@ -13,8 +13,8 @@ import torch
 def generators() -> tuple:
     """State of the generators of torch (the CPU's and every CUDA device's, if CUDA is in use), Python and numpy."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy is not None else None
+    numpy = getattr(sys.modules.get("numpy"), "random", None)  # where the program uses it
+    return torch.get_rng_state(), cuda, random.getstate(), numpy.get_state() if numpy is not None else None
 
 
 def restore(state: tuple) -> None:

@@ -12,8 +12,6 @@ checkpoints and logs are those of a run on one batch.
 """
 
 import copy
-import random
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -118,14 +116,10 @@ class _Learning:
 
     def stepped(self, optimizer, args, kwargs) -> None:
         self.count += 1
-        now = [*generators(), random.getstate(), _numpy().get_state() if _numpy() else None]
         if self.count == 1:
-            self.state = now
+            self.state = generators()
         else:
-            restore(self.state[:2])
-            random.setstate(self.state[2])
-            if self.state[3] is not None:
-                _numpy().set_state(self.state[3])
+            restore(self.state)
             self.first = self.given if self.first is None else self.first
             alike = len(self.given) == len(self.first) and all(map(torch.equal, self.given, self.first))
             self.same &= alike
@@ -145,8 +139,3 @@ def learn(run: Callable[[], None], steps: int) -> Held:
     finally:
         at.off()
     return Held(learning.losses, learning.same, learning.count)
-
-
-def _numpy():
-    """numpy's generators, where the script uses numpy."""
-    return getattr(sys.modules.get("numpy"), "random", None)
