@@ -61,7 +61,7 @@ def test_a_density_beside_logarithms(how, inverse):
 
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_spread_that_is_a_mean_as_its_errors_are(mean):
-    """A likelihood with a learned spread, and a pull of the weights' answers towards zero, are no flow."""
+    """A likelihood with a learned spread divides by an exp as a flow does, and nothing comes out of it."""
     torch.manual_seed(0)
     model = nn.Linear(WIDE, 2 * WIDE)
 

@@ -271,22 +271,26 @@ calls = []
 
 
 def log(step: int) -> float:
-    """Of the program's own, with the name of one of math's."""
+    """Of the program's own, with the name of one of math's, and of a number that an object holds."""
     calls.append(step)
     return 1.0
 
 
 class Counted:
     def __init__(self):
-        self.kept = 0
+        self.kept, self.log = 0, 1.0
 
     def factor(self, step: int) -> float:
         self.kept += 1
         return 1.0
 
+    def named(self, step: int) -> float:
+        return log(step)
+
 
 @pytest.mark.parametrize(
-    "how", ["in the open", "by a name of its own", "by a closure", "inside", "counted", "a method"]
+    "how",
+    ["in the open", "by a name of its own", "by a closure", "inside", "counted", "a method", "a method by a name"],
 )
 def test_a_factor_that_keeps_a_count_is_not_asked(how):
     """Nothing of the program's is called that would notice."""
@@ -306,6 +310,7 @@ def test_a_factor_that_keeps_a_count_is_not_asked(how):
         "inside": lambda step: (lambda: calls.append(step) or 1.0)(),
         "counted": counted,
         "a method": (counting := Counted()).factor,
+        "a method by a name": counting.named,
     }[how]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 

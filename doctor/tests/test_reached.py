@@ -2,8 +2,10 @@
 draws from a generator of its own, trains on to the same bits."""
 
 import functools
+import io
 import itertools
 import random
+import weakref
 from collections import OrderedDict, deque
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 
 import train_doctor as doctor
 from train_doctor import reached, replays
+from train_doctor.evidence import Call
 
 WORDS, COUNT = 32, 0
 
@@ -148,8 +151,8 @@ WAYS = {
     "a count": lambda: in_a_container(itertools.count(), next),
     "a hook": hooked,
     "another module": lambda: inner(nn.BatchNorm1d(8, momentum=0.5, affine=False)),
-    "Python's numbers": lambda: drawn(random.random),
-    "numpy's numbers": lambda: drawn(np.random.rand),
+    "Python's numbers": lambda: drawn(lambda: random.random()),  # by the module's name: a copy of the function is none
+    "numpy's numbers": lambda: drawn(lambda: np.random.rand()),
     "numbers of Python of its own": lambda: drawn(random.Random(1).random),
     "numbers of numpy of its own": lambda: drawn(np.random.default_rng(1).random),
     "old numbers of numpy of its own": lambda: drawn(np.random.RandomState(1).rand),
@@ -185,6 +188,17 @@ def test_a_replay_leaves_it_as_it_was(way):
         assert (report.verdicts["F11"].state == "OK") == (way != "a generator of Python"), report.verdicts["F11"]
 
 
+@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: np.random.rand(), lambda: float(torch.rand(()))])
+def test_two_answers_of_one_replay_draw_the_same(draw):
+    """An adapter without effect has none, whatever is drawn between its two answers."""
+    model = Model(drawn(draw))
+    model.lora_A = nn.Parameter(torch.ones(2))
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    call = Call(round=0, role="model", grad=True, inference=False, training=True, autocast=None, args=(ids,), kwargs={})
+    call.module = weakref.ref(model)
+    assert replays._effect(call) == 0
+
+
 def test_what_is_too_large_is_not_copied(monkeypatch):
     monkeypatch.setattr(reached, "ROOM", 100)
     large, small = torch.zeros(100), torch.zeros(2)
@@ -203,9 +217,9 @@ class Kept(Model):
 
     log, seen = [], 0
 
-    def __init__(self, norm):
+    def __init__(self):
         super().__init__(lambda model, h: h)
-        self.norm, self.file = norm, open(__file__)  # noqa: SIM115
+        self.file = io.StringIO("a line")  # an iterator that is left as it is
 
     @property
     def asked(self):
@@ -230,7 +244,7 @@ ASKED, COUNTED, MADE, HOOKED, LONG = [], [], [], [], [0] * (reached.ITEMS + 1)
 
 
 def test_a_call_leaves_nothing():
-    model = Kept(None)
+    model = Kept()
     model.head.register_forward_hook(lambda m, args, out: HOOKED.append(len(LONG)))
     replays.again(model, (torch.zeros(1, 2, dtype=torch.long),), {})
     assert not (ASKED or COUNTED or MADE or HOOKED or Kept.log or hasattr(model, "late"))

@@ -37,11 +37,10 @@ def find(e: Evidence) -> list[Pair]:
     held = e.optimized()
     learning = {id(p): p for p in e.trainable().values() if p.dim() > 1 and (id(p) in held or not held)}
     by_shape: dict[torch.Size, list[Tensor]] = {}
-    for p in learning.values():
-        if p.layout == torch.strided:
-            by_shape.setdefault(p.shape, []).append(p)
+    for p in filter(_in_rows, learning.values()):
+        by_shape.setdefault(p.shape, []).append(p)
     others = [(n, p) for m in (*e.models, *e.teachers) for n, p in m.named_parameters() if id(p) not in learning]
-    others = [(n, p) for n, p in others if (p.dim() > 1 or not p.requires_grad) and p.layout == torch.strided]
+    others = [(n, p) for n, p in others if (p.dim() > 1 or not p.requires_grad) and _in_rows(p)]
     pairs: list[Pair] = []
     for name, t in others:
         if len(pairs) == PAIRS:
@@ -66,6 +65,11 @@ def look(pairs: list[Pair]) -> None:
             pair.still += 1
             continue
         pair.rates.append(next((r for s in (now[1], was[1]) if (r := _rate(was[0], now[0], s)) is not None), -1.0))
+
+
+def _in_rows(p: Tensor) -> bool:
+    """A sparse tensor is not."""
+    return p.layout == torch.strided
 
 
 def _few(p: Tensor) -> Tensor:

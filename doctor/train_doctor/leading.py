@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import probes, replays
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Call, Evidence
 from train_doctor.reading import on_cpu, readable
 
@@ -120,12 +121,12 @@ def _moved(e: Evidence, call: Call, pads: Tensor) -> Moved | None:
         before = probes._replay(e, ordered, ordered.ids)
         first = probes._replay(e, longer[0], longer[0].ids)[:, COLUMNS:]
         second = probes._replay(e, longer[1], longer[1].ids)[:, :places]
-        state = probes.generators()
+        state = generators()
         try:
             torch.manual_seed(1 + torch.initial_seed() % 2**31)
             unseen = probes._replay(e, ordered, filled)
         finally:
-            probes.restore(state)
+            restore(state)
     rows = len(first)
     text, before = ~pads[:rows], before[:rows]
     rough = call.autocast is not None or any(p.element_size() < 4 for p in call.module().parameters())

@@ -796,8 +796,8 @@ def _of_numbers(factor: Callable) -> bool:
     """Whether a function, or a method of an object with such numbers, holds nothing but numbers, keeps none, and calls
     what math and Python have for them."""
     owner = getattr(factor, "__self__", None)
-    code, known = factor.__code__, vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__
-    known |= vars(owner) if owner is not None else {}
+    code, own = factor.__code__, vars(owner) if owner is not None else {}
+    known = own | vars(math) | {f.__name__: f for f in NUMBERS} | factor.__globals__  # a name of the file's is that
     held = [*(cell.cell_contents for cell in factor.__closure__ or ()), *(known[name] for name in code.co_names)]
     plain = all(isinstance(x, int | float) or x is math or x in NUMBERS or x in vars(math).values() for x in held)
     keeps = any(step.opname in KEEPING for step in dis.get_instructions(code))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import reached
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Call, Evidence, is_adapter
 from train_doctor.reached import PLAIN
 from train_doctor.reading import is_compiled, unwrap
@@ -75,11 +76,9 @@ def _noise(teacher: nn.Module, call: Call) -> tuple[float, float, list[Tensor]]:
 def _effect(call: Call) -> float:
     """Largest change of the answer under other numbers in the adapter's factors."""
     module = _module(call)
-    state = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    state = generators()
     before = _answer(module, call)
-    torch.set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
+    restore(state)
     others = {n: _other(p) for n, p in module.named_parameters() if is_adapter(n) and p.requires_grad}
     after = _answer(module, call, others)
     return float((before - after).abs().max())

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import replays
+from train_doctor.draws import generators, restore
 from train_doctor.evidence import Backward, Call, Evidence
 from train_doctor.fed import kind
 from train_doctor.reading import readable
@@ -159,10 +160,10 @@ def _leak(shifted: Shifted) -> Leak | None:
     later = [slice(None)] * x.dim()
     later[shifted.time] = slice(cut, None)
     other[tuple(later)] = x.detach().roll(1, 0)[tuple(later)]
-    state = torch.get_rng_state()
+    state = generators()
     answers = []
     for given in (x, x, other):
-        torch.set_rng_state(state)
+        restore(state)
         out = _again(call, (*call.args[: shifted.at], given, *call.args[shifted.at + 1 :]))
         found = [o for o in _floats(out) if tuple(o.shape) == shifted.shape] or [
             o for o in _floats(out) if o.shape[: shifted.time + 1] == x.shape[: shifted.time + 1]

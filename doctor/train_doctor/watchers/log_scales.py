@@ -25,7 +25,7 @@ from torch import Tensor
 
 from train_doctor import graphs
 from train_doctor.eye import Eye, Op, Watcher
-from train_doctor.fed import kind, shape_of
+from train_doctor.fed import VIEWS, kind, shape_of
 from train_doctor.watchers import divergences
 from train_doctor.watchers.operators import OVER, TIMES
 
@@ -33,7 +33,6 @@ SAME = {"Sum", "Mean", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Stack", "C
 DISTANCES = {"Sub", "Rsub"}
 CHOICES = {"Minimum", "Maximum", "Where", "Clamp", "ClampMin", "Relu"}
 LAYERS = 3  # scales of one shape, at least
-RESHAPES = {"View", "UnsafeView", "Squeeze", "Unsqueeze", "Clone"}
 CLOSE = 0.01
 NODES, KEY = 3000, "train_doctor_factor"
 
@@ -85,7 +84,8 @@ class LogScales(Watcher):
             squares = _squares(nodes)
             self._of_some(scales, held, unused if scored or squares else set())
             densities = [(n, 1.0) for n in scored] + [(n, 2.0) for n in nodes if squares and kind(n) == "Pow"]
-            self._averaged(_weights(loss.grad_fn), nodes, densities)
+            if densities:
+                self._averaged(_weights(loss.grad_fn), nodes, densities)
 
     def _of_some(self, scales: dict, held: dict, summed: set) -> None:
         """Logarithms that are missing beside others of their shape and making, which stand there with a right sign; or
@@ -115,18 +115,20 @@ class LogScales(Watcher):
         self.summed, self.scored = {}, []
 
 
-def _scales(node) -> Iterator[tuple]:
-    """The logarithms of what a product multiplies with, and the sign in the exponent."""
-    what = kind(node)
-    if what not in ("Mul", "Div") or factor_sign(node):  # 2 * exp(s) is no more than another scale
+def _exponents(node) -> Iterator[tuple[tuple, int]]:
+    """What stands in the exponents of what a product multiplies with, and -1 where it divides."""
+    if kind(node) not in ("Mul", "Div") or factor_sign(node):  # 2 * exp(s) is no more than another scale
         return
     for n, edge in enumerate(node.next_functions):
-        sign = -1 if what == "Div" and n else 1
         while edge[0] is not None and (kind(edge[0]) in ("View", "Unsqueeze", "Expand") or factor_sign(edge[0]) > 0):
             edge = next(e for e in edge[0].next_functions if e[0] is not None)
-        if edge[0] is None or kind(edge[0]) != "Exp":
-            continue
-        edge = edge[0].next_functions[0]
+        if edge[0] is not None and kind(edge[0]) == "Exp":
+            yield edge[0].next_functions[0], -1 if kind(node) == "Div" and n else 1
+
+
+def _scales(node) -> Iterator[tuple]:
+    """The logarithms of what a product multiplies with, and the sign in the exponent."""
+    for edge, sign in _exponents(node):
         while edge[0] is not None and (way := factor_sign(edge[0])):
             sign, edge = sign * way, next(e for e in edge[0].next_functions if e[0] is not None)
         if edge[0] is not None:
@@ -171,12 +173,8 @@ def _held(root) -> dict[tuple, set[int]]:
 
 def _shares(node, weights: dict) -> Iterator[float]:
     """How much the logarithms of what a product multiplies with count in the loss."""
-    for edge, _ in node.next_functions if kind(node) in ("Mul", "Div") and not factor_sign(node) else ():
-        while edge is not None and kind(edge) in RESHAPES:
-            edge = edge.next_functions[0][0]
-        if edge is None or kind(edge) != "Exp":
-            continue
-        edge, times = edge.next_functions[0], 1.0
+    for edge, _ in _exponents(node):
+        times = 1.0
         while edge not in weights and edge[0] is not None and factor_sign(edge[0]):
             times *= 1.0 if kind(edge[0]) == "Neg" else divergences.number_of(edge[0]) or 1.0
             edge = next(e for e in edge[0].next_functions if e[0] is not None)
@@ -193,7 +191,7 @@ def _weights(root) -> dict[tuple, float]:
         what = kind(node)
         weights[node, place] = weights.get((node, place), 0.0) + weight
         live = [edge for edge in node.next_functions if edge[0] is not None] if node is not None else []
-        if what in ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", *RESHAPES):
+        if what in ("Add", "Sub", "Rsub", "Neg", "Sum", "Mean", *VIEWS):
             for edge in live:  # what is smaller was laid out over the rest
                 into, out = math.prod(shape_of(edge[0])), math.prod(shape_of(node))
                 times = out / into if what == "Mean" or out > into else 1.0
