@@ -263,11 +263,11 @@ def test_a_long_list_is_copied_but_not_what_is_in_it():
     held, many = [[]] * (reached.ITEMS + 1), dict.fromkeys(range(reached.ITEMS + 1), [])
 
     def change(model, h):
-        held.append(1), many.update(new=1), held[0].append(1)
+        held.append(1), many.update(new=1), held[0].append(1), many[0].append(1)
         return h
 
     replays.again(Model(change), (torch.zeros(1, 2, dtype=torch.long),), {})
-    assert len(held) == len(many) == reached.ITEMS + 1 and held[0] == [1]
+    assert len(held) == len(many) == reached.ITEMS + 1 and held[0] == many[0] == [1]
 
 
 def test_what_is_not_there_yet():
