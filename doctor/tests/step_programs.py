@@ -70,11 +70,13 @@ SETS = {
     "judge48": ("judge48_a",),
     "judge49": ("judge49_l",),
     "judge50": ("judge50_a",),
+    "judge51": ("judge51_l",),
 }
-RECENT = {"judge47", "judge48", "judge49", "judge50"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge48", "judge49", "judge50", "judge51"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}
+LATE |= {"classify_epochs"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

@@ -25,7 +25,7 @@ NAMED = {
     "lambda_lr_absolute": "N9",
     "clip_after_step": "N8",
     "never_zeroed": "N1",
-    "heads_merge_no_transpose": "F11",
+    "heads_merge_no_transpose": "F30",
     "pe_batch_dim": "S23",
     "padding_mask_inverted": "F34",
     "teacher_learns_too": "F57",

@@ -1,14 +1,18 @@
 """What a forward changes beside its tensors stands as it was after each replay: a program that counts its calls, or
 draws from a generator of its own, trains on to the same bits."""
 
+import enum
 import functools
 import io
 import itertools
 import random
+import threading
+import types
 import weakref
 from collections import OrderedDict, deque
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -62,6 +66,61 @@ def by_default(model, h, state=[0]):  # noqa: B006
 def of_the_class(model, h):
     Model.calls += 1
     return h / (1 + 0.1 * Model.calls)
+
+
+FOLDER, SETTINGS = types.ModuleType("folder"), types.ModuleType("folder.settings")
+FOLDER.__path__, SETTINGS.__file__, FOLDER.settings = [str(Path(__file__).parent)], __file__, SETTINGS
+
+
+def of_a_file_of_settings(model, h):
+    FOLDER.settings.step += 1
+    return h / (1 + 0.1 * FOLDER.settings.step)
+
+
+def of_a_class_that_it_names():
+    class Schedule:
+        step = 0
+
+    def change(model, h):
+        Schedule.step += 1
+        return h / (1 + 0.1 * Schedule.step)
+
+    return change
+
+
+def of_a_function_of_its_own():
+    class Steep(torch.autograd.Function):
+        slope = 1.0
+
+        @staticmethod
+        def forward(ctx, x):
+            Steep.slope *= 1.1
+            return x / Steep.slope
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient / Steep.slope
+
+    return lambda model, h: Steep.apply(h)
+
+
+def of_the_function():
+    def change(model, h):
+        change.calls = getattr(change, "calls", 0) + 1
+        return h / (1 + 0.1 * change.calls)
+
+    return change
+
+
+def of_this_thread():
+    local = threading.local()
+    local.state = 0
+
+    def change(model, h):
+        local.state += 1
+        return h / (1 + 0.1 * local.state)
+
+    return change
 
 
 def nonlocal_number():
@@ -135,10 +194,16 @@ WAYS = {
     "a number of the file": lambda: a_global,
     "a default": lambda: by_default,
     "the class": lambda: of_the_class,
+    "a class that it names": of_a_class_that_it_names,
+    "a function of autograd": of_a_function_of_its_own,
+    "the function": of_the_function,
+    "a file of settings": lambda: of_a_file_of_settings,
+    "its thread": of_this_thread,
     "the module": lambda: of_the_module,
     "an object": Counter,
     "an object with slots": lambda: Slotted({}),
     "an object in a list": lambda: in_a_container([Counter()], lambda held: held[0]()),
+    "an object in a dict of dicts": lambda: in_a_container({"a": {"b": [Counter()]}}, lambda held: held["a"]["b"][0]()),
     "a method": lambda: Counter().__call__,
     "a list": lambda: in_a_container([], added),
     "a queue": lambda: in_a_container(deque(maxlen=5), added),
@@ -163,7 +228,7 @@ WAYS = {
 
 def train(way: str, watch=nullcontext):
     global COUNT
-    COUNT, Model.calls, by_default.__defaults__[0][0] = 0, 0, 0
+    COUNT, Model.calls, by_default.__defaults__[0][0], SETTINGS.step = 0, 0, 0, 0
     torch.manual_seed(0), random.seed(0), np.random.seed(0)
     model = Model(WAYS[way]())
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
@@ -301,6 +366,30 @@ def test_an_endless_chain_ends(monkeypatch):
     model = Model(lambda m, h: h)
     model.link = link
     assert len(reached._Found(model).owners) < 40
+
+
+class Frozen(type):
+    def __setattr__(cls, name, value):
+        raise AttributeError("not to be changed")
+
+
+class Settings(metaclass=Frozen):
+    sizes, words = [1, 2], {"a": [1]}
+
+
+class Phase(enum.IntEnum):
+    FIRST, SECOND = 1, 2
+
+
+def test_a_class_that_is_frozen():
+    sizes = Settings.sizes
+
+    def change(model, h):
+        Settings.sizes.append(len(Settings.words["a"]) + Phase.SECOND)
+        return h
+
+    replays.again(Model(change), (torch.zeros(1, 2, dtype=torch.long),), {})
+    assert Settings.sizes is sizes and sizes == [1, 2] and list(Phase) == [Phase(1), Phase(2)]
 
 
 class Locked(OrderedDict):

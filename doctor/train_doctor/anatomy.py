@@ -12,6 +12,8 @@ from torch import Tensor
 
 from train_doctor.evidence import Backward
 
+NODES, SUMS = 64, {"AddBackward0", "SubBackward0", "NegBackward0"}
+
 
 def constant_added(loss: Tensor, event: Backward, scale: float | None) -> float | None:
     """The constant that was added to the loss outside its graph; None when there is none or it cannot be told."""
@@ -30,6 +32,22 @@ def unconnected(event: Backward) -> dict[str, float]:
     found = [e for e in found if not e.connected or e.name in ("kl_div", "mse_loss")]
     dead = {id(e): "dead" if e.grad and not e.connected else "other" for e in found}
     return {f"{e.name} {dead[id(e)]} {turn}": float(e.value.detach()) for turn, e in enumerate(found)}
+
+
+def factors(loss: Tensor, term: Tensor) -> tuple[float, ...]:
+    """The plain numbers that a term is multiplied by on its way into the loss, in which it is a summand."""
+    queue = [(loss.grad_fn, ())]
+    for _ in range(NODES):
+        node, numbers = queue.pop(0) if queue else (None, ())
+        if node is term.grad_fn:
+            return numbers
+        kind = type(node).__name__
+        live = [edge for edge, _ in node.next_functions if edge is not None] if node is not None else []
+        if kind in SUMS:
+            queue += [(edge, numbers) for edge in live]
+        elif len(live) == 1 and (number := _factor(node, kind)):
+            queue.append((live[0], (*numbers, number)))
+    return ()
 
 
 def _scalar(value) -> bool:

@@ -211,7 +211,7 @@ class Attachments:
         if not self.idle and len(self.e.restarted) < ROOM:
             stream = isinstance(loader.dataset, IterableDataset)  # it may have no end; without a size it gives batches
             batches = int(loader.batch_size is None) if stream else len(loader)
-            known = self.e.restarted.setdefault(id(loader), (batches, set()))
+            known = self.e.restarted.setdefault(id(loader), (batches, set(), id(loader.dataset)))
             if torch.is_grad_enabled():  # or it is looked through, to see how good the model is
                 known[1].add(self.e.rounds)
             if isinstance(loader.sampler, WeightedRandomSampler):

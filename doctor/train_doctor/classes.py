@@ -7,7 +7,8 @@
 All are seen at the call of the loss. The classes of some batches are counted, and the columns that went into the model
 are laid beside the target.
 
-Footgun: a class is left out on purpose in text (padding) and in pictures (void), so only whole rows are looked at.
+Footgun: a class is left out on purpose in text (padding) and in pictures (void), so only whole rows are looked at. And
+the derivative of a state (place, speed) begins with a part of it: only the last of three times or more begins a window.
 """
 
 import torch
@@ -102,7 +103,7 @@ def _leaked(target: Tensor, calls: list[Call]) -> tuple[int | None, tuple[int, .
         if columns is None or not 1 < columns.shape[1] <= COLUMNS:
             continue
         if several:
-            if (at := _first_of_several(columns, y)) is not None:
+            if (at := _first_of_several(columns, y)) is not None and _at_an_end(at, x.shape[1:]):
                 return at, tuple(x.shape), True
             continue
         a, b = (t.double() - t.double().mean(0) for t in (columns, y))
@@ -119,3 +120,12 @@ def _first_of_several(columns: Tensor, y: Tensor) -> int | None:
     same = [(columns == y[:, n : n + 1]).all(0) for n in (0, 1)]
     moves = bool((y[:, 0] != y[0, 0]).any()) and bool((y[:, 0] != y[:, 1]).any())
     return int(same[0].nonzero()[-1]) if moves and bool(same[0].any()) and not bool(same[1].any()) else None
+
+
+def _at_an_end(column: int, shape: torch.Size) -> bool:
+    """Whether a column of rows of this shape is the last one of three or more along some axis, as a time may be."""
+    at = []
+    for size in reversed(shape):
+        column, place = divmod(column, size)
+        at.append(size > 2 and place == size - 1)
+    return any(at)

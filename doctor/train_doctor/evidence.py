@@ -117,6 +117,7 @@ class Entropy(Event):
     log_input: bool = True  # of poisson_nll_loss
     smoothing: float = 0.0  # of cross_entropy
     weight: Tensor | None = None  # of its classes
+    factors: tuple[float, ...] = ()  # of kl_div: the plain numbers that it is multiplied by on its way into the loss
     sorts = ("grad", "name")
 
 
@@ -364,7 +365,9 @@ class Evidence:
         self.taken: set[int] = set()  # rounds in which state_dict() of a model was asked for
         self.moved_by_hand = False  # weights were, without an optimizer of torch
         self.short_sampler: tuple[int, int] | None = None  # weights of a sampler, rows of its data set, which are more
-        self.restarted: dict[int, tuple[int, set[int]]] = {}  # id(loader) -> batches (0 of a stream), rounds of iter()
+        # id(loader) -> batches (0 of a stream), rounds of iter(), id of its data set
+        self.restarted: dict[int, tuple[int, set[int], int]] = {}
+        self.passed: set[int] = set()  # data sets whose loader came to its end, or began with other batches
         self.empties: dict[int, tuple[float, str]] = {}  # round -> share of places that hold something, a loss of all
         self.averages: dict[str, Any] = {}  # normalisation -> what is known of its average, see averages.py
         self.packed = False  # torch.autograd.graph.saved_tensors_hooks were entered

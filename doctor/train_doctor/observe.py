@@ -574,7 +574,8 @@ class Optimizers(Part):
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric = scheduler.mode, float(metric)
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):
-            made.peak = _peak(scheduler.lr_lambdas[0])
+            peaks = [_peak(factor) for factor in scheduler.lr_lambdas]  # one for each group
+            made.peak = None if None in peaks else max(peaks)
         self.e.note(made)
 
 
@@ -717,6 +718,9 @@ class Observer(Part):
                 e.crooked, event.source = True, graphs.source(loss)
             event.dead_term = anatomy.constant_added(loss, event, scale)
             event.dead_values = anatomy.unconnected(event)
+            for n in event.entropies if not e.packed else ():
+                if n.name == "kl_div" and n.reduction == "batchmean" and n.connected and n.value is not None:
+                    n.factors = anatomy.factors(loss, n.value)
         event.inputs = any(call.learns for call in event.calls)
         if not event.inputs and e.rounds < MIDST:  # parts of a model may be called by themselves
             event.inputs = graphs.asks_inputs(loss, e.optimized(), graphs.WALKED)

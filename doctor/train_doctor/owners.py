@@ -104,6 +104,15 @@ def forgotten(e: Evidence) -> nn.Module | None:
     return None
 
 
+def resting(e: Evidence) -> bool:
+    """Whether all models are in eval mode and in no optimizer, which holds something else that gets gradients: a
+    picture, a latent or a prompt is sought through them."""
+    mine, models = e.optimized(), (*e.models, *e.teachers)
+    live = set().union(*(o.live for o in e.optimizers))
+    still = bool(e.models) and not any(m.training for m in e.models)
+    return still and bool(mine & live) and not any(id(p) in mine for m in models for p in m.parameters())
+
+
 def teaching(e: Evidence) -> list[nn.Module]:
     """The teachers that are asked where the student learns: before the same backward, in at least half of its rounds.
 

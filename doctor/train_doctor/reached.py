@@ -20,6 +20,7 @@ import itertools
 import math
 import random
 import sys
+import threading
 import types
 from collections import UserDict, deque
 from collections.abc import Iterator
@@ -30,6 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from train_doctor import unheard
+from train_doctor.unheard import names
 from train_doctor.waits import whose
 
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call swaps what counts of it
@@ -37,16 +40,21 @@ HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
 REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
-LIMIT, LOOKED, ITEMS = 5000, 1000, 10_000  # things that are looked at; of a container; and copied of one
+LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things that are looked at; of a container; and containers in containers
+ITEMS = 2000  # of a container that are copied; of a longer one it is the container alone, which undoes an append
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
-DATA = (int, float, list, dict, set, tuple, deque, Tensor)  # of a class, or one of its descriptors might be called
+DATA = (int, float, str, list, dict, set, tuple, deque, Tensor, random.Random, torch.Generator, types.NoneType)
+# (of a class, or one of its descriptors might be called)
 Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and a name in it
 
 
 @contextlib.contextmanager
 def copies(module: nn.Module) -> Iterator[None]:
-    """Copies stand where a forward of it may write. RuntimeError where something can't be copied."""
+    """Copies stand where a forward of it may write. RuntimeError where something can't be copied, or goes to a file."""
     found = _Found(module)
+    hooks = {getattr(f, "__name__", "") for m in found.modules for kind in HOOKS for f in getattr(m, kind).values()}
+    if writes := unheard.written(found.functions, hooks):
+        raise RuntimeError(f"a replay would {min(writes)} a second time")
     held = [(m, {kind: dict(getattr(m, kind)) for kind in HELD}) for m in found.modules]
     flags = [(p, p.requires_grad) for p in module.parameters()]
     before = [(place, _read(place)) for place in found.places]
@@ -130,20 +138,19 @@ class _Found:
         self.inner = len(self.modules)  # the others are held by a variable or a plain attribute
         self.owners: list[tuple[dict, dict]] = []  # attributes of modules and objects, as they were
         self.places: list[Place] = []
+        self.functions: list[types.FunctionType] = []
         self.seen: set = {id(m) for m in self.modules}
         self.waiting: deque = deque(self.modules)
         while self.waiting and len(self.seen) < LIMIT + self.inner:
             self._look(self.waiting.popleft())
 
     def _push(self, *things: Any) -> None:
-        for x in things:
-            held = x.values() if isinstance(x, dict) else x if type(x) in (list, tuple, set, deque) else (x,)
-            for each in itertools.islice(held, LOOKED):
-                if id(each) not in self.seen and _looked_into(each):
-                    self.seen.add(id(each))
-                    self.waiting.append(each)
-                    if isinstance(each, nn.Module):
-                        self.modules.append(each)
+        for each in itertools.chain(*map(_inside, things)):
+            if id(each) not in self.seen and _looked_into(each):
+                self.seen.add(id(each))
+                self.waiting.append(each)
+                if isinstance(each, nn.Module):
+                    self.modules.append(each)
 
     def _place(self, holder: Any, name: str, value: Any) -> None:
         if (id(holder), name) not in self.seen:
@@ -161,6 +168,8 @@ class _Found:
             self._place(x, "args", x.args)
             for name, value in x.keywords.items():
                 self._place(x.keywords, name, value)
+        elif isinstance(x, type):
+            self._classes(x)
         else:
             self._attributes(x)
 
@@ -172,26 +181,50 @@ class _Found:
                 self._place(own, name, value)
         if module:
             self._push(x._modules, *(getattr(x, name) for name in HOOKS))
+        self._classes(type(x))
         for kind in type(x).__mro__:
-            if kind not in self.seen:
-                self.seen.add(kind)
+            for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
+                if isinstance(slot, types.MemberDescriptorType) and hasattr(x, name):
+                    self._place(x, name, getattr(x, name))
+
+    def _classes(self, x: type) -> None:
+        for kind in x.__mro__:
+            if ("class", kind) not in self.seen:
+                self.seen.add(("class", kind))
                 self._push(*map(_function, vars(kind).values()))
                 for name, value in vars(kind).items() if _of_program(kind) else ():
                     if isinstance(value, DATA) and not name.startswith("__"):
                         self._place(kind, name, value)
-            for name, slot in vars(kind).items() if "__slots__" in vars(kind) else ():
-                if isinstance(slot, types.MemberDescriptorType) and hasattr(x, name):
-                    self._place(x, name, getattr(x, name))
 
     def _variables(self, f: types.FunctionType) -> None:
         for cell in f.__closure__ or ():
             with contextlib.suppress(ValueError):  # not yet filled
                 self._place(cell, "", cell.cell_contents)
-        for name in _names(f.__code__):
-            if name in f.__globals__:
-                self._place(f.__globals__, name, f.__globals__[name])
+        self.functions.append(f)
+        self._named(names(f.__code__), f.__globals__)
+        if vars(f):  # f.calls += 1
+            self.owners.append((vars(f), dict(vars(f))))
+            self._named(set(vars(f)), vars(f))
         if f.__defaults__:
             self._place(f, "__defaults__", f.__defaults__)
+
+    def _named(self, names: set[str], held: dict) -> None:
+        """Names of a dict, and of the program's modules among them: settings.step += 1."""
+        modules = [held]
+        for held in modules:
+            for name in names & held.keys():
+                self._place(held, name, value := held[name])
+                if _file_of_program(value) and not any(vars(value) is known for known in modules):
+                    modules.append(vars(value))
+
+
+def _inside(x: Any, deep: int = DEEP) -> Iterator[Any]:
+    """What a container holds, and those in it, or the thing itself."""
+    if not (isinstance(x, dict) or type(x) in (list, tuple, set, deque)):
+        yield x
+    elif deep:
+        for each in itertools.islice(x.values() if isinstance(x, dict) else x, LOOKED):
+            yield from _inside(each, deep - 1)
 
 
 def _function(f: Any) -> Any:
@@ -201,15 +234,12 @@ def _function(f: Any) -> Any:
     return f.__func__ if isinstance(f, (staticmethod, classmethod)) else f
 
 
-def _names(code: types.CodeType) -> set[str]:
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
 def _looked_into(x: Any) -> bool:
     if isinstance(x, types.FunctionType):
         return whose(x.__code__.co_filename) == "program"
-    return isinstance(x, (types.MethodType, partial, nn.Module)) or _own(x)
+    if isinstance(x, type):
+        return _of_program(x)
+    return isinstance(x, (types.MethodType, partial, nn.Module, threading.local)) or _own(x)
 
 
 def _own(x: Any) -> bool:
@@ -218,8 +248,14 @@ def _own(x: Any) -> bool:
 
 
 def _of_program(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or file is not None and whose(file) == "program"
+    return kind.__module__ == "__main__" or _file_of_program(sys.modules.get(kind.__module__))
+
+
+def _file_of_program(module: Any) -> bool:
+    if not isinstance(module, types.ModuleType):
+        return False
+    files = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]  # a folder without __init__.py
+    return any(file and whose(file) == "program" for file in files)
 
 
 def _read(place: Place) -> Any:
@@ -237,5 +273,5 @@ def _write(place: Place, value: Any) -> None:
         holder[name] = value
     elif isinstance(holder, partial):
         holder.__setstate__((holder.func, value, holder.keywords, vars(holder)))
-    elif _read(place) is not value:  # of a class, a default of a function, a slot (of what may be frozen)
-        (setattr if isinstance(holder, (type, types.FunctionType)) else object.__setattr__)(holder, name, value)
+    elif _read(place) is not value:  # of a class or a slot, either of which may be frozen, or a default of a function
+        (type if isinstance(holder, type) else object).__setattr__(holder, name, value)

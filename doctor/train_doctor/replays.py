@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from train_doctor import reached
+from train_doctor import reached, unheard
 from train_doctor.draws import generators, restore
 from train_doctor.evidence import Call, Evidence, is_adapter
 from train_doctor.reached import PLAIN
@@ -122,7 +122,7 @@ def again(module: nn.Module, args: tuple, kwargs: dict, others: dict[str, Tensor
                 instead[id(t)] = t.detach().clone()
             swaps[f"{prefix}.{name}".removeprefix(".")] = instead[id(t)]
     args, kwargs = map(reached.Copier(), (args, kwargs))
-    with reached.copies(module):
+    with reached.copies(module), unheard.silence():
         return torch.func.functional_call(module, swaps, args, kwargs, tie_weights=False)
 
 

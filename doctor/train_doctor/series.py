@@ -13,6 +13,7 @@ the target, up to rounding.
 Footguns: taking the half from another row leaves the statistics of the batch as they were, nearly, so that a
 normalisation over the batch does not pass for a leak. A target that is the input turned round in a circle is an
 exercise in permutations, and no forecast. A table has columns without an order, but none is its own neighbour's copy.
+Half a row later, what is asked for may be the derivative of a state: of places and speeds it is speeds and forces.
 """
 
 import contextlib
@@ -113,7 +114,7 @@ def _shift(s: Tensor, t: Tensor) -> int | None:
         part = s[:, :, first : first + width]
         if part.shape != t.shape or bool((part == part[:, :1]).all()):
             continue
-        for shift in range(1, length // 2 + 1):
+        for shift in range(1, (length + 1) // 2):
             later = _same(part[:, shift], t[:, 0]) and _same(part[:, shift:], t[:, :-shift])
             if later and not _same(part[:, :shift], t[:, -shift:]):
                 return shift

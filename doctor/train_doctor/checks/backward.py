@@ -7,6 +7,7 @@ that is switched off have none and are healthy. What counts is a module that too
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 
 from torch import nn
@@ -77,7 +78,8 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
 
     Fires for trainable tensors of modules that were called and whose gradient was None at every step, while others had
     one; and for those that the forward pass read as a plain number. A module that was never called (an unrouted expert,
-    an inactive adapter) is no fault; a single module at a dead end is a warning, and a library's unused pooler a note.
+    an inactive adapter) is no fault, nor is a bias that a derivative leaves out; a single module at a dead end is a
+    warning, and a library's unused pooler a note.
 
     ERROR or WARN called-but-no-gradient: Part of the model takes part in the forward pass but gets no gradient: {why}.
     Fix: Look at what happens to the output of {module} and keep it in the graph.
@@ -103,7 +105,7 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
     called = [
         n for n in ps if n in norms and id(owners[n]) not in inside and e.called.get(id(owners[n])) and _leaf(owners[n])
     ]
-    cut = [n for n in called if all(norm is None for norm in norms[n])]
+    cut = [n for n in called if all(norm is None for norm in norms[n]) and not _vanishes(e, n, owners, norms)]
     if not cut and any(id(owners[n]) in inside and norms[n][-1] is None for n in ps if n in norms):
         return unknown("tensors inside a compiled part have no gradient, and whether they took part cannot be seen")
     if not cut:
@@ -136,6 +138,15 @@ def called_but_no_gradient(e: Evidence) -> Fired | Verdict:
         why=why,
         module=cut[-1].rpartition(".")[0] or "the model",
     )
+
+
+def _vanishes(e: Evidence, name: str, owners: dict[str, nn.Module], norms: dict[str, list[float | None]]) -> bool:
+    """A bias of a layer whose answer is only differentiated (forces of an energy): its weight, which no other layer
+    has, is trained. Of a model that is called twice in a step, the loss may have lost the other answer."""
+    layer, weight = owners[name], name.removesuffix("bias") + "weight"
+    once = set(Counter(call.round for call in e.forwards).values()) == {1}
+    plain = name.endswith("bias") and type(layer).__module__.startswith("torch.nn.")
+    return once and plain and owners.get(weight) is layer and any(norms.get(weight, ()))
 
 
 def _leaf(module: nn.Module) -> bool:

@@ -103,7 +103,7 @@ def future(e: Evidence) -> Fired | Verdict:
     Later tokens were changed: logits at earlier supervised positions must not move. Only where targets are next
     tokens; masked models look both ways and rightly so, a prefix may see all of itself, and a text may be told by a
     latent that is drawn for it (a VAE of sentences). The same for series of numbers, where the target given to a loss
-    of torch is found to be the input, some times later.
+    of torch is found to be the input, some times later, by less than half of them.
 
     ERROR or WARN sees-the-future: The model sees the future, the very tokens it is asked to predict: the causal mask is
     missing, wrong or one too wide. Fix: Mask attention above the diagonal (is_causal=True; torch.tril without an

@@ -34,7 +34,7 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     is averaged over the vocabulary are named as well. Of every loss of torch (cross-entropy, NLL, binary
     cross-entropy, divergence), on any shape, it is read whether it is given the logits, probabilities or logarithms
     that it asks for, and whether a mean is divided again. Masked and encoder-decoder models, heads that predict several
-    tokens ahead, label smoothing and auxiliary losses are left alone.
+    tokens ahead, label smoothing, auxiliary losses, and a divergence divided by the tokens of a row are left alone.
 
     ERROR or WARN wrong-loss/unshifted: The labels are not shifted (off by one): the model is asked to repeat the token
     it has just read. Fix: Compare logits[:, :-1] with input_ids[:, 1:].
@@ -206,6 +206,7 @@ def _divergence(e: Evidence, backwards: list[Backward], readings: list[Reading])
     seen = [n for b in backwards for n in b.entropies if n.name == "kl_div" and n.connected]
     averaged = [n for n in seen if n.reduction == "mean" and (n.width or 0) >= 16]
     longer = [n for n in seen if n.reduction == "batchmean" and len(n.shape) == 3 and min(n.shape[1:]) >= 16]
+    longer = [n for n in longer if not any(abs(number * n.shape[1] - 1) < 0.01 for number in n.factors)]
     if longer and len(longer) == len(seen):
         b, t, _ = longer[0].shape
         return fires(

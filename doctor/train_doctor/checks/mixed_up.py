@@ -28,14 +28,15 @@ def softmax_over_the_batch(e: Evidence) -> Fired | Verdict:
     Fires when a softmax of something that learns was taken over dim 0, and what came of it met a target with one row
     for each of these rows in a loss. Matrices of all pairs, tables that learn and series whose time
     comes first are left alone. Or when the shares of maps were taken along one of their sides, and the loss takes them
-    for shares of classes, which lie in dim 1. Or when a class was picked along another axis than that of the softmax.
+    for shares of classes, which lie in dim 1. Or when classes or experts were picked along another axis than that of
+    the softmax.
 
     WARN softmax-over-the-batch: A softmax is taken over dim 0, the {rows} rows of the batch, so the answer to a row
     hangs on the others. Fix: Name the dim in which the places of one row lie: softmax(scores, dim=1) or dim=-1.
     WARN softmax-over-the-batch/places: A softmax of maps is taken over dim {dim}, their places, and the loss takes what
     comes out for shares of the classes in dim 1. Fix: softmax(dim=1).
-    WARN softmax-over-the-batch/picked: Shares were made along dim {dim}, and are used as those of the classes in dim
-    {along}. Fix: log_softmax(dim={along}).
+    WARN softmax-over-the-batch/picked: Shares were made along dim {dim}, and are used as those of the classes (or
+    experts) in dim {along}. Fix: log_softmax(dim={along}), softmax(dim={along}).
     """
     if len(picked := e.habits["S33 picked"]) >= 3:
         dim, along = next(iter(picked.values()))
@@ -229,7 +230,7 @@ def scale_and_its_logarithm(e: Evidence) -> Fired | Verdict:
     and with no other sign anywhere in that loss. What is multiplied by several numbers has no one sign. Also when of
     several such scales of one shape the loss holds some and not the others; or none, though each was summed and the
     loss has the squares or the log-probabilities of what came out. Or when these are a mean over the numbers of a row,
-    of which the logarithms are a sum.
+    of which the logarithms are a sum; one scale for several numbers counts once for each.
 
     WARN scale-and-its-logarithm: The loss holds the logarithm of a scale with the sign that the scale itself has in its
     exponent, so both pull one way: a plus is a minus, or the other way round. Fix: loss = -(prior.log_prob(z) +
@@ -355,7 +356,8 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
 
     Looks at rewards that are cut into groups of which a mean is taken away, and at what the model is given. Fires when,
     in three steps, the answers to one prompt stand as far apart as there are groups, and not side by side; or the other
-    way round.
+    way round. Or when scores are cut into two parts that are subtracted from each other, and nearly all pairs that
+    begin alike stand side by side, or half a batch apart, and few of those that are compared do.
 
     WARN groups-of-others: The rewards of {size} answers that stand side by side are compared, and these are answers to
     different prompts: the prompts were laid one after the other and then again, {size} times. Fix:
@@ -363,7 +365,16 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
     WARN groups-of-others/neighbours: The rewards of {size} answers that stand far apart are compared, and these are
     answers to different prompts: those to one prompt stand side by side. Fix: rewards.view(-1, {size}) with the mean
     over dim 1.
+    WARN groups-of-others/halves: The first half of the scores is compared with the second, and these are answers to
+    different prompts: the two answers to one prompt stand side by side. Fix: scores[0::2] and scores[1::2], or a batch
+    of all chosen and then all rejected.
+    WARN groups-of-others/pairs: Scores that stand side by side are compared, and these are answers to different
+    prompts: the two answers to one prompt stand half a batch apart. Fix: scores.chunk(2).
     """
+    if len(pairs := e.habits["S61 pairs"]) >= 3:
+        what = f"in {len(pairs)} steps scores were subtracted of which few belong to answers that begin alike"
+        fault = {"halves": "groups-of-others/halves", "neighbours": "groups-of-others/pairs"}
+        return fires(what, "two answers to one prompt", fault=fault[next(iter(pairs.values()))])
     if (verdict := no_habit(e, seen := e.habits["S61"])) is not None:
         return verdict
     prompts, size, over = next(iter(seen.values()))

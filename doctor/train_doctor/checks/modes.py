@@ -8,6 +8,7 @@ import itertools
 
 from torch import nn
 
+from train_doctor import owners
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import hidden
 from train_doctor.evidence import Backward, Call, Evidence
@@ -55,7 +56,8 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     Fires when the steps were made from forwards in eval mode while the model has dropout with p > 0. transformers'
     from_pretrained returns a model in eval mode, and peft's wrapper around it says train while the inside does not. A
     model without dropout and batch norm loses nothing, and a part put in eval mode on purpose under a root in train
-    mode is left alone. So is a model of which nothing trains, where a prompt or a picture in front of it does.
+    mode is left alone. So is a model of which nothing trains, or that is in no optimizer, where a prompt or a picture
+    in front of it is; and a policy that is compared with itself (the ratio of PPO and GRPO, which begins at one).
 
     WARN eval-mode-training: The model trains in eval mode: model.train() was never called (from_pretrained returns eval
     mode), so its dropout is off. Fix: Call model.train() before the loop; or set dropout to 0 in the config if it
@@ -68,10 +70,12 @@ def eval_mode_training(e: Evidence) -> Fired | Verdict:
     modes = _modes(e)
     if e.model is None or not modes or not e.of(Backward):
         return unknown("no training forward was seen")
-    if e.parameters() and not e.trainable():
+    if e.parameters() and not e.trainable() or owners.resting(e):
         return not_applicable("nothing of the model trains: it rests behind what does")
     if _flipped(modes):
         return not_applicable("the mode changed during the loop: see N16")
+    if e.habits["S11 ratio"] and not any(modes):
+        return not_applicable("the policy rests, so that the ratio to what it said before begins at one")
     drops = live_dropouts(e)
     norms = [n for n, m in e.modules() if isinstance(m, BATCHES) and m.track_running_stats and not m.training]
     if norms and not any(modes) and not drops and all(p.requires_grad for p in e.parameters().values()):

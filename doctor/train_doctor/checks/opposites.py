@@ -213,8 +213,8 @@ def target_in_inputs(e: Evidence) -> Fired | Verdict:
     """The training loss and the evaluation's fall to nearly nothing, and in use the model is no good.
 
     Lays the target of a loss, one number or class in a row, beside each column that the model is given. Fires when a
-    column is the target, but for a factor and a constant, in each batch that was looked at; or when a column is the
-    first of several values to come, and none is the second.
+    column is the target, but for a factor and a constant, in each batch that was looked at; or when the last of three
+    columns or more is the first of several values to come, and none is the second.
 
     WARN target-in-inputs: The target is among the inputs: column {column} of {shape} is what the loss asks for, so
     nothing else is learned. Fix: Take that column out of what the model is given.

@@ -90,8 +90,9 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     half of the steps watched, and stays there, is named as well, and so is one that a StepLR, MultiStepLR or
     ExponentialLR has made a hundred times smaller within the steps watched, or will have within two passes over the
     data and a hundred steps; where no loader tells of passes, within fifty steps, each on other data. Of a LambdaLR it
-    is asked whether its factor is the learning rate itself and does not rise from there, and of a CosineAnnealingLR
-    whether the rate has come down and goes up again, in the steps watched or after them.
+    is asked whether its factor is the learning rate itself and does not rise from there, neither in these steps nor,
+    where its function can be asked, in later ones or for another group; and of a CosineAnnealingLR whether the rate has
+    come down and goes up again, in the steps watched or after them.
 
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
@@ -198,7 +199,7 @@ def _came_back(e: Evidence) -> Fired | None:
 
 def _will_fall(e: Evidence, steps: int) -> Fired | None:
     """To a hundredth before the data were seen ten times, if the schedule goes on as it began."""
-    batches = max((batches for batches, _ in e.restarted.values()), default=0)
+    batches = max((batches for batches, *_ in e.restarted.values()), default=0)
     for number in {s.scheduler for s in e.of(Schedule)}:
         calls = [s for s in e.of(Schedule) if s.scheduler == number]
         falls = calls[0].hundredth
@@ -238,8 +239,8 @@ def _squared(e: Evidence) -> Fired | None:
             continue
         factors = [float(rate) / float(base) ** 2 for rate in rates]
         peaks = [s.peak for s in e.of(Schedule, optimizer=number) if s.peak is not None]
-        flat = abs(factors[0] - 1) < 0.01 and max(factors) < 1.01 and min(factors) > 0.1
-        if flat or any(0.9 < peak / float(base) < 1.01 for peak in peaks) and max(factors) < 1.01:
+        flat = not peaks and abs(factors[0] - 1) < 0.01 and min(factors) > 0.1  # or what it will rise to is known
+        if (flat or any(0.9 < peak / float(base) < 1.01 for peak in peaks)) and max(factors) < 1.01:
             return fires(
                 f"the rate is at most {max(rates):.3g}: the optimizer's {base:g} times factors up to {base:g}",
                 "a factor near 1 where the full rate is meant",

@@ -149,7 +149,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     Fires when a parameter requires a gradient, gets one, and no optimizer holds it. It is an error where nobody can
     want it: all adapters left out, an optimizer full of tensors from elsewhere, an old embedding kept in place of the
     new one, Muon with nothing for the embeddings. Otherwise (a probe on a backbone that was not frozen) a warning, and
-    so is what only shows after the watched steps: layers that are unfrozen later, a part that is replaced.
+    so is what only shows after the watched steps: layers that are unfrozen later, a part that is replaced. A model in
+    eval mode of which no optimizer holds anything rests behind what they do hold: a picture, a latent, a prompt.
 
     WARN optimizer-misses-trainables: Part of the model is trainable and gets gradients, but no optimizer was given it:
     a filter or a list of groups left it out, it was added after the optimizer was built, or it was meant to be frozen.
@@ -189,6 +190,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
         return unknown("no model, or no optimizer step, was seen")
     if not e.optimized():
         return not_applicable("no optimizer holds anything")
+    if owners.resting(e):
+        return not_applicable("the model rests in eval mode, and the optimizer holds what stands in front of it")
     if (left := owners.forgotten(e)) is not None:
         return fires(
             f"two optimizers hold the same tensors, and {type(left).__name__}, which gets gradients, is in none",

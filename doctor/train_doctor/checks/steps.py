@@ -6,7 +6,7 @@ SAM clears between its two backwards. So everything here is asked of the optimiz
 
 import math
 
-from torch import nn
+from torch import nn, optim
 
 from train_doctor import measures
 from train_doctor.check import Fired, check, fires
@@ -108,8 +108,9 @@ def cleared_too_soon(e: Evidence) -> Fired | Verdict:
     Three forms: gradients that a backward made were cleared before the step that should use them; or they were cleared
     between micro-batches, so that only the last one counts; or between several losses of one step, and parts of the
     model that only the first of them trained are left without. SAM (the same batch again) and loops that put gradients
-    back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step. Where copies of
-    gradients are taken (A-GEM, PCGrad) nothing is said of the last two.
+    back by hand (per-sample clipping) are told apart by the batch and by the gradients at the step. LBFGS asks its
+    closure several times in a step, and each time begins with a clearing. Where copies of gradients are taken (A-GEM,
+    PCGrad) nothing is said of the last two.
 
     ERROR cleared-before-step: zero_grad stands between backward and step: the gradients are erased before they are
     used. Fix: Move zero_grad() before the backward, or after the step.
@@ -178,7 +179,8 @@ def _cleared_gaps(e: Evidence) -> tuple[int, int]:
     """
     gaps, rounds, here, last, cleared = 0, 0, 0, None, False
     since_last = False  # cleared since the last backward
-    for event in e.events:
+    searches = any(issubclass(o.kind, optim.LBFGS) for o in e.optimizers)
+    for event in e.events if not searches else ():
         if isinstance(event, Backward) and event.inputs:
             continue  # an attack on the inputs leaves gradients behind, which are rightly cleared
         if isinstance(event, Backward):

@@ -431,7 +431,8 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
 
     Fires when the model, or the parts of it that are called, was given the same batch in every step, and a DataLoader
     of several batches was begun anew in each of them, the same one or another. One batch that is taken before the loop,
-    to learn it by heart, is left alone, and so is a stream that ends behind its first batch.
+    to learn it by heart, is left alone, and so is a loader that comes to its end (a step for each pass, whose gradients
+    are added up), or that begins with another batch (a shuffled one, beside a graph or prompts that stay).
 
     WARN loader-restarted: next(iter(loader)) stands inside the loop: it begins the data anew at each step, and gives
     the first batch for ever. Fix: for batch in loader, or make the iterator once before the loop; shuffle=True, and no
@@ -439,8 +440,6 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     """
     if not e.restarted:
         return not_applicable("no DataLoader was begun in the watched steps")
-    if e.habits["D12 whole"]:
-        return OK
     if e.rounds < STEPS:
         return unknown("fewer than three steps were seen")
     first = {}
@@ -451,9 +450,9 @@ def loader_restarted(e: Evidence) -> Fired | Verdict:
     if len(given) < STEPS and not in_parts:
         return not_applicable("what the model is given can't be told from step to step")
     same = in_parts or all(x.shape == given[0].shape and bool((x == given[0]).all()) for x in given)
-    begun = set().union(*(rounds for batches, rounds in e.restarted.values() if batches != 1))
+    begun = set().union(*(rounds for n, rounds, data in e.restarted.values() if n != 1 and data not in e.passed))
     if same and len(begun) >= max(STEPS, e.rounds - 1):
-        batches = max(batches for batches, _ in e.restarted.values())
+        batches = max(batches for batches, *_ in e.restarted.values())
         return fires(
             f"a DataLoader of {batches or 'many'} batches was begun in {len(begun)} of {e.rounds} steps, and each of "
             "them was given the same batch",

@@ -16,7 +16,7 @@ NEAR = 0.05  # of the usual distance from the mean: a row that close was made fr
 LEARNED = 1.5  # times the spread at the start, or a part of it: rows that learned
 CHANCE, DRAWN = 4.0, 256  # standard errors within which numbers are as drawn; the least number of them
 FRONT, FEW = 16, 0.2  # rows in front of those, and the share that may look like them
-LONG = 256  # positions from which on rounded frequencies tell
+LONG, FEWEST = 256, 16  # positions from which on rounded frequencies tell; and the least of a table that is looked at
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -199,19 +199,41 @@ def _drawn_at_the_end(table: Tensor, spread: float) -> int:
     return count if abs(float(numbers.std()) / spread - 1) < CHANCE / (2 * numbers.numel()) ** 0.5 else 0
 
 
+def _places_alike(table: Tensor, length: int) -> int:
+    """How many places within a text have the row of the one before them, where the first ones have rows of their own
+    and those behind are not all one row, as a table that was filled up has."""
+    rows = table.squeeze()
+    if rows.is_meta or not rows.is_floating_point() or rows.dim() != 2 or len(rows) < length or length < FEWEST:
+        return 0
+    alike = (rows[1:length] == rows[: length - 1]).all(1)
+    first = int(alike.long().argmax())
+    behind = alike[first:]
+    return int(alike.sum()) if bool(alike.any()) and first >= FEWEST and 3 * int((~behind).sum()) >= len(behind) else 0
+
+
 @check("S15")
 def rope_precision(e: Evidence) -> Fired | Verdict:
     """Quality falls with the length of the text, in a model cast to 16 bits.
 
     Looks at buffers that hold the frequencies of rotary positions. `model.to(torch.bfloat16)` rounds them as well;
     from_pretrained(dtype=...) does not. Tables of cosines made in fp32 and rounded after are common and harmless.
+    Tables of angles that were rounded show it: from some place on neighbours have the same row. That counts where the
+    texts are longer.
 
     WARN or NOTE rope-precision: The rotary frequencies (RoPE, inv_freq) were cast to 16 bits with the model, so distant
     positions get wrong angles. Fix: Load with from_pretrained(dtype=...) in place of .to(...), or put the buffer back
     to fp32 after casting.
+    WARN rope-precision/angles: The angles of the positions were computed in 16 bits before their cosines were taken, so
+    distant neighbours get one and the same angle. Fix: Positions, frequencies and their product in fp32; round the
+    cosines, if at all.
     """
     if e.model is None:
         return unknown("no model was seen")
+    length = max((c.ids.shape[1] for c in e.of(Call) if c.role == "model" and c.ids is not None), default=0)
+    for name, table in [(n, b) for m in e.models for n, b in m.named_buffers() if "cos" in n.rsplit(".", 1)[-1]]:
+        if alike := _places_alike(table, length):
+            what = f"of {length} places of a text {alike} have the angles of their neighbour, in {name}"
+            return fires(what, "angles of its own for each place", fault="rope-precision/angles")
     found = [
         (n, b)
         for m in e.models
@@ -223,7 +245,6 @@ def rope_precision(e: Evidence) -> Fired | Verdict:
     low = [(n, b) for n, b in found if b.is_floating_point() and b.dtype.itemsize < 4]
     if not low:
         return OK
-    length = max((c.ids.shape[1] for c in e.of(Call) if c.role == "model" and c.ids is not None), default=0)
     name, buffer = low[0]
     return fires(
         f"{name} is {str(buffer.dtype).removeprefix('torch.')}; sequences of {length} positions were seen",

@@ -137,6 +137,7 @@ from train_doctor.watchers.own_statistics import OwnStatistics
 from train_doctor.watchers.own_targets import OwnTargets
 from train_doctor.watchers.padded_divergences import PaddedDivergences
 from train_doctor.watchers.pair_index import PairIndex
+from train_doctor.watchers.pairs_apart import PairsApart
 from train_doctor.watchers.past_rewards import PastRewards
 from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.picked_across import PickedAcross
@@ -370,6 +371,7 @@ ALL = (
     IgnoredLabels,
     Groups,
     GroupsOfOthers,
+    PairsApart,
     ShiftedSeries,
     MaskedLeast,
     SortedLabels,

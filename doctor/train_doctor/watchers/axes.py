@@ -9,8 +9,8 @@ something.
 The output of a detector's last convolution is known too, where its channels go last by a view alone, that of a
 segmenter, `logits.view(-1, C)` of (B, C, H, W), and the states of a recurrent network, `h_n.view(B, -1)` of an h_n of
 shape (2, B, H). And so are the patches of a picture, `x.reshape(B, (H // p) * (W // p), C * p * p)`, where pieces of
-lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W), and the channels of
-series, `x.reshape(B * C, T)` of (B, T, C).
+lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W), the channels of
+series, `x.reshape(B * C, T)` of (B, T, C), and the heads of attention, `y.reshape(B, T, H * D)` of (B, H, T, D).
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
 of a picture may be the rows of a sequence. And rows that are laid flat or cut back again were groups in their order
@@ -25,6 +25,7 @@ from train_doctor.watchers.in_order import InOrder
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
 SERIES, LOOKED = 8, 2**21  # places; numbers
+VIEWED = ("View", "UnsafeView", "Permute", "Unsqueeze", "Squeeze", "Clone")
 
 
 class Axes(Watcher):
@@ -49,7 +50,7 @@ class Axes(Watcher):
             return
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
-        apart = apart or _pixels(x, op.result) or _larger(x, op.result) or _folded(x, op.result)
+        apart = apart or _pixels(x, op.result) or _larger(x, op.result) or _folded(x, op.result) or _heads(x, op.result)
         patches = not apart and _patches(x, op.result)
         if (apart or patches) and place() is not None:
             fact = op.name, tuple(x.shape), tuple(op.result.shape), patches
@@ -66,6 +67,18 @@ def _states(x: Tensor, result: Tensor) -> bool:
         return False
     recurrent = any(name in type(x.grad_fn).__name__ for name in ("Rnn", "Lstm", "Gru", "Stack"))
     return recurrent and x.shape[0] != x.shape[1] == len(result) and result.shape[1] == x.shape[0] * x.shape[2]
+
+
+def _heads(x: Tensor, result: Tensor) -> bool:
+    """What the heads of attention answer, (B, H, T, D), made into (B, T, H * D) though the heads come before T."""
+    if x.dim() != 4 or result.dim() != 3 or not x.requires_grad or x.shape[1] == x.shape[2]:
+        return False
+    node = x.grad_fn
+    while node is not None and type(node).__name__.startswith(VIEWED):  # an einsum
+        node = node.next_functions[0][0]
+    attended = type(node).__name__.startswith(("Bmm", "Scaled"))
+    batch, heads, places, each = x.shape
+    return attended and min(heads, places) > 1 and result.shape == (batch, places, heads * each)
 
 
 def _folded(x: Tensor, result: Tensor) -> bool:

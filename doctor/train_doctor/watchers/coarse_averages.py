@@ -7,7 +7,8 @@ A number s of bf16 moves by 2^-8 of itself or not at all, and a step of the aver
 0.001 a weight must have grown fivefold before its average takes note. Between a backward and the next forward it is
 followed how a tensor of 16 bits that no optimizer holds is drawn to a weight that one holds.
 
-Footgun: larger rates arrive (a target network's 0.05), and so does what goes all the way, a copy in 16 bits.
+Footgun: larger rates arrive (a target network's 0.05), and so does what goes all the way, a copy in 16 bits. And so do
+steps that are gathered in a tensor of their own (Kahan's sum), where the way begins at another one.
 """
 
 import torch
@@ -20,7 +21,7 @@ SAME = {"to", "data", "detach", "clone", "type_as", "type", "bfloat16", "half"}
 ADDS, SUBTRACTS = PLUS | {"__iadd__"}, MINUS | {"__isub__"}
 LERPS = {"lerp", "_foreach_lerp"}
 COARSE = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}  # rates up to which a quarter of a weight is no step
-Fact = tuple[str, float] | None  # "part" of a weight, what is "kept" of an average, the "way" from one to the other
+Fact = tuple | None  # ("part", share of a weight), ("kept", share of an average), ("way", share, where the way begins)
 
 
 class CoarseAverages(Watcher):
@@ -48,13 +49,17 @@ class CoarseAverages(Watcher):
         if op.name in SAME:
             fact = one
         elif op.name in TIMES | {"__imul__"}:
-            name, share = one or ("kept", 1.0)
-            fact = (name, share * number) if number is not None and y is None else None
+            name, share, *begins = one or ("kept", 1.0)
+            fact = (name, share * number, *begins) if number is not None and y is None else None
         else:
             alpha = plain_number(op.kwargs.get("alpha", 1.0)) or 0.0
             fact = self._together(one, (other[0], other[1] * alpha) if other else None, op.name in SUBTRACTS)
+            if fact is not None and fact[0] == "way":
+                fact = (*fact, _numbers(x if one is None else y))
         if fact is not None and fact[0] == "drawn":
-            self._draws(x if one is None or one[0] == "kept" else y, fact[1])
+            average = x if one is None or one[0] == "kept" else y
+            if not _gathers(average, other):
+                self._draws(average, fact[1])
         elif fact is not None and isinstance(op.result, Tensor):
             self.known.put(op.result, fact)
 
@@ -81,3 +86,14 @@ class CoarseAverages(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _numbers(t: Tensor) -> tuple[torch.dtype, int]:
+    """Of which kind its numbers are, and which ones: another view of them is the same average."""
+    return t.dtype, t.untyped_storage()._cdata
+
+
+def _gathers(average: Tensor, fact: Fact) -> bool:
+    """Whether the way that is added to it begins at other numbers, and not at a copy of its own in finer ones."""
+    begins = fact[2] if fact is not None and fact[0] == "way" else _numbers(average)
+    return begins[0] == average.dtype and begins != _numbers(average)

@@ -17,7 +17,9 @@ even by itself, so the parts must be as many as a group is large. All prompts ma
 be told apart by what their copies have in common. Of all pairs (users and items, states and actions) one side comes
 again and again while the other stands still for a group, which is then of that one. And where each group holds all
 prompts once, it is a round, and its mean that of a batch; but if there are as many prompts as rounds, and the group's
-spread is taken as well, it is a group of GRPO.
+spread is taken as well, it is a group of GRPO, unless the rounds are times (rewards are turned round and summed).
+Neighbours that are alike in blocks longer than a group are a panel (days of a stock), from whose days a mean is taken,
+and those of a group may share what stands behind: the instance that is solved from several starts.
 """
 
 import itertools
@@ -40,7 +42,7 @@ class GroupsOfOthers(Watcher):
     cut, and (SUMMED, ..., over which dimension)."""
 
     begins = LAYERS | CUTS
-    names = LAYERS | CUTS | SUMS | SPREADS | KEEPS | MINUS
+    names = LAYERS | CUTS | SUMS | SPREADS | KEEPS | MINUS | {"flip"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -49,6 +51,7 @@ class GroupsOfOthers(Watcher):
         self.given: list[Tensor] = []
         self.compared: set[tuple[int, int, int]] = set()  # groups, of rows, over which dimension
         self.spread: set[tuple[int, int]] = set()  # those whose spread was taken
+        self.turned: set[tuple[int, int]] = set()  # rewards whose groups are times, for they were turned round
 
     def saw(self, op: Op) -> None:
         x, result = (*op.given, None)[0], op.result
@@ -66,6 +69,8 @@ class GroupsOfOthers(Watcher):
             over = op.kwargs.get("dim", (*op.args, None, None)[1])
             if op.name in SUMS and fact[0] == GROUPED and over in (0, 1, -1, -2) and isinstance(over, int):
                 self.known.put(result, (SUMMED, *fact[1:], over % 2))
+            elif op.name == "flip" and fact[0] == GROUPED and over in (0, (0,), [0]):
+                self.turned.add(fact[2])
             elif op.name in SPREADS and fact[0] == GROUPED:
                 self.spread.add(fact[2])
             elif op.name in KEEPS and fact[0] == SUMMED:
@@ -86,6 +91,8 @@ class GroupsOfOthers(Watcher):
 
     def backward(self, loss: Tensor) -> None:
         for count, size, over in self.compared:
+            if over == 1 and (count, size) in self.turned:
+                continue
             given = [x.detach().flatten(1) for x in self.given if len(x) == count * size]
             if over == 0:  # a group has one row of each of `count` parts
                 prompts = [_of_neighbours(x, count, size) for x in given]
@@ -95,7 +102,7 @@ class GroupsOfOthers(Watcher):
                 prompts = [_apart(x, size, (count, size) in self.spread) for x in given]
             if max(prompts, default=0) >= PROMPTS and not any(_in_blocks(x, size) for x in given):
                 self.note("S61", (max(prompts), size, over))
-        self.given, self.compared, self.spread = [], set(), set()
+        self.given, self.compared, self.spread, self.turned = [], set(), set(), set()
 
     def close(self) -> None:
         self.known.by_id.clear()
@@ -107,12 +114,20 @@ def _of_neighbours(rows: Tensor, size: int, count: int) -> int:
     each of `size` parts, are of one prompt."""
     blocks = rows.unflatten(0, (count, size))
     alike = int((blocks == blocks[:, :1]).flatten(0, 1).all(0).cumprod(0).sum())
-    if not alike:
+    firsts = blocks[:, 0, :alike]
+    longer = 2 * int((firsts[1:] == firsts[:-1]).all(1).sum()) >= count - 1  # blocks than a group is large
+    if not alike or longer or _share(rows.unflatten(0, (size, count)).transpose(0, 1)):
         return 0
     prompts, which = rows[:, :alike].unique(dim=0, return_inverse=True)
     groups = which.view(size, count)
     mixed = int((groups != groups[:1]).any(0).sum())
     return len(prompts) if 2 * mixed > count else 0
+
+
+def _share(groups: Tensor) -> bool:
+    """Whether something is the same in each group, and not in all groups."""
+    same = (groups == groups[:, :1]).flatten(0, 1).all(0)
+    return bool((same & (groups[:, 0] != groups[0, 0]).any(0)).any())
 
 
 def _apart(rows: Tensor, size: int, spread: bool) -> int:

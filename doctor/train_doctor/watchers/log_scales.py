@@ -14,7 +14,8 @@ nothing, and it is one of squares or log-probabilities of what came out.
 What came out has a density for each of its numbers, and they must be summed as the logarithms are. As a mean over the
 numbers of a row (prior.log_prob(z).mean(), of (B, D)) it weighs D times too little.
 
-Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign.
+Footgun: a logarithm that is multiplied by what has several numbers (a mask, a weight, a count) has no one sign. And one
+scale that stretches several numbers (of a row, or in all rows) counts once for each of them.
 """
 
 import math
@@ -172,9 +173,9 @@ def _held(root) -> dict[tuple, set[int]]:
 
 
 def _shares(node, weights: dict) -> Iterator[float]:
-    """How much the logarithms of what a product multiplies with count in the loss."""
+    """How much the logarithms of what a product multiplies with count in the loss, for each number stretched."""
     for edge, _ in _exponents(node):
-        times = 1.0
+        times = math.prod(shape_of(node)) / max(1, math.prod(shape_of(edge[0])))  # one scale laid out over several
         while edge not in weights and edge[0] is not None and factor_sign(edge[0]):
             times *= 1.0 if kind(edge[0]) == "Neg" else divergences.number_of(edge[0]) or 1.0
             edge = next(e for e in edge[0].next_functions if e[0] is not None)

@@ -3,11 +3,13 @@
     log_p = logits.log_softmax(1)                       (B, T, V): the shares of the places, for each word
     log_p.gather(2, y[..., None])                       picks a word
     F.kl_div(logits.log_softmax(1), ..., ...)           the same, where a linear layer has made the logits
+    router(x).softmax(1).topk(2, -1)                    (B, T, E): experts are picked, and the places share the weight
 
 Footgun: a softmax over places is what attention does. So only those count from which a class is picked along another
 axis, and those that a divergence is given as both of its sides, of what a linear layer gave. Products of two sides that
 learn are scores of pairs, which have no axis of classes; where the same column is picked at all places, these are the
-classes (a pointer); and two columns are a start and an end.
+classes (a pointer); and two columns are a start and an end. Experts that pick their places (topk along them) share out
+each place among themselves, and are left alone.
 """
 
 from torch import Tensor
@@ -24,16 +26,21 @@ ENDS = 2  # of a span
 class PickedAcross(Watcher):
     """Known are outputs of linear layers, and the axes along which shares were made of them."""
 
-    names, begins = SHARES | KEEPS | {MADE, "gather", "kl_div"}, SHARES | {MADE}
+    names, begins = SHARES | KEEPS | {MADE, "gather", "kl_div", "topk"}, SHARES | {MADE}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
 
     def saw(self, op: Op) -> None:
-        if not op.given or not isinstance(op.result, Tensor):
+        x = op.given[0] if op.given else None
+        fact = self.known.get(x) if x is not None else None
+        if op.name == "topk":
+            if fact == (1, True) and x.requires_grad and op.results and _last(op, x):
+                self.note("S33 picked", (1, 2))
             return
-        x, fact = op.given[0], self.known.get(op.given[0])
+        if x is None or not isinstance(op.result, Tensor):
+            return
         if op.name == MADE:
             if op.result.dim() == 3:
                 self.known.put(op.result, MADE)
@@ -56,6 +63,12 @@ class PickedAcross(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _last(op: Op, x: Tensor) -> bool:
+    """Some of several columns are picked, of each of several places."""
+    dim = op.kwargs.get("dim", op.args[2] if len(op.args) > 2 else -1)
+    return dim in (-1, x.dim() - 1) and x.dim() == 3 and op.results[0].shape[-1] < x.shape[-1] and x.shape[1] > 1
 
 
 def _pairs(x: Tensor) -> bool:

@@ -7,21 +7,23 @@ What a model is given as a whole is known from its call (D12). Here the first fe
 with weights are given in a step are compared with those of the step before.
 
 Footgun: positions and coordinates are the same in each step, so all that is given must be; and one batch may be learned
-by heart on purpose, so nothing is looked at before a loader was begun. A stream does not say how many batches it has:
-it has one where an iterator of it came to its end behind the first.
+by heart on purpose, so nothing is looked at before a loader was begun. A loader that comes to its end in training gives
+all that it has: a stream of one batch, or a full gradient, a step for each pass, where only the first call of a step is
+known to be the same. And what stays may be a graph or prompts, beside a loader that begins with other rows each time.
 """
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, dataloader
+from torch.utils.data import dataloader
 
-from train_doctor.eye import Eye, Op, Watcher
+from train_doctor.eye import Eye, Op, Watcher, plain, tensors
 
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d", "embedding", "embedding_bag"}
-GIVEN, FEW = 4, 64  # tensors of a step, beyond which there may be others; numbers of each
+GIVEN, FEW = 4, 64  # tensors of a step, beyond which there may be others; numbers of each, and tensors of a batch
 
 
 class SameBatches(Watcher):
@@ -31,23 +33,31 @@ class SameBatches(Watcher):
         super().__init__(eye)
         self.now: list[Tensor] = []
         self.last: list[Tensor] = []
+        self.first: dict[int, list[Tensor]] = {}  # id of a data set -> some numbers of what its loader began with
         self.around(dataloader._BaseDataLoaderIter, "__next__", "_fetching")
+        self.after(dataloader._BaseDataLoaderIter, "__next__", "fetched")
 
     def _fetching(self, original: Callable, iterator: Any) -> Any:
         try:
             return original(iterator)
         except StopIteration:
-            stream = isinstance(getattr(iterator, "_dataset", None), IterableDataset)
-            if stream and torch.is_grad_enabled() and getattr(iterator, "_num_yielded", 0) == 1:
-                self.note("D12 whole", True)
+            if torch.is_grad_enabled():
+                self.e.passed.add(id(getattr(iterator, "_dataset", None)))
             raise
+
+    def fetched(self, batch: Any, iterator: Any) -> None:
+        if iterator._num_yielded == 1:
+            now = [_few(t) for t in islice(tensors((batch,)), FEW) if plain(t) and t.numel()]
+            before = self.first.setdefault(id(iterator._dataset), now)
+            if len(before) != len(now) or not all(map(torch.equal, before, now)):
+                self.e.passed.add(id(iterator._dataset))
 
     def saw(self, op: Op) -> None:
         if len(self.now) > GIVEN or len(op.given) < 2 or not self.eye.grad or not self.e.restarted:
             return
         x, weight = (op.given[1], op.given[0]) if op.name == "embedding_bag" else op.given[:2]
         if not x.requires_grad and weight.requires_grad and x.numel() > 1 and x.layout == torch.strided:
-            self.now.append(x.detach().take(torch.arange(0, x.numel(), -(-x.numel() // FEW), device=x.device)))
+            self.now.append(_few(x))
 
     def backward(self, loss: Tensor) -> None:
         last, self.last, self.now = self.last, self.now, []
@@ -55,4 +65,8 @@ class SameBatches(Watcher):
             self.note("D12", True)
 
     def close(self) -> None:
-        self.now, self.last = [], []
+        self.now, self.last, self.first = [], [], {}
+
+
+def _few(x: Tensor) -> Tensor:
+    return x.detach().take(torch.arange(0, x.numel(), -(-x.numel() // FEW), device=x.device))

@@ -34,8 +34,8 @@ class SameScores(Watcher):
                 self.note("N14 same", len(op.given[0]))
         elif op.name in MINUS and isinstance(op.result, Tensor) and len(op.given) == 2 and not facts:
             a, b = op.given
-            if a.shape == b.shape and a.requires_grad and b.requires_grad and a.numel() > 1 and a.dim() < 3:
-                self.known.put(op.result, torch.equal(a, b))
+            if a.shape == b.shape and op.result.requires_grad and a.numel() > 1 and a.dim() < 3:
+                self.known.put(op.result, a.requires_grad and b.requires_grad and torch.equal(a, b))
         else:
             for r in op.results if facts else ():
                 self.known.put(r, facts[0] and op.name in KEEPS and len(op.given) == 1)

@@ -1,0 +1,103 @@
+"""Scores of two answers that are compared, and belong to different prompts.
+
+    ids = [chosen, rejected, chosen, rejected, ...]         as the collator laid them
+    chosen, rejected = scores.chunk(2)                      the first half and the second. scores[0::2], scores[1::2]
+    loss = -F.logsigmoid(chosen - rejected).mean()          was meant; or ids of [chosen, ...] + [rejected, ...]
+
+Which rows a part of the scores came from is found by cutting their numbers in the same way. What layers are given in
+the step has as many rows, and two answers to one prompt begin alike.
+
+Footgun: all prompts may begin alike, so only what pairs share beyond that counts: nearly all neighbours must share some
+of it and few of those that are compared, or the other way round. Values of states that follow each other are alike both
+ways.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from train_doctor.eye import Eye, Known, Op, Watcher
+from train_doctor.watchers.operators import MINUS
+
+LAYERS = {"embedding", "linear"}
+CUTS = {"chunk", "split", "tensor_split", "__getitem__", "unbind", "view", "reshape", "squeeze", "flatten", "hsplit"}
+PAIRS, KEPT, LOOKED = 4, 16, 2**20  # at least; things given in a step; numbers of each
+MOST, FEW = 0.9, 0.3  # of the pairs
+
+
+class PairsApart(Watcher):
+    """Known are parts of scores -> the rows that they are of."""
+
+    begins = LAYERS | CUTS
+    names = LAYERS | CUTS | MINUS | {"margin_ranking_loss"}
+
+    def __init__(self, eye: Eye):
+        super().__init__(eye)
+        self.known = Known(self)
+        self.given: list[Tensor] = []
+        self.compared: list[tuple[Tensor, Tensor, int]] = []  # rows of both sides, and of how many
+
+    def saw(self, op: Op) -> None:
+        x = op.given[0] if op.given else None
+        if x is None:
+            return
+        if op.name in LAYERS:
+            if not x.requires_grad and x.dim() > 1 and x.numel() <= LOOKED and len(self.given) < KEPT:
+                self.given.append(x)
+        elif op.name in CUTS:
+            self._cut(op, x)
+        elif len(op.given) > 1 and len(self.compared) < KEPT:
+            one, two = map(self.known.get, op.given[:2])
+            if one is not None and two is not None and one[1] == two[1] and one[0].numel() == two[0].numel() >= PAIRS:
+                self.compared.append((one[0].flatten(), two[0].flatten(), one[1]))
+
+    def _cut(self, op: Op, x: Tensor) -> None:
+        known = self.known.get(x)
+        if known is None:
+            scores = x.requires_grad and x.is_floating_point() and x.numel() == len(x) if x.dim() in (1, 2) else False
+            if not scores or len(x) < 2 * PAIRS or len(x) % 2:
+                return
+            known = torch.arange(len(x)).view(x.shape), len(x)
+        parts = _like(op, known[0])
+        if len(parts) == len(op.results):
+            for part, rows in zip(op.results, parts, strict=True):
+                if part.shape == rows.shape:
+                    self.known.put(part, (rows, known[1]))
+
+    def backward(self, loss: Tensor) -> None:
+        for one, two, count in self.compared:
+            halves = count // 2
+            rows = torch.arange(count)
+            beside, behind = (rows[0::2], rows[1::2]), (rows[:halves], rows[halves:])
+            for meant, name in ((beside, "halves"), (behind, "neighbours")):
+                if any(_apart(x.detach().flatten(1), (one, two), meant) for x in self.given if len(x) == count):
+                    self.note("S61 pairs", name)
+        self.given, self.compared = [], []
+
+    def close(self) -> None:
+        self.known.by_id.clear()
+        self.given = []
+
+
+def _like(op: Op, rows: Tensor) -> list[Tensor]:
+    """The same cut of the rows' numbers."""
+    try:
+        cut: Any = getattr(Tensor, op.name)(rows, *op.args[1:], **op.kwargs)
+    except Exception:  # by a tensor of another device, say, or x was given by its name
+        return []
+    return [cut] if isinstance(cut, Tensor) else list(cut)
+
+
+def _apart(given: Tensor, compared: tuple[Tensor, Tensor], meant: tuple[Tensor, Tensor]) -> bool:
+    """Rows that were meant to be compared begin alike, and those that are compared don't."""
+    compared, meant = (tuple(side.to(given.device) for side in sides) for sides in (compared, meant))
+    shared = _alike(given, (torch.zeros_like(meant[0]), meant[0])).min()  # by all rows
+    shared = torch.minimum(shared, _alike(given, (torch.zeros_like(meant[1]), meant[1])).min())
+    alike, used = (float((_alike(given, sides) > shared).float().mean()) for sides in (meant, compared))
+    return alike >= MOST and used <= FEW
+
+
+def _alike(given: Tensor, sides: tuple[Tensor, Tensor]) -> Tensor:
+    """How many numbers the rows of both sides begin with alike, pair by pair."""
+    return (given[sides[0]] == given[sides[1]]).cumprod(1).sum(1)
