@@ -71,8 +71,9 @@ SETS = {
     "judge49": ("judge49_l",),
     "judge50": ("judge50_a",),
     "judge51": ("judge51_l",),
+    "judge52": ("judge52_l",),
 }
-RECENT = {"judge48", "judge49", "judge50", "judge51"}  # the others are tested with the slow tests, for they are many
+RECENT = {"judge49", "judge50", "judge51", "judge52"}  # the others are tested with the slow tests, for they are many
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}
