@@ -417,3 +417,14 @@ def test_of_a_long_list_only_the_beginning_is_looked_at():
     model = Model(lambda m, h: h)
     model.held = [Counter() for _ in range(2 * reached.LOOKED)]
     assert len(reached._Found(model).owners) < 1.1 * reached.LOOKED
+    model.held = [[Counter() for _ in range(100)] for _ in range(100)]
+    assert len(reached._Found(model).owners) < 1.1 * reached.LOOKED
+
+
+def test_of_many_lists_only_the_first_are_copied_with_what_is_in_them(monkeypatch):
+    monkeypatch.setattr(reached, "ALL_ITEMS", 25)
+    lists = [[[] for _ in range(10)] for _ in range(3)]
+    copier = reached.Copier()
+    twins = [copier(x) for x in lists]
+    assert all(twin is not x and twin == x for twin, x in zip(twins, lists))
+    assert [twin[0] is x[0] for twin, x in zip(twins, lists)] == [False, False, True]

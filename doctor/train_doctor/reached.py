@@ -41,7 +41,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
 REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
 LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things that are looked at; of a container; and containers in containers
-ITEMS = 2000  # of a container that are copied; of a longer one it is the container alone, which undoes an append
+# things that are copied, of one container and of all: beyond them it is the container alone, which undoes an append
+ITEMS, ALL_ITEMS = 2000, 20_000
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
 DATA = (int, float, str, list, dict, set, tuple, deque, Tensor, random.Random, torch.Generator, types.NoneType)
 # (of a class, or one of its descriptors might be called)
@@ -86,10 +87,10 @@ def copies(module: nn.Module) -> Iterator[None]:
 
 class Copier:
     """Tensors, generators and plain containers of them anew, each once; whatever else is in there is the same object,
-    and so are tensors and arrays for which the room (bytes) is too small."""
+    and so are tensors and arrays for which the room (bytes) is too small, and what is in a container of too many."""
 
     def __init__(self, room: float = math.inf):
-        self.room = room
+        self.room, self.items = room, ALL_ITEMS
         self.twins: dict[int, Any] = {}
 
     def __call__(self, x: Any) -> Any:
@@ -101,11 +102,11 @@ class Copier:
         if type(x) in PLAIN:
             return x.detach().clone() if self._fits(x) else x
         if type(x) in (list, tuple, set):
-            return type(x)(map(self, x)) if len(x) <= ITEMS else type(x)(x)
+            return type(x)(map(self, x)) if self._few(x) else type(x)(x)
         if isinstance(x, (dict, UserDict)):  # a batch of transformers, whose forward may take something out
             twin = copy.copy(x)
             with contextlib.suppress(Exception):  # some that transformers returns can't be written to
-                twin.update({k: self(v) for k, v in x.items()} if len(x) <= ITEMS else {})
+                twin.update({k: self(v) for k, v in x.items()} if self._few(x) else {})
             return twin
         if type(x) in (deque, random.Random, *REWOUND):
             return copy.copy(x)
@@ -122,6 +123,11 @@ class Copier:
         if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
             raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
         return x
+
+    def _few(self, x: Any) -> bool:
+        few = len(x) <= min(ITEMS, self.items)
+        self.items -= len(x) if few else 0
+        return few
 
     def _fits(self, x: Any) -> bool:
         size = x.numel() * x.element_size() if isinstance(x, Tensor) else x.nbytes
@@ -145,7 +151,7 @@ class _Found:
             self._look(self.waiting.popleft())
 
     def _push(self, *things: Any) -> None:
-        for each in itertools.chain(*map(_inside, things)):
+        for each in itertools.chain(*(itertools.islice(_inside(x), LOOKED) for x in things)):
             if id(each) not in self.seen and _looked_into(each):
                 self.seen.add(id(each))
                 self.waiting.append(each)
