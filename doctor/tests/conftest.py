@@ -4,8 +4,8 @@ What is there before the first test (a million objects of imported packages) is 
 sight, so that collections, and searches for a model's owner, go through what tests have made. They keep their usual
 pace: what a test has left would be found by the next one's searches.
 
-Fifty sets were judged, and half of their bugs are of forty causes. A program beyond the EACH of a cause, newest sets
-first, is marked `again`, and so is its twin: `make test-all` leaves them out, `make test-doctor` does not.
+Fifty sets were judged, and two thirds of their bugs are named by forty checks. A program beyond the EACH of a check,
+newest sets first, is marked `again`, and so is its twin: `make test-all` leaves them out, `make test-doctor` does not.
 """
 
 import gc

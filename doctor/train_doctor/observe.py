@@ -574,7 +574,7 @@ class Optimizers(Part):
         if epochal and isinstance(metric, int | float | Tensor):
             made.mode, made.metric = scheduler.mode, float(metric)
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):
-            peaks = [_peak(factor) for factor in scheduler.lr_lambdas]  # one for each group
+            peaks = [_peak(factor) for factor in {id(f): f for f in scheduler.lr_lambdas}.values()]  # of all groups
             made.peak = None if None in peaks else max(peaks)
         self.e.note(made)
 

@@ -32,7 +32,6 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor import unheard
-from train_doctor.unheard import names
 from train_doctor.waits import whose
 
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call swaps what counts of it
@@ -44,8 +43,8 @@ LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things that are looked at; of a container
 # things that are copied, of one container and of all: beyond them it is the container alone, which undoes an append
 ITEMS, ALL_ITEMS = 2000, 20_000
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
+# of a class, or one of its descriptors might be called
 DATA = (int, float, str, list, dict, set, tuple, deque, Tensor, random.Random, torch.Generator, types.NoneType)
-# (of a class, or one of its descriptors might be called)
 Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and a name in it
 
 
@@ -54,7 +53,7 @@ def copies(module: nn.Module) -> Iterator[None]:
     """Copies stand where a forward of it may write. RuntimeError where something can't be copied, or goes to a file."""
     found = _Found(module)
     hooks = {getattr(f, "__name__", "") for m in found.modules for kind in HOOKS for f in getattr(m, kind).values()}
-    if writes := unheard.written(found.functions, hooks):
+    if writes := unheard.written(found.names, hooks):
         raise RuntimeError(f"a replay would {min(writes)} a second time")
     held = [(m, {kind: dict(getattr(m, kind)) for kind in HELD}) for m in found.modules]
     flags = [(p, p.requires_grad) for p in module.parameters()]
@@ -144,7 +143,7 @@ class _Found:
         self.inner = len(self.modules)  # the others are held by a variable or a plain attribute
         self.owners: list[tuple[dict, dict]] = []  # attributes of modules and objects, as they were
         self.places: list[Place] = []
-        self.functions: list[types.FunctionType] = []
+        self.names: dict[str, set[str]] = {}  # what functions of each name name
         self.seen: set = {id(m) for m in self.modules}
         self.waiting: deque = deque(self.modules)
         while self.waiting and len(self.seen) < LIMIT + self.inner:
@@ -206,8 +205,8 @@ class _Found:
         for cell in f.__closure__ or ():
             with contextlib.suppress(ValueError):  # not yet filled
                 self._place(cell, "", cell.cell_contents)
-        self.functions.append(f)
-        self._named(names(f.__code__), f.__globals__)
+        self.names.setdefault(f.__name__, set()).update(named := _names(f.__code__))
+        self._named(named, f.__globals__)
         if vars(f):  # f.calls += 1
             self.owners.append((vars(f), dict(vars(f))))
             self._named(set(vars(f)), vars(f))
@@ -238,6 +237,12 @@ def _function(f: Any) -> Any:
     if isinstance(f, (property, functools.cached_property)):
         return f.fget if isinstance(f, property) else f.func
     return f.__func__ if isinstance(f, (staticmethod, classmethod)) else f
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Of attributes, and of variables that aren't its own, in functions within it too."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return set(code.co_names + code.co_freevars).union(*map(_names, inner))
 
 
 def _looked_into(x: Any) -> bool:

@@ -15,28 +15,22 @@ import builtins
 import contextlib
 import logging
 import threading
-import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 WRITES = {"write", "writelines", "writerow", "writerows", "open", "dump", "save", "savetxt", "savefig", "to_csv"}
 WRITES |= {"add_scalar", "add_scalars", "add_histogram", "wandb", "mlflow", "tqdm", "system", "Popen"}
 CALLED = {"forward", "__call__", "<lambda>"}
 
 
-def names(code: types.CodeType) -> set[str]:
-    """Of attributes, and of variables that aren't its own, in functions within it too."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return set(code.co_names + code.co_freevars).union(*map(names, inner))
-
-
-def written(functions: Iterable[types.FunctionType], called: set[str]) -> set[str]:
-    """What of WRITES the functions of these names, and those that they name, call."""
-    functions, known, called = list(functions), set(), CALLED | called
+def written(names: dict[str, set[str]], called: set[str]) -> set[str]:
+    """What of WRITES the functions of these names, and those that they name, call. Given is what each of the program's
+    functions names, by its own name."""
+    known, called = set(), CALLED | called
     while called - known:
         known |= called
-        called = set().union(*(names(f.__code__) for f in functions if f.__name__ in known))
-    return known & WRITES - {f.__name__ for f in functions}
+        called = set().union(*(names.get(name, ()) for name in known))
+    return known & WRITES - names.keys()
 
 
 @contextlib.contextmanager

@@ -371,10 +371,9 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
     WARN groups-of-others/pairs: Scores that stand side by side are compared, and these are answers to different
     prompts: the two answers to one prompt stand half a batch apart. Fix: scores.chunk(2).
     """
-    if len(pairs := e.habits["S61 pairs"]) >= 3:
+    if len(pairs := e.habits["S61 pairs"]) >= STEPS:
         what = f"in {len(pairs)} steps scores were subtracted of which few belong to answers that begin alike"
-        fault = {"halves": "groups-of-others/halves", "neighbours": "groups-of-others/pairs"}
-        return fires(what, "two answers to one prompt", fault=fault[next(iter(pairs.values()))])
+        return fires(what, "two answers to one prompt", fault=f"groups-of-others/{next(iter(pairs.values()))}")
     if (verdict := no_habit(e, seen := e.habits["S61"])) is not None:
         return verdict
     prompts, size, over = next(iter(seen.values()))

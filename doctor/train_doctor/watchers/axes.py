@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Op, Watcher, place
+from train_doctor.fed import VIEWS, kind
 from train_doctor.watchers.in_order import InOrder
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
 SERIES, LOOKED = 8, 2**21  # places; numbers
-VIEWED = ("View", "UnsafeView", "Permute", "Unsqueeze", "Squeeze", "Clone")
 
 
 class Axes(Watcher):
@@ -74,9 +74,9 @@ def _heads(x: Tensor, result: Tensor) -> bool:
     if x.dim() != 4 or result.dim() != 3 or not x.requires_grad or x.shape[1] == x.shape[2]:
         return False
     node = x.grad_fn
-    while node is not None and type(node).__name__.startswith(VIEWED):  # an einsum
+    while kind(node) in VIEWS:  # an einsum
         node = node.next_functions[0][0]
-    attended = type(node).__name__.startswith(("Bmm", "Scaled"))
+    attended = kind(node).startswith(("Bmm", "Scaled"))
     batch, heads, places, each = x.shape
     return attended and min(heads, places) > 1 and result.shape == (batch, places, heads * each)
 

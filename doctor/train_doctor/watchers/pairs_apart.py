@@ -55,8 +55,9 @@ class PairsApart(Watcher):
     def _cut(self, op: Op, x: Tensor) -> None:
         known = self.known.get(x)
         if known is None:
-            scores = x.requires_grad and x.is_floating_point() and x.numel() == len(x) if x.dim() in (1, 2) else False
-            if not scores or len(x) < 2 * PAIRS or len(x) % 2:
+            if x.dim() not in (1, 2) or x.numel() != len(x) or not (x.requires_grad and x.is_floating_point()):
+                return
+            if len(x) < 2 * PAIRS or len(x) % 2:
                 return
             known = torch.arange(len(x)).view(x.shape), len(x)
         parts = _like(op, known[0])
@@ -70,7 +71,7 @@ class PairsApart(Watcher):
             halves = count // 2
             rows = torch.arange(count)
             beside, behind = (rows[0::2], rows[1::2]), (rows[:halves], rows[halves:])
-            for meant, name in ((beside, "halves"), (behind, "neighbours")):
+            for meant, name in ((beside, "halves"), (behind, "pairs")):
                 if any(_apart(x.detach().flatten(1), (one, two), meant) for x in self.given if len(x) == count):
                     self.note("S61 pairs", name)
         self.given, self.compared = [], []
@@ -84,20 +85,18 @@ def _like(op: Op, rows: Tensor) -> list[Tensor]:
     """The same cut of the rows' numbers."""
     try:
         cut: Any = getattr(Tensor, op.name)(rows, *op.args[1:], **op.kwargs)
-    except Exception:  # by a tensor of another device, say, or x was given by its name
+    except (TypeError, IndexError, RuntimeError):  # x was given by its name, or cut by a tensor of another device
         return []
     return [cut] if isinstance(cut, Tensor) else list(cut)
 
 
 def _apart(given: Tensor, compared: tuple[Tensor, Tensor], meant: tuple[Tensor, Tensor]) -> bool:
     """Rows that were meant to be compared begin alike, and those that are compared don't."""
-    compared, meant = (tuple(side.to(given.device) for side in sides) for sides in (compared, meant))
-    shared = _alike(given, (torch.zeros_like(meant[0]), meant[0])).min()  # by all rows
-    shared = torch.minimum(shared, _alike(given, (torch.zeros_like(meant[1]), meant[1])).min())
-    alike, used = (float((_alike(given, sides) > shared).float().mean()) for sides in (meant, compared))
+    shared = _alike(given, given[:1]).min()  # by all rows
+    alike, used = (float((_alike(given[one], given[two]) > shared).float().mean()) for one, two in (meant, compared))
     return alike >= MOST and used <= FEW
 
 
-def _alike(given: Tensor, sides: tuple[Tensor, Tensor]) -> Tensor:
+def _alike(one: Tensor, two: Tensor) -> Tensor:
     """How many numbers the rows of both sides begin with alike, pair by pair."""
-    return (given[sides[0]] == given[sides[1]]).cumprod(1).sum(1)
+    return (one == two).cumprod(1).sum(1)
