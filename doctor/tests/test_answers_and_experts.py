@@ -171,6 +171,24 @@ def test_heads_change_places_before_they_are_merged(attend, merge):
     assert ("F30" in said(Heads(attend, way), loss_of)) is wrong
 
 
+class Unfolded(nn.Module):
+    """What one layer gives has no axes before it is cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.make, self.head = nn.Linear(6, LONG * WIDE), nn.Linear(WIDE, WORDS)
+
+    def forward(self, z):
+        return self.head(self.make(z).view(len(z), 4, LONG, -1).reshape(len(z), LONG, WIDE))
+
+
+def test_numbers_of_one_layer_are_cut_twice():
+    def loss_of(model):
+        return F.cross_entropy(model(torch.randn(6, 6)).flatten(0, 1), torch.randint(WORDS, (6 * LONG,)))
+
+    assert "F30" not in said(Unfolded(), loss_of)
+
+
 # ------------------------------------------------------------------------------------ angles (S15), DPO (N14)
 class Rotary(nn.Module):
     def __init__(self, dtype, after=torch.float32, length=400, filled=0):

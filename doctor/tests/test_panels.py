@@ -1,10 +1,12 @@
-"""The faults beside the healthy programs of attacked_panels: F3, F82, S3, S11 and S61 must still name them."""
+"""The faults beside the healthy programs of attacked_panels and attacked_passes, which must still be named: F3, F82,
+S3, S11, S61, B1 and D12."""
 
 import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributions import Normal
+from torch.utils.data import DataLoader, TensorDataset
 
 import train_doctor as doctor
 
@@ -99,3 +101,50 @@ def stretched(density, share):
 )
 def test_one_scale_for_all_rows(density, share, wrong):
     assert ("F82" in said(stretched, density, share)) is wrong
+
+
+def of_another_instance():
+    """The optimizer was given the weights of a network that is no longer asked."""
+    model, old = cnn(0.3).eval(), cnn(0.3)
+    opt = torch.optim.Adam(old.parameters(), 0.01)
+    for _ in range(STEPS):
+        x, y = spots()
+        update(opt, F.cross_entropy(model(x), y))
+
+
+def test_weights_of_another_network_in_the_optimizer():
+    assert "S3" in said(of_another_instance)
+
+
+def of_slopes(lost):
+    """The loss of the values is lost behind that of the slopes, or never asked."""
+    model = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+    opt = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(STEPS):
+        x = torch.randn(32, 2, requires_grad=True)
+        loss = F.mse_loss(model(x.detach())[:, 0], x.detach().sin().sum(1)) if lost else None
+        slopes = torch.autograd.grad(model(x).sum(), x, create_graph=True)[0]
+        loss = F.mse_loss(slopes, x.detach().cos())
+        update(opt, loss)
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_bias_that_only_the_values_would_train(lost):
+    assert ("B1" in said(of_slopes, lost)) is lost
+
+
+def restarted(looked):
+    """The first batch for ever, and a look at all of them between the steps."""
+    data = TensorDataset(torch.randn(64, 5), torch.randn(64, 1))
+    model, loader = net(5, 1), DataLoader(data, batch_size=8)
+    opt = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(STEPS):
+        x, y = next(iter(loader))
+        update(opt, F.mse_loss(model(x), y))
+        with torch.no_grad():
+            looked(model, loader)
+
+
+@pytest.mark.parametrize("looked", [lambda m, d: None, lambda m, d: [F.mse_loss(m(x), y).item() for x, y in d]])
+def test_a_loader_that_is_restarted_and_looked_through(looked):
+    assert "D12" in said(restarted, looked)
