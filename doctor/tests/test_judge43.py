@@ -33,10 +33,9 @@ NAMED = {
     "dpo_lora": "N14",
     "small_corpus": "S11",
     "bf16_tune": "N4",
+    "token_file": "D44",
 }
-UNSEEN = {
-    "token_file": "ids of 320 that were cut to a byte look like those of a padded table of 256 codes",
-}
+UNSEEN: dict[str, str] = {}
 
 
 def test_the_first_sight_is_on_record():

@@ -31,10 +31,10 @@ NAMED = {
     "small_corpus": "S11",
     "bf16_finetune": "N4",
     "amp_scaler": "N7",
+    "token_file": "D44",
 }
 UNSEEN = {
     "packing": "labels hide the answers in place of the prompts, and nothing tells which is which",
-    "token_file": "ids of 320 that were cut to a byte look like those of a padded table of 256 codes",
 }
 
 

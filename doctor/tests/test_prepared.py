@@ -570,6 +570,9 @@ WORDS = {  # how ids are drawn -> rows of the table, and whether they were cut
     "distances": (1024, False),
     "places in any order": (1024, False),
     "256 codes in a padded table": (320, False),
+    "320 to a byte": (320, True),
+    "384 to a byte": (384, True),
+    "256 codes, the first of them common": (320, False),
     "the high ones alone": (330, False),
     "few words of many": (50_257, False),
 }
@@ -593,7 +596,9 @@ def test_ids_that_were_cut(how):
         if how == "places in any order":
             return torch.stack([torch.randperm(256)[:64] for _ in range(8)])
         if how == "256 codes in a padded table":
-            return some % 256
+            return torch.randint(256, (16, 32))
+        if how == "256 codes, the first of them common":
+            return torch.multinomial(1 / torch.arange(16.0, 272), 512, replacement=True).view(16, 32)
         if how == "the high ones alone":
             return torch.randint(192, 256, (16, 32))
         if how == "few words of many":

@@ -176,7 +176,9 @@ def ids_cut(e: Evidence) -> Fired | Verdict:
 
     Fires when an embedding has more rows than a type of integers can name (a byte, or two), the ids that it is asked
     for reach up to the last numbers of that type, many of them high, and not one goes beyond. Left alone are places and
-    distances, bytes of a text, which end at 244, and tables of 256 codes with a few rows more or a multiple of 64.
+    distances, bytes of a text, which end at 244, and tables of 256 codes with a few rows more. So are 320 to 512 rows
+    (256 codes, padded), but where the first 64 ids (or 128, of 384 rows) come twice as often as all others: the lost
+    ones land there.
 
     WARN ids-cut: The ids end at {last} in a table of {rows} rows, as they do when a vocabulary is stored in {bits} bits
     without a sign: higher ids lost their upper part and are those of other words. Fix: np.uint16 for a vocabulary of up
