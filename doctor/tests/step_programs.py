@@ -72,8 +72,13 @@ SETS = {
     "judge50": ("judge50_a",),
     "judge51": ("judge51_l",),
     "judge52": ("judge52_l",),
+    "judge53": ("judge53_l",),
+    "judge54": ("judge54_l",),
+    "judge55": ("judge55_a",),
+    "judge56": ("judge56_a", "judge56_b"),
 }
-RECENT = {"judge49", "judge50", "judge51", "judge52"}  # the others are tested with the slow tests, for they are many
+# the others are tested with the slow tests, for they are many
+RECENT = {"judge49", "judge50", "judge51", "judge52", "judge53", "judge54", "judge55", "judge56"}
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}

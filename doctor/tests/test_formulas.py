@@ -277,22 +277,27 @@ class Pictures(Dataset):
     def __getitem__(self, n):
         image = self.images[n]
         mask = (image > 0).float()
+        if "finer" in self.how:  # the picture is the coarse one
+            image, mask = F.avg_pool2d(image, 2), image
         turn = random.random() < 0.5 and self.how != "never"
         if turn:
             image = torch.flip(image, [-1]) * 1.0
-        if turn and self.how == "both":
+        if random.random() < 0.5 if self.how == "finer, drawn twice" else turn and self.how in ("both", "finer, both"):
             mask = mask.flip(-1).float()
         return image, image.abs().sum() if self.how == "one number" else image if self.how == "itself" else mask
 
 
 @pytest.mark.parametrize(
-    "how, wrong", [("image", True), ("both", False), ("never", False), ("one number", False), ("itself", False)]
+    "how, wrong",
+    [("image", True), ("both", False), ("never", False), ("one number", False), ("itself", False)]
+    + [("finer", True), ("finer, drawn twice", True), ("finer, both", False)],
 )
 def test_pictures_that_are_flipped(how, wrong):
     def program():
         random.seed(0)
         loader = DataLoader(Pictures(how), 16, shuffle=True)
-        model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 1))
+        finer = [nn.Upsample(scale_factor=2)] if "finer" in how else []
+        model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), *finer, nn.Conv2d(8, 1, 1))
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         with doctor.watch(model, optimizer=optimizer, say=False) as report:
             for image, target in loader:

@@ -1,4 +1,4 @@
-"""What is prepared for a loss and is wrong, or only looks so (D36 to D44), and two losses of a critic at once (N38)."""
+"""What is prepared for a loss and is wrong, or only looks so (D13, D14, D36 to D44), and a critic's two (N38)."""
 
 import itertools
 
@@ -249,6 +249,56 @@ def test_sides_of_a_picture(how, tall):
         return F.l1_loss(model(torch.randn(ROWS, 1, high, wide)), (ends / torch.tensor(by)).flatten(1))
 
     assert blamed("D41", model, loss) is SIDES[how]
+
+
+# ------------------------------------------------------------------------------------------------ D13
+SLICES = {  # how the noise meets the data -> whether it stays there
+    "noise in place": True,
+    "a mask in place": True,
+    "ids in place": True,
+    "a copy": False,
+    "a part of what is new": False,
+    "a slice that is filled": False,
+    "a buffer that is filled": False,
+    "a sampler's chain": False,
+    "a shift in place": False,
+}
+
+
+@pytest.mark.parametrize("how", SLICES)
+def test_slices_of_the_data_that_are_written_into(how):
+    ids = torch.randint(1, 9, (64, 6))
+    data = ids if "ids" in how else torch.randn(64, 6)
+    model = nn.Sequential(nn.Embedding(9, 6) if "ids" in how else nn.Identity(), nn.Linear(6, 6))
+    rows = itertools.cycle([slice(0, 16), slice(16, 32), slice(32, 48)])
+
+    def loss(model):
+        x = data[next(rows)]
+        if how == "noise in place":
+            x.mul_(0.9).add_(torch.randn_like(x) * 0.1)
+        elif how == "a mask in place":
+            x.mul_((torch.rand(x.shape) > 0.2).float())
+        elif how == "ids in place":
+            x[torch.rand(x.shape) < 0.2] = 0
+        elif how == "a copy":
+            x = x.clone().add_(torch.randn_like(x))
+        elif how == "a part of what is new":
+            x = (x + 0)[:8]
+            x.add_(torch.randn(8, 6))
+        elif how == "a slice that is filled":
+            x.copy_(torch.ones(16, 6)).add_(torch.randn(16, 6))
+        elif how == "a buffer that is filled":
+            data.copy_(torch.ones(64, 6))
+            x.add_(torch.randn(16, 6))
+        elif how == "a sampler's chain":
+            with torch.no_grad():
+                model(x)
+                x.add_(torch.randn_like(x))
+        else:
+            x.sub_(x.mean())
+        return model(x).square().mean()
+
+    assert named("D13", model, loss, "slice") is SLICES[how]
 
 
 # ------------------------------------------------------------------------------------------------ D14

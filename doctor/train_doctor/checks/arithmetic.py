@@ -672,12 +672,21 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
 
     Watches DataLoaders that fetch in this process. Fires when numbers were written into a tensor that the data set
     keeps, or arithmetic was done on it in place, and an item of the same batch lies in that tensor. Copies, and data
-    sets that keep what they have read, are left alone; workers are not seen.
+    sets that keep what they have read, are left alone; workers are not seen. Without a DataLoader, it fires when
+    numbers that were drawn in this step are written into a slice of a tensor that stays, and then the model is given
+    that slice; buffers that are filled anew, and chains of a sampler, are left alone.
 
     WARN data-overwritten: The augmentation of {name} writes into the data that are stored, for an item is a view of
     them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
     in place.
+    WARN data-overwritten/slices: Noise or a mask is written into the data themselves: the batch {shape} is a slice of
+    them, and no copy, so what one step has changed stays so, and the next visit adds to it. Fix: x * a + noise * b in
+    place of x.mul_(a).add_(noise * b), or data[i:j].clone().
     """
+    if len(slices := e.habits["D13 slices"]) >= STEPS:
+        shape = next(iter(slices.values()))
+        what = f"in {len(slices)} steps drawn numbers were written into a slice {shape} of a tensor that stays"
+        return fires(what, "a copy of the slice", fault="data-overwritten/slices", shape=shape)
     if (verdict := no_habit(e, e.stored)) is not None:
         return verdict
     name = next(iter(e.stored.values()))

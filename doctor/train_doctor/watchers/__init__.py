@@ -178,6 +178,7 @@ from train_doctor.watchers.shown import Shown
 from train_doctor.watchers.sides import Sides
 from train_doctor.watchers.sines import Sines
 from train_doctor.watchers.skipped_losses import SkippedLosses
+from train_doctor.watchers.slices_written import SlicesWritten
 from train_doctor.watchers.slips import Slips
 from train_doctor.watchers.slopes import Slopes
 from train_doctor.watchers.soft_targets import SoftTargets
@@ -295,6 +296,7 @@ ALL = (
     DotProducts,
     Entropies,
     Stored,
+    SlicesWritten,
     Adversaries,
     Blanks,
     FractionsCut,

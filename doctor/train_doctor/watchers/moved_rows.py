@@ -5,8 +5,8 @@
 
 Half of the masks are then in the wrong place, and so they are where each of the two draws its own number. Rows that
 were flipped, turned or rolled are followed into the batch, and the batches into the first convolution and the loss. It
-is wrong where pictures were moved and targets of the same size never were, or where some pictures were moved alone and
-some targets alone. Both must have been put together in sight.
+is wrong where pictures were moved and targets of the same size (or some times as large: super-resolution) never were,
+or where some pictures were moved alone and some targets alone. Both must have been put together in sight.
 
 Footgun: only what the main process does is seen, so a loader with workers shows nothing. What went through numpy is not
 followed, and nothing is said where a batch was not seen to be stacked.
@@ -19,7 +19,7 @@ from train_doctor.fed import LOSSES
 
 MOVES = {"flip", "fliplr", "flipud", "rot90", "roll"}
 FIRST = {"conv2d", "conv3d"}
-LEAST = 4  # rows
+LEAST, CELLS = 4, 4  # rows of a batch; lines of a target that is smaller than its picture
 
 
 class MovedRows(Watcher):
@@ -59,7 +59,7 @@ class MovedRows(Watcher):
 
     def _compare(self, target: Tensor, rows: tuple | bool | None) -> None:
         for shape, moved in self.pictures:
-            if isinstance(rows, tuple) and len(rows) == len(moved) and tuple(target.shape[-2:]) == shape[-2:]:
+            if isinstance(rows, tuple) and len(rows) == len(moved) and _laid_on(target.shape, shape):
                 told = self.e.moved.setdefault(self.eye.turn, [0, 0, 0, 0])
                 apart = sum(a and not b for a, b in zip(moved, rows)), sum(b and not a for a, b in zip(moved, rows))
                 for n, number in enumerate((sum(moved), sum(rows), len(rows), min(apart))):
@@ -71,3 +71,11 @@ class MovedRows(Watcher):
     def close(self) -> None:
         self.known.by_id.clear()
         self.pictures = []
+
+
+def _laid_on(target: tuple, picture: tuple) -> bool:
+    """Whether targets have the height and width of their pictures, or all of it some times as large, or as small."""
+    small, large = sorted((tuple(target[-2:]), tuple(picture[-2:])))
+    if small == large or len(target) < 3 or small[0] < CELLS:
+        return small == large
+    return tuple(n * (large[0] // small[0]) for n in small) == large
