@@ -1,6 +1,8 @@
 """Answers compared across prompts, experts that share their weights over places, heads merged before they changed
 places, angles rounded in 16 bits, and a reference that is the policy: each beside what it could be taken for."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -171,6 +173,38 @@ def test_heads_change_places_before_they_are_merged(attend, merge):
     assert ("F30" in said(Heads(attend, way), loss_of)) is wrong
 
 
+SPLITS = {
+    "queries and keys": (lambda x: x.view(len(x), 4, LONG, -1), 2, True),
+    "with a transpose": (lambda x: x.view(len(x), LONG, 4, -1).transpose(1, 2), 2, False),
+    "one tensor, in pieces of its own": (lambda x: x.view(len(x), 4, LONG, -1), 1, False),
+}
+
+
+class Split(nn.Module):
+    def __init__(self, way, number):
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, WIDE), nn.Linear(WIDE, WORDS)
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(number))
+        self.way = way
+
+    def forward(self, ids):
+        x = self.table(ids)
+        heads = [self.way(layer(x)) for layer in self.layers]  # (B, 4, T, D) each
+        y = by_hand(heads[0], heads[-1], heads[-1]) if len(heads) > 1 else heads[0].softmax(-1)
+        return self.head(x + y.transpose(1, 2).reshape(x.shape))
+
+
+@pytest.mark.parametrize("how", SPLITS)
+def test_heads_are_split_where_they_lie(how):
+    way, number, wrong = SPLITS[how]
+
+    def loss_of(model):
+        ids = torch.randint(WORDS, (6, LONG))
+        return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+
+    assert ("F30" in said(Split(way, number), loss_of)) is wrong
+
+
 class Unfolded(nn.Module):
     """What one layer gives has no axes before it is cut."""
 
@@ -227,6 +261,27 @@ def test_angles(rounded):
         return F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
 
     assert ("S15" in said(make(), loss_of)) is wrong
+
+
+@pytest.mark.parametrize("how", ["by text", "by model", "a copy", "pairs of the first pass"])
+def test_the_reference_of_another_loss(how):
+    """The loss of IPO, and ratios of a policy that gave its answers itself."""
+    model = Scores()
+    other = copy.deepcopy(model) if how == "a copy" else model
+
+    def loss_of(model):
+        chosen, rejected = pairs(beside=False).chunk(2)
+        one, two = model(chosen).squeeze(1), model(rejected).squeeze(1)
+        with torch.no_grad():
+            one_before, two_before = other(chosen).squeeze(1), other(rejected).squeeze(1)
+        by_text = how == "by text"
+        margin = (one - one_before) - (two - two_before) if by_text else (one - two) - (one_before - two_before)
+        if how == "pairs of the first pass":
+            return -(margin.exp() * torch.randn(len(margin))).mean()
+        return (margin - 5.0).pow(2).mean()
+
+    found = said(model, loss_of)
+    assert ("Policy and reference give the same" in found.get("N14", "")) is how.startswith("by"), found
 
 
 @pytest.mark.parametrize("ordered", ["by text", "by model"])

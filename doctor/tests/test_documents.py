@@ -163,6 +163,13 @@ def topics():
     return ids, places, numbers
 
 
+def filled():
+    """Rows that are filled up with the token that documents begin with, as a part of their first one."""
+    ids, places, numbers = rows()
+    end = torch.arange(PLACES) >= torch.randint(PLACES - 5, PLACES - 2, (len(ids), 1))
+    return tuple(part.masked_fill(end, 0) for part in (ids, places, numbers))
+
+
 def beats():
     """Chords with their beat in the bar; none of them stands at its beginning alone."""
     ids, places, numbers = rows()
@@ -185,6 +192,7 @@ WRONG = {
     "angles under other names": (Unnamed("turned"), rows, in_order, "WARN"),
     "called position": (Told(), rows, told, "WARN"),
     "called position, with several first words": (Told(), topics, told, "WARN"),
+    "filled up": (Told(), filled, told, "WARN"),
     "called position, angles": (Told("turned"), topics, told, "WARN"),
     "by name, in a row with places": (Named("a table of the row"), rows, by_name, "ERROR"),
     "counted inside": (Inside(), rows, alone, "WARN"),
@@ -197,6 +205,7 @@ RIGHT = {
     "blocks, angles": (Unnamed("turned", see="blocks"), rows, in_order),
     "blocks, counted inside": (Inside(see="blocks"), rows, alone),
     "blocks, counted inside, from their ends": (Inside("ends", see="blocks"), lambda: rows(end=True), alone),
+    "blocks, filled up": (Unnamed(see="blocks"), filled, in_order),
     "end to end": (Named(), rows, without_restarts),
     "counts on": (Unnamed("counts on"), rows, in_order),
     "counts on, in rows": (Unnamed("counts on, in rows"), rows, in_order),

@@ -134,6 +134,7 @@ def test_both_sides_learn(how):
 
 
 TAUGHT = {"both learn": True, "halved": True, "detached": False, "frozen": False, "beside labels": False}
+TAUGHT |= {"two distances": True, "two that are no divergence": True, "two, and labels for both": False}
 
 
 @pytest.mark.parametrize("how", TAUGHT)
@@ -148,6 +149,11 @@ def test_a_teacher_that_learns_from_its_student(how):
         if how == "halved":
             return 0.5 * F.mse_loss(answer, wanted, reduction="none").mean()
         labels = F.cross_entropy(answer, x.argmax(1) % 3) if how == "beside labels" else 0
+        if "two" in how:
+            logs = answer.log_softmax(1), wanted.log_softmax(1)
+            labels = F.l1_loss(*logs) if "no" in how else F.kl_div(*logs, reduction="batchmean", log_target=True)
+        if how == "two, and labels for both":
+            labels = labels + F.nll_loss(logs[0], x.argmax(1) % 3) + F.nll_loss(logs[1], x.argmax(1) % 3)
         return F.mse_loss(answer, wanted) + labels
 
     report = quiet(lambda: train(loss_of, pair))
@@ -600,6 +606,32 @@ def test_the_sign_of_an_entropy(kind, how, wrong):
         return policy + 0.01 * entropy if how == "added" else policy - 0.01 * entropy
 
     assert told("F62", loss_of) is wrong
+
+
+class Mixed(nn.Module):
+    """All experts answer, and the shares of a router mix their answers; or each of them reads a variable of its own."""
+
+    def __init__(self, apart):
+        super().__init__()
+        self.router, self.apart = nn.Linear(6, 3), apart
+        self.first, self.second = (nn.Parameter(torch.randn(3, size, 4) / 3) for size in (2 if apart else 6, 4))
+
+    def forward(self, x):
+        shares = self.router(x).softmax(-1)
+        x = x.view(len(x), 3, 2) if self.apart else x
+        h = F.relu(torch.einsum("bkd,kdh->bkh" if self.apart else "bd,kdh->bkh", x, self.first))
+        return torch.einsum("bk,bkh,khc->bc", shares, h, self.second), shares
+
+
+@pytest.mark.parametrize("sign, apart, wrong", [(1, False, True), (-1, False, False), (1, True, False)])
+def test_the_entropy_of_shares_that_mix(sign, apart, wrong):
+    def loss_of(model):
+        x = torch.randn(ROWS, 6)
+        answers, shares = model(x)
+        usage = shares.mean(0)
+        return F.cross_entropy(answers, x[:, :4].argmax(1)) - sign * 0.5 * (usage * (usage + 1e-9).log()).sum()
+
+    assert told("F62", loss_of, Mixed(apart)) is wrong
 
 
 @pytest.mark.parametrize("reduction, wrong", [("mean", True), ("none", False)])

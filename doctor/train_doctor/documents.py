@@ -35,6 +35,7 @@ OFTEN = 4  # times that a token at a border stands there, on average
 class Packed(NamedTuple):
     starts: Tensor  # (B, T), but for those at place 0
     named: bool  # by an argument
+    text: Tensor  # (B, T), without what rows are filled up with
 
 
 def packed(call: Call) -> Packed | None:
@@ -43,15 +44,17 @@ def packed(call: Call) -> Packed | None:
         return None
     if call.positions is not None:
         starts = resets(call) if call.positions.shape[-1] == call.ids.shape[1] else None
-        return Packed(starts, True) if starts is not None and bool(starts.any()) else None
+        text = torch.ones_like(call.ids, dtype=torch.bool)
+        return Packed(starts, True, text) if starts is not None and bool(starts.any()) else None
     given = dict(_given(call))
     looked = [on_cpu(x) for x in call.looked if not x.is_floating_point()]
     for name, p in (*given.items(), *(("", x) for x in looked if x.dim() == 2 and x.shape == call.ids.shape)):
         starts = None if torch.equal(p, call.ids) else _restarts(p)
         if starts is None or _counts_on(looked, starts):
             continue
-        if name == NAME or _bordered(call.ids, starts) or any(_numbers(x, starts) for x in given.values()):
-            return Packed(starts, name == NAME)
+        text = _text(p, starts)
+        if name == NAME or _bordered(call.ids, starts, text) or any(_numbers(x, starts) for x in given.values()):
+            return Packed(starts, name == NAME, text)
     return None
 
 
@@ -65,9 +68,9 @@ def resets(call: Call) -> Tensor:
     return starts
 
 
-def marks(ids: Tensor, starts: Tensor) -> Tensor:
+def marks(ids: Tensor, starts: Tensor, text: Tensor) -> Tensor:
     """Tokens by which a model may tell where documents begin and end: a few that stand at all of the borders."""
-    kinds = [ids[where].unique() for where in (starts, _before(starts)) if _borders(ids, where)]
+    kinds = [ids[where].unique() for where in (starts, _before(starts)) if _borders(ids, where, text)]
     kinds += [kind for where in (starts, _before(starts)) if len(kind := ids[where].unique()) <= 2]
     return torch.cat(kinds or [ids.new_empty(0)])
 
@@ -167,15 +170,21 @@ def _numbers(x: Tensor, starts: Tensor) -> bool:
     return bool((changes >= starts[:, 1:]).all()) and int(changes.sum()) <= int(starts.sum()) + 2 * len(x)
 
 
-def _bordered(ids: Tensor, starts: Tensor) -> bool:
+def _text(p: Tensor, starts: Tensor) -> Tensor:
+    """All but the end of a row whose numbers stay at their least: it is filled up."""
+    stays = (p == p.min()) & ~starts
+    return ~stays.flip(1).int().cummin(1).values.bool().flip(1)
+
+
+def _bordered(ids: Tensor, starts: Tensor, text: Tensor) -> bool:
     """Whether each document begins, or each ends, with one of a few tokens, which stand nowhere else inside."""
-    return any(_borders(ids, where) for where in (starts, _before(starts)))
+    return any(_borders(ids, where, text) for where in (starts, _before(starts)))
 
 
-def _borders(ids: Tensor, where: Tensor) -> bool:
+def _borders(ids: Tensor, where: Tensor, text: Tensor) -> bool:
     tokens = ids[where].unique()
     few = len(tokens) <= max(1, int(where.sum()) // OFTEN)
-    return few and not bool(torch.isin(ids[:, 1:-2], tokens)[~where[:, 1:-2]].any())
+    return few and not bool(torch.isin(ids, tokens)[:, 1:-2][(text & ~where)[:, 1:-2]].any())
 
 
 def _before(starts: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import contextlib
 import gc
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -151,9 +151,9 @@ def _told(function: str, given: Tensor, wrong: Tensor, what: str) -> str:
     return f"{function} was given {many} numbers that are {what} (of {given.numel()})" if many else ""
 
 
-def leaves(node, limit: int, without=None) -> set[int]:
-    """Ids of the tensors that a node is computed from and that get its gradient, on ways that do not lead through one
-    node."""
+def leaves(node, limit: int, without: Container = ()) -> set[int]:
+    """Ids of the tensors that a node is computed from and that get its gradient, on ways that do not lead through
+    some nodes."""
     return {id(n.variable) for n in below(node, limit, without) if kind(n) == "AccumulateGrad"}
 
 
@@ -174,11 +174,11 @@ def walk(loss: Tensor, limit: int):
     return below(loss.grad_fn, limit)
 
 
-def below(node, limit: int, without=None):
+def below(node, limit: int, without: Container = ()):
     queue, seen = deque([node]), set()
     while queue and len(seen) < limit:
         node = queue.popleft()
-        if node is None or node is without or node in seen:
+        if node is None or node in without or node in seen:
             continue
         seen.add(node)
         yield node

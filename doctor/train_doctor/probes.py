@@ -92,14 +92,14 @@ def _documents(e: Evidence) -> None:
     places = torch.arange(length)[None, :]
     last = torch.where(starts, places, 0).max(1, keepdim=True).values
     changed = _other(e, call, (places < last) & (last > 0))
-    marks = documents.marks(call.ids, starts)
+    marks = documents.marks(call.ids, starts, found.text)
     changed = torch.where(torch.isin(call.ids, marks) | torch.isin(changed, marks), call.ids, changed)
     with documents.Order(starts) as order:
         before, after = _twice(e, call, changed)
     if order.goes_on and not found.named:
         return
     rows = before.shape[0]
-    late = ((places >= last) & (last > 0))[:rows]
+    late = ((places >= last) & (last > 0) & found.text)[:rows]
     if call.mask is not None and call.mask.shape == call.ids.shape:
         late &= call.mask[:rows] != 0
     e.probes["packed"] = _most(_moved(before, after), late), _threshold(before), found.named

@@ -9,8 +9,11 @@ where somebody calls it between two steps. So a replay looks up, from the module
 code can write to: attributes, the variables that its functions name, the containers in them. Copies stand there
 meanwhile, and then all is put back. The generators of torch, Python and numpy themselves are put back by `aside`.
 
-Footgun: an iterator can't be copied but for the plain ones, and a replay would use it up. Where there is one the model
-is not called again, and what asks for a replay stays unknown.
+Of a library's object that the program holds (settings of argparse, a sampler with its generator) the attributes are
+copied too. The code of libraries is not followed from there.
+
+Footgun: an iterator can't be copied but for the plain ones, and a replay would use it up; a queue is shared with other
+threads or processes. Where there is one the model is not called again, and what asks for a replay stays unknown.
 """
 
 import contextlib
@@ -38,8 +41,11 @@ OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call s
 HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
+ATOMS = {int, float, bool, str, bytes, types.NoneType}
+QUEUES = {"queue", "_queue", "multiprocessing"}  # where the classes come from of what is shared with others
+LOCKS = {"threading", "_thread", *QUEUES}
 REWOUND = (type(iter([])), type(iter(())), type(iter(range(0))), itertools.count)  # iterators that can be copied
-LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things that are looked at; of a container; and containers in containers
+LIMIT, LOOKED, DEEP = 5000, 1000, 4  # things looked at; of a container and those in it; containers in containers
 # things that are copied, of one container and of all: beyond them it is the container alone, which undoes an append
 ITEMS, ALL_ITEMS = 2000, 20_000
 ROOM = 2**26  # bytes of tensors and arrays that are not held by a module
@@ -52,7 +58,7 @@ Place = tuple[Any, str]  # a dict, a cell, a class, a function or a partial, and
 def copies(module: nn.Module) -> Iterator[None]:
     """Copies stand where a forward of it may write. RuntimeError where something can't be copied, or goes to a file."""
     found = _Found(module)
-    hooks = {getattr(f, "__name__", "") for m in found.modules for kind in HOOKS for f in getattr(m, kind).values()}
+    hooks = {_called(f) for m in found.modules for kind in HOOKS for f in getattr(m, kind).values()}
     if writes := unheard.written(found.names, hooks):
         raise RuntimeError(f"a replay would {min(writes)} a second time")
     held = [(m, {kind: dict(getattr(m, kind)) for kind in HELD}) for m in found.modules]
@@ -93,6 +99,8 @@ class Copier:
         self.twins: dict[int, Any] = {}
 
     def __call__(self, x: Any) -> Any:
+        if type(x) in ATOMS:
+            return x
         if id(x) not in self.twins:
             self.twins[id(x)] = self._twin(x)
         return self.twins[id(x)]
@@ -116,15 +124,19 @@ class Copier:
             return x.copy() if self._fits(x) else x
         if numpy is not None and isinstance(x, (numpy.random.Generator, numpy.random.RandomState)):
             return copy.deepcopy(x)
+        if isinstance(x, types.BuiltinFunctionType) and x.__name__ == "print":
+            return unheard.printed
         if isinstance(x, (types.BuiltinMethodType, types.MethodType)):  # generator.random
             twin = self(x.__self__)
             return x if twin is x.__self__ else getattr(twin, x.__name__)
         if isinstance(x, Iterator) and not isinstance(x, IOBase) and not _own(x):
             raise RuntimeError(f"a {type(x).__name__} would be used up by a replay")
+        if _library(x) in QUEUES:
+            raise RuntimeError(f"a {type(x).__name__} is shared with others, who would see a replay")
         return x
 
     def _few(self, x: Any) -> bool:
-        few = len(x) <= min(ITEMS, self.items)
+        few = len(x) <= ITEMS and len(x) <= self.items
         self.items -= len(x) if few else 0
         return few
 
@@ -143,17 +155,18 @@ class _Found:
         self.inner = len(self.modules)  # the others are held by a variable or a plain attribute
         self.owners: list[tuple[dict, dict]] = []  # attributes of modules and objects, as they were
         self.places: list[Place] = []
-        self.names: dict[str, set[str]] = {}  # what functions of each name name
+        self.names: dict[str, set[str]] = {}  # what functions of each name name; and what variables of it call
         self.seen: set = {id(m) for m in self.modules}
         self.waiting: deque = deque(self.modules)
-        while self.waiting and len(self.seen) < LIMIT + self.inner:
-            self._look(self.waiting.popleft())
+        self.bags: deque = deque()  # objects of libraries, after the program's own
+        while (self.waiting or self.bags) and len(self.seen) < LIMIT + self.inner:
+            self._look(self.waiting.popleft()) if self.waiting else self._bag(self.bags.popleft())
 
     def _push(self, *things: Any) -> None:
-        for each in itertools.chain(*(itertools.islice(_inside(x), LOOKED) for x in things)):
-            if id(each) not in self.seen and _looked_into(each):
+        for each in itertools.chain(*map(_inside, things)):
+            if id(each) not in self.seen and ((own := _looked_into(each)) or _is_bag(each)):
                 self.seen.add(id(each))
-                self.waiting.append(each)
+                (self.waiting if own else self.bags).append(each)
                 if isinstance(each, nn.Module):
                     self.modules.append(each)
 
@@ -161,6 +174,8 @@ class _Found:
         if (id(holder), name) not in self.seen:
             self.seen.add((id(holder), name))
             self.places.append((holder, name))
+            if called := _called(value):
+                self.names.setdefault(name, set()).add(called)
             self._push(value)
 
     def _look(self, x: Any) -> None:
@@ -170,6 +185,7 @@ class _Found:
             self._push(x.__func__, x.__self__)
         elif isinstance(x, partial):
             self._push(x.func, x.args, x.keywords)
+            self._place(x, "func", x.func)
             self._place(x, "args", x.args)
             for name, value in x.keywords.items():
                 self._place(x.keywords, name, value)
@@ -177,6 +193,11 @@ class _Found:
             self._classes(x)
         else:
             self._attributes(x)
+
+    def _bag(self, x: Any) -> None:
+        self.owners.append((vars(x), dict(vars(x))))
+        self.places += [(vars(x), name) for name in vars(x)]
+        self._push(*(value for value in vars(x).values() if type(value) is type(x)))
 
     def _attributes(self, x: Any) -> None:
         own, module = getattr(x, "__dict__", {}), isinstance(x, nn.Module)
@@ -202,16 +223,17 @@ class _Found:
                         self._place(kind, name, value)
 
     def _variables(self, f: types.FunctionType) -> None:
-        for cell in f.__closure__ or ():
+        for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
             with contextlib.suppress(ValueError):  # not yet filled
-                self._place(cell, "", cell.cell_contents)
+                self._place(cell, name, cell.cell_contents)
         self.names.setdefault(f.__name__, set()).update(named := _names(f.__code__))
         self._named(named, f.__globals__)
         if vars(f):  # f.calls += 1
             self.owners.append((vars(f), dict(vars(f))))
             self._named(set(vars(f)), vars(f))
-        if f.__defaults__:
-            self._place(f, "__defaults__", f.__defaults__)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(f, name):
+                self._place(f, name, getattr(f, name))
 
     def _named(self, names: set[str], held: dict) -> None:
         """Names of a dict, and of the program's modules among them: settings.step += 1."""
@@ -223,13 +245,22 @@ class _Found:
                     modules.append(vars(value))
 
 
-def _inside(x: Any, deep: int = DEEP) -> Iterator[Any]:
-    """What a container holds, and those in it, or the thing itself."""
+def _inside(x: Any, deep: int = DEEP, left: Iterator[int] | None = None) -> Iterator[Any]:
+    """What a container holds, and those in it, or the thing itself; LOOKED in all, containers too."""
+    left = iter(range(LOOKED)) if left is None else left
     if not (isinstance(x, dict) or type(x) in (list, tuple, set, deque)):
         yield x
     elif deep:
-        for each in itertools.islice(x.values() if isinstance(x, dict) else x, LOOKED):
-            yield from _inside(each, deep - 1)
+        for each, _ in zip(x.values() if isinstance(x, dict) else x, left):
+            yield from _inside(each, deep - 1, left)
+
+
+def _called(x: Any) -> str:
+    """The name of the function that it is, or is a partial of."""
+    while isinstance(x, partial):
+        x = x.func
+    functions = (types.FunctionType, types.MethodType, types.BuiltinFunctionType)
+    return x.__name__ if isinstance(x, functions) else ""
 
 
 def _function(f: Any) -> Any:
@@ -251,6 +282,20 @@ def _looked_into(x: Any) -> bool:
     if isinstance(x, type):
         return _of_program(x)
     return isinstance(x, (types.MethodType, partial, nn.Module, threading.local)) or _own(x)
+
+
+def _is_bag(x: Any) -> bool:
+    """An object of a library's, with attributes. One that is called (a tokenizer, a kernel) keeps caches of its own,
+    and one with a lock is in use by other threads meanwhile."""
+    if not type(x).__dictoffset__ or callable(x) or isinstance(x, (types.ModuleType, Iterator, *DATA)):
+        return False
+    held = getattr(x, "__dict__", None)
+    return isinstance(held, dict) and not any(_library(value) in LOCKS for value in held.values())
+
+
+def _library(x: Any) -> str:
+    """Where the class of it is from."""
+    return str(type(x).__module__).partition(".")[0]
 
 
 def _own(x: Any) -> bool:
@@ -283,6 +328,7 @@ def _write(place: Place, value: Any) -> None:
     elif isinstance(holder, dict):
         holder[name] = value
     elif isinstance(holder, partial):
-        holder.__setstate__((holder.func, value, holder.keywords, vars(holder)))
+        now = {"func": holder.func, "args": holder.args, name: value}
+        holder.__setstate__((now["func"], now["args"], holder.keywords, vars(holder)))
     elif _read(place) is not value:  # of a class or a slot, either of which may be frozen, or a default of a function
         (type if isinstance(holder, type) else object).__setattr__(holder, name, value)

@@ -22,6 +22,7 @@ from train_doctor.targets import IGNORED, shifted
 PADDED = 0.05  # share of padding
 ENDS, LEFT = 4, 0.05  # padding without a name: length of a run; runs that a text follows, for each that ends a row
 FEW = 8  # different tokens, below which one in which rows end may be a state that is not left
+SAME, STEPS = " (pad_token and eos_token are one, and the collator masks padding by its id)", 2
 ROWS, VARIED = 16, 3  # rows; different tokens in front of their first targets
 
 
@@ -220,16 +221,19 @@ def end_never_supervised(e: Evidence) -> Fired | Verdict:
     Fires when most rows contain the end-of-text token among what is attended, after a token that is learnt, and not
     once is it a target. This is what a collator does that masks padding by its id while padding and end-of-text share
     one. Texts without an end token, and an end token that only begins the row or stands in a prompt, are left alone.
+    Where the token is not known, a number that is hidden in the labels tells it: all rows end in it, also the longest
+    of batches that differ in length, or it is the last of what was asked in each row.
 
     WARN end-never-supervised: The end-of-text token (EOS) is never a target{same}, so the model does not learn to stop.
     Fix: Give padding a pad_token of its own (not the eos_token), or mask labels by the attention mask and not by the
     pad id.
     """
     eos = e.token("eos")
-    if eos is None:
+    hidden = _hidden(e)
+    if eos is None and hidden is None:
         return unknown("the end-of-text token is not known; give the tokenizer")
     rows = have = 0
-    for batch in batches(e):
+    for batch in batches(e) if eos is not None else ():
         if batch.offset not in (None, 1):
             continue
         ends = batch.ids == eos
@@ -239,18 +243,29 @@ def end_never_supervised(e: Evidence) -> Fired | Verdict:
             return OK
         begun = batch.asked.int().cummax(1).values.bool()
         rows, have = rows + len(ends), have + int((ends & begun).any(1).sum())
+    if have < 0.5 * rows or not rows:
+        if hidden is not None:
+            what = f"all rows end in token {hidden}, and the labels are hidden where they are {hidden}"
+            return fires(what, "the end of an answer is supervised", same=SAME)
+        return OK if rows else unknown("too few rows with known targets")
     if rows < 4:
         return unknown("too few rows with known targets")
-    if have < 0.5 * rows:
-        return OK
-    same = (
-        " (pad_token and eos_token are one, and the collator masks padding by its id)" if e.token("pad") == eos else ""
-    )
+    same = SAME if e.token("pad") == eos else ""
     return fires(
         f"{have} of {rows} rows end their text with token {eos} (eos_token_id), and it is never a target",
         "the end of an answer is supervised",
         same=same,
     )
+
+
+def _hidden(e: Evidence) -> int | None:
+    """The number that is hidden in the labels at the end of every row, where no padding alone can be."""
+    seen = list(e.habits["F16 hidden"].values())
+    numbers, ends, most, widths, alike = map(set, zip(*seen)) if len(seen) >= STEPS else [set()] * 5
+    if len(numbers) != 1 or ends != {True}:
+        return None
+    filled = len(widths) > 1 and any(width % 8 for width in widths) and alike == {False}
+    return next(iter(numbers)) if most == {1} or filled else None
 
 
 @check("F127")
@@ -259,13 +274,14 @@ def first_word_unsupervised(e: Evidence) -> Fired | Verdict:
 
     Looks at the two tokens in front of the first target of each row. Fires when the nearer one differs from row to row,
     and the one before it is the same in all rows and nowhere else in front: the mark at which the prompt ends. A prompt
-    that ends in such a mark and one more token of its own (a language, a task) looks the same.
+    that ends in such a mark and one more token of its own (a language, a task) looks the same. Where that token is one
+    of the prompt's in every row (what is asked about), it is left alone.
 
     WARN first-word-unsupervised: The prompt ends with token {mark}, and the first target comes two tokens later: the
     first token of each answer is never a target, so the mask of the prompt is one too long. Fix: labels[:prompt_length]
     = -100, where prompt_length counts the prompt alone.
     """
-    marks, nearer, plain = [], [], 0
+    marks, nearer, plain, named = [], [], 0, 0
     for batch in batches(e):
         if batch.offset not in (None, 1):
             continue
@@ -276,9 +292,10 @@ def first_word_unsupervised(e: Evidence) -> Fired | Verdict:
                 continue
             marks.append(int(ids[first - 2]))
             nearer.append(int(ids[first - 1]))
+            named += bool((ids[: first - 2] == ids[first - 1]).any())
     if len(marks) + plain < ROWS:
         return unknown("too few rows with known targets")
-    if plain or len(set(marks)) > 1 or len(set(nearer)) < VARIED or marks[0] in nearer:
+    if plain or len(set(marks)) > 1 or len(set(nearer)) < VARIED or marks[0] in nearer or named == len(marks):
         return OK
     others = len(set(nearer))
     what = f"in {len(marks)} rows the first target stands two places behind token {marks[0]}, behind {others} others"

@@ -4,12 +4,14 @@ Others say it of a whole run (B3, S1, S2), of what no optimizer holds (S3), of a
 is rounded away (N4).
 
 Footgun: a gradient of zero is no fault by itself. A gate that begins at zero passes nothing back in its first step, an
-expert to which no token went gets zeros, and a bias in front of a normalisation changes nothing.
+expert to which no token went gets zeros, a bias in front of a normalisation changes nothing, and below its free nats a
+divergence teaches nothing.
 """
 
 import math
 import re
 from collections.abc import Iterator
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from train_doctor import graphs
 from train_doctor.check import Fired, check, fires
 from train_doctor.checks.seen import spoilt
-from train_doctor.evidence import Evidence, Gradients, Step, is_adapter
+from train_doctor.evidence import Evidence, Gradients, Optimizer, Step, is_adapter
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
@@ -25,7 +27,7 @@ FEW = 3  # steps from which on zeros are no start
 LARGE = 0.01  # an epsilon of Adam that may be a slip
 USUAL, RAISED = 0.02, 0.05  # rates of Adam; one that was raised with the epsilon, as a share of it
 NEAR = 5  # nodes of what a module keeps of a parameter
-INSIDE = 2  # lists in lists that are looked into
+INSIDE, LISTED = 2, 1024  # lists in lists that are looked into; things in one and those in it
 
 
 def _norms(e: Evidence) -> dict[str, list[float]]:
@@ -43,8 +45,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     """Some layers stay exactly as they began while others learn, and nothing is frozen.
 
     Fires for trainable tensors whose gradient was there and exactly zero in every step, three or more with a rate above
-    zero, while others had one. Left alone are experts, adapters (B2), and a bias whose weight learns, for behind it a
-    normalisation may take out its mean.
+    zero, while others had one. Left alone are experts, adapters (B2), a bias whose weight learns, for behind it a
+    normalisation may take out its mean, and what only a term of the loss teaches that stands at its floor (free nats).
 
     WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: {look}
     {name}.
@@ -66,6 +68,8 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     ps = e.trainable()
     dead = [n for n in dead if n in ps and not is_adapter(n) and not SPARSE.search(n) and ps[n].numel()]
     dead = [n for n in dead if not (ps[n].dim() < 2 and f"{_stem(n)}weight" in live and n.endswith("bias"))]
+    if len(floors := e.habits["B7 floor"]) >= FEW:
+        dead = [n for n in dead if not all(id(ps[n]) in resting for resting in floors.values())]
     if not dead and len(rounded := e.habits["B7 rounded"]) >= FEW:
         function = next(iter(rounded.values()))
         what = f"in {len(rounded)} steps a layer was given what came out of a {function} with a graph"
@@ -194,7 +198,7 @@ def _loose(module: nn.Module, teaching: set[int]) -> Iterator[tuple[str, str, Te
         if isinstance(value, Tensor):
             yield name, "a plain tensor", value
         elif isinstance(value, (list, tuple, dict)):
-            for path, t in _inside(value, teaching, INSIDE):
+            for path, t in _inside(value, teaching, INSIDE, iter(range(LISTED))):
                 yield f"{name}{path}", "in a Python list", t
 
 
@@ -206,15 +210,15 @@ def _listed(module: nn.Module) -> Iterator[nn.Module]:
             yield from (m for m in parts if any(p.grad is not None for p in m.parameters()))
 
 
-def _inside(holder, teaching: set[int], depth: int) -> Iterator[tuple[str, Tensor]]:
+def _inside(holder, teaching: set[int], depth: int, left: Iterator[int]) -> Iterator[tuple[str, Tensor]]:
     items = holder.items() if isinstance(holder, dict) else enumerate(holder)
-    for key, value in list(items)[:256]:
+    for (key, value), _ in zip(items, left):
         if isinstance(value, Tensor):
             yield f"[{key!r}]", value
         elif isinstance(value, nn.Module) and id(value) not in teaching:
             yield from ((f"[{key!r}].{n}", p) for n, p in value.named_parameters())
         elif isinstance(value, (list, tuple, dict)) and depth:
-            yield from ((f"[{key!r}]{path}", t) for path, t in _inside(value, teaching, depth - 1))
+            yield from ((f"[{key!r}]{path}", t) for path, t in _inside(value, teaching, depth - 1, left))
 
 
 @check("S20")
@@ -260,7 +264,8 @@ def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
 
     Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in that dtype the
     epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error when weights are NaN by now.
-    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller; but not
+    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller (half of
+    them four times, where the decay is the default and the betas are not: they were given by their places); but not
     where the rate was raised with it, to a twentieth of it or more: that is a descent with momentum.
 
     ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient is 0 it divides 0
@@ -305,9 +310,19 @@ def _decides(e: Evidence) -> Fired | None:
         updates = [u for step in e.of(Step, optimizer=number) for u in step.updates if u.gradient]
         sizes = sorted(u.gradient / math.prod(u.shape) ** 0.5 for u in updates)
         raised = rate > USUAL and rate >= RAISED * eps
-        if eps >= LARGE and not raised and len(sizes) >= FEW and sizes[len(sizes) * 3 // 4] < eps / 10:
-            middle, kind = sizes[len(sizes) // 2], o.kind.__name__
+        if eps < LARGE or raised or len(sizes) < FEW:
+            continue
+        middle, kind = sizes[len(sizes) // 2], o.kind.__name__
+        if sizes[len(sizes) * 3 // 4] < eps / 10 or _by_place(o) and middle < eps / 4:
             what = f"{kind} has eps = {eps:g}, and the middle gradient is {middle:.2g}"
             fault, times = "epsilon-vanishes/decides", f"{1 + eps / middle:.0f}"
             return fires(what, "an epsilon next to nothing", WARN, fault, kind=kind, eps=f"{eps:g}", times=times)
     return None
+
+
+def _by_place(o: Optimizer) -> bool:
+    """Whether Adam looks as if its betas and its decay were given by their places: the decay, which came out as the
+    epsilon, is the default itself."""
+    usual = signature(o.kind).parameters
+    betas, decay = ({group[of] for group in o.object.param_groups} for of in ("betas", "weight_decay"))
+    return decay == {usual["weight_decay"].default} and betas.isdisjoint({usual["betas"].default})

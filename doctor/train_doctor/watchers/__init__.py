@@ -59,6 +59,7 @@ from train_doctor.watchers.echoed_series import EchoedSeries
 from train_doctor.watchers.edge_shares import EdgeShares
 from train_doctor.watchers.empty_maps import EmptyMaps
 from train_doctor.watchers.endings import Endings
+from train_doctor.watchers.ends_hidden import EndsHidden
 from train_doctor.watchers.ends_of_episodes import EndsOfEpisodes
 from train_doctor.watchers.entropies import Entropies
 from train_doctor.watchers.farthest import Farthest
@@ -163,6 +164,8 @@ from train_doctor.watchers.rounded_weights import RoundedWeights
 from train_doctor.watchers.row_slopes import RowSlopes
 from train_doctor.watchers.rows_first import RowsFirst
 from train_doctor.watchers.same_batches import SameBatches
+from train_doctor.watchers.same_lists import SameLists
+from train_doctor.watchers.same_margins import SameMargins
 from train_doctor.watchers.same_masks import SameMasks
 from train_doctor.watchers.same_scores import SameScores
 from train_doctor.watchers.same_slopes import SameSlopes
@@ -205,6 +208,7 @@ from train_doctor.watchers.texts_apart import TextsApart
 from train_doctor.watchers.thrown_away import ThrownAway
 from train_doctor.watchers.tiled_labels import TiledLabels
 from train_doctor.watchers.time_first import TimeFirst
+from train_doctor.watchers.told_tokens import ToldTokens
 from train_doctor.watchers.triplets import Triplets
 from train_doctor.watchers.turned_gradients import TurnedGradients
 from train_doctor.watchers.turned_heads import TurnedHeads
@@ -297,6 +301,7 @@ ALL = (
     Entropies,
     Stored,
     SlicesWritten,
+    EndsHidden,
     Adversaries,
     Blanks,
     FractionsCut,
@@ -416,6 +421,9 @@ ALL = (
     Unfolded,
     Crops,
     SameScores,
+    SameLists,
+    SameMargins,
+    ToldTokens,
     SameSlopes,
     TurnedPoints,
     CutIds,

@@ -10,18 +10,20 @@ The output of a detector's last convolution is known too, where its channels go 
 segmenter, `logits.view(-1, C)` of (B, C, H, W), and the states of a recurrent network, `h_n.view(B, -1)` of an h_n of
 shape (2, B, H). And so are the patches of a picture, `x.reshape(B, (H // p) * (W // p), C * p * p)`, where pieces of
 lines come out, the pixels of a larger one, `x.view(B, C, H * r, W * r)` of (B, C * r * r, H, W), the channels of
-series, `x.reshape(B * C, T)` of (B, T, C), and the heads of attention, `y.reshape(B, T, H * D)` of (B, H, T, D).
+series, `x.reshape(B * C, T)` of (B, T, C), and the heads of attention, `y.reshape(B, T, H * D)` of (B, H, T, D), or
+`q.view(B, H, T, D)` of (B, T, H * D), where both queries and keys are split so.
 
 Footgun: sizes of 1 and equal sizes move nothing that could be seen, and a reshape to other sizes is meant as one. Lines
 of a picture may be the rows of a sequence. And rows that are laid flat or cut back again were groups in their order
-(in_order.py).
+(in_order.py). What attention was given just as a linear layer gave it (no transpose, and features that were not cut)
+were windows and no heads.
 """
 
 import torch
 from torch import Tensor, nn
 
 from train_doctor.eye import Eye, Op, Watcher, place
-from train_doctor.fed import VIEWS, kind
+from train_doctor.fed import VIEWS, kind, shape_of
 from train_doctor.watchers.in_order import InOrder
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
@@ -34,9 +36,13 @@ class Axes(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.groups = InOrder(self)
+        self.split: list[tuple] = []  # since the last backward: heads that come before the places by a view alone
 
     def backward(self, loss: Tensor) -> None:
         self.groups.tell()
+        split, self.split = self.split, []
+        if fact := next((fact for fact in split if split.count(fact) > 1), None):
+            self.note("F30", fact)
 
     def close(self) -> None:
         self.groups.known.by_id.clear()
@@ -48,6 +54,8 @@ class Axes(Watcher):
         x = op.given[0]
         if isinstance(x, nn.Parameter) or x.shape == op.result.shape:
             return
+        if _split(x, op.result) and place() is not None:
+            self.split.append((op.name, tuple(x.shape), tuple(op.result.shape), False))
         before, after = ([size for size in t.shape if size > 1] for t in (x, op.result))
         apart = before != after and sorted(before) == sorted(after) or _cells(x, op.result) or _states(x, op.result)
         apart = apart or _pixels(x, op.result) or _larger(x, op.result) or _folded(x, op.result) or _heads(x, op.result)
@@ -78,7 +86,26 @@ def _heads(x: Tensor, result: Tensor) -> bool:
         node = node.next_functions[0][0]
     attended = kind(node).startswith(("Bmm", "Scaled"))
     batch, heads, places, each = x.shape
-    return attended and min(heads, places) > 1 and result.shape == (batch, places, heads * each)
+    fits = attended and min(heads, places) > 1 and result.shape == (batch, places, heads * each)
+    return fits and not _windows(node)
+
+
+def _split(x: Tensor, result: Tensor) -> bool:
+    """Heads (B, H, T, D) made out of (B, T, H * D), though they come after T there."""
+    if x.dim() != 3 or result.dim() != 4 or not x.requires_grad:
+        return False
+    batch, heads, places, each = result.shape
+    return min(heads, places, each) > 1 and heads != places and x.shape == (batch, places, heads * each)
+
+
+def _windows(node) -> bool:
+    """Between a linear layer and attention nothing changed places, and no features were cut into heads."""
+    while node is not None and kind(node) not in ("Addmm", "Mm", "Transpose", "Permute"):
+        before = node.next_functions[0][0] if node.next_functions else None
+        if "View" in kind(node) and shape_of(node)[-1:] != shape_of(before)[-1:]:
+            return False
+        node = before
+    return kind(node) in ("Addmm", "Mm")
 
 
 def _folded(x: Tensor, result: Tensor) -> bool:

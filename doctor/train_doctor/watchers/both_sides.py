@@ -8,6 +8,7 @@ tensors that both learn are followed, with their sign, up to the loss.
 
     loss = F.mse_loss(student(x), teacher(x))   with a teacher that learns: it comes to meet its student
     loss = ce + F.kl_div(student, teacher)      the same, where no other term asks anything of the teacher
+    loss = kl + F.mse_loss(hidden, theirs)      and this is no other term: it is one more distance of the two
 
 Footgun: what is pulled and pushed by turns (pairs, triplets, InfoNCE) ends in something else than a mean of cosines
 with one sign, and so does a loss with further terms that learn.
@@ -22,6 +23,7 @@ from train_doctor.watchers import signs
 from train_doctor.watchers.operators import TIMES
 
 DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss"}
+SQUARES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
 NODES, WALKED, KEPT = 3000, 20_000, 4
 
 
@@ -38,15 +40,16 @@ def _loss(node):
 class BothSides(Watcher):
     """Known: "unit" of what was normalised, "product" of two of these, or the signs of cosines."""
 
-    names = signs.FOLLOWED | {"cosine_similarity", "normalize", "kl_div"}
-    begins = {"cosine_similarity", "normalize", "kl_div"}
+    names = signs.FOLLOWED | SQUARES | {"cosine_similarity", "normalize", "kl_div"}
+    begins = SQUARES | {"cosine_similarity", "normalize", "kl_div"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
         self.own: dict[int, set[int]] = {}  # step -> weights of the target's side alone
         self.asked: dict[int, set[int]] = {}  # step -> weights that anything else asks for
-        self.divergences: list[tuple] = []  # of two tensors that both learn: their nodes, since the last backward
+        self.pairs: dict[int, list[tuple[set[int], set[int]]]] = {}  # step -> weights of one side alone, and the other
+        self.distances: list[tuple] = []  # of two tensors that both learn: their nodes and its own, in this step
 
     def saw(self, op: Op) -> None:
         if not isinstance(op.result, Tensor) or not op.result.requires_grad:
@@ -54,8 +57,9 @@ class BothSides(Watcher):
         learn = [t.requires_grad for t in op.given]
         facts = [self.known.get(t) for t in op.given]
         made = None
-        if op.name == "kl_div" and learn[:2] == [True, True] and len(self.divergences) < KEPT:
-            self.divergences.append((op.given[0].grad_fn, op.given[1].grad_fn))
+        if op.name in SQUARES | {"kl_div"} and learn[:2] == [True, True] and len(self.distances) < KEPT:
+            nodes = [t.grad_fn for t in (*op.given[:2], op.result)]
+            self.distances += [(op.name, *nodes)] if None not in nodes else []
         if op.name == "cosine_similarity":
             made = frozenset({1}) if learn == [True, True] and op.given[0].shape == op.given[1].shape else None
         elif op.name == "normalize":
@@ -70,10 +74,10 @@ class BothSides(Watcher):
             self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
-        divergences, self.divergences = self.divergences, []
+        distances, self.distances = self.distances, []
         if self._both(loss):
             self.note("F57 two", kind(_loss(loss.grad_fn)))
-        self._meets(loss, divergences)
+        self._meets(loss, distances)
         if self.known.get(loss) == frozenset({-1}) and not self.eye.rising:
             self.e.both_sides.add(self.eye.turn)
         self.known.by_id.clear()
@@ -87,17 +91,19 @@ class BothSides(Watcher):
         one, two = (graphs.leaves(edge, NODES) & self.e.optimized() for edge in edges[:2])
         return len(one) > 1 and len(two) > 1 and not one & two
 
-    def _meets(self, loss: Tensor, divergences: list[tuple]) -> None:
-        """Whether weights of a target's own learn by its divergence alone, in all that is differentiated in a step. The
+    def _meets(self, loss: Tensor, distances: list[tuple]) -> None:
+        """Whether weights of a target's own learn by its distances alone, in all that is differentiated in a step. The
         first step shows that there is something to look for."""
-        if not divergences and not self.own:
+        if not distances and not self.own and not self.pairs:
             return
         turn, held = self.eye.turn, self.e.optimized()
-        for one, two in divergences:
-            if None not in (one, two):
-                target, answer = (graphs.leaves(node, WALKED) & held for node in (two, one))
+        for name, one, two, _ in distances:
+            answer, target = (graphs.leaves(node, WALKED) & held for node in (one, two))
+            if name == "kl_div":
                 self.own.setdefault(turn, set()).update(target - answer)
-        rest = list(graphs.below(loss.grad_fn, WALKED, divergences[0][1] if divergences else None))
+            else:
+                self.pairs.setdefault(turn, []).append((answer - target, target - answer))
+        rest = list(graphs.below(loss.grad_fn, WALKED, {node for *_, node in distances}))
         more = {id(n.variable) for n in rest if hasattr(n, "variable")} if len(rest) < WALKED else held
         self.asked.setdefault(turn, set()).update(more)
 
@@ -105,4 +111,8 @@ class BothSides(Watcher):
         for turn in sorted(self.own)[1:]:
             if len(self.own[turn] - self.asked.get(turn, set())) > 1:
                 self.note("F57 two", "divergence (kl_div)", turn)
+        for turn in sorted(self.pairs)[1:]:
+            alone = [[len(side - self.asked.get(turn, set())) for side in pair] for pair in self.pairs[turn]]
+            if any(min(one) > 1 for one in alone):
+                self.note("F57 two", "distance", turn)
         self.known.by_id.clear()

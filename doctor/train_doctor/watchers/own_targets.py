@@ -94,7 +94,7 @@ class OwnTargets(Watcher):
             shared, more = a & b, a ^ b
             together = any(shared <= o.ids and more & o.ids for o in self.e.optimizers)
             if shared and together and (a < b or b < a):
-                if not shared & graphs.leaves(loss.grad_fn, NODES, without=difference):
+                if not shared & graphs.leaves(loss.grad_fn, NODES, {difference}):
                     self.note("F81", "features")
 
     def close(self) -> None:
