@@ -78,7 +78,7 @@ SETS = {
     "judge56": ("judge56_a", "judge56_b"),
 }
 # the others are tested with the slow tests, for they are many
-RECENT = {"judge49", "judge50", "judge51", "judge52", "judge53", "judge54", "judge55", "judge56"}
+RECENT = {"judge53", "judge54", "judge55", "judge56"}
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}

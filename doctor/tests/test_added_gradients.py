@@ -129,6 +129,9 @@ EPSILONS = {  # what Adam is made with, size of the loss
     "as usual": ("", {}, 1),
     "at the place of the decay": ("N25", {"eps": 0.1}, 0.1),
     "larger than usual": ("", {"eps": 1e-3}, 0.1),
+    "by their places, next to smaller ones": ("N25", {"eps": 0.2, "betas": (0.9, 0.98)}, 1),
+    "next to smaller ones": ("", {"eps": 0.2}, 1),
+    "with a decay of its own": ("", {"eps": 0.2, "betas": (0.9, 0.98), "weight_decay": 0.1}, 1),
     "next to large gradients": ("", {"eps": 0.1}, 1e4),
 }
 
@@ -235,6 +238,35 @@ def test_pairs_with_one_score(how):
     assert any("one and the same score" in words for words in said) == PAIRS[how], f"\n{report}"
 
 
+LISTS = {"where the texts are alike": True, "at the end": False, "all lists alike": False, "columns": False}
+
+
+@pytest.mark.parametrize("how", LISTS)
+def test_lists_with_one_score(how):
+    """Columns are classes and no texts, and of a layer whose units began alike."""
+    torch.manual_seed(0)
+    model = Scores()
+    columns = nn.Linear(4, 3)
+    nn.init.constant_(columns.weight, 0.5)
+    nn.init.zeros_(columns.bias)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step():
+        optimizer.zero_grad()
+        asked = torch.randint(20, (1 if how == "all lists alike" else ROWS, 4)).expand(ROWS, 4)
+        ids = torch.cat([asked.repeat_interleave(3, 0), torch.randint(20, (3 * ROWS, 3))], 1)
+        score = model(ids, -1 if how == "at the end" else 3)
+        scores = score.view(ROWS, 3)
+        if how == "columns":
+            scores = columns(score.view(ROWS, 3)[:, :1].expand(ROWS, 4))
+        F.cross_entropy(scores, torch.randint(3, (ROWS,))).backward()
+        optimizer.step()
+
+    report = steps(model, optimizer, step)
+    said = [f.diagnosis for f in report.findings if f.check == "N14"]
+    assert not report.faults and any("candidates" in words for words in said) is LISTS[how], f"\n{report}"
+
+
 ORDERS = {
     "rows first": "",
     "places first": "F3",
@@ -264,3 +296,21 @@ def test_orders_of_rows(how):
 
     report = watched(net(), loss)
     assert named(report) == ORDERS[how], f"\n{report}"
+
+
+@pytest.mark.parametrize("how", ("across", "along", "filled elsewhere"))
+def test_labels_across_texts_that_stand_in_columns(how):
+    """Nothing was transposed on the side of the scores; the padding of the ids tells how they lie."""
+
+    def loss(model):
+        ids = torch.randint(1, 20, (9, 6))  # (T, B)
+        labels = (ids % CLASSES).t()  # (B, T)
+        pads = (torch.arange(9)[:, None] >= torch.randint(4, 10, (6,))).index_fill(1, torch.tensor([0]), True)
+        ids = ids.masked_fill(pads, 0)
+        left = pads.t() if how != "filled elsewhere" else torch.rand(6, 9) < 0.3
+        labels = labels.masked_fill(left, -100)
+        labels = labels.t() if how == "along" else labels
+        return F.cross_entropy(model(ids).reshape(-1, CLASSES), labels.reshape(-1))
+
+    report = watched(nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, CLASSES)), loss)
+    assert named(report) == ("F3" if how == "across" else ""), f"\n{report}"

@@ -30,6 +30,7 @@ from . import (
     attacked_shares,
     attacked_steps,
     attacked_turned,
+    attacked_twos,
     attacked_words,
 )
 
@@ -297,6 +298,7 @@ ALL |= {name + "_columns" * (name in ALL): (p, {}) for name, p in attacked_colum
 ALL |= {name + "_pairs" * (name in ALL): (p, {}) for name, p in attacked_pairs.PROGRAMS.items()}
 ALL |= {name + "_panels" * (name in ALL): (p, {}) for name, p in attacked_panels.PROGRAMS.items()}
 ALL |= {name + "_passes" * (name in ALL): (p, {}) for name, p in attacked_passes.PROGRAMS.items()}
+ALL |= {name + "_twos" * (name in ALL): (p, {}) for name, p in attacked_twos.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -327,6 +329,7 @@ def test_the_exceptions_are_among_them():
     assert len(attacked_steps.PROGRAMS) == 28 and len(attacked_decoders.PROGRAMS) == 15
     assert len(attacked_columns.PROGRAMS) == 13 and len(attacked_pairs.PROGRAMS) == 22
     assert len(attacked_panels.PROGRAMS) == 22 and len(attacked_passes.PROGRAMS) == 20
+    assert len(attacked_twos.PROGRAMS) == 25
     assert len(attacked_meetings.PROGRAMS) == 47 and len(attacked_shares.PROGRAMS) == 70
     assert len(attacked_left_out.PROGRAMS) == 50 and len(attacked_given.PROGRAMS) == 44
     assert len(attacked_prepared.PROGRAMS) == 61 and len(attacked_films.PROGRAMS) == 57
@@ -334,5 +337,5 @@ def test_the_exceptions_are_among_them():
         len(attacked_rows.PROGRAMS) == 54 and len(attacked_ends.PROGRAMS) == 59 and len(attacked_loads.PROGRAMS) == 44
     )
     known = 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 + 44 + 53 + 56 + 20 + 29 + 28 + 15 + 13
-    known += 22 + 22 + 20
+    known += 22 + 22 + 20 + 25
     assert len(ALL) == known and exceptions <= set(ALL)

@@ -233,6 +233,14 @@ class Dropping(nn.Module):
         x = F.dropout(x, 0.1, training=self.training)
         return self.two(F.dropout(F.relu(self.one(x)), 0.5))
 
+    def other_of_a_line(self, x):
+        x = F.relu(self.one(x))
+        return self.two(F.dropout(x, 0.5, self.training) if self.drop is None else F.dropout(x, 0.5))
+
+    def first_of_a_line(self, x):
+        x = F.relu(self.one(x))
+        return self.two(F.dropout(x, 0.5, self.training) if self.drop is not None else F.dropout(x, 0.5))
+
     def ends_before(self, x):
         if not self.training:
             return self.two(F.relu(self.one(x)))
@@ -244,7 +252,7 @@ def regress(model):
     return F.mse_loss(model(x), x.flip(1))
 
 
-@pytest.mark.parametrize("how", ("unaware", "over_lines", "one_of_two"))
+@pytest.mark.parametrize("how", ("unaware", "over_lines", "one_of_two", "other_of_a_line"))
 def test_a_dropout_that_stays_on(how):
     model = Dropping(how)
     report = quiet(lambda: train(regress, model))
@@ -253,7 +261,7 @@ def test_a_dropout_that_stays_on(how):
     assert not torch.equal(model.eval()(x), model(x))  # so it is
 
 
-@pytest.mark.parametrize("how", ("told", "told_by_name", "guarded", "module", "ends_before"))
+@pytest.mark.parametrize("how", ("told", "told_by_name", "guarded", "module", "ends_before", "first_of_a_line"))
 def test_a_dropout_that_knows(how):
     assert "S24" not in said(quiet(lambda: train(regress, Dropping(how))))
 

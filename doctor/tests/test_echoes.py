@@ -85,3 +85,39 @@ def test_which_echo_it_is():
     one = hidden.clone().index_fill_(1, torch.tensor([4]), False)
     assert echo([other], other.masked_fill(~hidden, -100), -100) == UNMASKED
     assert echo([other.repeat(2, 1)], other.masked_fill(~one, -100).repeat(2, 1), -100) == ""  # an answer
+
+
+class Rewriter(Translator):
+    def forward(self, source, decoder_input_ids):
+        return super().forward(source, decoder_input_ids)
+
+
+@pytest.mark.parametrize("how", ["unshifted", "shifted", "some hidden"])
+def test_a_decoder_that_is_told_what_an_own_loss_asks_for(how):
+    def loss_of(model):
+        length = torch.randint(3, T + 1, (16, 1))
+        pad = torch.arange(T) >= length
+        ids = torch.randint(1, V, (16, T))
+        labels = ids.masked_fill(pad, -100)
+        given = ids.masked_fill(pad, V)
+        if how == "shifted":
+            given = torch.cat([torch.full((16, 1), V), given[:, :-1]], 1)
+        elif how == "some hidden":  # words are to be put back
+            given = given.masked_fill(torch.rand(16, T) < 0.15, V)
+        logp = model(ids, decoder_input_ids=given).log_softmax(-1)
+        nll = -logp.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return (nll * ~pad).sum() / (~pad).sum()
+
+    torch.manual_seed(0)
+    model = Rewriter()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def watched():
+        with doctor.watch(model, optimizer=optimizer, steps=5, say=False) as report:
+            for _ in range(5):
+                optimizer.zero_grad()
+                loss_of(model).backward()
+                optimizer.step()
+        return report
+
+    assert ("F3" in said(quiet(watched))) is (how == "unshifted")

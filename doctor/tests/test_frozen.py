@@ -145,3 +145,29 @@ def test_batch_norm_in_eval_mode(how):
         return fine_tuned(model)
 
     assert ("S11" in said(quiet(run))) == (how == "eval")
+
+
+class Named(nn.Module):
+    """Adapters of a table by name, of which one is active, as those of peft."""
+
+    def __init__(self):
+        super().__init__()
+        self.A = nn.ParameterDict({name: nn.Parameter(torch.zeros(4, 32)) for name in ("old", "new")})
+        self.B = nn.ParameterDict({name: nn.Parameter(torch.randn(32, 4)) for name in ("old", "new")})
+
+    def forward(self, x):
+        return x + x @ self.A["new"].T @ self.B["new"].T
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_an_adapter_that_rests_is_left_alone(both):
+    def run():
+        model = pretrained()
+        model.fc = nn.Linear(32, 4)
+        model.requires_grad_(False)
+        model.proj = nn.Sequential(model.proj, Named())
+        for name, p in model.named_parameters():
+            p.requires_grad_("fc" in name or ".B" in name or "new" in name and not both)
+        return fine_tuned(model)
+
+    assert ("S22" in said(quiet(run))) is both

@@ -97,6 +97,19 @@ def test_gradients_that_a_clip_makes_zero(how):
         assert "0." in found[0].diagnosis and "divides" in found[0].diagnosis
 
 
+@pytest.mark.parametrize("factor", [1e15, 1e3])
+def test_gradients_that_grow_on_their_way_back(factor):
+    model = net()
+
+    def loss(i):
+        h = Grows.apply(model[0](X[:64]), factor)
+        return F.cross_entropy(model[2](model[1](h)), Y[:64])
+
+    report = watched(model, loss, clip=1e-3)
+    found = [f.diagnosis for f in report.findings if f.check == "B6"]
+    assert any("grow in each layer" in words for words in found) is (factor > 1e9), f"\n{report}"
+
+
 def test_gradients_that_are_cleared_before_the_step_are_still_named():
     model = net()
     assert "N2" in checks(watched(model, of(model), clip=1.0, clear=False))
@@ -252,6 +265,11 @@ GROUPS = {  # how the answers lie, how the baseline is made
     "other prompts each, over the other axis": ("none", "across", False),
     "two prompts side by side, over the other axis": ("two beside", "across", False),
     "tiled, for a log": ("tile", "log", False),
+    "tiled, one by one": ("tile", "slices", True),
+    "side by side, one by one": ("beside", "slices", False),
+    "side by side, one by one in strides": ("beside", "strides", True),
+    "tiled, one by one in strides": ("tile", "strides", False),
+    "side by side, one stride alone": ("beside", "one", False),
     "tiled, shares of a batch": ("tile", "shares", False),
     "other prompts each": ("none", "group", False),
     "two prompts": ("two", "group", False),
@@ -294,6 +312,12 @@ def test_groups_of_answers_to_other_prompts(how, text):
         elif make == "shares":
             r = rewards.view(2, -1)
             advantage = (r - r.mean(1, keepdim=True)).flatten()
+        elif make in ("slices", "strides", "one"):
+            near = make == "slices"
+            groups = [slice(k * size, (k + 1) * size) if near else slice(k, None, count) for k in range(count)]
+            advantage = rewards.clone()
+            for rows in groups[: 1 if make == "one" else count]:
+                advantage[rows] = rewards[rows] - rewards[rows].mean()
         else:
             log.append(rewards.view(-1, size).mean(1))
             advantage = rewards - rewards.mean()

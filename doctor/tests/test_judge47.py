@@ -25,7 +25,7 @@ NAMED = {
     "bart_accumulate": "N9",
     "word_lstm_sgd": "N8",
     "order_classifier": "S23",
-    "char_gpt": "F11",
+    "char_gpt": "F30",
     "packed_mha": "F11",
     "nn_transformer_mt": "F33",
     "dpo_gpt2": "N14",

@@ -73,6 +73,17 @@ def one_pad_on_purpose(ids, mask):
     return torch.where(ends, ids, -100)
 
 
+def marked(asked_about):
+    """Prompts that end with a mark; behind it the answer begins, or stands a word of the prompt that is asked about."""
+    made = []
+    for ids, mask in padded(lengths=(32,) * 4, end=False, count=4):
+        ids = torch.where(ids > 10, ids, ids + 20)
+        ids[:, 7] = 4
+        ids[:, 8] = ids[:, 2] if asked_about else ids[:, 8]
+        made.append((ids, mask))
+    return made
+
+
 def per_token(masked):
     def loss(model, ids, mask):
         each = picked(model(ids)[:, :-1], ids[:, 1:])
@@ -116,11 +127,13 @@ FAULTS = {
             lambda m, i, a: ce(m(i)[:, :-1], i[:, 1:], ignore_index=EOS), padded(pad=EOS), Small, Words(pad=EOS)
         ),
     ),
+    "F127": ("F127", lambda: train(hf(lambda i, a: answers(i, a, 9)), marked(False))),
     "F18": ("F18", lambda: train(hf(by_mask), padded(begin=(BOS, BOS)), tokenizer=Words(bos=BOS))),
 }
 
 HEALTHY = {
     "mask": lambda: train(hf(by_mask), padded()),
+    "a word that is asked about": lambda: train(hf(lambda i, a: answers(i, a, 9)), marked(True)),
     "left": lambda: train(hf(by_mask), padded(left=True)),
     "answers": lambda: train(hf(answers), padded(), tokenizer=Words()),
     "pad is eos, by mask": lambda: train(hf(by_mask), padded(pad=EOS), tokenizer=Words(pad=EOS)),

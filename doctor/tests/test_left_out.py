@@ -66,6 +66,29 @@ def test_weights_of_a_loss_that_no_optimizer_holds():
     assert "F8" not in said(report)
 
 
+@pytest.mark.parametrize("watched", ["generator", "judge"])
+def test_the_other_half_of_a_gan_is_no_teacher(watched):
+    """One fake with a graph, first for the judge, detached, and then for the generator; one of both is watched."""
+    both = {"generator": net(6, 4), "judge": net(6, 1)}
+    by = {name: torch.optim.Adam(m.parameters(), 1e-3) for name, m in both.items()}
+    with doctor.watch(both[watched], optimizer=by[watched], steps=6, say=False) as report:
+        for _ in range(6):
+            c = F.one_hot(torch.randint(0, 2, (32,)), 2).float()
+            real, fake = 0.3 * torch.randn(32, 4) + c[:, :1], both["generator"](torch.cat([c, torch.randn(32, 4)], 1))
+
+            def loss_of(x, y, c=c):
+                return F.binary_cross_entropy_with_logits(both["judge"](torch.cat([c, x], 1)), torch.full((32, 1), y))
+
+            by["judge"].zero_grad()
+            loss_of(real, 1.0).backward()
+            loss_of(fake.detach(), 0.0).backward()
+            by["judge"].step()
+            by["generator"].zero_grad()
+            loss_of(fake, 1.0).backward()
+            by["generator"].step()
+    assert "F8" not in said(report)
+
+
 @pytest.mark.parametrize("how", ("given", "frozen", "by hand", "perceptual"))
 def test_weights_of_a_loss_that_are_held_or_rest(how):
     assert "S3" not in said(quiet(lambda: criterion_loop(how)))

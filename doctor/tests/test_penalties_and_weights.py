@@ -615,6 +615,20 @@ def test_a_teacher_that_is_asked_about_other_rows(how):
     assert named("F103", model, taught(how))
 
 
+@pytest.mark.parametrize("sure", (20.0, 5.0))
+def test_a_few_rows_tell_of_a_teacher_without_a_doubt(sure):
+    """72 rows in three steps."""
+
+    def loss(model):
+        x = torch.randn(24, 6)
+        y = x.argmax(1)
+        teacher, out = model.teach(y).roll(1, 0), model.student(x)
+        soft = F.kl_div((out / 2).log_softmax(1), (teacher / 2).softmax(1), reduction="batchmean")
+        return soft + F.cross_entropy(out, y)
+
+    assert named("F103", Taught(ORDERS[2], sure), loss) is (sure == 20.0)
+
+
 @pytest.mark.parametrize("names", (ORDERS[0], ORDERS[2]))
 def test_a_teacher_that_knows_little(names):
     assert not named("F103", Taught(names, 0.5), taught())

@@ -128,6 +128,22 @@ def test_angles_that_run_over_the_heads(how):
     assert named("F120", WRONG[how], next_token(), "and not over the 12 places")
 
 
+class First:
+    """Turns what comes first, the queries, and leaves the keys."""
+
+    def __init__(self, turn):
+        self.turn, self.calls = turn, 0
+
+    def __call__(self, x, axis):
+        self.calls += 1
+        return self.turn(x, axis) if self.calls % 2 else x
+
+
+@pytest.mark.parametrize("turn", (halves, complex_numbers))
+def test_queries_alone_meet_keys_in_an_einsum(turn):
+    assert named("F120", Rotary(First(turn), "bhtd", 2, "einsum"), next_token(), "queries alone")
+
+
 @pytest.mark.parametrize("how", RIGHT)
 def test_angles_that_run_over_the_places(how):
     assert not blamed("F120", RIGHT[how], next_token())

@@ -407,14 +407,21 @@ def test_frames_that_are_taken_apart_again(how):
 class Reader(nn.Module):
     def __init__(self, how: str):
         super().__init__()
-        self.how, self.table, self.qkv = how, nn.Embedding(20, 16), nn.Linear(16, 48)
-        self.head = nn.Linear(16, 3)
+        self.how, self.table, self.head = how, nn.Embedding(20, 16), nn.Linear(16, 3)
+        if "torch's layer" in how:
+            self.layer = nn.MultiheadAttention(16, 2, batch_first=True)
+        else:
+            self.qkv = nn.Linear(16, 48)
 
     def forward(self, ids):
         h = self.table(ids)
-        q, k, v = (part[:, None] for part in self.qkv(h).chunk(3, -1))
         places = ids.shape[1]
         mask = torch.ones(places, places, dtype=torch.bool).tril()
+        if "torch's layer" in self.how:
+            hidden = None if "no mask" in self.how else ~mask
+            h, _ = self.layer(h, h, h, attn_mask=hidden, need_weights=False)
+            return self.head(h[:, 0] + (h.mean(1) if "mean" in self.how else 0.0))
+        q, k, v = (part[:, None] for part in self.qkv(h).chunk(3, -1))
         if self.how == "by a mask":
             h = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
         elif self.how == "by hand":
@@ -428,6 +435,7 @@ class Reader(nn.Module):
 
 
 FIRST = {"the first": True, "by a mask": True, "by hand": True, "the last": False, "all see all": False}
+FIRST |= {"torch's layer": True, "torch's layer, no mask": False, "a mean of torch's layer": False}
 FIRST |= {"the mean as well": False, "other tokens": False}
 
 

@@ -268,3 +268,39 @@ def test_numbers_beside_a_table(ids):
 def test_large_batches_are_not_compared_row_by_row():
     ids = torch.randint(WORDS, (4, PLACES))
     assert _text(ids) and not _text(ids.repeat(1024, 1))
+
+
+# ------------------------------------------------------------------------------------------------ pairs of answers
+PAIRS = {"of other rows": "D46", "of the same rows": "", "rewards": "", "padding counts": "F15"}
+
+
+@pytest.mark.parametrize("how", PAIRS)
+def test_two_answers_and_what_was_kept_of_them(how):
+    """The costs of both are multiplied with a mask; the reference's difference was kept before the watch."""
+    m = model()
+    end, rows = torch.arange(PLACES + 1), 64
+    pairs = [torch.randint(1, WORDS, (rows, PLACES + 1)) for _ in range(2)]
+    there = [end < torch.randint(5, PLACES + 2, (rows, 1)) for _ in pairs]
+    pairs = [ids.masked_fill(~mask, 0) for ids, mask in zip(pairs, there)]
+
+    def difference(m, at):
+        sums = []
+        for number, (ids, mask) in enumerate(zip(pairs, there)):
+            ids, mask = ids[at, : PLACES - 4 * number], mask[at, 1 : PLACES - 4 * number]
+            costs = m(ids[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+            mask = torch.ones_like(mask) if how == "padding counts" else mask
+            sums.append((costs * mask.float()).sum(1))
+        return sums[0] - sums[1]
+
+    with torch.no_grad():
+        kept = torch.randn(rows) if how == "rewards" else difference(m, torch.arange(rows))
+    kept, steps = kept.clone(), iter(range(1000))
+
+    def loss(m):
+        at, n = torch.stack(list(torch.randperm(rows)[:8])), next(steps) % 8
+        reference = kept[8 * n : 8 * n + 8] if how in ("of other rows", "rewards") else kept[at]
+        return (difference(m, at) - reference - 2.0).square().mean()
+
+    report = watched(m, loss)
+    said = {f.check for f in report.findings} & {"D46", "F15"}
+    assert said == ({PAIRS[how]} - {""}), f"\n{report}"

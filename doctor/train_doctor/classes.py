@@ -8,7 +8,8 @@ All are seen at the call of the loss. The classes of some batches are counted, a
 are laid beside the target.
 
 Footgun: a class is left out on purpose in text (padding) and in pictures (void), so only whole rows are looked at. And
-the derivative of a state (place, speed) begins with a part of it: only the last of three times or more begins a window.
+the derivative of a state (place, speed) begins with a part of it: only the last of three times or more begins a window,
+and times go along with the one before them, as a speed does not with a place.
 """
 
 import torch
@@ -21,6 +22,7 @@ LARGEST = 1000  # classes
 COLUMNS, NUMBERS, ROWS = 4096, 2**20, 16  # of an input that is compared; rows at least
 EXACT = 1e-7  # what a correlation may lack
 HORIZON = 256  # values of a target
+FOLLOWS = 0.3  # the correlation of a time and the one before it, at least
 
 
 def look(e: Evidence, loss: Entropy, args: tuple, kwargs: dict, calls: list[Call], text: bool) -> None:
@@ -103,7 +105,7 @@ def _leaked(target: Tensor, calls: list[Call]) -> tuple[int | None, tuple[int, .
         if columns is None or not 1 < columns.shape[1] <= COLUMNS:
             continue
         if several:
-            if (at := _first_of_several(columns, y)) is not None and _at_an_end(at, x.shape[1:]):
+            if (at := _first_of_several(columns, y)) is not None and _at_an_end(at, x.detach()):
                 return at, tuple(x.shape), True
             continue
         a, b = (t.double() - t.double().mean(0) for t in (columns, y))
@@ -122,10 +124,15 @@ def _first_of_several(columns: Tensor, y: Tensor) -> int | None:
     return int(same[0].nonzero()[-1]) if moves and bool(same[0].any()) and not bool(same[1].any()) else None
 
 
-def _at_an_end(column: int, shape: torch.Size) -> bool:
-    """Whether a column of rows of this shape is the last one of three or more along some axis, as a time may be."""
-    at = []
-    for size in reversed(shape):
-        column, place = divmod(column, size)
-        at.append(size > 2 and place == size - 1)
-    return any(at)
+def _at_an_end(column: int, x: Tensor) -> bool:
+    """Whether a column is the last one of three or more along some axis and goes along with the one before it there, as
+    a time may do."""
+    columns, stride, place = x.reshape(len(x), -1), 1, column
+    for size in reversed(x.shape[1:]):
+        place, at = divmod(place, size)
+        if size > 2 and at == size - 1:
+            last_two = columns[:, [column, column - stride]].double()
+            if float(torch.corrcoef(last_two.T)[0, 1]) > FOLLOWS:
+                return True
+        stride *= size
+    return False

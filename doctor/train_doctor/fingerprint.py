@@ -74,7 +74,8 @@ def _conclude(event: Backward, parts: list[Part], how: str) -> Reading:
     reading = Reading(how, best, given_to(call), offsets=sorted(set(offsets)), ids=call.ids, mask=call.mask)
     reading.odd = next((p.odd for p in parts if p.odd), "")
     same = [p for p in chosen if p.call is call]
-    reading.targets = _joined([p.targets for p in same])
+    # of one part it is asked below which mask its value fits
+    reading.targets = _joined([p.counted() for p in same]) if len(chosen) > 1 else chosen[0].targets
     reading.tokens = sum(p.tokens for p in chosen)
     reading.reduction = chosen[0].reduction
     totals = [p.total for p in chosen]

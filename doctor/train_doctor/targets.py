@@ -32,6 +32,11 @@ class Part:
     reduction: str
     offset: int | None = None
     odd: str = ""
+    kept: Tensor | None = None  # (B, T) where a factor in the graph is not 0
+
+    def counted(self) -> Tensor:
+        """The targets, but those whose cost is multiplied with 0."""
+        return self.targets if self.kept is None else torch.where(self.kept, self.targets, IGNORED)
 
     @property
     def tokens(self) -> int:
@@ -128,9 +133,9 @@ def _together(a: Tensor, b: Tensor) -> float:
 def from_graph(loss: Tensor, calls: list[Call]) -> list[Part]:
     """Targets that `gather` or the kernel of nll_loss keeps in the graph between the logits and the loss."""
     parts: list[Part] = []
-    queue, seen = [loss.grad_fn], set()
+    queue, seen = [(loss.grad_fn, None)], set()
     while queue and len(seen) < 300:
-        node = queue.pop(0)
+        node, factor = queue.pop(0)
         if node is None or node in seen:
             continue
         seen.add(node)
@@ -139,9 +144,10 @@ def from_graph(loss: Tensor, calls: list[Call]) -> list[Part]:
             continue
         index = _index(node, kind)
         if index is not None:
-            parts += _gathered(index, calls)
+            parts += _gathered(index, calls, factor)
             continue
-        queue += [edge for edge, _ in node.next_functions]
+        factor = _factor(node, kind, factor)
+        queue += [(edge, factor) for edge, _ in node.next_functions]
     return parts
 
 
@@ -160,7 +166,20 @@ def _index(node, kind: str) -> Tensor | None:
     return None
 
 
-def _gathered(index: Tensor, calls: list[Call]) -> list[Part]:
+def _factor(node, kind: str, above: Tensor | None) -> Tensor | None:
+    """What the costs of tokens are multiplied with, (cost * mask).sum(), where it has learned nothing; else what they
+    are multiplied with later."""
+    if not kind.startswith("MulBackward"):
+        return above
+    try:
+        sides = [x for x in (node._saved_self, node._saved_other) if x is not None]
+    except (AttributeError, RuntimeError):  # freed
+        return above
+    plain = len(sides) == 1 and sides[0].dim() == 2 and not sides[0].requires_grad
+    return sides[0].detach() if plain else above
+
+
+def _gathered(index: Tensor, calls: list[Call], factor: Tensor | None = None) -> list[Part]:
     index = index.detach()
     for call in reversed(calls):
         many, length = call.ids.shape
@@ -178,6 +197,8 @@ def _gathered(index: Tensor, calls: list[Call]) -> list[Part]:
                 part = Part(call, targets, None, None, None, "none", offset)
                 if best is None:
                     best = part
+                    if factor is not None and factor.numel() == flat.numel():
+                        best.kept = _laid(factor.reshape(-1).cpu() != 0, where, call.ids.shape, False)
         if best is not None:
             best.each = each_of(call, best.targets)
             best.total = float(best.each[best.targets != IGNORED].sum()) if best.each is not None else None

@@ -347,7 +347,8 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
     """The model answers all texts of one length alike, and learns little more than the shares of the classes.
 
     Lays masks that become minus infinity on attention scores over the ids that went in. Fires when all ids that a mask
-    shows are one and the same, the padding, and all others are hidden. Masks that show text are left alone.
+    shows are one and the same, the padding, and all others are hidden. Masks that show text are left alone, but where
+    the first token of all rows is hidden and a table is asked for the padding in place of the types of the tokens.
 
     ERROR mask-inverted: The attention mask is inverted: it hides the text and shows the padding. Fix: For torch's
     key_padding_mask True means hidden: pass ids == pad_id. For scores by hand: masked_fill(~keep, -inf).
@@ -374,6 +375,9 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
     if len(ones := e.habits["F34 ones"]) >= STEPS:
         what = f"in {len(ones)} steps {next(iter(ones.values()))} was given a mask of 0 and 1 in floating point"
         return fires(what, "bools, or 0 and minus infinity", WARN, "mask-inverted/ones")
+    if len(exchanged := e.habits["F34 exchanged"]) >= STEPS:
+        what = f"in {len(exchanged)} steps attention hid the first token of all rows, and a table was given the padding"
+        return fires(what, "the padding as the mask", WARN, "mask-inverted/first-tokens")
     if not e.hiding:
         return not_applicable("no attention mask with a place for each token was seen")
     if not all(e.hiding.values()) or len(e.hiding) < STEPS:

@@ -262,7 +262,7 @@ def entropy_punished(e: Evidence) -> Fired | Verdict:
 
     Fires when the loss of a step in which actions were scored (log_prob) grows with the entropy of a distribution. Or
     when it grows with the entropy of a mean of shares, or falls with its balance loss, of which the largest were chosen
-    in the same step (experts).
+    in the same step (experts), or which mixed what several weights answered to one input.
 
     WARN entropy-punished: The entropy bonus is added to the loss, so training makes the policy less random: the sign is
     wrong. Fix: loss = policy_loss + value_loss - coefficient * entropy.mean().

@@ -174,6 +174,13 @@ def _causal(e: Evidence) -> bool:
 
 def _told(e: Evidence, backwards: list[Backward], readings: list[Reading]) -> Fired | None:
     """An encoder-decoder whose decoder reads at each position the very token it is asked for there."""
+    if len(seen := e.habits["F3 told"]) > 1 and not any(e.echoed.values()):  # else F33 says it
+        return fires(
+            f"in {len(seen)} steps the tokens that the loss asked for ({next(iter(seen.values()))} of the first) were "
+            "decoder_input_ids at their own position",
+            "decoder_input_ids are the labels shifted right by one, with the start token in front",
+            fault="wrong-loss/decoder-told",
+        )
     calls = [c for c in e.forwards if c.decoder is not None and c.labels is not None]
     calls = [c for c in calls if c.decoder.shape == c.labels.shape]
     asked = sum(int((c.labels != -100).sum()) for c in calls)

@@ -480,7 +480,8 @@ def reference_of_others(e: Evidence) -> Fired | Verdict:
     """Preference training (DPO, IPO) moves the model about, and its answers get no better, or worse.
 
     Fires when the log-probabilities of the policy and of the reference, row by row, do not go together, neither for the
-    chosen nor for the rejected ones (correlations below 0.3).
+    chosen nor for the rejected ones (correlations below 0.3). Of a reference's difference that was kept, it is asked
+    whether the values under the numbers that the loader gives are near the policy's, and those that are used are not.
 
     WARN reference-of-others: The reference's log-probabilities are not those of the same rows: they were kept in
     another order than the one in which the rows are drawn. Fix: Keep them under the number of their row, and look them

@@ -15,6 +15,7 @@ from train_doctor.evidence import (
     Call,
     Clip,
     Evidence,
+    Gradients,
     ScalerStep,
     Schedule,
     Step,
@@ -28,6 +29,7 @@ EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
 SOON, VERY_SOON = 100, 50  # steps
 LOW, AGAIN = 0.1, 3.0  # of the highest rate; of the lowest one
 PASSES = 10  # over the data
+GROWN = 1e9  # gradients as a multiple of their limit and of the loss
 
 
 def _by_round(e: Evidence) -> list[float]:
@@ -412,9 +414,14 @@ def clip_saturated(e: Evidence) -> Fired | Verdict:
     """Changing the loss scale or the data changes nothing: every step is clipped to the same length.
 
     Fires as a warning when the norm was above ten times the limit in at least eight of ten clips, after the first two.
+    A norm that is a billion times the limit and the loss has grown on its way back through the layers.
 
     WARN clip-saturated: Gradient clipping (clip_grad_norm_) sets the length of every step: max_norm, not the learning
     rate or the loss, decides. Fix: Raise max_norm, or find why the gradients are so large.
+    WARN clip-saturated/grown: The gradients are a billion times larger than the loss, so they grow in each layer on
+    their way back, and after clip_grad_norm_ only the largest ones ({name}) are more than 0. Fix: Look for a
+    torch.autograd.Function between the loss and {name} whose backward forgets a factor (the scale of quantised
+    weights): torch.autograd.gradcheck; or for layers without a normalisation.
     WARN clip-saturated/values: clip_grad_value_ cuts nearly all numbers of the gradient to {limit:g}, so their signs
     are all that is left of them, and the limit sets the size of a step. Fix: Raise clip_value, or clip the norm.
     """
@@ -432,6 +439,12 @@ def clip_saturated(e: Evidence) -> Fired | Verdict:
     over = [c for c in clips if c.total > 10 * c.limit]
     if len(over) < 0.8 * len(clips):
         return OK
+    middle, losses = median(c.total for c in clips), [abs(b.value) for b in e.of(Backward) if b.value is not None]
+    norms = [(norm, name) for name, norm in e.of(Gradients)[-1].norms.items() if norm] if e.of(Gradients) else []
+    if losses and norms and not any(c.scaled for c in clips) and middle > GROWN * max(clips[0].limit, *losses):
+        what = f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median {middle:.3g}), the "
+        what += f"losses at most {max(losses):.3g}"
+        return fires(what, "norms near the limit", fault="clip-saturated/grown", name=max(norms)[1])
     return fires(
         f"{len(over)} of {len(clips)} gradient norms were above ten times the limit (median "
         f"{median(c.total for c in clips):.3g}, limit {clips[0].limit:g})",

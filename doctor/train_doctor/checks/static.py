@@ -415,9 +415,10 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
     Looks at weights of linear and convolution layers that are frozen inside a model that trains. Fires when two or more
     of them, and half of the model, have exactly the distribution that torch draws at the start, or when a frozen matrix
     that is no layer's own weight holds nothing but zeros. Copies of layers that train beside them (a target network),
-    layers of a teacher and layers with adapters are left alone. One layer is enough where it makes the scores of the
-    classes and nothing else is frozen, but that may be meant (FedBABU). Of a model for classes in transformers that
-    trains by adapters, the head is looked at: whether it is frozen as it was drawn.
+    layers of a teacher, layers with adapters, and an adapter that rests while another one trains are left alone. One
+    layer is enough where it makes the scores of the classes and nothing else is frozen, but that may be meant
+    (FedBABU). Of a model for classes in transformers that trains by adapters, the head is looked at: whether it is
+    frozen as it was drawn.
 
     WARN frozen-at-start: {count} frozen layers hold the random numbers that torch drew at the start: no trained weights
     came into them. Fix: Load with strict=True and read what load_state_dict returns: a prefix in the names ("module.")
@@ -440,7 +441,8 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
         return not_applicable("no part of the model is frozen")
     owners = e.owners()
     for name, p in frozen.items():
-        if not isinstance(owners[name], (*LAYERS, torch.nn.Embedding)) and p.numel() > 1 and not p.any():
+        own = not isinstance(owners[name], (*LAYERS, torch.nn.Embedding))
+        if own and p.numel() > 1 and not p.any() and not _rests(e, name):
             return fires(
                 f"{name} {tuple(p.shape)} is frozen and zero", "trained", fault="frozen-at-start/zero", name=name
             )
@@ -458,6 +460,17 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
         return OK
     names = ", ".join(drawn[:3])
     return fires(f"{names}: uniform up to 1 / sqrt(inputs), as torch draws them", "trained weights", count=len(drawn))
+
+
+def _rests(e: Evidence, name: str) -> bool:
+    """Whether it belongs to one of several adapters, and another of them is active or trains in its place."""
+    held, _, key = name.rpartition(".")
+    layers = dict(e.modules())
+    active = getattr(layers.get(held.rpartition(".")[0]), "active_adapters", None)
+    others = layers.get(held)
+    if not isinstance(others, torch.nn.ParameterDict):
+        return False
+    return bool(active and key not in active) or any(p.requires_grad for k, p in others.items() if k != key)
 
 
 def _from(weight: Tensor, tables: list[Tensor | None]) -> bool:

@@ -1,7 +1,9 @@
 """Embeddings, output layers and positions: S9, N13, S14, S15.
 
 Footgun: peft keeps a trained copy beside the original (modules_to_save). Only the active one counts, which is what
-`Evidence.embedding` and `Evidence.head` return.
+`Evidence.embedding` and `Evidence.head` return. And a buffer with "cos" in its name may hold costs or likenesses of
+items: a table of angles begins with that of place 0, whose cosines are 1; places that share an angle on purpose
+(SelfExtend) do so in groups of one size, and rounding, to even, never.
 """
 
 import torch
@@ -16,7 +18,7 @@ NEAR = 0.05  # of the usual distance from the mean: a row that close was made fr
 LEARNED = 1.5  # times the spread at the start, or a part of it: rows that learned
 CHANCE, DRAWN = 4.0, 256  # standard errors within which numbers are as drawn; the least number of them
 FRONT, FEW = 16, 0.2  # rows in front of those, and the share that may look like them
-LONG, FEWEST = 256, 16  # positions from which on rounded frequencies tell; and the least of a table that is looked at
+LONG, EXACT = 256, 128  # positions from which on rounded frequencies tell; those that no 8 bits round to one
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -200,15 +202,21 @@ def _drawn_at_the_end(table: Tensor, spread: float) -> int:
 
 
 def _places_alike(table: Tensor, length: int) -> int:
-    """How many places within a text have the row of the one before them, where the first ones have rows of their own
-    and those behind are not all one row, as a table that was filled up has."""
+    """How many places within a text have the row of the one before them, where place 0 has the angle 0, the first ones
+    have rows of their own and those behind are neither all one row, as a table that was filled up has, nor in groups of
+    one size."""
     rows = table.squeeze()
-    if rows.is_meta or not rows.is_floating_point() or rows.dim() != 2 or len(rows) < length or length < FEWEST:
+    if rows.is_meta or not rows.is_floating_point() or rows.dim() != 2 or len(rows) < length or length < EXACT:
+        return 0
+    if not bool((rows[0] == 1).all()):
         return 0
     alike = (rows[1:length] == rows[: length - 1]).all(1)
     first = int(alike.long().argmax())
     behind = alike[first:]
-    return int(alike.sum()) if bool(alike.any()) and first >= FEWEST and 3 * int((~behind).sum()) >= len(behind) else 0
+    group = 1 + int(behind.long().argmin())  # that many places share the first angle that is shared
+    if not bool(alike.any()) or first < EXACT or torch.equal(behind[group:], behind[:-group]):
+        return 0
+    return int(alike.sum()) if 3 * int((~behind).sum()) >= len(behind) else 0
 
 
 @check("S15")

@@ -3,7 +3,8 @@
 A teacher is a model that is called in the loop and not trained. Nothing in the loss shows that it is noisy, or that it
 is the student itself.
 
-Footgun: an average of the student (EMA) is a teacher that moves, and its noise may be meant.
+Footgun: an average of the student (EMA) is a teacher that moves, and its noise may be meant. The other half of a GAN,
+which an optimizer of its own steps, is no teacher.
 """
 
 import math
@@ -13,7 +14,7 @@ from torch import nn
 
 from train_doctor import measures, owners, replays
 from train_doctor.check import Fired, check, fires
-from train_doctor.checks.arithmetic import no_habit
+from train_doctor.checks.arithmetic import STEPS, no_habit
 from train_doctor.checks.static import in_graph_only
 from train_doctor.evidence import Backward, Call, Evidence, Gradients, Step
 from train_doctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
@@ -22,7 +23,7 @@ NOISE = 1e-3  # of the standard deviation of the logits
 FOLLOWED = 4  # steps in which a teacher was compared with its student
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
 RENAMED_ROWS, AGREE, RENAMED = 48, 0.3, 0.8  # rows that labels and answers are compared in; shares of them
-STRANGE_ROWS = 80
+STRANGE_ROWS, FEWER, DOUBTLESS = 80, 64, 0.9  # rows that tell; of a teacher without a doubt; what that says
 FEW = 3  # steps
 SURE = 0.7  # what a teacher gives its first answer, in the mean
 
@@ -193,6 +194,7 @@ def teacher_in_graph(e: Evidence) -> Fired | Verdict:
     asked = {id(t) for t in owners.teaching(e)}
     called = [c for c in e.of(Call, role="teacher") if c.grad and c.requires_grad and _trainable(c)]
     called = [c for c in called if id(c.module()) in asked - set(e.criteria)]
+    called = [c for c in called if not any(id(p) in mine - ours for p in c.module().parameters())]  # it learns itself
     idle = in_graph_only(e)
     if not called and not idle:
         return OK if e.teachers or len(e.models) > 1 else not_applicable("no teacher")
@@ -234,10 +236,12 @@ def inference_teacher(e: Evidence) -> Fired | Verdict:
 
 @check("N14")
 def constant_ln2(e: Evidence) -> Fired | Verdict:
-    """DPO's loss stays at 0.6931 and the rewards at 0.
+    """DPO's loss stays at 0.6931 and the rewards at 0, that of IPO where it began, a reranker's at ln(candidates).
 
     Fires when the loss is ln 2 to the last digit at each step after the first, although weights were updated before. A
-    healthy run is there at its first step only, and, however low its rate, leaves by more than rounding.
+    healthy run is there at its first step only, and, however low its rate, leaves by more than rounding. Of another
+    preference loss (IPO, a hinge), when it stays as it is and the differences of policy and reference are the same. Of
+    lists, when all candidates of each have one score and lists have several.
 
     ERROR constant-ln2: Policy and reference give the same log-probabilities (the reference is the policy, or its
     adapter was not switched off), or beta is 0: the preference loss sees no difference. Fix: Keep an independent copy
@@ -245,6 +249,9 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     ERROR constant-ln2/same-scores: The chosen and the rejected text of each pair get one and the same score, so the
     preference loss sees no difference: what the head reads is in the part that both share. Fix: Read the last place of
     each text: hidden[torch.arange(len(hidden)), attention_mask.sum(1) - 1].
+    ERROR constant-ln2/same-lists: All candidates of a list get one and the same score, so the loss sees no difference:
+    what the head reads is in the part that all of them share. Fix: Read the last place of each text:
+    hidden[torch.arange(len(hidden)), attention_mask.sum(1) - 1].
     """
     rounds = {r: sum(b.value or math.nan for b in bs) for r, bs in e.by_round(Backward).items()}
     same = len(e.habits["N14 same"]) > 1
@@ -254,7 +261,14 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     later = [v for r, v in rounds.items() if updated and r > min(updated)]
     if len(later) < 2:
         return unknown("fewer than two steps after the first update")
+    if len(lists := _after(updated, e.habits["N14 lists"])) >= STEPS:
+        what = f"in {len(lists)} steps {lists[0][1]} scores of each of {lists[0][0]} lists were the same"
+        return fires(what, "scores that differ", fault="constant-ln2/same-lists")
     values = [later[0] / k for k in (1, len(e.of(Backward, round=0)) or 1)]
+    still = max(later) - min(later) <= EXACT * max(1.0, abs(later[0]))
+    if still and abs(later[0]) > EXACT and len(margins := _after(updated, e.habits["N14 margins"])) >= STEPS:
+        what = f"the loss was {later[0]:.6g} at {len(later)} steps after an update, and in {len(margins)} steps "
+        return fires(what + "the margins of policy and reference were the same", "margins that come apart")
     if not any(abs(v - math.log(2)) < EXACT for v in values) or max(later) - min(later) > EXACT:
         return OK
     return fires(
@@ -262,6 +276,11 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
         "a loss that leaves ln 2 after the first update",
         fault="constant-ln2/same-scores" if same else "constant-ln2",
     )
+
+
+def _after(updated: list[int], seen: dict) -> list:
+    """What was seen after weights were updated."""
+    return [fact for number, fact in seen.items() if number > min(updated)]
 
 
 @check("F28")
@@ -358,7 +377,7 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     agreed = float(counts.diagonal().sum() / counts.sum())
     known = [label for label in range(len(counts)) if counts[label].sum() >= 4]
     enough = counts.sum() >= RENAMED_ROWS and len(known) >= max(min(5, len(counts)), len(counts) / 4)
-    if all(one for *_, one in seen.values()) and sure > max(0.4, 1.6 / len(counts)) and _independent(counts):
+    if all(one for *_, one in seen.values()) and sure > max(0.4, 1.6 / len(counts)) and _independent(counts, sure):
         what = f"the teacher's first answer is the label in {agreed:.0%} of {int(counts.sum())} rows, as by chance"
         return fires(what, "more often than by chance", fault="teacher-of-other-classes/strangers")
     if not enough or agreed > AGREE or len(counts) < 5 and sure < SURE:
@@ -377,12 +396,12 @@ def teacher_of_other_classes(e: Evidence) -> Fired | Verdict:
     )
 
 
-def _independent(counts: torch.Tensor) -> bool:
+def _independent(counts: torch.Tensor, sure: float) -> bool:
     """Whether labels and answers tell nothing of each other, over enough rows and several answers."""
     rows = counts.sum()
     down, across = counts.sum(1, keepdim=True), counts.sum(0, keepdim=True)
     common = min(int((side > 0.1 * rows).sum()) for side in (down, across))
-    if rows < STRANGE_ROWS or common < 2:
+    if rows < (FEWER if sure > DOUBTLESS else STRANGE_ROWS) or common < 2:
         return False
     expected = down * across / rows
     apart = float(((counts - expected) ** 2 / expected.clamp(min=1e-9))[expected > 0].sum())  # chi-squared

@@ -7,7 +7,8 @@ Both have T * B rows, so nothing is raised, and each place is scored against tha
 
 Footgun: where there are as many rows as places the shapes tell nothing. Labels that were transposed first have the
 shape of the scores. And rows may be regrouped in between, in their order (ghost batches, groups of experts): so what
-the scores hang on must have been transposed to these sizes, and not have lost them since.
+the scores hang on must have been transposed to these sizes, and not have lost them since. Or ids with the sizes of the
+scores went into a table, and the labels that do not count stand where these ids, transposed, are filled up.
 """
 
 from torch import Tensor
@@ -17,6 +18,7 @@ from train_doctor.eye import Eye, Known, Op, Watcher
 FLAT = {"reshape", "view", "flatten"}
 LOSSES = {"cross_entropy", "nll_loss"}
 TURNS = {"transpose", "permute", "swapaxes", "swapdims", "movedim", "t", "T", "mT"}
+IGNORED = -100
 KEEPS = {"log_softmax", "float", "to", "long", "contiguous"}
 
 
@@ -38,8 +40,9 @@ class CrossedRows(Watcher):
                 self.sizes.add(after)
         elif op.name in LOSSES:
             scores, targets = map(self.known.get, op.given[:2]) if len(op.given) > 1 else (None, None)
-            if scores and targets and scores[1] and scores[0] != targets[0] and scores[0] == targets[0][::-1]:
-                self.note("F3 crossed", scores[0])
+            if scores and targets and scores[0] != targets[0] and scores[0] == targets[0][::-1]:
+                if scores[1] or self._filled_across(op, *targets[0]):
+                    self.note("F3 crossed", scores[0])
         elif op.name in KEEPS:
             for r in op.results if op.given and (fact := self.known.get(op.given[0])) else ():
                 self.known.put(r, fact)
@@ -50,6 +53,12 @@ class CrossedRows(Watcher):
                 self.known.put(rows, (tuple(x.shape[:2]), self.turned.get(x) == tuple(x.shape[:2])))
         if op.name not in TURNS:
             self._keeps(op)
+
+    def _filled_across(self, op: Op, rows: int, places: int) -> bool:
+        """Labels (B, T) are ignored where ids (T, B), transposed, are one and the same id, and nowhere else."""
+        left = op.given[1].reshape(rows, places).t() == op.kwargs.get("ignore_index", IGNORED)
+        texts = [ids for ids in self.e.lookups if ids.shape == left.shape and ids.device == left.device]
+        return bool(left.any()) and any(left.equal(ids == ids[left][0]) for ids in texts)
 
     def _keeps(self, op: Op) -> None:
         """What comes of something transposed, as a whole or place by place."""

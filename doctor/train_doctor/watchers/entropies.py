@@ -8,13 +8,16 @@ What `Distribution.entropy()` gives is followed, with its sign, up to the loss.
     usage = probs.mean(0)                                           of a router over all tokens
     loss = ce + 0.1 * -(usage * usage.log()).sum()                  sends everything to one expert
 
-So is the entropy of a mean over rows of shares that also choose (max, topk).
+So is the entropy of a mean over rows of shares that also choose (max, topk), or by which the answers of all experts are
+mixed: what came of one and the same input by weights with an axis of experts, einsum("btd,kdh->bkth", x, w).
 
 Footgun: sure answers are wanted elsewhere (test-time adaptation, labels that are guessed). So a log-probability of an
-action must have been asked for in the same step, or experts have been chosen by the shares.
+action must have been asked for in the same step, or experts have been chosen or mixed by the shares. Shares of inputs
+(which variables a network looks at), of places and of rows of a table may well be meant to become few.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, distributions
 
@@ -25,13 +28,22 @@ from train_doctor.watchers.operators import OVER, PLUS, TIMES
 CHOOSES, MEANS = {"max", "topk", "argmax", "sort"}, {"stack", "cat", "clamp_min", "clamp", "__getitem__", "view"}
 GATE = "gate"  # the shares of what was chosen, by which its answers are multiplied
 SHARES, USAGE, LOGGED, TERM = "shares", "usage", "log of usage", "usage * log"
+LAID = "shares, laid across"
+BENT = {"relu", "gelu", "silu", "tanh", "leaky_relu", "elu", "dropout", "layer_norm"} | PLUS  # place by place
+
+
+class Answers(NamedTuple):
+    """Of weights with an axis of their own to one input: the axes of the result that only the weights had."""
+
+    axes: frozenset[int]
 
 
 class Entropies(Watcher):
     """What is known of a tensor: signs, or which part of the entropy of a mean it is."""
 
-    names = signs.FOLLOWED | CHOOSES | MEANS | {"softmax", "log", "unsqueeze", "reshape", "index_select"}
-    begins = {"softmax"}
+    names = signs.FOLLOWED | CHOOSES | MEANS | BENT
+    names |= {"softmax", "log", "unsqueeze", "reshape", "index_select", "einsum"}
+    begins = {"softmax", "einsum"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -53,6 +65,13 @@ class Entropies(Watcher):
 
     def saw(self, op: Op) -> None:
         facts = [self.known.get(t) for t in op.given]
+        answers = next((f for f in facts if isinstance(f, Answers)), None)
+        if op.name == "einsum" or answers is not None:
+            self._experts(op, facts, answers)
+            return
+        if op.name == "unsqueeze" and SHARES in facts:
+            self.known.put(op.result, LAID)
+            return
         if op.name in CHOOSES and SHARES in facts and op.results:
             self.known.put(op.results[0], GATE)
             return
@@ -66,6 +85,34 @@ class Entropies(Watcher):
             made = _usage(op, facts) or signs.followed(op, self.known)
             if made is not None:
                 self.known.put(op.result, made)
+
+    def _experts(self, op: Op, facts: list, answers: Answers | None) -> None:
+        """Experts answer one input, or the shares mix what they answer."""
+        shares = {SHARES, LAID} & {f for f in facts if isinstance(f, str)}
+        if op.name == "einsum":
+            self._einsum(op, facts)
+        elif op.name in TIMES and shares:
+            self.chosen = True
+        elif op.name in BENT and isinstance(op.result, Tensor) and op.result.shape == op.given[0].shape:
+            self.known.put(op.result, answers)
+
+    def _einsum(self, op: Op, facts: list) -> None:
+        equation = op.args[0] if op.args and isinstance(op.args[0], str) else ""
+        left, arrow, out = equation.replace(" ", "").partition("->")
+        terms = left.split(",")
+        if not arrow or "." in equation or len(terms) != len(op.given) or not isinstance(op.result, Tensor):
+            return
+        weights = [t.is_leaf and t.requires_grad for t in op.given]
+        theirs = [letters for letters, weight in zip(terms, weights) if weight]
+        answered = {letters[a] for letters, f in zip(terms, facts) if isinstance(f, Answers) for a in f.axes}
+        if SHARES in facts:
+            expert = terms[facts.index(SHARES)][-1]
+            self.chosen = self.chosen or expert in answered and expert not in out
+            return
+        given = "".join(letters for letters, weight in zip(terms, weights) if not weight)
+        own = {a for a in "".join(theirs) if a in out and (a in answered or a not in given)}
+        if own and given:
+            self.known.put(op.result, Answers(frozenset(map(out.index, own))))
 
     def backward(self, loss: Tensor) -> None:
         if self.scored and not self.eye.rising and self.known.get(loss) == frozenset({1}):

@@ -14,12 +14,13 @@ from torch import Tensor
 
 from train_doctor.eye import Eye, Op, Watcher
 
-ATTENTION = "scaled_dot_product_attention"
+ATTENTION, WHOLE = "scaled_dot_product_attention", "multi_head_attention_forward"  # the latter in torch's layers
+MEANS = {"mean", "sum", "amax", "max"}
 LEAST, PLACES = 4, 3  # rows; places
 
 
 class FirstPlaces(Watcher):
-    names = {ATTENTION, "softmax", "__getitem__", "cross_entropy"}
+    names = {ATTENTION, WHOLE, "softmax", "__getitem__", "cross_entropy"} | MEANS
     begins = names
 
     def __init__(self, eye: Eye):
@@ -32,16 +33,20 @@ class FirstPlaces(Watcher):
         if not self.eye.grad or not op.given or not op.results:
             return
         x = op.given[0]
-        if op.name in (ATTENTION, "softmax") and not self._begin_alike():
+        if op.name in (ATTENTION, WHOLE, "softmax") and not self._begin_alike():
             return  # masks need not be read
         if op.name == ATTENTION:
             self.causal.append(_causal(op))
+        elif op.name == WHOLE:
+            self.causal.append(_hides(op.kwargs.get("attn_mask")))
         elif op.name == "softmax" and op.result.dim() == 4 and op.result.shape[2] == op.result.shape[3] > 1:
             self.causal.append(not bool(op.result.detach()[:, :, 0, 1:].any()))
         elif op.name == "cross_entropy" and x.dim() == 3:
             self.read = -1  # a loss over places
         elif op.name == "__getitem__" and x.dim() == 3 and x.requires_grad and self.read >= 0:
             self._look(op.args[1], x)
+        elif op.name in MEANS and x.dim() == 3 and x.requires_grad and _over_places(op):
+            self.read = -1 if any(ids.shape == x.shape[:2] for ids in self.e.lookups) else self.read
 
     def _begin_alike(self) -> bool:
         """Whether all rows that tables were asked for begin with one token, and differ."""
@@ -76,3 +81,17 @@ def _causal(op: Op) -> bool:
         return False
     first = mask.detach()[..., 0, 1:]
     return not bool(first.any()) if not first.is_floating_point() else bool((first < -1e4).all())
+
+
+def _hides(mask) -> bool:
+    """Whether such a mask of torch's layers, in which True hides, leaves the first place itself alone."""
+    if not isinstance(mask, Tensor) or mask.dim() < 2 or min(mask.shape[-2:]) < PLACES:
+        return False
+    first = mask.detach()[..., 0, :]
+    hidden = first < -1e4 if first.is_floating_point() else first.bool()
+    return bool(hidden[..., 1:].all()) and not bool(hidden[..., 0].any())
+
+
+def _over_places(op: Op) -> bool:
+    over = op.kwargs.get("dim", (*op.args, None)[1])
+    return over in (1, -2) or isinstance(over, list | tuple) and bool({1, -2} & {*over})

@@ -7,6 +7,7 @@
 
     ids = prompts.repeat_interleave(G, 0)                   or the other way round
     r = rewards.view(G, -1); r.mean(0, keepdim=True)        rewards.view(-1, G) was meant
+    r = rewards[k::P]; r - r.mean()                         the same, a group at a time; rewards[k * G : (k + 1) * G]
 
 Rewards that are cut into groups, and from which a mean or a sum of their group is taken, are remembered. What layers
 are given in the step has as many rows: its first columns tell which rows are answers to the same prompt. They must be
@@ -33,15 +34,16 @@ from train_doctor.watchers.operators import MINUS, OVER
 LAYERS, CUTS = {"embedding", "linear", "conv1d", "conv2d"}, {"view", "reshape", "unflatten"}
 SUMS, SPREADS = {"mean", "sum", "median", "amax", "max"}, {"std", "var"}
 KEEPS = {"unsqueeze", "__getitem__", "repeat_interleave", "expand", "expand_as", "flatten", "to"} | OVER | CUTS
-ROWS, GROUPED, SUMMED = "rows", "grouped", "summed"
+ROWS, GROUPED, SUMMED, SLICED = "rows", "grouped", "summed", "sliced"
 PROMPTS, KEPT, LOOKED = 3, 16, 2**20  # told apart, at least; things given in a step; numbers of each
 
 
 class GroupsOfOthers(Watcher):
     """Known are rewards -> (ROWS, a number, how many and in which sizes they are cut), (GROUPED, ...) once they are
-    cut, and (SUMMED, ..., over which dimension)."""
+    cut, and (SUMMED, ..., over which dimension). One group alone is (SLICED, its place, sizes, over which dimension
+    the sizes have it), and (SUMMED, ...) of that its mean."""
 
-    begins = LAYERS | CUTS
+    begins = LAYERS | CUTS | {"__getitem__"}
     names = LAYERS | CUTS | SUMS | SPREADS | KEEPS | MINUS | {"flip"}
 
     def __init__(self, eye: Eye):
@@ -50,6 +52,7 @@ class GroupsOfOthers(Watcher):
         self.numbers = itertools.count()
         self.given: list[Tensor] = []
         self.compared: set[tuple[int, int, int]] = set()  # groups, of rows, over which dimension
+        self.alone: dict[tuple[int, int, int], set[int]] = {}  # the same, of groups one by one: their places
         self.spread: set[tuple[int, int]] = set()  # those whose spread was taken
         self.turned: set[tuple[int, int]] = set()  # rewards whose groups are times, for they were turned round
 
@@ -64,14 +67,22 @@ class GroupsOfOthers(Watcher):
         elif op.name in MINUS:
             kinds = {f[0] for f in facts if f}
             if len(facts) == 2 and SUMMED in kinds and len(kinds) == 2 and facts[0][1:3] == facts[1][1:3]:
-                self.compared.add((*facts[0][2], next(f[3] for f in facts if f[0] == SUMMED)))
+                over = next(f[3] for f in facts if f[0] == SUMMED)
+                if SLICED in kinds:
+                    self.alone.setdefault((*facts[0][2], over), set()).add(facts[0][1])
+                else:
+                    self.compared.add((*facts[0][2], over))
+        elif op.name == "__getitem__" and (group := _group(x, op.args[1])):
+            self.known.put(result, (SLICED, *group))
         elif fact := facts[0]:
             over = op.kwargs.get("dim", (*op.args, None, None)[1])
             if op.name in SUMS and fact[0] == GROUPED and over in (0, 1, -1, -2) and isinstance(over, int):
                 self.known.put(result, (SUMMED, *fact[1:], over % 2))
+            elif op.name in SUMS and fact[0] == SLICED and over is None:
+                self.known.put(result, (SUMMED, *fact[1:]))
             elif op.name == "flip" and fact[0] == GROUPED and over in (0, (0,), [0]):
                 self.turned.add(fact[2])
-            elif op.name in SPREADS and fact[0] == GROUPED:
+            elif op.name in SPREADS and fact[0] in (GROUPED, SLICED):
                 self.spread.add(fact[2])
             elif op.name in KEEPS and fact[0] == SUMMED:
                 self.known.put(result, fact)
@@ -90,7 +101,8 @@ class GroupsOfOthers(Watcher):
             self.known.put(result, (GROUPED, *fact))
 
     def backward(self, loss: Tensor) -> None:
-        for count, size, over in self.compared:
+        whole = {key for key, places in self.alone.items() if len(places) == key[key[2] == 0]}  # none is left out
+        for count, size, over in self.compared | whole:
             if over == 1 and (count, size) in self.turned:
                 continue
             given = [x.detach().flatten(1) for x in self.given if len(x) == count * size]
@@ -102,11 +114,25 @@ class GroupsOfOthers(Watcher):
                 prompts = [_apart(x, size, (count, size) in self.spread) for x in given]
             if max(prompts, default=0) >= PROMPTS and not any(_in_blocks(x, size) for x in given):
                 self.note("S61", (max(prompts), size, over))
-        self.given, self.compared, self.spread, self.turned = [], set(), set(), set()
+        self.given, self.compared, self.spread, self.turned, self.alone = [], set(), set(), set(), {}
 
     def close(self) -> None:
         self.known.by_id.clear()
         self.given = []
+
+
+def _group(x: Tensor, index) -> tuple[int, tuple[int, int], int] | None:
+    """Which of equal groups these rewards are: its place, the sizes (count, size) into which all would be cut, and the
+    dimension of those along which it lies."""
+    if not isinstance(index, slice) or x.dim() != 1 or x.requires_grad or not x.is_floating_point():
+        return None
+    start, stop, step = index.indices(len(x))
+    size = len(range(start, stop, step))
+    if size < 2 or size == len(x) or len(x) % size:
+        return None
+    if step > 1:  # rewards[k::step]
+        return (start, (size, step), 0) if start < step and step * size == len(x) else None
+    return (start // size, (len(x) // size, size), 1) if step == 1 and not start % size else None
 
 
 def _of_neighbours(rows: Tensor, size: int, count: int) -> int:

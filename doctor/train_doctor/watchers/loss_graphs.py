@@ -9,7 +9,8 @@ for nothing else on the way to the loss, has no price. A function that is called
 
 Footguns: a straight-through step (x + (round(x) - x).detach()) leaves no node of the rounding in the graph. A radial
 function (exp of minus a distance) has a width without a price, so nothing but sums, logarithms and their like may lie
-between the error and the loss. Nodes are read, never run.
+between the error and the loss. A term that stands at its floor (free nats, clamp(min=1)) lets rest what it alone
+teaches, on purpose. Nodes are read, never run.
 """
 
 from collections import Counter
@@ -20,9 +21,11 @@ from torch import Tensor
 from train_doctor import graphs
 from train_doctor.eye import Watcher
 from train_doctor.fed import kind
+from train_doctor.watchers.divergences import terms_of_loss
 
 LIMIT = 600  # nodes that are looked at
 FLAT = {"Round": "round", "Floor": "floor", "Ceil": "ceil", "Sign": "sign", "Trunc": "trunc"}
+CLAMPS = {"Clamp", "ClampMin"}
 POSITIVE = {"Exp", "Softplus"}
 WRAPPED = {"Neg", "Add", "Clamp", "ClampMin", "Pow", "Sqrt", "Reciprocal", "Expand", "Unsqueeze", "Squeeze", "View"}
 PARTS = {"Slice", "Select", "Split", "Unbind", "SplitWithSizes", "Index"}
@@ -38,6 +41,7 @@ class LossGraphs(Watcher):
             return
         nodes = list(graphs.walk(loss, LIMIT))
         self._flat(nodes)
+        self._at_floors(loss)
         self._reversed(nodes)
         if self.eye.turn not in self.e.unpriced:
             found = _unpriced(nodes)
@@ -50,6 +54,13 @@ class LossGraphs(Watcher):
                 below = graphs.leaves(node, LIMIT)
                 if below:
                     self.e.starving.setdefault(FLAT[kind(node)], set()).update(below)
+
+    def _at_floors(self, loss: Tensor) -> None:
+        """What only terms teach that stand at a floor above zero."""
+        low = {node for node, factor in terms_of_loss(self.e, loss, CLAMPS) if factor > 0 and _at_floor(node)}
+        if low:
+            others = graphs.leaves(loss.grad_fn, LIMIT, low)
+            self.note("B7 floor", set().union(*(graphs.leaves(node, LIMIT) for node in low)) - others)
 
     def _reversed(self, nodes: list) -> None:
         turn, told = self.eye.turn, self.e.reversals
@@ -64,6 +75,11 @@ class LossGraphs(Watcher):
                                 told.setdefault(turn, (name, float((after[0] * before[0]).sum())))
 
                 node.register_hook(see)
+
+
+def _at_floor(node) -> bool:
+    least = node._saved_min if kind(node) in CLAMPS else None
+    return isinstance(least, int | float) and least > 0 and bool((node._saved_self < least).all())
 
 
 def _unpriced(nodes: list) -> str | None:

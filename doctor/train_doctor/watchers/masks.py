@@ -3,6 +3,7 @@
     key_padding_mask = ids != PAD            torch's layers hide what is True; ids == PAD was meant
     mask = torch.ones(T, T).tril().bool()    hides the past: in these layers ~mask was meant
     key_padding_mask = (ids != PAD).float()  numbers are added to the scores: a 1 here hides nothing
+    encoder(ids, types, mask)                of (ids, mask, types): a table of types is asked for the padding
 
 A mask of (batch, length) becomes minus infinity on the scores, by `masked_fill`. There it is laid over the ids that the
 embedding was given last, or over the rows of numbers that a first layer was given: what it shows and what it hides.
@@ -66,6 +67,9 @@ class Masks(Watcher):
                 if isinstance(masks[1], Tensor) and _of_the_past(masks[1]):
                     self.note("F34 past", tuple(masks[1].shape))
                 self._of_data(op)
+            elif isinstance(mask := op.kwargs.get("attn_mask", op.args[3] if len(op.args) > 3 else None), Tensor):
+                if mask.dim() == 4 and _exchanged(mask, self.e.lookups):
+                    self.note("F34 exchanged", tuple(mask.shape))
             return
         if len(op.given) < 2 or not self.e.lookups and self.rows is None:
             return
@@ -110,6 +114,20 @@ class Masks(Watcher):
         mask, empty = mask[:, mask.shape[1] - rows.shape[1] :], (rows == 0).all(-1)
         if int((~mask).sum()) >= LEAST and int(mask.sum()) >= LEAST:
             self.e.hiding.setdefault(self.eye.turn, bool(empty[~mask].all()) and not bool(empty[mask].any()))
+
+
+def _exchanged(mask: Tensor, looked: list[Tensor]) -> bool:
+    """The first token of all rows is hidden, and what tells the padding went into a table, as the types of tokens."""
+    hidden = (~mask if mask.dtype is torch.bool else mask <= LOW).all(2)[:, 0]  # keys that no place sees
+    fitting = [t for t in looked if t.shape == hidden.shape and t.device == hidden.device]
+    flags = [t for t in fitting if t.unique().tolist() == [0, 1] and bool(hidden[t == 0].all())]
+    for flag in flags if bool(hidden[:, 0].all()) else ():
+        pads = flag == 0
+        one = [bool((ids[pads] == ids[pads][0]).all()) and pads.equal(ids == ids[pads][0]) for ids in fitting]
+        texts = [ids for ids, padded in zip(fitting, one) if padded and len(ids[hidden].unique()) > LEAST]
+        if texts and not bool(pads[:, 0].any()):
+            return True
+    return False
 
 
 def _of_the_past(mask: Tensor) -> bool:

@@ -9,7 +9,9 @@ the step has as many rows, and two answers to one prompt begin alike.
 
 Footgun: all prompts may begin alike, so only what pairs share beyond that counts: nearly all neighbours must share some
 of it and few of those that are compared, or the other way round. Values of states that follow each other are alike both
-ways.
+ways. A condition that is one constant for a whole half (a treatment, a time, a boundary) is no prompt, so most pairs
+must begin otherwise than the next one; rows that are the same to the end are copies and no two answers; and what is
+compared along a series (s[1:] - s[:-1]) has rows that stand on both sides.
 """
 
 from typing import Any
@@ -23,7 +25,7 @@ from train_doctor.watchers.operators import MINUS
 LAYERS = {"embedding", "linear"}
 CUTS = {"chunk", "split", "tensor_split", "__getitem__", "unbind", "view", "reshape", "squeeze", "flatten", "hsplit"}
 PAIRS, KEPT, LOOKED = 4, 16, 2**20  # at least; things given in a step; numbers of each
-MOST, FEW = 0.9, 0.3  # of the pairs
+MOST, FEW, MIXED = 0.9, 0.3, 0.5  # of the pairs
 
 
 class PairsApart(Watcher):
@@ -50,7 +52,8 @@ class PairsApart(Watcher):
         elif len(op.given) > 1 and len(self.compared) < KEPT:
             one, two = map(self.known.get, op.given[:2])
             if one is not None and two is not None and one[1] == two[1] and one[0].numel() == two[0].numel() >= PAIRS:
-                self.compared.append((one[0].flatten(), two[0].flatten(), one[1]))
+                if not torch.isin(one[0], two[0]).any():
+                    self.compared.append((one[0].flatten(), two[0].flatten(), one[1]))
 
     def _cut(self, op: Op, x: Tensor) -> None:
         known = self.known.get(x)
@@ -91,10 +94,14 @@ def _like(op: Op, rows: Tensor) -> list[Tensor]:
 
 
 def _apart(given: Tensor, compared: tuple[Tensor, Tensor], meant: tuple[Tensor, Tensor]) -> bool:
-    """Rows that were meant to be compared begin alike, and those that are compared don't."""
+    """Rows that were meant to be compared begin alike, each pair in its own way, and those that are compared don't."""
     shared = _alike(given, given[:1]).min()  # by all rows
-    alike, used = (float((_alike(given[one], given[two]) > shared).float().mean()) for one, two in (meant, compared))
-    return alike >= MOST and used <= FEW
+    begun, used = (_alike(given[one], given[two]) for one, two in (meant, compared))
+    answers = (begun > shared) & (begun < given.shape[1])  # rows that are the same to the end are copies
+    if answers.float().mean() < MOST or (used > shared).float().mean() > FEW:
+        return False
+    next_one = _alike(given[meant[0].roll(-1)], given[meant[1]])  # the first of the next pair, beside the second of one
+    return bool((next_one > shared).float().mean() <= MIXED)
 
 
 def _alike(one: Tensor, two: Tensor) -> Tensor:

@@ -9,17 +9,19 @@ Footgun: a softmax over places is what attention does. So only those count from 
 axis, and those that a divergence is given as both of its sides, of what a linear layer gave. Products of two sides that
 learn are scores of pairs, which have no axis of classes; where the same column is picked at all places, these are the
 classes (a pointer); and two columns are a start and an end. Experts that pick their places (topk along them) share out
-each place among themselves, and are left alone.
+each place among themselves, and are left alone. Shares of places that are multiplied with shares of classes are both
+(detection without boxes); and a linear layer of what another one gave, transposed, mixes places (classes are dim 1).
 """
 
 from torch import Tensor
 
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import VIEWS, kind
+from train_doctor.fed import VIEWS, chain, kind
 from train_doctor.watchers.operators import OVER, TIMES
 
 SHARES, MADE = {"softmax", "log_softmax"}, "linear"
 KEEPS = TIMES | OVER | {"log", "clamp", "float", "to", "__getitem__", "detach"}
+LAYERS, DEEP = ("Addmm", "Mm", "Convolution"), 4  # functions in front of a layer
 ENDS = 2  # of a span
 
 
@@ -42,7 +44,7 @@ class PickedAcross(Watcher):
         if x is None or not isinstance(op.result, Tensor):
             return
         if op.name == MADE:
-            if op.result.dim() == 3:
+            if op.result.dim() == 3 and not _mixes_places(x):
                 self.known.put(op.result, MADE)
         elif op.name in SHARES:
             dim = op.kwargs.get("dim", next((a for a in op.args[1:] if isinstance(a, int)), None))
@@ -58,11 +60,23 @@ class PickedAcross(Watcher):
             spans = x.shape[-1] == ENDS
             if x.requires_grad and all(side == (1, True) for side in sides) and len(sides) == 2 and not spans:
                 self.note("S33 picked", (1, 2))
-        elif fact and op.result.dim() == x.dim():
+        elif fact and op.result.dim() == x.dim() and not _of_both(op):
             self.known.put(op.result, fact)
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _of_both(op: Op) -> bool:
+    """Shares times something else that learns."""
+    return op.name in TIMES and len(op.given) > 1 and op.given[1].requires_grad
+
+
+def _mixes_places(x: Tensor) -> bool:
+    """The columns are places: x is what a linear layer gave, transposed."""
+    if x.stride(-1) == 1:
+        return False
+    return next((name for name in chain(x.grad_fn, DEEP) if name in LAYERS), "") in LAYERS[:2]
 
 
 def _last(op: Op, x: Tensor) -> bool:

@@ -69,6 +69,10 @@ class TurnedHeads(Watcher):
         elif op.name in PRODUCTS:
             if all(isinstance(f, Turned) for f in facts[:2]) and len(facts) > 1:
                 self._einsum(op) if op.name == "einsum" else self._attends(op, *op.given[:2])
+            elif any(isinstance(f, Turned) for f in facts):
+                if op.name == "einsum" and self.turns == 1 and self.pairs <= PAIRS:
+                    self._einsum_one(op, facts)
+                self._follow(op, facts)
         elif any(facts):
             self._follow(op, facts)
         elif op.name in TIMES:
@@ -151,12 +155,26 @@ class TurnedHeads(Watcher):
             if turned and other is None and q.shape[axes[0]] == k.shape[axes[1]] > 1:
                 self.note("F120 one", ("queries", "keys")[side])
 
+    def _einsum_one(self, op: Op, facts: list) -> None:
+        """Scores of places, of which one side is turned by them, and the other one learns, and met no table."""
+        terms, out = _letters(op)
+        if len(terms) != 2 or facts.count(None) != 1:
+            return
+        side = facts.index(None)
+        other, turned = op.given[side], {terms[1 - side][a] for a in facts[1 - side].axes}
+        places = [set(term) & set(out) - set(rest) for term, rest in zip(terms, terms[::-1])]
+        features = set(terms[0]) & set(terms[1]) - set(out)
+        sizes = dict(zip(terms[0], op.given[0].shape)) | dict(zip(terms[1], op.given[1].shape))
+        scores = turned == places[1 - side] and len(turned) == len(places[side]) == len(features) == 1
+        if scores and features == {terms[0][-1]} == {terms[1][-1]} and other.requires_grad and not other.is_leaf:
+            if sizes[next(iter(turned))] == sizes[next(iter(places[side]))] > 1:
+                self.note("F120 one", ("queries", "keys")[1 - side])
+                self.turns = 0
+
     def _einsum(self, op: Op) -> None:
         """Heads are letters of both sides that come out; places are those of one side."""
-        equation = op.args[0] if op.args and isinstance(op.args[0], str) else ""
-        left, arrow, out = equation.replace(" ", "").partition("->")
-        terms = left.split(",")
-        if not arrow or "." in equation or len(terms) != 2:
+        terms, out = _letters(op)
+        if len(terms) != 2:
             return
         turned = [{term[a] for a in self.known.get(t).axes} for term, t in zip(terms, op.given)]
         heads = set(terms[0]) & set(terms[1]) & set(out)
@@ -173,6 +191,13 @@ class TurnedHeads(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _letters(op: Op) -> tuple[list[str], str]:
+    """Those of the sides of an einsum, and of what comes out; none where they are not all written."""
+    equation = op.args[0] if op.args and isinstance(op.args[0], str) else ""
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    return (left.split(","), out) if arrow and "." not in equation else ([], "")
 
 
 def _alike(x: Tensor) -> bool:
