@@ -76,9 +76,10 @@ SETS = {
     "judge54": ("judge54_l",),
     "judge55": ("judge55_a",),
     "judge56": ("judge56_a", "judge56_b"),
+    "judge57": ("judge57_l",),
 }
 # the others are tested with the slow tests, for they are many
-RECENT = {"judge53", "judge54", "judge55", "judge56"}
+RECENT = {"judge54", "judge55", "judge56", "judge57"}
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}
