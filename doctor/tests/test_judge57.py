@@ -1,4 +1,4 @@
-"""Twenty-four programs of language models, by the libraries and by hand, by an author who had not seen the checks and was
+"""Twenty-four programs of language models (libraries, and by hand) by an author who had not seen the checks and was
 asked for the most common bugs.
 
 The first sight of them is in judge57_first_sight.json: 22 of 24 named first, nothing wrong, no twin blamed.
