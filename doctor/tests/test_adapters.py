@@ -207,6 +207,18 @@ def two_adapters():
     return train(model, adamw(model))
 
 
+def another_waits_while_the_first_has_learned():
+    """The watch begins when the loop has gone on for a while: the loop trained the first, nobody before it."""
+    model = lora(lm("llama"))
+    model.add_adapter("later", peft.LoraConfig(r=4, target_modules="all-linear"))
+    optimizer = adamw(model)
+    for ids in batches(3):
+        optimizer.zero_grad()
+        loss_of(model, ids).backward()
+        optimizer.step()
+    return train(model, optimizer, optimizer=optimizer)
+
+
 def with_dropout():
     model = lora(lm(), lora_dropout=0.5)
     return train(model, adamw(model))
@@ -350,6 +362,7 @@ HEALTHY = [
     layers_take_turns,
     merged_and_taken_out_again,
     two_adapters,
+    another_waits_while_the_first_has_learned,
     with_dropout,
     by_hand,
     dora_on_four_bits,

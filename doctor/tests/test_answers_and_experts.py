@@ -81,6 +81,21 @@ def test_values_of_states_that_follow_each_other():
     assert "S61" not in said(Scores(), loss_of)
 
 
+@pytest.mark.parametrize("meant", [False, True])
+def test_prompts_that_come_again(meant):
+    """Of three prompts, so that one pair in three is of one prompt by chance."""
+    draw = torch.Generator().manual_seed(0)
+
+    def loss_of(model):
+        asked = (2 + torch.randint(3, (2 * PAIRS, 1), generator=draw)).repeat(1, 3)
+        both = [torch.cat([asked, torch.randint(2, WORDS, (2 * PAIRS, 6), generator=draw)], 1) for _ in range(2)]
+        scores = model(torch.stack(both, 1).flatten(0, 1)).squeeze(1)
+        one, two = (scores[0::2], scores[1::2]) if meant else scores.chunk(2)
+        return -F.logsigmoid(one - two).mean()
+
+    assert ("S61" in said(Scores(), loss_of)) is not meant
+
+
 def test_ranks_by_a_margin_loss():
     def loss_of(model):
         one, two = model(pairs(beside=True)).squeeze(1).chunk(2)

@@ -479,6 +479,28 @@ def test_layers_of_a_model_that_is_not_called_by_its_name(registered):
     assert told("S19", loss_of, Flow()) is not registered
 
 
+@pytest.mark.parametrize("filled", [False, True])
+def test_zeros_that_a_model_fills_later(filled):
+    """What was zero when it was added, and holds numbers in the end: a memory, or another tensor of the same id."""
+
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.read, self.kept = net(6, 6), torch.zeros(4, 6)
+
+        def forward(self, x):
+            self.kept.zero_()
+            out = self.read(x) + self.kept
+            if filled:
+                self.kept.copy_(out.detach())
+            return out
+
+    def loss_of(model):
+        return (model(torch.randn(4, 6)) - 1).square().mean()
+
+    assert told("S19", loss_of, Remembers()) is not filled
+
+
 # ------------------------------------------------------------------------------------------------ F60
 @pytest.mark.parametrize("draw, wrong", [("rand", True), ("randn", False), ("centred", False), ("not asked", False)])
 def test_noise_that_is_uniform(draw, wrong):

@@ -363,6 +363,7 @@ ANGLES = {
     "three": (lambda out, a: F.mse_loss(out, 3 * a / math.pi), False),
     "of one": (lambda out, a: F.mse_loss(out, a / math.pi), False),
     "normal": (lambda out, a: F.mse_loss(out, torch.randn_like(a).clamp(-math.pi, math.pi)), False),
+    "about a middle": (lambda out, a: F.mse_loss(out, a * (a / math.pi).abs() ** 1.2), False),  # and out to both ends
     "half the circle": (lambda out, a: F.mse_loss(out, a.abs()), False),
     "for the log": (lambda out, a: F.mse_loss(out, a / 2) + 0 * F.mse_loss(out, a).item(), False),
     "wrapped": (lambda out, a: wrapped(out - a).pow(2).mean(), False),

@@ -41,8 +41,11 @@ def run(e: Evidence) -> None:
 
 
 def _begun(e: Evidence) -> dict[str, bool]:
-    """Which adapters (peft) were trained before: B is zero in a new one."""
+    """Which adapters (peft) were trained before the loop: B is zero in a new one. Unknown when the loop went on before
+    the watch did, as the state of an optimizer shows: then the loop itself trained them."""
     begun: dict[str, bool] = {}
+    if any(o.object is not None and o.object.state for o in e.optimizers):
+        return begun
     for parts in (getattr(m, "lora_B", None) for _, m in e.modules()):
         for name, part in parts.items() if isinstance(parts, nn.ModuleDict) else ():
             begun[name] = begun.get(name, False) or any(bool(p.detach().any()) for p in part.parameters())

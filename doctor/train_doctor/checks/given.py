@@ -20,6 +20,7 @@ ENDS = 1.5  # square of how far both ends lie apart in the input, over that to t
 END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
 COMMON = (0.4, 2.5)  # times the mean number of labels of a class
 SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
+RIM = 0.34  # the share of the four that are nearest to an end: numbers about a middle thin out there
 
 
 @check("D31")
@@ -158,9 +159,10 @@ def _fill(values: list[float], low: float, high: float) -> bool:
         return False
     sectors = Counter(min(max(int(SECTORS * (v - low) / (high - low)), 0), SECTORS - 1) for v in values)
     whole = len(sectors) == SECTORS and min(sectors.values()) >= SECTOR * len(values)
+    rim = sum(sectors[k] for k in (0, 1, SECTORS - 2, SECTORS - 1))
     lacks = [(min(values) - low) / (high - low), (high - max(values)) / (high - low)]
     told = min(lacks) if low else lacks[1]  # many numbers begin at 0
-    return whole and told < END and max(lacks) < OTHER
+    return whole and rim >= RIM * len(values) and told < END and max(lacks) < OTHER
 
 
 @check("F104")

@@ -153,8 +153,8 @@ def not_registered(e: Evidence) -> Fired | Verdict:
         f"{prefix}.{name}".removeprefix(".")
         for prefix, module in e.modules()
         for name, how, t in _loose(module, teaching)
-        if how == "a plain tensor" and t is not None and id(t) in zeros
-    ]
+        if how == "a plain tensor" and t is not None and id(t) in zeros and not t.requires_grad and not t.any()
+    ]  # an id alone may be a later tensor's
     if still:
         what = f"{still[0]} was added in {len(e.habits['S19'])} steps, and is 0 everywhere"
         return fires(what, "an nn.Parameter, or other numbers", fault="not-registered/zeros", name=still[0])

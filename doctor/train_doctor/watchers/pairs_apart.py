@@ -25,7 +25,7 @@ from train_doctor.watchers.operators import MINUS
 LAYERS = {"embedding", "linear"}
 CUTS = {"chunk", "split", "tensor_split", "__getitem__", "unbind", "view", "reshape", "squeeze", "flatten", "hsplit"}
 PAIRS, KEPT, LOOKED = 4, 16, 2**20  # at least; things given in a step; numbers of each
-MOST, FEW, MIXED = 0.9, 0.3, 0.5  # of the pairs
+MOST, FEW, MIXED = 0.9, 0.5, 0.5  # of the pairs
 
 
 class PairsApart(Watcher):
