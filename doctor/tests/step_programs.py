@@ -77,13 +77,14 @@ SETS = {
     "judge55": ("judge55_a",),
     "judge56": ("judge56_a", "judge56_b"),
     "judge57": ("judge57_l",),
+    "judge58": ("judge58_l",),
 }
 # the others are tested with the slow tests, for they are many
-RECENT = {"judge54", "judge55", "judge56", "judge57"}
+RECENT = {"judge55", "judge56", "judge57", "judge58"}
 # wrong after the watched steps: told in the end
 LATE = {"tabular_eval_mode_left_on", "eval_mode_after_validation", "epoch_linear", "llama_epochs"}
 LATE |= {"field_grid_upsampling", "schedule_counts_one_epoch", "gpt2_periodic_validation", "cls_epochs"}
-LATE |= {"classify_epochs"}
+LATE |= {"classify_epochs", "linear_schedule"}
 LONG = {"kd_teacher_in_train_mode"}  # programs that train a network of their own first
 HERE = Path(__file__).parent
 

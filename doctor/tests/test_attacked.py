@@ -11,6 +11,7 @@ from . import (
     attacked,
     attacked_again,
     attacked_columns,
+    attacked_copies,
     attacked_decoders,
     attacked_ends,
     attacked_films,
@@ -20,6 +21,7 @@ from . import (
     attacked_loads,
     attacked_meetings,
     attacked_mixed_up,
+    attacked_moves,
     attacked_pairs,
     attacked_panels,
     attacked_passes,
@@ -299,6 +301,8 @@ ALL |= {name + "_pairs" * (name in ALL): (p, {}) for name, p in attacked_pairs.P
 ALL |= {name + "_panels" * (name in ALL): (p, {}) for name, p in attacked_panels.PROGRAMS.items()}
 ALL |= {name + "_passes" * (name in ALL): (p, {}) for name, p in attacked_passes.PROGRAMS.items()}
 ALL |= {name + "_twos" * (name in ALL): (p, {}) for name, p in attacked_twos.PROGRAMS.items()}
+ALL |= {name + "_moves" * (name in ALL): (p, {}) for name, p in attacked_moves.PROGRAMS.items()}
+ALL |= {name + "_copies" * (name in ALL): (p, {}) for name, p in attacked_copies.PROGRAMS.items()}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -329,7 +333,8 @@ def test_the_exceptions_are_among_them():
     assert len(attacked_steps.PROGRAMS) == 28 and len(attacked_decoders.PROGRAMS) == 15
     assert len(attacked_columns.PROGRAMS) == 13 and len(attacked_pairs.PROGRAMS) == 22
     assert len(attacked_panels.PROGRAMS) == 22 and len(attacked_passes.PROGRAMS) == 20
-    assert len(attacked_twos.PROGRAMS) == 25
+    assert len(attacked_twos.PROGRAMS) == 25 and len(attacked_moves.PROGRAMS) == 20
+    assert len(attacked_copies.PROGRAMS) == 13
     assert len(attacked_meetings.PROGRAMS) == 47 and len(attacked_shares.PROGRAMS) == 70
     assert len(attacked_left_out.PROGRAMS) == 50 and len(attacked_given.PROGRAMS) == 44
     assert len(attacked_prepared.PROGRAMS) == 61 and len(attacked_films.PROGRAMS) == 57
@@ -337,5 +342,5 @@ def test_the_exceptions_are_among_them():
         len(attacked_rows.PROGRAMS) == 54 and len(attacked_ends.PROGRAMS) == 59 and len(attacked_loads.PROGRAMS) == 44
     )
     known = 182 + 57 + 63 + 64 + 47 + 70 + 50 + 44 + 61 + 57 + 54 + 59 + 44 + 53 + 56 + 20 + 29 + 28 + 15 + 13
-    known += 22 + 22 + 20 + 25
+    known += 22 + 22 + 20 + 25 + 20 + 13
     assert len(ALL) == known and exceptions <= set(ALL)

@@ -13,6 +13,7 @@ NAMED = {
     "llama_pretrain": "F17",
     "mlm": "F33",
     "bart_translate": "F3",
+    "reward_pairs": "S61",
     "lora_classifier": "S22",
     "moe_lm": "S19",
     "ckpt_frozen_embed": "S10",
@@ -33,7 +34,6 @@ NAMED = {
     "ema": "N4",
 }
 UNSEEN = {
-    "reward_pairs": "texts of a pair share no prompt here, so nothing tells which of them belong together",
     "token_file": "ids of 384 that were cut to a byte, of words as unlike in number as the codes of a padded table",
 }
 

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from train_doctor import classes, fed, graphs, histograms, measures, owners
 from train_doctor.attach import Attachments, Part, quietly
-from train_doctor.echoes import echo
+from train_doctor.echoes import cut_like, echo
 from train_doctor.evidence import Call, Entropy, Tree, nothing
 from train_doctor.eye import Eye, tensors
 from train_doctor.histograms import Given
@@ -215,7 +215,8 @@ class Calls(Part):
                 classes.look(self.e, entropy, args, kwargs, self.calls, bool(self.embedded))
         if early and entropy.ignored is not None and readable(entropy.target) and self.embedded:
             if not entropy.target.is_floating_point():
-                self.e.echoed[self.e.rounds] = echo(self.embedded, entropy.target, entropy.ignored)
+                inputs = cut_like(getattr(entropy.input, "grad_fn", None), self.embedded)
+                self.e.echoed[self.e.rounds] = echo(inputs, entropy.target, entropy.ignored)
         if not entropy.connected:  # only its value may matter
             entropy.input = entropy.target = None
         if len(self.entropies) >= HELD:

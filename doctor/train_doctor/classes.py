@@ -125,14 +125,15 @@ def _first_of_several(columns: Tensor, y: Tensor) -> int | None:
 
 
 def _at_an_end(column: int, x: Tensor) -> bool:
-    """Whether a column is the last one of three or more along some axis and goes along with the one before it there, as
-    a time may do."""
+    """Whether a column is the last one of three or more along some axis, where it goes along with the one before it,
+    and so does each other one (by half of that), as times may do."""
     columns, stride, place = x.reshape(len(x), -1), 1, column
     for size in reversed(x.shape[1:]):
         place, at = divmod(place, size)
         if size > 2 and at == size - 1:
-            last_two = columns[:, [column, column - stride]].double()
-            if float(torch.corrcoef(last_two.T)[0, 1]) > FOLLOWS:
+            times = columns[:, [column - n * stride for n in range(size)]].double()
+            beside = torch.corrcoef(times.T).diagonal(1)
+            if float(beside[0]) > FOLLOWS and bool((beside > FOLLOWS / 2).all()):
                 return True
         stride *= size
     return False

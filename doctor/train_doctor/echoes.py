@@ -5,13 +5,18 @@
     labels = ids; ids[masked] = mask_id             a masked model that is asked for the mask: one tensor
     labels = ids.clone()                            all of it: of the rest -100 was left out
 
-The ids given to embeddings since the last backward are laid beside the targets of a loss, place by place.
+The ids given to embeddings since the last backward are laid beside the targets of a loss, place by place. Where the
+first answers were cut off, decoder(ids)[:, 1:], so are the first ids.
 
 Footgun: an autoencoder is given its target and must get it through a bottleneck. So of two embeddings at work the last
 one counts, which is the decoder's, and with one alone only a mask that hides what is not asked for.
 """
 
+from typing import Any
+
 from torch import Tensor
+
+from train_doctor.fed import RESHAPES, kind
 
 LEAST, SAME = 8, 0.98  # targets; share of them that went in at their own place
 PERSISTS = 0.9  # of the places, how many hold what the one before holds
@@ -20,6 +25,7 @@ DECODER, MASK, ALIAS, VISIBLE, UNMASKED = "decoder", "mask", "alias", "visible",
 FEW = 0.6  # of the places, that are asked for
 APART = 1.5  # pieces of a row that they make, on average: an answer is one piece
 WORDS = 8
+SAME_PLACES = (*RESHAPES, "Clone", "ToCopy", "Transpose", "Alias")  # what may come between a cut and the loss
 SEEN, HIDDEN = 0.7, 0.6  # of the targets, those that can be read; of the others, those under one token
 
 
@@ -54,6 +60,25 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
     others = [i for i in inputs[:last] if i.shape != inputs[last].shape or not i.equal(inputs[last])]
     behind = any(len(i) == len(inputs[last]) for i in inputs[last + 1 :])  # tables of distances have no rows
     return DECODER if others and not behind else ""
+
+
+def cut_like(node: Any, inputs: list[Tensor]) -> list[Tensor]:
+    """The ids without the places whose answers were cut off at the front before a loss, found from its input's node."""
+    while kind(node) in SAME_PLACES or kind(node) == "Slice" and _cut(node) == slice(0, None):
+        node = node.next_functions[0][0]
+    if kind(node) != "Slice" or (part := _cut(node)) is None or not part.start:
+        return inputs
+    return [ids[:, part] if ids.shape == tuple(node._saved_self_sym_sizes)[:2] else ids for ids in inputs]
+
+
+def _cut(node: Any) -> slice | None:
+    """Which places (B, T, D) a slice keeps; None where it keeps other things, or every second."""
+    sizes = tuple(node._saved_self_sym_sizes)
+    numbers = (node._saved_dim, node._saved_start, node._saved_end)
+    dim, start, end = (n - 2**64 if n >= 2**63 else n for n in numbers)  # torch tells those below 0 so
+    if len(sizes) != 3 or dim % 3 != 1 or node._saved_step != 1:
+        return None
+    return slice(start, None if end >= sizes[1] else end)
 
 
 def _persists(ids: Tensor) -> bool:

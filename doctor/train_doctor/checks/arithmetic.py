@@ -678,7 +678,8 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
     keeps, or arithmetic was done on it in place, and an item of the same batch lies in that tensor. Copies, and data
     sets that keep what they have read, are left alone; workers are not seen. Without a DataLoader, it fires when
     numbers that were drawn in this step are written into a slice of a tensor that stays, and then the model is given
-    that slice; buffers that are filled anew, and chains of a sampler, are left alone.
+    that slice; buffers that are filled anew, chains of a sampler, and what is read once from one end to the other (it
+    may be a copy for one epoch) are left alone.
 
     WARN data-overwritten: The augmentation of {name} writes into the data that are stored, for an item is a view of
     them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
@@ -687,7 +688,7 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
     them, and no copy, so what one step has changed stays so, and the next visit adds to it. Fix: x * a + noise * b in
     place of x.mul_(a).add_(noise * b), or data[i:j].clone().
     """
-    if len(slices := e.habits["D13 slices"]) >= STEPS:
+    if len(slices := e.habits["D13 slices"]) >= STEPS and e.habits["D13 elsewhere"]:
         shape = next(iter(slices.values()))
         what = f"in {len(slices)} steps drawn numbers were written into a slice {shape} of a tensor that stays"
         return fires(what, "a copy of the slice", fault="data-overwritten/slices", shape=shape)

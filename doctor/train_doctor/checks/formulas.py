@@ -175,7 +175,8 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
     the same height and width (or all of it some times as large) never were, or others of them were. Also when pieces of
     a batch were cut out of larger pictures at other places than the pieces of their targets, or the frames of films one
-    by one. Data that worker processes load are not seen.
+    by one. Targets that were drawn in sight (of zeros, of a grid), and such as many pictures share, are left alone.
+    Data that worker processes load are not seen.
 
     WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
     place. Fix: Draw once, and move both in the same way.

@@ -172,11 +172,22 @@ def packed(e: Evidence) -> Fired | Verdict:
     Positions are what is given as position_ids; or what is given or looked up beside the ids, rises by one and falls
     back in rows of three or more documents. Texts put end to end without new positions are pretraining as usual and
     are left alone, and so are rows whose documents have numbers in a table, or whose places are counted on as well, in
-    a table or in angles (rotary).
+    a table or in angles (rotary). Also where all attention is kept inside blocks, other ones in each row, and the
+    places that are looked up in a learned table go on over their borders.
 
     ERROR or WARN packed-documents-mix: Packed documents see each other (attention leaks across their boundary): {why}.
     Fix: Pass position_ids without an attention mask and with use_cache=False, or a block-diagonal mask.
+    WARN packed-places-run-on: Documents of a packed row can't see each other, and the places that a table learns are
+    counted over all {size} of the row, so few of them stand where a text alone will stand. Fix: Begin position_ids at 0
+    in each document.
     """
+    if len(seen := e.habits["F12 places"]) > 1:
+        what = (
+            f"in {len(seen)} steps attention was in blocks, and a learned table was asked for one place after another"
+        )
+        return fires(
+            what, "places that begin at 0 in each block", WARN, "packed-places-run-on", size=[*seen.values()][0]
+        )
     calls = [c for c in e.forwards if c.positions is not None and c.ids is not None]
     calls = [c for c in calls if c.positions.shape[-1] == c.ids.shape[1]]
     if "packed" not in e.probes:

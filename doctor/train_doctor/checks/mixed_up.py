@@ -357,7 +357,8 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
     Looks at rewards that are cut into groups of which a mean is taken away, and at what the model is given. Fires when,
     in three steps, the answers to one prompt stand as far apart as there are groups, and not side by side; or the other
     way round. Or when scores are cut into two parts that are subtracted from each other, and nearly all pairs that
-    begin alike stand side by side, or half a batch apart, and few of those that are compared do.
+    begin alike, or are of one item that a DataLoader handed to its collate function, stand side by side, or half a
+    batch apart, and few of those that are compared do.
 
     WARN groups-of-others: The rewards of {size} answers that stand side by side are compared, and these are answers to
     different prompts: the prompts were laid one after the other and then again, {size} times. Fix:
@@ -374,6 +375,9 @@ def groups_of_others(e: Evidence) -> Fired | Verdict:
     if len(pairs := e.habits["S61 pairs"]) >= STEPS:
         what = f"in {len(pairs)} steps scores were subtracted of which few belong to answers that begin alike"
         return fires(what, "two answers to one prompt", fault=f"groups-of-others/{next(iter(pairs.values()))}")
+    if len(pairs := e.habits["S61 items"]) >= STEPS:
+        what = f"in {len(pairs)} steps scores were subtracted of which few belong to one item of the data set"
+        return fires(what, "two answers of one item", fault=f"groups-of-others/{next(iter(pairs.values()))}")
     if (verdict := no_habit(e, seen := e.habits["S61"])) is not None:
         return verdict
     prompts, size, over = next(iter(seen.values()))

@@ -463,14 +463,22 @@ def frozen_at_start(e: Evidence) -> Fired | Verdict:
 
 
 def _rests(e: Evidence, name: str) -> bool:
-    """Whether it belongs to one of several adapters, and another of them is active or trains in its place."""
+    """Whether it belongs to one of several adapters, and another of them is active or trains in its place: B.0 beside
+    B.1, or adapters.0.B beside adapters.1.B."""
     held, _, key = name.rpartition(".")
-    layers = dict(e.modules())
-    active = getattr(layers.get(held.rpartition(".")[0]), "active_adapters", None)
-    others = layers.get(held)
-    if not isinstance(others, torch.nn.ParameterDict):
+    around, _, _ = held.rpartition(".")
+    layers, ps = dict(e.modules()), e.parameters()
+    active, others, several = getattr(layers.get(around), "active_adapters", None), layers.get(held), layers.get(around)
+    if isinstance(others, torch.nn.ParameterDict):
+        return bool(active and key not in active) or any(p.requires_grad for k, p in others.items() if k != key)
+    if isinstance(others, torch.nn.ParameterList):
+        begin, end = f"{held}.", ""
+    elif isinstance(several, (torch.nn.ModuleList, torch.nn.ModuleDict)) and not any(others.children()):
+        begin, end = f"{around}.", f".{key}"  # a layer with an adapter of its own holds more
+    else:
         return False
-    return bool(active and key not in active) or any(p.requires_grad for k, p in others.items() if k != key)
+    like = [p for n, p in ps.items() if n.startswith(begin) and n.endswith(end) and n.count(".") == name.count(".")]
+    return any(p.requires_grad and p.shape == ps[name].shape for p in like)
 
 
 def _from(weight: Tensor, tables: list[Tensor | None]) -> bool:

@@ -144,6 +144,7 @@ from train_doctor.watchers.penalties import Penalties
 from train_doctor.watchers.picked_across import PickedAcross
 from train_doctor.watchers.pixel_scales import PixelScales
 from train_doctor.watchers.places_in_front import PlacesInFront
+from train_doctor.watchers.places_run_on import PlacesRunOn
 from train_doctor.watchers.places_unseen import PlacesUnseen
 from train_doctor.watchers.pooled import Pooled
 from train_doctor.watchers.pooled_features import PooledFeatures
@@ -455,4 +456,5 @@ ALL = (
     OneSidedJudges,
     TwoLoaders,
     TimeFirst,
+    PlacesRunOn,
 )

@@ -11,19 +11,22 @@ tensors that both learn are followed, with their sign, up to the loss.
     loss = kl + F.mse_loss(hidden, theirs)      and this is no other term: it is one more distance of the two
 
 Footgun: what is pulled and pushed by turns (pairs, triplets, InfoNCE) ends in something else than a mean of cosines
-with one sign, and so does a loss with further terms that learn.
+with one sign, and so does a loss with further terms that learn. Two networks of one equation (a derivative of the one
+is the other) come to meet each other by right, and so do answers that are whitened over the batch, for none of them can
+be the same for everything.
 """
 
 from torch import Tensor
 
 from train_doctor import graphs
 from train_doctor.eye import Eye, Known, Op, Watcher
-from train_doctor.fed import kind
+from train_doctor.fed import VIEWS, kind
 from train_doctor.watchers import signs
 from train_doctor.watchers.operators import TIMES
 
 DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss"}
 SQUARES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
+WHITENING = {"LinalgSolveTriangular", "LinalgSolveEx", "LinalgInvEx"}
 NODES, WALKED, KEPT = 3000, 20_000, 4
 
 
@@ -37,11 +40,20 @@ def _loss(node):
     return node
 
 
+def _whitened(node) -> bool:
+    """Whether an answer was brought to one spread over the batch, by nothing that learns."""
+    while kind(node) in VIEWS:
+        node = node.next_functions[0][0]
+    if kind(node).endswith("BatchNorm"):
+        return all(edge is None for edge, _ in node.next_functions[1:3])
+    return kind(node) in WHITENING
+
+
 class BothSides(Watcher):
     """Known: "unit" of what was normalised, "product" of two of these, or the signs of cosines."""
 
-    names = signs.FOLLOWED | SQUARES | {"cosine_similarity", "normalize", "kl_div"}
-    begins = SQUARES | {"cosine_similarity", "normalize", "kl_div"}
+    names = signs.FOLLOWED | SQUARES | {"cosine_similarity", "normalize", "kl_div", "grad"}
+    begins = SQUARES | {"cosine_similarity", "normalize", "kl_div", "grad"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
@@ -50,8 +62,11 @@ class BothSides(Watcher):
         self.asked: dict[int, set[int]] = {}  # step -> weights that anything else asks for
         self.pairs: dict[int, list[tuple[set[int], set[int]]]] = {}  # step -> weights of one side alone, and the other
         self.distances: list[tuple] = []  # of two tensors that both learn: their nodes and its own, in this step
+        self.derived = False  # whether a derivative that has a graph was taken in this step
 
     def saw(self, op: Op) -> None:
+        if op.name == "grad":
+            self.derived = self.derived or any(t.requires_grad for t in op.results)
         if not isinstance(op.result, Tensor) or not op.result.requires_grad:
             return
         learn = [t.requires_grad for t in op.given]
@@ -74,10 +89,11 @@ class BothSides(Watcher):
             self.known.put(op.result, made)
 
     def backward(self, loss: Tensor) -> None:
-        distances, self.distances = self.distances, []
-        if self._both(loss):
+        distances, self.distances = [d for d in self.distances if not any(map(_whitened, d[1:3]))], []
+        derived, self.derived = self.derived, False
+        if not derived and self._both(loss):
             self.note("F57 two", kind(_loss(loss.grad_fn)))
-        self._meets(loss, distances)
+        self._meets(loss, distances if not derived else [])
         if self.known.get(loss) == frozenset({-1}) and not self.eye.rising:
             self.e.both_sides.add(self.eye.turn)
         self.known.by_id.clear()
@@ -86,7 +102,7 @@ class BothSides(Watcher):
         """Whether the loss is one distance alone, of two networks that both learn."""
         node = _loss(loss.grad_fn)
         edges = [edge for edge, _ in node.next_functions] if kind(node) in DISTANCES else []
-        if len(edges) < 2 or None in edges[:2]:
+        if len(edges) < 2 or None in edges[:2] or any(map(_whitened, edges[:2])):
             return False
         one, two = (graphs.leaves(edge, NODES) & self.e.optimized() for edge in edges[:2])
         return len(one) > 1 and len(two) > 1 and not one & two

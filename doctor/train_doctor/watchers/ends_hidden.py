@@ -10,7 +10,9 @@ hidden before.
 
 Footguns: rows that are filled up to a fixed length all end in padding, and some append one to each row: where the token
 in front of it is the same in all rows, that one is the mark. And a token at another place than the end of what is asked
-(a mark in the text) says nothing.
+(a mark in the text) says nothing. Targets that are moved by one, cat([ids[:, 1:], pad]), end in a number that stands
+in no text: it fills the last place, which asks for nothing. And labels that are not the compared tokens (the tags of a
+tagger) have no end to be learnt.
 """
 
 import torch
@@ -19,39 +21,62 @@ from torch import Tensor
 from train_doctor.eye import Eye, Known, Op, Watcher
 
 SAME, HIDES = {"eq", "__eq__"}, {"__setitem__", "masked_fill", "where"}
+MOVES = {"cat", "pad", "roll"}  # and a piece that is written into another tensor
 ROWS, PLACES = 4, 4  # of a batch
 
 
 class EndsHidden(Watcher):
-    """What is known of a mask: the number that it marks."""
+    """What is known of a mask: the number that it marks, and in what."""
 
-    names = SAME | HIDES
-    begins = SAME
+    names = SAME | HIDES | MOVES
+    begins = SAME | MOVES | {"__setitem__"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
+        self.moved = Known(self)  # targets: their rows begin at the second place of the ids
 
     def saw(self, op: Op) -> None:
+        if _moves(op):
+            self.moved.put(op.args[0] if op.name == "__setitem__" else op.results[0], True)
         if op.name in SAME:
             plain = len(op.args) == 2 and isinstance(op.args[1], int) and not isinstance(op.args[1], bool)
-            if plain and op.given[0].dim() == 2 and not op.given[0].is_floating_point() and op.args[1] >= 0:
-                self.known.put(op.result, op.args[1])
+            if plain and (ids := op.given[0]).dim() == 2 and not ids.is_floating_point() and op.args[1] >= 0:
+                if not self.moved.get(ids) or not bool((ids[:, -1:] == op.args[1]).all()):
+                    self.known.put(op.result, (op.args[1], ids))
             return
         mask = next((t for t in op.given if self.known.get(t) is not None), None)
         labels = _labels(op)
         if mask is None or labels is None or labels.shape != mask.shape or len(mask) < ROWS or mask.shape[1] < PLACES:
             return
         asked = (labels >= 0) & ~mask  # (B, T) what is a target after this
+        number, ids = self.known.get(mask)
+        if not bool((labels == ids)[asked].all()):
+            return
         behind = mask.int().cumsum(1) > 0
         fewest, most = torch.stack([*mask.sum(1).aminmax()]).tolist()
         ends = fewest == 1 and not bool((behind & asked).any()) and bool(asked.any(1).all())
         place = asked.shape[1] - 1 - asked.flip(1).int().argmax(1)  # (B,) of the last one that is asked
         alike = ends and bool((labels.gather(1, place[:, None]) == labels[0, place[0]]).all())
-        self.note("F16 hidden", (self.known.get(mask), ends, most, mask.shape[1], alike))
+        self.note("F16 hidden", (number, ends, most, mask.shape[1], alike))
 
     def close(self) -> None:
         self.known.by_id.clear()
+        self.moved.by_id.clear()
+
+
+def _moves(op: Op) -> bool:
+    """Whether rows that lack their first place become rows of targets, one longer."""
+    if op.name == "__setitem__":
+        whole, part = op.args[0], op.args[2]
+    elif op.name in MOVES and op.results and op.given:
+        whole, part = op.results[0], op.given[0]
+    else:
+        return False
+    if not isinstance(part, Tensor) or part.is_floating_point() or not part.dim() == whole.dim() == 2:
+        return False
+    behind = part.stride(0) > part.shape[1] and part.storage_offset() % part.stride(0) > 0
+    return op.name == "roll" or behind and whole.shape[1] == part.shape[1] + 1
 
 
 def _labels(op: Op) -> Tensor | None:

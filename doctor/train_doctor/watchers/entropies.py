@@ -130,7 +130,7 @@ def _usage(op: Op, facts: list) -> str | frozenset | None:
     fact = next((f for f in facts if isinstance(f, str)), None)
     if op.name == "softmax":
         return SHARES if op.given[0].dim() > 1 else None
-    if fact == SHARES:
+    if fact in (SHARES, USAGE) and (op.name == "mean" or fact == SHARES):
         if op.name == "mean":
             dims = op.kwargs.get("dim", op.args[1] if len(op.args) > 1 else None)
             dims = dims if isinstance(dims, tuple | list) else (dims,)
@@ -140,7 +140,7 @@ def _usage(op: Op, facts: list) -> str | frozenset | None:
     if fact == USAGE and op.name in TIMES and len(op.given) == 2 and LOGGED not in facts:
         other = op.given[1 - facts.index(USAGE)]  # the share of tokens that each expert was given
         return TERM if other.shape == op.given[facts.index(USAGE)].shape and not other.requires_grad else None
-    if fact == USAGE and op.name in MEANS | PLUS:
+    if fact == USAGE and op.name in MEANS | PLUS | OVER:
         return USAGE
     if fact == USAGE and op.name == "log":
         return LOGGED

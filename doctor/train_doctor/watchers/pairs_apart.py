@@ -5,7 +5,8 @@
     loss = -F.logsigmoid(chosen - rejected).mean()          was meant; or ids of [chosen, ...] + [rejected, ...]
 
 Which rows a part of the scores came from is found by cutting their numbers in the same way. What layers are given in
-the step has as many rows, and two answers to one prompt begin alike.
+the step has as many rows, and two answers to one prompt begin alike. Answers without a prompt belong together as the
+items of a data set do, where a DataLoader is seen to hand them to its collate function (items.py).
 
 Footgun: all prompts may begin alike, so only what pairs share beyond that counts: nearly all neighbours must share some
 of it and few of those that are compared, or the other way round. Values of states that follow each other are alike both
@@ -14,11 +15,16 @@ must begin otherwise than the next one; rows that are the same to the end are co
 compared along a series (s[1:] - s[:-1]) has rows that stand on both sides.
 """
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import fetch
 
+from train_doctor import items
 from train_doctor.eye import Eye, Known, Op, Watcher
 from train_doctor.watchers.operators import MINUS
 
@@ -39,6 +45,21 @@ class PairsApart(Watcher):
         self.known = Known(self)
         self.given: list[Tensor] = []
         self.compared: list[tuple[Tensor, Tensor, int]] = []  # rows of both sides, and of how many
+        self.items: list[Any] = []  # of the last batch
+        self.around(fetch._MapDatasetFetcher, "fetch", "_fetching")
+
+    def _fetching(self, original: Callable, fetcher: Any, index: Any) -> Any:
+        """See what the collate function is given; it is called by a copy of torch's fetcher, as ever."""
+        if self.eye.over or not fetcher.auto_collation or get_worker_info() is not None:
+            return original(fetcher, index)
+        mine, collate = copy.copy(fetcher), fetcher.collate_fn
+
+        def collated(data: Any) -> Any:
+            self.items = list(data) if isinstance(data, (list, tuple)) and len(data) <= items.ITEMS else []
+            return collate(data)
+
+        mine.collate_fn = collated
+        return original(mine, index)
 
     def saw(self, op: Op) -> None:
         x = op.given[0] if op.given else None
@@ -77,11 +98,16 @@ class PairsApart(Watcher):
             for meant, name in ((beside, "halves"), (behind, "pairs")):
                 if any(_apart(x.detach().flatten(1), (one, two), meant) for x in self.given if len(x) == count):
                     self.note("S61 pairs", name)
-        self.given, self.compared = [], []
+            apart = {items.BESIDE: one // 2 != two // 2, items.BEHIND: one % halves != two % halves}
+            if count == 2 * len(self.items):
+                how = next((way for x in self.given if len(x) == count and (way := items.laid(self.items, x))), "")
+                if how and apart[how].float().mean() > MIXED:
+                    self.note("S61 items", "halves" if how == items.BESIDE else "pairs")
+        self.given, self.compared, self.items = [], [], []
 
     def close(self) -> None:
         self.known.by_id.clear()
-        self.given = []
+        self.given, self.items = [], []
 
 
 def _like(op: Op, rows: Tensor) -> list[Tensor]:

@@ -7,8 +7,10 @@
 Arithmetic in place with numbers that were drawn in this step, on a view of a tensor that has been there since an
 earlier step, is remembered until the model is given that view. A data set behind a DataLoader is the matter of stored.
 
-Footguns: a buffer that is filled anew is written into on purpose, so whatever other tensors are copied into is left
-alone. The chains of a Langevin sampler are too: the model is given them before they are changed.
+Footguns: a buffer that is filled anew is written into on purpose, so whatever other tensors are copied into, or all of
+whose slice is drawn at once, is left alone. The chains of a Langevin sampler are too: the model is given them before
+they are changed. And a copy that was made for one epoch (data[perm]) may be written into: it is read once, from one
+end to the other, so some slice must lie elsewhere than beside the one before it.
 """
 
 import weakref
@@ -39,6 +41,7 @@ class SlicesWritten(Watcher):
         self.filled: set[int] = set()  # those that other tensors are copied into
         self.fed: set[int] = set()  # those of which the model was given something in this step
         self.written: dict[int, tuple[int, ...]] = {}  # that something drawn was written into, and the slice's shape
+        self.ends: dict[int, tuple[int, int]] = {}  # where the last slice that was written into began and ended
 
     def saw(self, op: Op) -> None:
         if op.name in FED:
@@ -58,12 +61,17 @@ class SlicesWritten(Watcher):
                 self.drawn.put(result, True)
 
     def _write(self, op: Op, first: Tensor, whole: int) -> None:
-        drawn = op.name in AT_ONCE or any(self.drawn.get(t) for t in op.given[1:])
+        drawn = any(self.drawn.get(t) for t in op.given[1:])
         value = op.args[2] if op.name == "__setitem__" and len(op.args) == 3 else None
-        if op.name == "copy" or isinstance(value, Tensor) and not self.drawn.get(value):
+        if op.name in AT_ONCE | {"copy"} or isinstance(value, Tensor) and not self.drawn.get(value):
             self.filled.add(whole)
-        elif drawn and op.name in INTO | AT_ONCE and whole not in self.fed and self.data[whole][1] < self.eye.turn:
-            self.written[whole] = tuple(first.shape)
+        elif drawn and op.name in INTO and not isinstance(value, Tensor):
+            began = first.storage_offset(), first.storage_offset() + first.stride(0) * len(first)
+            last, self.ends[whole] = self.ends.get(whole, began), began
+            if not {*began} & {*last}:
+                self.note("D13 elsewhere", began[0])
+            if whole not in self.fed and self.data[whole][1] < self.eye.turn:
+                self.written[whole] = tuple(first.shape)
 
     def _whole(self, t: Tensor) -> int:
         """A name for the tensor of which this is a view: 0 where there is none, or it learns."""
@@ -76,6 +84,7 @@ class SlicesWritten(Watcher):
                 return 0
             self.data[id(base)] = weakref.ref(base), self.eye.turn
             self.filled.discard(id(base))
+            self.ends.pop(id(base), None)
         return id(base)
 
     def backward(self, loss: Tensor) -> None:
@@ -84,4 +93,4 @@ class SlicesWritten(Watcher):
 
     def close(self) -> None:
         self.drawn.by_id.clear()
-        self.written, self.fed, self.data = {}, set(), {}
+        self.written, self.fed, self.data, self.ends = {}, set(), {}, {}

@@ -152,7 +152,12 @@ class TurnedHeads(Watcher):
             axes[1] = k.dim() - 1
         for side, (one, other) in enumerate((facts, facts[::-1])):
             turned = isinstance(one, Turned) and one.axes == {axes[side]}
-            if turned and other is None and q.shape[axes[0]] == k.shape[axes[1]] > 1:
+            if (
+                turned
+                and other is None
+                and q.shape[axes[0]] == k.shape[axes[1]] > 1
+                and not _repeated((q, k)[1 - side])
+            ):
                 self.note("F120 one", ("queries", "keys")[side])
 
     def _einsum_one(self, op: Op, facts: list) -> None:
@@ -166,7 +171,8 @@ class TurnedHeads(Watcher):
         features = set(terms[0]) & set(terms[1]) - set(out)
         sizes = dict(zip(terms[0], op.given[0].shape)) | dict(zip(terms[1], op.given[1].shape))
         scores = turned == places[1 - side] and len(turned) == len(places[side]) == len(features) == 1
-        if scores and features == {terms[0][-1]} == {terms[1][-1]} and other.requires_grad and not other.is_leaf:
+        words = other.requires_grad and not other.is_leaf and not _repeated(other)
+        if scores and features == {terms[0][-1]} == {terms[1][-1]} and words:
             if sizes[next(iter(turned))] == sizes[next(iter(places[side]))] > 1:
                 self.note("F120 one", ("queries", "keys")[1 - side])
                 self.turns = 0
@@ -191,6 +197,11 @@ class TurnedHeads(Watcher):
 
     def close(self) -> None:
         self.known.by_id.clear()
+
+
+def _repeated(t: Tensor) -> bool:
+    """Whether all rows of a batch are one: latents that are learned, which stand at no place of a text."""
+    return len(t) == 1 or t.stride(0) == 0
 
 
 def _letters(op: Op) -> tuple[list[str], str]:
