@@ -26,6 +26,7 @@ MOVES = {"flip", "fliplr", "flipud", "rot90", "roll"}
 FIRST = {"conv2d", "conv3d"}
 LIKE = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 FRESH = {"zeros", "ones", "full", "empty", "arange", "linspace", "eye", "exp"} | LIKE  # a map is drawn of these
+STARTS = MOVES | FRESH | {"stack"}  # all else asks for something that is known
 DRAWN = "drawn"
 LEAST, CELLS = 4, 4  # rows of a batch; lines of a target that is smaller than its picture
 
@@ -42,6 +43,8 @@ class MovedRows(Watcher):
         self.pictures: list[tuple[tuple, tuple]] = []  # of a first layer: sizes, moved rows
 
     def saw(self, op: Op) -> None:
+        if not self.known.by_id and op.name not in STARTS:
+            return
         result = op.result if isinstance(op.result, Tensor) else None
         facts = [self.known.get(t) for t in op.given]
         if op.name == "stack" and result is not None and result.dim() > 2 and len(op.given) >= LEAST:
