@@ -133,7 +133,7 @@ def _at_an_end(column: int, x: Tensor) -> bool:
         if size > 2 and at == size - 1:
             times = columns[:, [column - n * stride for n in range(size)]].double()
             beside = torch.corrcoef(times.T).diagonal(1)
-            if float(beside[0]) > FOLLOWS and bool((beside > FOLLOWS / 2).all()):
+            if float(beside[0]) > FOLLOWS and not bool((beside < FOLLOWS / 2).any()):
                 return True
         stride *= size
     return False

@@ -64,19 +64,21 @@ def echo(inputs: list[Tensor], target: Tensor, ignored: int) -> str:
 
 def cut_like(node: Any, inputs: list[Tensor]) -> list[Tensor]:
     """The ids without the places whose answers were cut off at the front before a loss, found from its input's node."""
-    while kind(node) in SAME_PLACES or kind(node) == "Slice" and _cut(node) == slice(0, None):
+    while kind(node) in SAME_PLACES or _cut(node) == slice(0, None):
         node = node.next_functions[0][0]
-    if kind(node) != "Slice" or (part := _cut(node)) is None or not part.start:
+    if (part := _cut(node)) is None or not part.start:
         return inputs
     return [ids[:, part] if ids.shape == tuple(node._saved_self_sym_sizes)[:2] else ids for ids in inputs]
 
 
 def _cut(node: Any) -> slice | None:
     """Which places (B, T, D) a slice keeps; None where it keeps other things, or every second."""
-    sizes = tuple(node._saved_self_sym_sizes)
+    sizes = tuple(getattr(node, "_saved_self_sym_sizes", ())) if kind(node) == "Slice" else ()
+    if len(sizes) != 3:
+        return None
     numbers = (node._saved_dim, node._saved_start, node._saved_end)
     dim, start, end = (n - 2**64 if n >= 2**63 else n for n in numbers)  # torch tells those below 0 so
-    if len(sizes) != 3 or dim % 3 != 1 or node._saved_step != 1:
+    if dim % 3 != 1 or node._saved_step != 1:
         return None
     return slice(start, None if end >= sizes[1] else end)
 

@@ -156,7 +156,7 @@ class TurnedHeads(Watcher):
                 turned
                 and other is None
                 and q.shape[axes[0]] == k.shape[axes[1]] > 1
-                and not _repeated((q, k)[1 - side])
+                and not _repeated((q, k)[1 - side], (q, k)[side])
             ):
                 self.note("F120 one", ("queries", "keys")[side])
 
@@ -171,7 +171,7 @@ class TurnedHeads(Watcher):
         features = set(terms[0]) & set(terms[1]) - set(out)
         sizes = dict(zip(terms[0], op.given[0].shape)) | dict(zip(terms[1], op.given[1].shape))
         scores = turned == places[1 - side] and len(turned) == len(places[side]) == len(features) == 1
-        words = other.requires_grad and not other.is_leaf and not _repeated(other)
+        words = other.requires_grad and not other.is_leaf and not _repeated(other, op.given[1 - side])
         if scores and features == {terms[0][-1]} == {terms[1][-1]} and words:
             if sizes[next(iter(turned))] == sizes[next(iter(places[side]))] > 1:
                 self.note("F120 one", ("queries", "keys")[1 - side])
@@ -199,9 +199,9 @@ class TurnedHeads(Watcher):
         self.known.by_id.clear()
 
 
-def _repeated(t: Tensor) -> bool:
+def _repeated(t: Tensor, beside: Tensor) -> bool:
     """Whether all rows of a batch are one: latents that are learned, which stand at no place of a text."""
-    return len(t) == 1 or t.stride(0) == 0
+    return len(beside) > 1 and (len(t) == 1 or t.stride(0) == 0)
 
 
 def _letters(op: Op) -> tuple[list[str], str]:
