@@ -55,6 +55,17 @@ def chosen(q, k, v, sees):
     return torch.where(sees, q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1e9).softmax(-1) @ v
 
 
+def fused_and_then_all(q, k, v, sees):
+    """A layer that keeps documents apart, and one that sees the row."""
+    return F.scaled_dot_product_attention(q, k, fused(q, k, v, sees), is_causal=True)
+
+
+def filled_and_then_all(q, k, v, sees):
+    later = torch.ones(LONG, LONG, dtype=torch.bool).triu(1)
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(later, float("-inf"))
+    return scores.softmax(-1) @ filled(q, k, v, sees)
+
+
 class Packed(nn.Module):
     """One layer; `places` are "run on", "begin anew", "both", "waves" or "none"."""
 
@@ -98,6 +109,11 @@ def told_of_places(blocks="documents", **options):
 @pytest.mark.parametrize("attend", [fused, added, filled, chosen])
 def test_places_that_run_on_over_documents(attend):
     assert told_of_places(attend=attend)
+
+
+@pytest.mark.parametrize("attend", [fused_and_then_all, filled_and_then_all])
+def test_a_layer_that_sees_all_of_the_row(attend):
+    assert not told_of_places(attend=attend)
 
 
 @pytest.mark.parametrize("places", ["begin anew", "both", "waves", "none"])

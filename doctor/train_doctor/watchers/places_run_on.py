@@ -48,6 +48,9 @@ class PlacesRunOn(Watcher):
             return
         if not self.counted:
             return
+        if op.name.startswith("scaled_dot") and _given_mask(op) is None:  # a layer that sees all of the row
+            self.blocks[op.given[0].shape[-2]] = False
+            return
         mask = _mask(op)
         if mask is not None and (size := mask.shape[-1]) in self.counted:
             self.blocks[size] = self.blocks.get(size, True) and _in_blocks(mask)
@@ -63,26 +66,30 @@ class PlacesRunOn(Watcher):
         self._forget()
 
 
+def _given_mask(op: Op) -> Tensor | None:
+    return op.kwargs.get("attn_mask", op.args[3] if len(op.args) > 3 else None)
+
+
 def _mask(op: Op) -> Tensor | None:
     """True where a query sees, (B, T, T); None where there is no mask."""
     if op.name.startswith("scaled_dot"):
-        mask = op.kwargs.get("attn_mask", op.args[3] if len(op.args) > 3 else None)
+        mask = _given_mask(op)
         sees = isinstance(mask, Tensor) and (mask if mask.dtype == torch.bool else mask > -1e4)
     elif op.name in ("masked_fill", "where"):
         mask = next((t for t in op.given if t.dtype == torch.bool), None)
         scores = [t for t in op.given if t.requires_grad and t.dim() > 2]
         sees = mask is not None and bool(scores) and (~mask if op.name == "masked_fill" else mask)
     else:
-        mask = next((t for t in op.given if not t.requires_grad and t.is_floating_point() and t.dim() > 2), None)
+        mask = next((t for t in op.given if not t.requires_grad and t.is_floating_point() and t.dim() > 1), None)
         sees = mask is not None and bool((mask < -1e4).any()) and mask > -1e4
     if (
         not isinstance(sees, Tensor)
-        or sees.dim() < 3
+        or sees.dim() < 2
         or sees.shape[-1] != sees.shape[-2]
         or not 0 < sees.numel() <= LOOKED
     ):
         return None
-    return sees.reshape(sees.shape[0], -1, *sees.shape[-2:])[:, 0]
+    return sees[None] if sees.dim() == 2 else sees.reshape(sees.shape[0], -1, *sees.shape[-2:])[:, 0]
 
 
 def _in_blocks(sees: Tensor) -> bool:
