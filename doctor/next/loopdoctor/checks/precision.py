@@ -1,0 +1,129 @@
+"""Numbers of 16 bits: updates that are rounded away, gradients that vanish, scalers that refuse. N4, S7, B5, N15.
+
+Footgun: most elements of a bf16 tensor not changing in a step proves nothing; see shadow.py.
+"""
+
+import math
+
+import torch
+
+from loopdoctor.check import Fired, check, fires
+from loopdoctor.evidence import Backward, Evidence, ScalerStep, Step
+from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+
+MOST = 0.75  # of the numbers, that a settled step can't change
+
+
+@check("N4")
+def rounded_away(e: Evidence) -> Fired | Verdict:
+    """Training in bf16 is slow or stands still, and a higher learning rate helps more than it should.
+
+    Fires by the fp32 shadow: the share of the way that the same gradients lead fp32 copies is below a half (error) or
+    below 0.8 (warning). Stochastic rounding has a share near one; compensated sums and master weights are recognised.
+
+    Adam's first steps have the size of the rate and arrive; later ones are about a fifth of it. So a warning also says
+    that three of four numbers will not be changed by such.
+
+    ERROR or WARN updates-rounded-away: The weights are kept in {kinds} (pure {short}, no fp32 master copy), whose steps
+    are coarser than the updates: most are rounded away. Fix: Keep the weights in fp32 and compute under autocast, or
+    use stochastic rounding or compensated sums.
+    WARN updates-rounded-away/soon: The weights are kept in 16 bits with no fp32 master copy: the first steps of Adam
+    still change them, and most of its later, smaller ones will be rounded away. Fix: Keep the weights in fp32 and
+    compute under autocast, or use stochastic rounding or compensated sums.
+    WARN updates-rounded-away/average: An average of the weights is kept in 16 bits and goes {rate:.2g} of the way to
+    them at each step, which is less than such numbers can tell apart: it stays near where it began. Fix: Keep the
+    average in fp32, whatever the weights are in.
+    """
+    if e.habits["N4 average"]:
+        rate, kind = next(iter(e.habits["N4 average"].values()))
+        return fires(
+            f"a tensor of {kind} that no optimizer holds is drawn to a weight by {rate:.2g} of the way",
+            "an average in fp32",
+            WARN,
+            "updates-rounded-away/average",
+            rate=rate,
+        )
+    if not any(o.low for o in e.optimizers):
+        return not_applicable("no trained parameter is below 32 bits")
+    share = e.shadow.get("all")
+    if e.unshadowed and share is None:
+        return unknown(e.unshadowed)
+    if share is None or not math.isfinite(share) or len(e.of(Step)) < 3:
+        return unknown("too little was seen of tensors below 32 bits")
+    rates = [max(s.rates) for s in e.of(Step) if s.rates]
+    rising = len(rates) > 1 and rates[-1] > 1.2 * rates[0]  # a warm-up: the later, larger steps may arrive
+    if share >= 0.8 and (rising or e.coarse < MOST):
+        return OK
+    if share >= 0.8:
+        return fires(
+            f"{share:.0%} of the first updates arrive, which have the size of the rate ({max(rates):.2g}); a fifth of "
+            f"it, as Adam's later ones are, would not change {e.coarse:.0%} of the numbers",
+            "steps that the numbers are fine enough for",
+            WARN,
+            "updates-rounded-away/soon",
+        )
+    low = [u for s in e.of(Step) for u in s.updates if u.dtype.itemsize < 4 and u.gradient and u.lr]
+    ones = {u.name for u in low if len(u.shape) < 2}
+    stuck = ones - {u.name for u in low if u.changed}
+    norms = f"; {len(stuck)} of {len(ones)} vectors looked at never changed" if ones else ""
+    kinds = sorted({str(u.dtype).removeprefix("torch.") for u in low}) or ["16-bit"]
+    return fires(
+        f"{share:.0%} of each update arrives in the {'/'.join(kinds)} weights (lr {max(rates):.2g}){norms}",
+        "nearly 100 %, as in fp32",
+        ERROR if share < 0.5 and not rising else WARN,
+        kinds="/".join(kinds),
+        short=_short(kinds),
+    )
+
+
+def _short(kinds: list[str]) -> str:
+    return "/".join(kind.replace("bfloat", "bf").replace("float", "fp") for kind in kinds)
+
+
+@check("S7")
+def scaler_over_half(e: Evidence) -> Fired | Verdict:
+    """ "Attempting to unscale FP16 gradients.": the trained parameters themselves are fp16.
+
+    Fires when that was raised, or fp16 parameters are trained under an enabled scaler. A frozen fp16 base is fine.
+
+    ERROR fp16-parameters-under-a-scaler: The model was cast to fp16 as a whole; a GradScaler needs fp32 parameters to
+    unscale into. Fix: Load or cast the trainable parameters to float32 and keep autocast, or use bfloat16 without a
+    scaler.
+    """
+    half = [n for n, p in e.trainable().items() if p.dtype == torch.float16]
+    scaled = any(b.scale for b in e.of(Backward)) or any(s.enabled for s in e.of(ScalerStep))
+    if not half:
+        return OK if e.trainable() else not_applicable("nothing is trainable")
+    if not scaled and "unscale FP16 gradients" not in e.complaint:
+        return not_applicable("no enabled scaler was seen")
+    return fires(
+        f"{len(half)} trainable tensors are float16 ({half[0]} ...), under an enabled GradScaler",
+        "trainable parameters in fp32; autocast makes the fp16 copies",
+    )
+
+
+
+
+@check("N15")
+def never_accepts(e: Evidence) -> Fired | Verdict:
+    """With a GradScaler nothing moves: it finds infinities and skips step after step.
+
+    The first skips look for the right scale. Fires when more than half of at least eight steps were skipped, and
+    still some after the fifth.
+
+    ERROR or WARN scaler-skips-steps: The GradScaler finds NaN or inf in the gradients again and again, so the optimizer
+    does not step. Fix: Look for what is not finite in the forward pass; it is not the scale.
+    """
+    steps = [s for s in e.of(ScalerStep) if s.enabled]
+    if not steps:
+        return not_applicable("no enabled scaler was seen")
+    skipped = sum(not s.stepped for s in steps)
+    if len(steps) < 8:
+        return unknown(f"{skipped} of {len(steps)} steps were skipped, too few to say")
+    if skipped <= len(steps) / 2 or all(s.stepped for s in steps[-3:]):
+        return OK
+    return fires(
+        f"{skipped} of {len(steps)} steps were skipped; the scale is now {steps[-1].scale:g}",
+        "a few skips at the beginning",
+        ERROR if skipped == len(steps) else WARN,
+    )

@@ -1,0 +1,54 @@
+"""A card that waits for the host: N19.
+
+Footgun: how long it waits cannot be told from a count. Behind large products a read costs little, in a small model it
+may cost most of the step.
+"""
+
+from collections import Counter
+
+from loopdoctor.check import Fired, check, fires
+from loopdoctor.evidence import Backward, Evidence
+from loopdoctor.finding import NOTE, OK, WARN, Verdict, not_applicable, unknown
+from loopdoctor.waits import HOST
+
+SHOWN = 3  # lines that are named
+
+
+@check("N19")
+def host_waits(e: Evidence) -> Fired | Verdict:
+    """The card is idle for part of each step, a smaller model or batch is hardly faster, and one core is fully busy.
+
+    Counts how often the program's own lines ask an accelerator for a number between the forward pass and the
+    optimizer's step: item, float, int, bool, tolist, nonzero, a mask as an index, a copy to the CPU. One read per step
+    is what a guard or a log needs. More are worth knowing. It warns from more than two per micro-batch, because two may
+    stand side by side, and then the second costs nothing. Reads inside installed libraries are left out, and on a CPU
+    there is nothing to wait for.
+
+    WARN or NOTE host-waits: The program asks the card ({device}) for numbers in the middle of the step (loss.item(),
+    an if on a tensor, a mask as an index). At each the host waits until the card has done all its work, and launches
+    nothing meanwhile. Fix: Ask the labels and masks while they are on the CPU, add up losses as tensors and read them
+    once before the step; take ignore_index or torch.where in place of a mask. set_sync_debug_mode("warn") of torch.cuda
+    names every wait.
+    """
+    if not e.accelerator:
+        away = any(p.device.type not in HOST for p in e.parameters().values())
+        return unknown(e.opaque or "no call was seen") if away else not_applicable("no model is on an accelerator")
+    if len(e.waits) < 2:
+        return unknown("fewer than two steps were seen")
+    usual = _lower_median([sum(counts.values()) for counts in e.waits.values()])
+    if usual < 2:
+        return unknown(e.opaque) if e.opaque else OK
+    micro = max(1, _lower_median([len(e.of(Backward, round=r)) for r in e.waits]))
+    every = sum(e.waits.values(), Counter())
+    told = ", ".join(f"{times / len(e.waits):.3g} x {place}" for place, times in every.most_common(SHOWN))
+    more = f", and {len(every) - SHOWN} lines more" if len(every) > SHOWN else ""
+    return fires(
+        f"{usual} reads from {e.accelerator} per step of {micro} micro-batch{'es' * (micro > 1)}: {told}{more}",
+        "one per step",
+        WARN if usual > 2 * micro else NOTE,
+        device=e.accelerator,
+    )
+
+
+def _lower_median(values: list[int]) -> int:
+    return sorted(values)[(len(values) - 1) // 2]
