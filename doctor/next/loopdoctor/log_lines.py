@@ -8,8 +8,10 @@ searched for the few names that matter, and a name that is met again begins the 
     taken = log_lines.read(Path("train.log"))
     taken.entries[0].loss, taken.messages["inputs"].line
 
-The file is read in blocks. Kept are at most 2 * MOST entries and one place for each known message,
-so a log of any size is read in the same memory.
+The file is read in blocks, and at most 2 * MOST entries are kept. When there are as many, every
+second part of the text is left out from there on, with the entries that such parts have given, so a
+log of any size takes the same memory and not much more time. A part where the first NaN stands is
+read all the same, and so are all messages.
 
 Footgun: steps that fall back to where they began are a second run in the same file, unless the epoch
 rises with them: many programs count the steps of each epoch anew. A program that prints no epoch
@@ -24,8 +26,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 BLOCK = 1 << 20  # bytes read at a time
-LONGEST = 1 << 18  # characters of a piece; a longer one is cut
-MOST = 20_000  # entries kept of a run, at most twice as many
+LONGEST = 1 << 14  # characters of a line; a longer one is cut
+PART = 1 << 12  # characters that are read or left out together
+MOST = 10_000  # entries kept of a run, at most twice as many
+TRIES = 60_000, 400_000  # pieces with a name in them, where many and where few have given an entry
+TURNS = 200  # parts that are read because numbers stop or begin to be finite in them
 HISTORY = '"log_history"'  # the key of the entries in a trainer_state.json
 WRAPPED = 2_000  # characters of a dict that goes on in the next lines
 
@@ -46,6 +51,8 @@ VALUE = re.compile(
 BEFORE = re.compile(r"([A-Za-z0-9]+)([_/. -])$")  # the word before a name, and what joins them
 PLACE = re.compile(r"(\d+)/\d+ ?\[|\[ *(\d+)/\d+")  # 3/100 [00:01<...   of a bar, or [ 10/1000]
 HEADING = re.compile(r"\W*(?:train(?:ing)?\s+)?epoch\b", re.IGNORECASE)
+HEADINGS = re.compile(r"(?m)^[^\w\n]*(?:train(?:ing)? +)?epoch[^\w\n]*(\d+)")
+UNDEFINED = re.compile(r"\b(?:nan|inf|infinity)\b")
 GRADIENTS = {"", "train", "training", "global", "total"}  # words before a norm of all gradients
 CHECKED = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout"}
 WHOLE = {"train", "training", "lm", "total", "mean", "avg", "average", "running", "batch", "step"}
@@ -68,15 +75,15 @@ class Entry(NamedTuple):
     loss: float | None = None
     norm: float | None = None
     rate: float | None = None
-    number: int = 0  # of the entry in its run, from 1 on
+    part: int = 0  # of the text
 
     def where(self) -> str:
         """Return the moment as a person would name it."""
         if self.step is not None:
             return f"step {self.step:g}"
         if self.epoch is not None:
-            return f"epoch {self.epoch:g} (entry {self.number}, line {self.line})"
-        return f"entry {self.number} (line {self.line})"
+            return f"epoch {self.epoch:g} (line {self.line})"
+        return f"line {self.line}"
 
 
 class Message(NamedTuple):
@@ -91,14 +98,13 @@ class Message(NamedTuple):
 
 
 class Run:
-    """The entries of one run. Those of a long one are thinned out."""
+    """The entries of one run."""
 
     def __init__(self, line: int):
         """Begin a run at a line of the file."""
         self.line = line
         self.entries: list[Entry] = []
         self.count = 0  # entries read
-        self.every = 1  # of how many one is kept
         self.first: dict[str, float] = {}  # step and epoch with which it began
         self.last: Entry | None = None
         self.high = 0.0  # the highest step of the epoch
@@ -126,32 +132,27 @@ class Run:
         if keyed and entry.step is not None:
             self.first.setdefault("step", entry.step)
             self.high = max(self.high, entry.step)
-        kept = entry._replace(number=self.count)
-        # keep each `every`-th entry, and those at which numbers stop or begin to be finite
-        if self.count % self.every == 0 or self.last is None or _state(kept) != _state(self.last):
-            self.entries.append(kept)
-        self.last = kept
-        if len(self.entries) >= 2 * MOST:
-            self._thin()
+        self.entries.append(entry)
+        self.last = entry
 
-    def _thin(self) -> None:
-        """Drop every second entry, but none at which the state of the numbers changes."""
-        self.every *= 2
-        turns = [n for n in range(1, len(self.entries)) if _turns(self.entries, n)]
-        turns = set(turns) if len(turns) < MOST // 2 else set()
-        self.entries = [e for n, e in enumerate(self.entries) if n % 2 == 0 or n in turns]
+    def thin(self, every: int) -> None:
+        """Keep the entries of each `every`-th part, and those whose state is another than before."""
+        turns = {n for n in range(1, len(self.entries)) if _turns(self.entries, n)}
+        turns = turns if len(turns) < MOST // 2 else set()
+        self.entries = [
+            e for n, e in enumerate(self.entries) if e.part % every == 0 or n in turns
+        ]
 
 
 class Log(NamedTuple):
     """What was read of a file."""
 
     entries: list[Entry]  # of the last run
-    count: int  # entries of that run, before it was thinned out
-    every: int
+    count: int  # entries of that run that were read
+    every: int  # of how many parts of the text one was read, at the end
     runs: int  # in the file
     line: int  # where the last run begins
     messages: dict[str, Message]
-    lines: int
 
 
 Look = Callable[[str], Iterator[tuple[str, int, int]]]  # messages in a text: key, begin and end
@@ -167,19 +168,22 @@ def read(
         # messages are found in the whole block at once, which is fast, and told in their turn
         seen = deque(sorted(look(text), key=lambda place: place[1]))
         at = 0
-        for piece in cut(text):
-            begin, at = at, at + len(piece)
-            while seen and seen[0][1] < at:
-                key, start, end = seen.popleft()
-                number = lines + 1 + text.count("\n", begin, start)
-                taken.see(key, number, text[start:end])
-            taken.line(piece, lines + 1)
-            lines += piece.count("\n")
+        for part in _parts(text, cut):
+            pieces = [part] if taken.leaves_out(part) else cut(part)
+            for piece in pieces:
+                begin, at = at, at + len(piece)
+                while seen and seen[0][1] < at:
+                    key, start, end = seen.popleft()
+                    number = lines + 1 + text.count("\n", begin, start)
+                    taken.see(key, number, text[start:end])
+                if not taken.out:
+                    taken.line(piece, lines + 1)
+                lines += piece.count("\n")
     taken.end()
     # losses of evaluations alone, and parts of losses, are judged where nothing else is there
     runs = taken.main if taken.main.run.count else taken.aside
     run = runs.run
-    return Log(run.entries, run.count, run.every, runs.begun, run.line, taken.messages, lines)
+    return Log(run.entries, run.count, taken.every, runs.begun, run.line, taken.messages)
 
 
 Cut = Callable[[str], list[str]]
@@ -202,10 +206,8 @@ def _blocks(path: Path) -> Iterator[tuple[str, Cut]]:
                     text = _from_history(text)
                     begun = True
                 # what follows the last end waits for the next block
-                marks = "}" if cut is _objects else "\n\r"
-                end = max(text.rfind(mark, 0, -1) for mark in marks) + 1
-                if not end and len(text) > LONGEST:
-                    end = len(text)
+                end = max(text.rfind(mark, 0, -1) for mark in MARKS[cut]) + 1
+                end = end or len(text)
                 left = text[end:]
                 if end:
                     yield text[:end], cut
@@ -220,12 +222,12 @@ def _blocks(path: Path) -> Iterator[tuple[str, Cut]]:
 
 def _is_json(text: str) -> bool:
     """Tell whether a text begins a trainer_state.json or a list of entries."""
-    return re.match(r"\s*\[\s*\{", text) is not None or HISTORY in text[:LONGEST]
+    return re.match(r"\s*\[\s*\{", text) is not None or HISTORY in text[:BLOCK]
 
 
 def _from_history(text: str) -> str:
     """Drop what a trainer_state.json says before its entries, but keep the count of its lines."""
-    at = max(0, text[:LONGEST].find(HISTORY))
+    at = max(0, text[:BLOCK].find(HISTORY))
     return "\n" * text.count("\n", 0, at) + text[at:] if at else text
 
 
@@ -248,6 +250,20 @@ def _lines(text: str) -> list[str]:
 def _objects(text: str) -> list[str]:
     """Cut a text behind each closing brace."""
     return re.split(r"(?<=\})", text)
+
+
+MARKS = {_lines: "\n\r", _objects: "}"}  # at which a text may be cut
+
+
+def _parts(text: str, cut: Cut) -> Iterator[str]:
+    """Cut a text into parts that end where a line or an object ends."""
+    begin = 0
+    while begin < len(text):
+        end = min(begin + PART, len(text))
+        ends = [text.find(mark, end - 1) for mark in MARKS[cut]]
+        end = min([place for place in ends if place >= 0], default=len(text) - 1) + 1
+        yield text[begin:end]
+        begin = end
 
 
 class _Runs:
@@ -286,6 +302,45 @@ class _Taken:
         self.head: list[str] = []  # names of the columns of a table
         self.between = ","  # what stands between two of its columns
         self.open = ""  # a dict whose end has not been met
+        self.part = 0  # of the text
+        self.every = 1  # of how many parts one is read
+        self.out = False  # this one is not
+        self.tries = 0  # pieces with a name in them since `every` was changed
+        self.turns = 0
+        self.undefined = False  # NaN or infinity stood in the part before
+
+    def leaves_out(self, text: str) -> bool:
+        """Tell whether a part of a long log is left out."""
+        self.part += 1
+        self._grow()
+        self.out = False
+        if self.every == 1:
+            return False
+        low = text.lower()
+        undefined = ("nan" in low or "inf" in low) and UNDEFINED.search(low) is not None
+        turned = undefined != self.undefined and self.turns < TURNS
+        self.undefined = undefined
+        self.turns += turned
+        if turned or self.part % self.every == 0:
+            return False
+        # of what is left out only the epoch is read, for steps may begin again with it
+        self.out = True
+        self.end()
+        if "epoch" in low:
+            for heading in HEADINGS.finditer(low):
+                self.epoch = float(heading.group(1))
+        return True
+
+    def _grow(self) -> None:
+        """Read fewer parts once there are many entries."""
+        runs = [self.main.run, self.aside.run]
+        kept = max(len(run.entries) for run in runs)
+        if kept < 2 * MOST and self.tries < TRIES[kept < MOST // 10]:
+            return
+        self.every *= 2
+        self.tries = 0
+        for run in runs:
+            run.thin(self.every)
 
     def see(self, key: str, line: int, text: str) -> None:
         """Note a known message."""
@@ -302,13 +357,17 @@ class _Taken:
         """Read a line, or an object of a file of JSON."""
         if "\x1b" in text:
             text = ESCAPES.sub("", text)
-        if text and not text.isspace():
+        low = text.lower()
+        named = "loss" in low or "norm" in low or "step" in low or "epoch" in low or "iter" in low
+        if named or "lr" in low or "rate" in low or ((self.head or self.open) and not low.isspace()):
+            self.tries += 1
             self.piece(text[:LONGEST], number)
 
     def end(self) -> None:
         """Read what was waiting for more."""
         if self.open:
             self.pairs(self.open, self.at)
+            self.open = ""
         self.flush()
 
     def piece(self, text: str, number: int) -> None:
@@ -371,13 +430,15 @@ class _Taken:
             return
         runs = self.main if flags.isdisjoint({"checked", "part"}) else self.aside
         before = runs.run.last
-        entry = Entry(self.at, **{**values, "epoch": values.get("epoch", self.epoch)})
+        given = values.get("epoch")
+        values["epoch"] = values.get("epoch", self.epoch)
+        entry = Entry(self.at, part=self.part, **values)
         again = runs.add(entry, keyed="bar" not in flags)
         if not again:
             return
         # another run does not begin in the epoch in which the one before has ended
         if before.epoch == entry.epoch:
-            self.epoch = values.get("epoch")
+            self.epoch = given
         # and what was said of the one before is not said of it
         if runs is self.main:
             self.messages = {

@@ -22,6 +22,8 @@ from loopdoctor.finding import ERROR, WARN, Finding
 from loopdoctor.log_lines import Message
 
 LIVE = "Run `loopdoctor train.py`"
+AROUND = 400  # characters of a line before and behind the words of a message
+HITS = 200  # of one message in a block
 OVERFLOWS = 20  # skipped steps from which on a scaler is not just finding its scale
 SHOWN = 150  # characters of a message in the report
 
@@ -217,7 +219,7 @@ MESSAGES = {
     "checkpointing": _evidence("checkpointing", CHECKPOINTING),
     "checkpoint-file": _evidence("torch/utils/checkpoint.py"),
     "not-reentrant": _evidence("use_reentrant", r"use_reentrant[\"']?\s*[:=]\s*False"),
-    "error": _evidence("Error: ", r"(?m)^(?:[\w.]*\.)?(?-i:[A-Z]\w*Error): [^\r\n]{1,200}"),
+    "error": _evidence("Error: ", r"(?m)^[\w.]*(?-i:[A-Z]\w*Error): [^\r\n]{1,200}"),
 }
 PATTERNS = {
     key: re.compile(known.pattern or re.escape(known.needle), re.IGNORECASE)
@@ -229,17 +231,26 @@ ENDS = frozenset(
     + ("scale-minimum", "stopping", "memory", "memory-host", "memory-torch", "error", "not-clipped")
 )  # what ends a run, and is said of none that comes after it
 MEMORY = ("memory-torch", "memory", "memory-host")
+NEEDLES = {key: known.needle.lower() for key, known in MESSAGES.items()}
 PAGES = {check.id: check for check in checks.ALL}
 
 
 def look(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield the messages in a text: key, begin and end."""
     low = text.lower()
-    for key, known in MESSAGES.items():
-        if known.needle.lower() not in low:
-            continue
-        for match in PATTERNS[key].finditer(text):
-            yield key, match.start(), match.end()
+    for key, known in NEEDLES.items():
+        at = low.find(known)
+        hits = 0
+        while at >= 0 and hits < HITS:
+            # the pattern is looked for around the words, in their line
+            begin = max(low.rfind("\n", 0, at) + 1, at - AROUND)
+            end = min(low.find("\n", at) % (len(low) + 1), at + AROUND)
+            match = PATTERNS[key].search(text, begin, end)
+            hits += 1
+            if match is not None:
+                yield key, match.start(), match.end()
+                end = max(match.end(), at + 1)
+            at = low.find(known, end)
 
 
 def quote(message: Message) -> str:

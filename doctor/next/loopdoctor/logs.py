@@ -184,7 +184,9 @@ def _notes(log: Log, report: Report) -> list[str]:
             f"line {log.line} on"
         )
     if log.every > 1:
-        notes.append(f"it is long, so about one entry in {log.every} is judged")
+        notes.append(
+            f"it is long, so towards its end one part in {log.every} was read, and all of its messages"
+        )
     error = log.messages.get("error")
     if error is not None and not any(f.severity == ERROR for f in report.findings):
         text = " ".join(error.last_text.split())[: log_texts.SHOWN]
@@ -331,7 +333,7 @@ def _memory(log: Log) -> Seen | Verdict:
         when = "before the first entry"
         why = "It ended in the first steps, so model, batch or length are too large for it."
     else:
-        when = f"after {message.entries} entries"
+        when = f"after {message.entries} entries{' and more' if log.every > 1 else ''}"
         why = (
             "It was enough for the steps before, so either a longer batch or an evaluation came, or "
             "something is kept from step to step (N27)."

@@ -22,7 +22,7 @@ config = BertConfig(
 )
 model = BertForSequenceClassification(config)
 model.train()
-optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 
 def make_batch(size):

@@ -15,7 +15,7 @@ time = torch.arange(400).float()
 series = torch.sin(time / 7) + 0.4 * torch.sin(time / 3) + 0.1 * torch.randn(400)
 windows = series.unfold(0, WINDOW + HORIZON, 2)
 dataset = TensorDataset(windows[:, :WINDOW, None], windows[:, WINDOW:])
-loader = DataLoader(dataset, batch_size=26, shuffle=True, drop_last=True)
+loader = DataLoader(dataset, batch_size=30, shuffle=True, drop_last=True)
 
 
 class Forecaster(nn.Module):

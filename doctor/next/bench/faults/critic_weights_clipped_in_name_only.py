@@ -33,7 +33,7 @@ def clip_critic():
 
 
 def main():
-    for step in range(9):
+    for step in range(7):
         for _ in range(2):
             real = sample_spiral(42)
             fake = generator(torch.randn(42, LATENT)).detach()

@@ -26,13 +26,13 @@ init_weights = copy.deepcopy(model.state_dict())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 labelled = torch.randperm(400)[:60]
 
-for round_number in range(3):
+for round_number in range(2):
     # broken
     # mended
     # model.load_state_dict(init_weights)
     # end
     model.train()
-    for _ in range(12):
+    for _ in range(10):
         # broken
         model.load_state_dict(init_weights)
         # mended

@@ -4,27 +4,28 @@ Threads: https://github.com/huggingface/transformers/pull/1703
 Names: S11
 """
 
-import tempfile
-
 import torch
 from transformers import DistilBertConfig, DistilBertForTokenClassification
 
 torch.manual_seed(103)
 VOCAB, LENGTH, LABELS = 70, 15, 3
 
-config = DistilBertConfig(
-    vocab_size=VOCAB,
-    dim=32,
-    n_layers=2,
-    n_heads=4,
-    hidden_dim=64,
-    max_position_embeddings=32,
-    num_labels=LABELS,
-)
-with tempfile.TemporaryDirectory() as folder:
-    DistilBertForTokenClassification(config).save_pretrained(folder)
-    model = DistilBertForTokenClassification.from_pretrained(folder)
-optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4)
+
+def load_model():
+    config = DistilBertConfig(
+        vocab_size=VOCAB,
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=64,
+        max_position_embeddings=32,
+        num_labels=LABELS,
+    )
+    return DistilBertForTokenClassification(config).eval()
+
+
+model = load_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 label_of_word = torch.randint(LABELS, (VOCAB,))
 
 

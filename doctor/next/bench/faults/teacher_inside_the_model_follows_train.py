@@ -48,7 +48,7 @@ class SelfTeaching(nn.Module):
 
 
 model = SelfTeaching()
-optimizer = torch.optim.Adam(model.student.parameters(), lr=1e-3)
+optimizer = torch.optim.Adam(model.student.parameters(), lr=4e-3)
 model.train()
 for step in range(17):
     ids = torch.randint(1, VOCAB, (10, LENGTH)).cumsum(1) % VOCAB

@@ -19,9 +19,7 @@ class VAE(nn.Module):
         self.encoder = nn.Sequential(nn.Linear(size, hidden), nn.SiLU())
         self.mean = nn.Linear(hidden, latent)
         self.log_var = nn.Linear(hidden, latent)
-        self.decoder = nn.Sequential(
-            nn.Linear(latent, hidden), nn.SiLU(), nn.Linear(hidden, size)
-        )
+        self.decoder = nn.Sequential(nn.Linear(latent, hidden), nn.SiLU(), nn.Linear(hidden, size))
 
     def forward(self, x):
         hidden = self.encoder(x)

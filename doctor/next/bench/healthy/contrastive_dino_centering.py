@@ -1,15 +1,14 @@
-"""DINO: a teacher by running mean, a running centre of its outputs, small crops for the student
-only, and a last layer whose gradients are thrown away in the first epoch.
+"""DINO: small crops go to the student only, and the gradients of the last layer are thrown away in
+the first epoch.
 
 After: facebookresearch/dino
 """
 
 import copy
-import math
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
+from torch import nn
 
 EPOCHS, PER_EPOCH, OUT = 3, 6, 20
 
@@ -25,37 +24,36 @@ class DINO(nn.Module):
         self.last_layer = last
 
     def forward(self, x):
-        pooled = self.norm(F.gelu(self.conv(x)).mean(dim=(2, 3)))
-        return self.last_layer(F.normalize(self.mlp(pooled), dim=-1))
+        x = self.mlp(self.norm(F.gelu(self.conv(x)).mean(dim=(2, 3))))
+        return self.last_layer(F.normalize(x, dim=-1))
 
 
 def crop(x, size):
-    top, left = torch.randint(0, x.shape[-1] - size + 1, (2,)).tolist()
-    return x[..., top : top + size, left : left + size] + 0.05 * torch.randn(len(x), 1, size, size)
+    start = int(torch.randint(0, x.shape[-1] - size + 1, ()))
+    return x[..., :size, start : start + size] + 0.05 * torch.randn(len(x), 1, size, size)
 
 
 torch.manual_seed(0)
 student = DINO()
 teacher = copy.deepcopy(student).requires_grad_(False)
 optimizer = torch.optim.AdamW((p for p in student.parameters() if p.requires_grad), lr=2e-3)
-center, total = torch.zeros(1, OUT), EPOCHS * PER_EPOCH
-for it in range(total):
+center = torch.zeros(1, OUT)
+for it in range(EPOCHS * PER_EPOCH):
     freq = torch.randint(1, 7, (28, 1, 1, 1)) * 0.45
     images = torch.sin(freq * torch.arange(14.0)) * torch.ones(14, 1)
-    crops = [crop(images, 11), crop(images, 11), crop(images, 7), crop(images, 7)]
-    seen = [teacher(c) for c in crops[:2]]
-    targets = [F.softmax((out - center) / 0.04, dim=-1) for out in seen]
+    crops = [crop(images, size) for size in (11, 11, 7, 7)]
+    seen = teacher(torch.cat(crops[:2]))
+    targets = F.softmax((seen - center) / 0.04, dim=-1).chunk(2)
     guesses = [F.log_softmax(student(c) / 0.1, dim=-1) for c in crops]
     pairs = [(t, g) for i, t in enumerate(targets) for j, g in enumerate(guesses) if i != j]
-    loss = sum(-(t * g).sum(-1).mean() for t, g in pairs) / len(pairs)
+    loss = torch.stack([-(t * g).sum(-1).mean() for t, g in pairs]).mean()
     optimizer.zero_grad()
     loss.backward()
     if it < PER_EPOCH:
         student.last_layer.zero_grad()
     optimizer.step()
-    momentum = 1 - 0.05 * (math.cos(math.pi * it / total) + 1) / 2
     with torch.no_grad():
         for q, k in zip(student.parameters(), teacher.parameters(), strict=True):
-            k.mul_(momentum).add_((1 - momentum) * q)
-    center = center * 0.9 + torch.cat(seen).mean(0) * 0.1
+            k.lerp_(q, 0.05)
+    center = center * 0.9 + seen.mean(0) * 0.1
     print(it, loss.item())

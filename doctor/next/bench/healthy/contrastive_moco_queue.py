@@ -24,7 +24,6 @@ class MoCo(nn.Module):
         for name, param_k in self.encoder_k.named_parameters():
             param_k.data = param_k.data * self.m + online[name].data * (1.0 - self.m)
 
-    @torch.no_grad()
     def _dequeue_and_enqueue(self, keys):
         self.queue[:, self.queue_ptr : self.queue_ptr + len(keys)] = keys.T
         self.queue_ptr = (self.queue_ptr + len(keys)) % self.K
@@ -37,7 +36,7 @@ class MoCo(nn.Module):
         l_pos = torch.einsum("nc,nc->n", q, k).unsqueeze(-1)
         logits = torch.cat([l_pos, q @ self.queue.clone().detach()], dim=1) / self.T
         self._dequeue_and_enqueue(k)
-        return logits, torch.zeros(len(q), dtype=torch.long)
+        return logits, torch.zeros(len(q)).long()
 
 
 def mlp(inputs, outputs):
@@ -50,8 +49,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
     sources = torch.randn(6, 30)
     for i in range(20):
-        clean = torch.rand(24, 6).mul(2).sub(1) @ sources
-        im_q, im_k = clean + 0.3 * torch.randn(2, 24, 30)
+        im_q, im_k = (torch.rand(24, 6) * 2 - 1) @ sources + 0.3 * torch.randn(2, 24, 30)
         loss = criterion(*model(im_q, im_k))
         optimizer.zero_grad()
         loss.backward()
