@@ -1,9 +1,11 @@
 """`assert_trains(model, step, optimizer)`: a test that says why a training step does not train.
 
-A step may run, return a loss and learn nothing. A test that looks at the loss alone needs many steps to see it and
-then cannot say why. This one makes a few steps, lets the doctor look, and fails with the name of the cause and its fix.
+A step may run, return a loss and learn nothing. A test that looks at the loss alone needs many
+steps to see it and then cannot say why. This one makes a few steps, lets the doctor look, and fails
+with the name of the cause and its fix.
 
-Footgun: a test that passes says that eight steps of this step look sound. It does not say that the model will be good.
+Footgun: a test that passes says that eight steps of this step look sound. It does not say that the
+model will be good.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +27,7 @@ def assert_trains(
     warnings: bool = False,
     **options,
 ) -> Report:
-    """Make a few training steps and fail, with the doctor's report, where they cannot train the model.
+    """Make a few training steps and fail, with the doctor's report, where they train nothing.
 
         def test_my_step_trains():
             torch.manual_seed(0)
@@ -38,18 +40,19 @@ def assert_trains(
 
             loopdoctor.assert_trains(model, step, optimizer)
 
-    `step()` returns the loss. The backward and the optimizer's step are made for it, unless it makes them itself. All
-    is put back afterwards: weights, gradients, the optimizer's state, random numbers.
+    `step()` returns the loss. The backward and the optimizer's step are made for it, unless it
+    makes them itself. All is put back afterwards: weights, gradients, the optimizer's state, random
+    numbers.
 
     It raises AssertionError with the report as its text
 
-    - where an ERROR is found, which no healthy run can show; with `warnings=True` also where a WARN is found, which
-      may be there on purpose;
+    - where an ERROR is found, which no healthy run can show; with `warnings=True` also where a WARN
+      is found, which may be there on purpose;
     - where the step raises; that exception is the cause of the AssertionError;
     - where no step was seen, so that nothing can be said.
 
     steps: how many are made
-    ignore: ids of checks, each with a reason, `{"B6": "published default"}`: what they find does not fail the test
+    ignore: ids of checks, each with a reason, `{"B6": "published default"}`: they fail no test
     options: the others of `preflight`, for example `teacher=` and `severity=`
 
     It returns the report, for tests that ask it for more.

@@ -12,7 +12,6 @@ Footgun: another watch may be open at the same time and may end first. So a patc
 it is still on, and attributes come back right in either order.
 """
 
-import contextlib
 import functools
 import sys
 import threading
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.hooks import RemovableHandle
 
 from loopdoctor import loads
@@ -34,7 +33,6 @@ from loopdoctor.evidence import ROOM, Evidence
 ASIDE = threading.local()  # .busy while some watch works aside in this thread; no watch must see what another replays
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 FAULTS = 16  # of watching itself that are kept
-WEIGHTS, CLASSES = 2**22, 1000  # of a sampler, and how many of them may differ
 COPYING = ("__getstate__", "__reduce__", "__reduce_ex__", "__deepcopy__")
 SHARED = {  # hooks of every module and optimizer: those that a user has put there are not called by replays
     nn.modules.module: [name for name in vars(nn.modules.module) if name.startswith("_global_") and "hooks" in name],
@@ -42,33 +40,6 @@ SHARED = {  # hooks of every module and optimizer: those that a user has put the
 }
 # modules whose earlier warnings say something about how the run was set up
 SPOKE_BEFORE = ("peft.peft_model", "torch.utils.checkpoint", "torch.optim.lr_scheduler", "torch.amp.grad_scaler")
-
-
-def _unevenly(sampler: WeightedRandomSampler) -> float:
-    """How many times as often a row of the rarest class is drawn as one of the most common; 0 where each row has a
-    weight of its own."""
-    weights = torch.as_tensor(sampler.weights)
-    there = weights[weights > 0]
-    if not sampler.replacement or not 0 < there.numel() <= WEIGHTS or len(there.unique()) > CLASSES:
-        return 0.0
-    return float(there.max() / there.min())
-
-
-def _by_class(loader: DataLoader) -> list[float]:
-    """The logarithm of the weight of each class, where the data set holds labels that the weights follow."""
-    held = vars(loader.dataset).values() if hasattr(loader.dataset, "__dict__") else ()
-    held = [t for one in held for t in (one if isinstance(one, tuple) else (one,))]  # TensorDataset.tensors
-    weights = torch.as_tensor(loader.sampler.weights, dtype=torch.float64, device="cpu")
-    for t in held:
-        if not isinstance(t, torch.Tensor) or t.shape not in ((len(weights),), (len(weights), 1)) or t.is_complex():
-            continue
-        y = t.detach().cpu().double().flatten()
-        each = y.unique()
-        if 1 < len(each) <= CLASSES and each.tolist() == list(range(len(each))):
-            of = [weights[y == label] for label in each]
-            if all(bool((w == w[0]).all()) and float(w[0]) > 0 for w in of):
-                return [float(w[0].log()) for w in of]
-    return []
 
 
 class Attachments:
@@ -214,22 +185,7 @@ class Attachments:
             known = self.e.restarted.setdefault(id(loader), (batches, set(), id(loader.dataset)))
             if torch.is_grad_enabled():  # or it is looked through, to see how good the model is
                 known[1].add(self.e.rounds)
-            if isinstance(loader.sampler, WeightedRandomSampler):
-                self._weighted(loader)
-            if isinstance(loader.sampler, RandomSampler) and loader.batch_size:
-                self.e.shuffled.add(loader.batch_size)
         return original(loader)
-
-    def _weighted(self, loader: DataLoader) -> None:
-        """A sampler with fewer weights than there are rows never draws the others."""
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a data set without a length
-            weights, rows = len(loader.sampler.weights), len(loader.dataset)
-            if weights * 20 <= rows:  # or a weight may be one of a file, of which there are several rows
-                self.e.short_sampler = weights, rows
-            with torch._C.DisableTorchFunction():
-                self.e.drawn_unevenly = _unevenly(loader.sampler)
-                if self.e.drawn_unevenly:
-                    self.e.drawn_classes = _by_class(loader)
 
     def see_warning(self, original: Callable, message, category=None, stacklevel=1, *args, **kwargs) -> None:
         if not self.idle and len(self.e.warned) < 8 * ROOM:

@@ -34,7 +34,6 @@ from loopdoctor.waits import Waits
 KEPT = 8  # calls of a kind whose arguments, or logits, are held
 CALLS = 4096  # of models without a backward, for each step to be watched; then the watch ends
 MARKED = 32  # numbers of what a model is given that tell one batch from another
-PADDED = 3  # calls of a table whose ids are read for its padding
 HELD = 64  # losses whose tensors are held until the next backward
 OPAQUE = "the model is compiled: what happens inside its graph cannot be seen"
 
@@ -373,9 +372,6 @@ class Calls(Part):
     @quietly
     def _note_embedded(self, module, args) -> None:
         ids = args[0] if args else None
-        pad, seen = module.padding_idx, self.e.padded.setdefault(id(module), [0, 0, 0])
-        if readable(ids) and pad is not None and seen[0] < PADDED:
-            seen[:] = seen[0] + 1, seen[1] + int((on_cpu(ids) == pad).sum()), max(seen[2], ids.dim())
         if readable(ids) and ids.dim() == 2 and len(self.embedded) < 8 and measures.looked(self.e.rounds):
             self.embedded.append(ids)
             self.e.lookups = self.embedded

@@ -1,13 +1,15 @@
-"""The place of a line as a person reads it: `page.ipynb, cell 7, line 3`, `In[7], line 3`, `train.py, line 12`.
+"""The place of a line as a person reads it: `page.ipynb, cell 7, line 3` or `train.py, line 12`.
 
-Code says where it is by the name of its file and a number. In a notebook that name is one that nobody has seen:
-`/tmp/ipykernel_311/2705.py`. What a person sees there is a cell and the lines of that cell.
+Code says where it is by the name of its file and a number. In a notebook that name is one that
+nobody has seen: `/tmp/ipykernel_311/2705.py`. What a person sees there is a cell and the lines of
+that cell.
 
-A notebook that runs as one script (notebook.py) names the code of each of its cells as `name` does, so tracebacks,
-warnings and `place` say the same. A kernel has names of its own, and IPython knows which cell they belong to.
+A notebook that runs as one script (notebook.py) names the code of each of its cells as `name` does,
+so tracebacks, warnings and `place` say the same. A kernel has names of its own, and IPython knows
+which cell they belong to.
 
-Footgun: IPython counts how often a cell was run, so a cell has another number after each run, and an old number may
-belong to code that was changed since.
+Footgun: IPython counts how often a cell was run, so a cell has another number after each run, and
+an old number may belong to code that was changed since.
 """
 
 import linecache

@@ -409,7 +409,6 @@ class Watcher:
     def saw(self, op: Op) -> None:
         raise NotImplementedError
 
-
     def note(self, check: str, fact: Any, turn: int | None = None) -> None:
         """For a check, the first fact of this step, or of an earlier one."""
         turn = self.eye.turn if turn is None else turn

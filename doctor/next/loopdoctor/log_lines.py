@@ -11,7 +11,7 @@ searched for the few names that matter, and a name that is met again begins the 
 The file is read in blocks, and at most 2 * MOST entries are kept. When there are as many, every
 second part of the text is left out from there on, with the entries that such parts have given, so a
 log of any size takes the same memory and not much more time. A part where the first NaN stands is
-read all the same, and so are all messages.
+read all the same, and so are the end of the file, where the last run may be, and all messages.
 
 Footgun: steps that fall back to where they began are a second run in the same file, unless the epoch
 rises with them: many programs count the steps of each epoch anew. A program that prints no epoch
@@ -20,6 +20,7 @@ looks like several runs, and only its last epoch is judged. The report says so.
 
 import codecs
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,8 +29,9 @@ from typing import NamedTuple
 BLOCK = 1 << 20  # bytes read at a time
 LONGEST = 1 << 14  # characters of a line; a longer one is cut
 PART = 1 << 12  # characters that are read or left out together
-MOST = 10_000  # entries kept of a run, at most twice as many
-TRIES = 60_000, 400_000  # pieces with a name in them, where many and where few have given an entry
+TAIL = 1 << 18  # bytes at the end of a file, of which nothing is left out
+MOST = 4_000  # entries kept of a run, at most twice as many
+TRIED = 2_000_000, 8_000_000  # characters searched, where many and where few entries were found
 TURNS = 200  # parts that are read because numbers stop or begin to be finite in them
 HISTORY = '"log_history"'  # the key of the entries in a trainer_state.json
 WRAPPED = 2_000  # characters of a dict that goes on in the next lines
@@ -39,18 +41,18 @@ NUMBER = (
     r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d*)?(?:e[-+]?\d+)?"
     r"|\.\d+(?:e[-+]?\d+)?|(?:nan|inf(?:inity)?)(?![a-z_]))"
 )
-PAIR = re.compile(
-    r"(?P<loss>loss)|(?P<norm>grad(?:ient)?[ _]?norm|gnorm|norm)|(?P<rate>learning[ _]?rate|lr)"
-    r"|(?P<step>(?:global[ _]?)?step|iter(?:ation)?|num_updates)|(?P<epoch>epoch)",
-    re.IGNORECASE,
-)
-VALUE = re.compile(
-    r"[\"'`*]{0,3}\s*[:=]?\s*[\"'`*(\[]{0,3}(?:tensor\(|array\(|np\.float\d+\()?\s*(" + NUMBER + ")",
-    re.IGNORECASE,
-)
-BEFORE = re.compile(r"([A-Za-z0-9]+)([_/. -])$")  # the word before a name, and what joins them
+NUMERIC = re.compile(NUMBER)
+NAME = re.compile(
+    r"loss|grad[ _]?norm|gradient[ _]?norm|gnorm|norm|learning[ _]?rate|lr(?:-[a-z]+)?|step|iteration|iter|epoch"
+    r"|num_updates"
+)  # in lower case
+KINDS = {"lo": "loss", "gr": "norm", "gn": "norm", "no": "norm", "le": "rate", "lr": "rate"}
+KINDS |= {"st": "step", "it": "step", "nu": "step", "ep": "epoch"}
+VALUE = re.compile(r"[\"'`*]{0,3}\s*[:=]?\s*[\"'`*(\[]{0,3}(?:tensor\(|array\(|np\.float\d+\()?\s*(" + NUMBER + ")")
+BEFORE = re.compile(r"([a-z0-9]+)([_/. -])$")  # the word before a name, and what joins them
 PLACE = re.compile(r"(\d+)/\d+ ?\[|\[ *(\d+)/\d+")  # 3/100 [00:01<...   of a bar, or [ 10/1000]
-HEADING = re.compile(r"\W*(?:train(?:ing)?\s+)?epoch\b", re.IGNORECASE)
+HEADING = re.compile(r"\W*(?:train(?:ing)?\s+)?epoch\b")
+LEADING = re.compile(r"[^\w\"']*(?:train(?:ing)?\s+)?(?:epoch|(?:global[ _])?step|iter)")
 HEADINGS = re.compile(r"(?m)^[^\w\n]*(?:train(?:ing)? +)?epoch[^\w\n]*(\d+)")
 UNDEFINED = re.compile(r"\b(?:nan|inf|infinity)\b")
 GRADIENTS = {"", "train", "training", "global", "total"}  # words before a norm of all gradients
@@ -80,7 +82,8 @@ class Entry(NamedTuple):
     def where(self) -> str:
         """Return the moment as a person would name it."""
         if self.step is not None:
-            return f"step {self.step:g}"
+            counted = self.epoch is not None and self.epoch == int(self.epoch)
+            return f"epoch {self.epoch:g}, step {self.step:g}" if counted else f"step {self.step:g}"
         if self.epoch is not None:
             return f"epoch {self.epoch:g} (line {self.line})"
         return f"line {self.line}"
@@ -139,9 +142,7 @@ class Run:
         """Keep the entries of each `every`-th part, and those whose state is another than before."""
         turns = {n for n in range(1, len(self.entries)) if _turns(self.entries, n)}
         turns = turns if len(turns) < MOST // 2 else set()
-        self.entries = [
-            e for n, e in enumerate(self.entries) if e.part % every == 0 or n in turns
-        ]
+        self.entries = [e for n, e in enumerate(self.entries) if e.part % every == 0 or n in turns]
 
 
 class Log(NamedTuple):
@@ -158,18 +159,16 @@ class Log(NamedTuple):
 Look = Callable[[str], Iterator[tuple[str, int, int]]]  # messages in a text: key, begin and end
 
 
-def read(
-    path: Path, look: Look = lambda text: iter(()), ends: frozenset[str] = frozenset()
-) -> Log:
+def read(path: Path, look: Look = lambda text: iter(()), ends: frozenset[str] = frozenset()) -> Log:
     """Read a log. `look` finds the known messages in a text; those in `ends` end a run."""
     taken = _Taken(ends)
     lines = 0
-    for text, cut in _blocks(path):
+    for text, cut, last in _blocks(path):
         # messages are found in the whole block at once, which is fast, and told in their turn
         seen = deque(sorted(look(text), key=lambda place: place[1]))
         at = 0
         for part in _parts(text, cut):
-            pieces = [part] if taken.leaves_out(part) else cut(part)
+            pieces = [part] if taken.leaves_out(part, last) else cut(part)
             for piece in pieces:
                 begin, at = at, at + len(piece)
                 while seen and seen[0][1] < at:
@@ -180,6 +179,7 @@ def read(
                     taken.line(piece, lines + 1)
                 lines += piece.count("\n")
     taken.end()
+    taken.even_out()
     # losses of evaluations alone, and parts of losses, are judged where nothing else is there
     runs = taken.main if taken.main.run.count else taken.aside
     run = runs.run
@@ -189,13 +189,18 @@ def read(
 Cut = Callable[[str], list[str]]
 
 
-def _blocks(path: Path) -> Iterator[tuple[str, Cut]]:
-    """Yield the text of a file in blocks that end where a line or an object ends, and what cuts it."""
+def _blocks(path: Path) -> Iterator[tuple[str, Cut, bool]]:
+    """Yield a file in blocks that end where a line or an object ends.
+
+    With each comes what cuts it, and whether it is one of the last.
+    """
     try:
+        size = path.stat().st_size
         with path.open("rb") as file:
             block = file.read(BLOCK)
             decoder = codecs.getincrementaldecoder(_encoding(path, block))("replace")
             left = ""
+            read = 0
             cut = _lines
             begun = False
             while block:
@@ -209,15 +214,15 @@ def _blocks(path: Path) -> Iterator[tuple[str, Cut]]:
                 end = max(text.rfind(mark, 0, -1) for mark in MARKS[cut]) + 1
                 end = end or len(text)
                 left = text[end:]
-                if end:
-                    yield text[:end], cut
+                read += len(block)
+                yield text[:end], cut, read >= size - TAIL
                 block = file.read(BLOCK)
     except OSError as error:
         why = error.strerror or error
         raise Unreadable(f"--log {path} cannot be read: {why}; give a file of text.") from error
     left += decoder.decode(b"", final=True)
     if left:
-        yield left, cut
+        yield left, cut, True
 
 
 def _is_json(text: str) -> bool:
@@ -260,8 +265,8 @@ def _parts(text: str, cut: Cut) -> Iterator[str]:
     begin = 0
     while begin < len(text):
         end = min(begin + PART, len(text))
-        ends = [text.find(mark, end - 1) for mark in MARKS[cut]]
-        end = min([place for place in ends if place >= 0], default=len(text) - 1) + 1
+        ends = [text.find(mark, end - 1, end + LONGEST) for mark in MARKS[cut]]
+        end = min([place for place in ends if place >= 0], default=end - 1) + 1
         yield text[begin:end]
         begin = end
 
@@ -305,15 +310,19 @@ class _Taken:
         self.part = 0  # of the text
         self.every = 1  # of how many parts one is read
         self.out = False  # this one is not
-        self.tries = 0  # pieces with a name in them since `every` was changed
+        self.tail = sys.maxsize  # from this part on nothing is left out
+        self.tried = 0  # characters searched since `every` was changed
         self.turns = 0
         self.undefined = False  # NaN or infinity stood in the part before
 
-    def leaves_out(self, text: str) -> bool:
-        """Tell whether a part of a long log is left out."""
+    def leaves_out(self, text: str, last: bool) -> bool:
+        """Tell whether a part of a long log is left out; none of the last ones is."""
         self.part += 1
-        self._grow()
         self.out = False
+        if last:
+            self.tail = min(self.tail, self.part)
+            return False
+        self._grow()
         if self.every == 1:
             return False
         low = text.lower()
@@ -335,10 +344,10 @@ class _Taken:
         """Read fewer parts once there are many entries."""
         runs = [self.main.run, self.aside.run]
         kept = max(len(run.entries) for run in runs)
-        if kept < 2 * MOST and self.tries < TRIES[kept < MOST // 10]:
+        if kept < 2 * MOST and self.tried < TRIED[kept < MOST // 10]:
             return
         self.every *= 2
-        self.tries = 0
+        self.tried = 0
         for run in runs:
             run.thin(self.every)
 
@@ -349,9 +358,7 @@ class _Taken:
             read = self.main.run.count + bool(self.values)
             self.messages[key] = Message(line, text, 1, read, line, text)
         else:
-            self.messages[key] = old._replace(
-                times=old.times + 1, last_line=line, last_text=text
-            )
+            self.messages[key] = old._replace(times=old.times + 1, last_line=line, last_text=text)
 
     def line(self, text: str, number: int) -> None:
         """Read a line, or an object of a file of JSON."""
@@ -360,8 +367,9 @@ class _Taken:
         low = text.lower()
         named = "loss" in low or "norm" in low or "step" in low or "epoch" in low or "iter" in low
         if named or "lr" in low or "rate" in low or ((self.head or self.open) and not low.isspace()):
-            self.tries += 1
-            self.piece(text[:LONGEST], number)
+            low = low[:LONGEST]
+            self.tried += len(low)
+            self.piece(low, number)
 
     def end(self) -> None:
         """Read what was waiting for more."""
@@ -370,8 +378,14 @@ class _Taken:
             self.open = ""
         self.flush()
 
+    def even_out(self) -> None:
+        """Thin out the end of a long run as the rest of it was."""
+        for run in (self.main.run, self.aside.run):
+            if self.every > 1 and run.entries and run.entries[0].part < self.tail:
+                run.thin(self.every)
+
     def piece(self, text: str, number: int) -> None:
-        """Read a piece of a line."""
+        """Read a piece of a line, in lower case."""
         # a dict that is wrapped waits for its end
         if self.open:
             text = f"{self.open} {text}"
@@ -398,13 +412,18 @@ class _Taken:
         if found is None:
             return
         values, flags = found
+        if self.head and "train" in text:
+            flags.discard("checked")  # a table has both losses in a row
         if not values:
             if not self.head:
                 self.between, self.head = _columns_of(text)
             return
-        # a name that is met again, or a line between, ends the entry before
-        if self.values and (number > self.at + 1 or not self.values.keys().isdisjoint(values)):
-            self.flush()
+        # a name that is met again, a line between, or a heading ends the entry before
+        if self.values:
+            apart = number > self.at + 1 or not self.values.keys().isdisjoint(values)
+            headed = "loss" in self.values and "loss" not in values and LEADING.match(text)
+            if apart or headed:
+                self.flush()
         # a progress bar tells the step of what stands behind it
         if "loss" in values and "step" not in values | self.values and "{" not in text:
             place = PLACE.search(text)
@@ -460,7 +479,7 @@ class _Taken:
 
 def _pairs(text: str) -> tuple[dict[str, float], set[str]] | None:
     """Return numbers by name, and what the losses are; None for a piece without any name."""
-    names = list(PAIR.finditer(text))
+    names = list(NAME.finditer(text))
     if not names or "train_runtime" in text:
         return None
     values: dict[str, float] = {}
@@ -470,8 +489,8 @@ def _pairs(text: str) -> tuple[dict[str, float], set[str]] | None:
         value = VALUE.match(text, name.end())
         if value is None:
             continue
-        kind = name.lastgroup
         start = name.start()
+        kind = KINDS[name.group()[:2]]
         role = _role(kind, name.group(), text[max(0, start - 20) : start])
         number = float(value.group(1).replace(",", ""))
         if role in ("checked", "part"):
@@ -494,7 +513,7 @@ def _role(kind: str, name: str, before: str) -> str:
     if before and before[-1].isalnum():
         return ""
     match = BEFORE.search(before)
-    word = match.group(1).lower() if match is not None else ""
+    word = match.group(1) if match is not None else ""
     joint = match.group(2) if match is not None else ""
     # a number that stands before the name is the value of another
     if joint == " " and any(letter.isdigit() for letter in word):
@@ -506,7 +525,7 @@ def _role(kind: str, name: str, before: str) -> str:
             return "whole"
         return "part"
     if kind == "norm":
-        spaced = joint in " -" and name[0].lower() == "g" and word not in {"max", "clip"}
+        spaced = joint in " -" and name[0] == "g" and word not in {"max", "clip"}
         return "whole" if word in GRADIENTS or spaced else ""
     if kind == "step":
         named = word in {"train", "trainer", "training", "global"}
@@ -520,7 +539,7 @@ def _columns_of(text: str) -> tuple[str, list[str]]:
     """Return what stands between the columns of a table and their names, if a piece is its head."""
     between = next((mark for mark in "\t|," if mark in text), "")
     names = _cells(text, between)
-    fit = len(names) > 1 and all(len(name) < 40 for name in names) and "loss" in text.lower()
+    fit = len(names) > 1 and all(len(name) < 40 for name in names) and "loss" in text
     if not fit or not any((_pairs(f"{name}: 1") or [None])[0] for name in names):
         return "", []
     return between, names
@@ -537,7 +556,7 @@ def _cells(text: str, between: str) -> list[str]:
 
 def _is_number(cell: str) -> bool:
     """Tell whether a cell of a table holds a number."""
-    return re.fullmatch(NUMBER, cell, re.IGNORECASE) is not None
+    return NUMERIC.fullmatch(cell) is not None
 
 
 def _dicts(text: str) -> list[str]:

@@ -145,9 +145,8 @@ MESSAGES = {
         "F89",
         "divergence-per-class",
         WARN,
-        f"over how many classes it divides, and so how much too small the divergence is. {LIVE}: "
-        "F89 counts them.",
-        "kl_div's \"mean\" divides by the classes as well as by the rows, so the divergence counts "
+        f"over how many classes it divides, and so how much too small the divergence is. {LIVE}: F89 counts them.",
+        'kl_div\'s "mean" divides by the classes as well as by the rows, so the divergence counts '
         "far less than it says.",
     ),
     "overflow": Known(
@@ -200,8 +199,7 @@ MESSAGES = {
         "rows-without-targets",
         WARN,
         f"how many rows it concerns. {LIVE}: F14 counts them.",
-        "The marker of the answer (response template) was not found in some rows, and all labels "
-        "of these are masked.",
+        "The marker of the answer (response template) was not found in some rows, and all labels of these are masked.",
     ),
     "recompile": Known(
         "torch._dynamo hit config.",
@@ -221,10 +219,7 @@ MESSAGES = {
     "not-reentrant": _evidence("use_reentrant", r"use_reentrant[\"']?\s*[:=]\s*False"),
     "error": _evidence("Error: ", r"(?m)^[\w.]*(?-i:[A-Z]\w*Error): [^\r\n]{1,200}"),
 }
-PATTERNS = {
-    key: re.compile(known.pattern or re.escape(known.needle), re.IGNORECASE)
-    for key, known in MESSAGES.items()
-}
+PATTERNS = {key: re.compile(known.pattern or re.escape(known.needle), re.IGNORECASE) for key, known in MESSAGES.items()}
 ON = ("use-cache", "cache", "checkpoint-file", "checkpointing")  # checkpointing is switched on
 ENDS = frozenset(
     ("element", "no-parameter", "empty-optimizer", "quantised", "unscale", "inference", "anomaly")
@@ -238,13 +233,15 @@ PAGES = {check.id: check for check in checks.ALL}
 def look(text: str) -> Iterator[tuple[str, int, int]]:
     """Yield the messages in a text: key, begin and end."""
     low = text.lower()
+    low = low if len(low) == len(text) else text  # a few letters become two
     for key, known in NEEDLES.items():
         at = low.find(known)
         hits = 0
         while at >= 0 and hits < HITS:
             # the pattern is looked for around the words, in their line
             begin = max(low.rfind("\n", 0, at) + 1, at - AROUND)
-            end = min(low.find("\n", at) % (len(low) + 1), at + AROUND)
+            end = low.find("\n", at, at + AROUND)
+            end = min(at + AROUND, len(low)) if end < 0 else end
             match = PATTERNS[key].search(text, begin, end)
             hits += 1
             if match is not None:
@@ -296,9 +293,7 @@ def _finding(known: Known, observed: str) -> Finding:
     return Finding(known.check, page.name, known.severity, observed, "no such message", cause, fix)
 
 
-def _judge_checkpointing(
-    found: dict[str, Finding], messages: dict[str, Message], stuck: str, flat: str
-) -> None:
+def _judge_checkpointing(found: dict[str, Finding], messages: dict[str, Message], stuck: str, flat: str) -> None:
     """Tell a graph that reentrant checkpointing cuts from a loss that was cut off elsewhere."""
     warned = messages.get("inputs")
     raised = messages.get("element")
@@ -317,8 +312,7 @@ def _judge_checkpointing(
     # torch says the one message in a reentrant checkpoint alone, the other in other places as well
     if warned is None:
         unseen = (
-            "whether the loss was cut off elsewhere (F1), or all weights are frozen (S1): both end "
-            "in the same error."
+            "whether the loss was cut off elsewhere (F1), or all weights are frozen (S1): both end in the same error."
         )
     elif raised is not None or stuck:
         unseen = "which checkpointed modules are cut off, and how many tensors in them should learn."

@@ -62,10 +62,8 @@ FAULTS = (
         "L2",
         "not-finite-from",
         ERROR,
-        "From one step on the loss or the gradients are NaN or infinite; the weights are lost from "
-        "there on.",
-        "Go back to a checkpoint before that step, and watch the steps around it: "
-        "doctor.watch(at=[step]).",
+        "From one step on the loss or the gradients are NaN or infinite; the weights are lost from there on.",
+        "Go back to a checkpoint before that step, and watch the steps around it: doctor.watch(at=[step]).",
         "which batch or module made it, and whether the step itself or one that was not logged did.",
     ),
     Fault(
@@ -73,10 +71,8 @@ FAULTS = (
         "rate-zero",
         ERROR,
         "The learning rate is 0 in every entry, so nothing was learnt.",
-        "Look at the schedule: warm-up longer than the run, a number of steps of 0, or steps that "
-        "are all skipped.",
-        "whether the rate that was logged is that of every group, and whether steps were skipped by "
-        "a scaler.",
+        "Look at the schedule: warm-up longer than the run, a number of steps of 0, or steps that are all skipped.",
+        "whether the rate that was logged is that of every group, and whether steps were skipped by a scaler.",
     ),
     Fault(
         "L4",
@@ -170,9 +166,7 @@ def _finding(fault: Fault, seen: Seen) -> Finding:
     """Return a finding with what the log cannot tell."""
     why = f" {seen.why}" if seen.why else ""
     cause = f"{fault.cause}{why} The log cannot tell {fault.unseen}"
-    return Finding(
-        fault.id, fault.name, fault.severity, seen.observed, seen.expected, cause, fault.fix
-    )
+    return Finding(fault.id, fault.name, fault.severity, seen.observed, seen.expected, cause, fault.fix)
 
 
 def _notes(log: Log, report: Report) -> list[str]:
@@ -180,13 +174,10 @@ def _notes(log: Log, report: Report) -> list[str]:
     notes = []
     if log.runs > 1:
         notes.append(
-            f"steps or epochs begin again, so it holds {log.runs} runs; the last is judged, from "
-            f"line {log.line} on"
+            f"steps or epochs begin again, so it holds {log.runs} runs; the last is judged, from line {log.line} on"
         )
     if log.every > 1:
-        notes.append(
-            f"it is long, so towards its end one part in {log.every} was read, and all of its messages"
-        )
+        notes.append(f"it is long, so one part in {log.every} of it is judged, and all of its messages")
     error = log.messages.get("error")
     if error is not None and not any(f.severity == ERROR for f in report.findings):
         text = " ".join(error.last_text.split())[: log_texts.SHOWN]

@@ -1,19 +1,21 @@
-"""`%%doctor` above a training cell: the cell runs as ever, and what is wrong with its loop stands under it.
+"""`%%doctor` above a training cell: the cell runs as ever, and under it stands what is wrong.
 
     %load_ext loopdoctor
 
     %%doctor --steps 20
     for x, y in loader: ...
 
-The magic does not run the cell itself, as other cell magics do. Before IPython reads a cell, its first line is turned
-into a call that opens a watch, and when the cell is over IPython's own event closes it. So all that holds for a cell
-holds here: its variables, `await`, the value of its last line, its errors with their lines, Interrupt. The report is
-shown last, after the cell's own output and its pictures.
+The magic does not run the cell itself, as other cell magics do. Before IPython reads a cell, its
+first line is turned into a call that opens a watch, and when the cell is over IPython's own event
+closes it. So all that holds for a cell holds here: its variables, `await`, the value of its last
+line, its errors with their lines, Interrupt. The report is shown last, after the cell's own output
+and its pictures.
 
 Only this file imports IPython, and only `%load_ext` imports this file.
 
-Footgun: IPython also asks, while somebody types, whether a cell is complete, and runs it if so. There the first line
-has to stay what it is, for with a call in its place it would be a complete cell by itself.
+Footgun: IPython also asks, while somebody types, whether a cell is complete, and runs it if so.
+There the first line has to stay what it is, for with a call in its place it would be a complete
+cell by itself.
 """
 
 import argparse
@@ -33,7 +35,7 @@ from loopdoctor.watching import watch
 
 NAME = "doctor"
 FIRST_LINE = re.compile(r"%%doctor(?:\s+(.*?))?\s*")
-PATIENCE = 5.0  # seconds that a cell may go on, after its watched steps, before it is said that something was found
+PATIENCE = 5.0  # seconds that a cell goes on after its watched steps, until a finding is announced
 
 
 class Open(NamedTuple):
@@ -73,10 +75,10 @@ class Magic:
 
     # ---------------------------------------------------------------- the magics
     def begin(self, line: str) -> None:
-        """Watch the rest of this cell and show the report under it. `%%doctor --help` lists the options.
+        """Watch the rest of this cell and show the report under it; `--help` lists the options.
 
-        %%doctor [--steps N] [--teacher NAME] [--ignore ID=REASON] [--severity ID=LEVEL] [--at N,N] [--every N]
-        [--into NAME]
+        %%doctor [--steps N] [--teacher NAME] [--ignore ID=REASON] [--severity ID=LEVEL] [--at N,N]
+        [--every N] [--into NAME]
         """
         options = _options(line)
         if options is None:
@@ -104,12 +106,13 @@ class Magic:
             self.shell.user_ns[options.into] = report
 
     def run(self, line: str, cell: str) -> None:
-        """Watch the training loop in this cell and show the report under it. `%%doctor --help` lists the options.
+        """Watch the training loop in this cell and show the report under it; see `--help`.
 
-        %%doctor [--steps N] [--teacher NAME] [--ignore ID=REASON] [--severity ID=LEVEL] [--at N,N] [--every N]
-        [--into NAME]
+        %%doctor [--steps N] [--teacher NAME] [--ignore ID=REASON] [--severity ID=LEVEL] [--at N,N]
+        [--every N] [--into NAME]
 
-        IPython comes here only where code asks for it by `run_cell_magic`; a cell is changed by `as_line` before.
+        IPython comes here only where code asks for it by `run_cell_magic`; a cell is changed by
+        `as_line` before.
         """
         self.shell.run_cell(f"%%{NAME} {line}\n{cell}").raise_error()
 
@@ -118,9 +121,9 @@ class Magic:
         try:
             return eval(name, self.shell.user_ns)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
             raise UsageError(
-                f"%%doctor: --teacher {name}: must name a module that an earlier cell has made ({told})."
+                f"%%doctor: --teacher {name}: must name a module that an earlier cell has made "
+                f"({type(error).__name__}: {error})."
             ) from None
 
     # ---------------------------------------------------------------- events
@@ -153,9 +156,7 @@ class Magic:
         for notice in ending.notices:
             notice.cancel()
         try:
-            ending.block.__exit__(
-                None if error is None else type(error), error, getattr(error, "__traceback__", None)
-            )
+            ending.block.__exit__(None if error is None else type(error), error, getattr(error, "__traceback__", None))
         finally:
             display(ending.report)
 
@@ -164,16 +165,16 @@ def _tell(report: Report) -> None:
     """Say in one line what was found, while the cell still runs."""
     found = report.root
     print(
-        f"doctor: {found.severity} {found.check} {found.name}. The report comes under the cell when it ends; "
-        "interrupt it to see the report now.",
+        f"doctor: {found.severity} {found.check} {found.name}. The report comes under the cell "
+        "when it ends; interrupt it to see the report now.",
         file=sys.stderr,
         flush=True,
     )
 
 
-# ------------------------------------------------------------------------------------------------ the first line
+# ----------------------------------------------------------------------------------- the first line
 def as_line(lines: list[str]) -> list[str]:
-    """Turn the first line of a cell, `%%doctor OPTIONS`, into a call that stands in the same line."""
+    """Turn the first line of a cell, `%%doctor OPTIONS`, into a call in the same line."""
     match = FIRST_LINE.fullmatch(lines[0]) if lines else None
     if match is None:
         return lines
@@ -182,12 +183,11 @@ def as_line(lines: list[str]) -> list[str]:
     # To ask for help is not to run the cell.
     if {"-h", "--help"} & set(options.split()):
         return [call]
+    # A second magic under it (%%time) takes the rest of the cell.
     rest = lines[1:]
-    # A second magic under it (%%time) has to be the first line of what it is given.
-    while rest and not rest[0].strip() and any(line.startswith("%%") for line in rest):
-        rest = rest[1:]
-    if rest and rest[0].startswith("%%"):
-        rest = cell_magic(rest)
+    first = next((n for n, line in enumerate(rest) if line.strip()), 0)
+    if rest and rest[first].startswith("%%"):
+        rest = cell_magic(rest[first:])
     return [call, *rest]
 
 
@@ -211,7 +211,11 @@ def _options(line: str) -> argparse.Namespace | None:
     )
     parser.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
     parser.add_argument(
-        "--teacher", action="append", default=[], metavar="NAME", help="a model that teaches; may be given again"
+        "--teacher",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that teaches; may be given again",
     )
     parser.add_argument(
         "--ignore",
@@ -222,7 +226,12 @@ def _options(line: str) -> argparse.Namespace | None:
         help='what this check finds decides nothing: --ignore "B6=published default"',
     )
     parser.add_argument(
-        "--severity", type=_pair, action="append", default=[], metavar="ID=LEVEL", help="error, warn or note: N5=note"
+        "--severity",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="ID=LEVEL",
+        help="error, warn or note: N5=note",
     )
     parser.add_argument("--at", type=_places, default=(), metavar="N,N", help="watch from these steps on: 0,500")
     parser.add_argument("--every", type=_positive, metavar="N", help="watch from step 0, N, 2 N ... on")
@@ -252,7 +261,7 @@ def _identifier(text: str) -> str:
     return text
 
 
-# ------------------------------------------------------------------------------------------------ the extension
+# ------------------------------------------------------------------------------------ the extension
 LOADED: dict[Any, Magic] = {}  # by shell
 
 

@@ -3,16 +3,19 @@
     loopdoctor page.ipynb           all cells, watched from the first to the last
     loopdoctor page.ipynb:7         cells 1 to 7, and only the last of them is watched
 
-Cells are counted as Jupyter counts them in a fresh kernel: code cells from 1, without the empty ones. Each is compiled
-under a name of its own (cells.py), so a traceback says `page.ipynb, cell 7`, and a line keeps its number.
+Cells are counted as Jupyter counts them in a fresh kernel: code cells from 1, without the empty
+ones. Each is compiled under a name of its own (cells.py), so a traceback says `page.ipynb, cell 7`,
+and a line keeps its number.
 
-What is not Python belongs to Jupyter: magics (`%matplotlib inline`), shell lines (`!pip install`, `files = !ls`), help
-(`loss?`), cells in another language (`%%bash`). It is left out, and listed at the end. What a magic runs as Python is
-run: the statement behind `%time`, the cell under `%%time` or `%%capture`. `display(x)` prints, `await` works at the top
-of a cell, the working folder is that of the notebook, and figures are drawn without a window.
+What is not Python belongs to Jupyter: magics (`%matplotlib inline`), shell lines (`!pip install`,
+`files = !ls`), help (`loss?`), cells in another language (`%%bash`). It is left out, and listed at
+the end. What a magic runs as Python is run: the statement behind `%time`, the cell under `%%time`
+or `%%capture`. `display(x)` prints, `await` works at the top of a cell, the working folder is that
+of the notebook, and figures are drawn without a window.
 
-Footgun: a line that starts with % or ! is a magic only where a statement starts. Within a text in triple quotes or
-within brackets it is text or arithmetic, so lines are read in order, with the quotes and brackets that are open.
+Footgun: a line that starts with % or ! is a magic only where a statement starts. Within a text in
+triple quotes or within brackets it is text or arithmetic, so lines are read in order, with the
+quotes and brackets that are open.
 """
 
 import __future__
@@ -33,26 +36,24 @@ from typing import Any, NamedTuple
 from loopdoctor import cells
 
 ENDING = ".ipynb"
-OTHERS = {  # cell magics whose cell is no Python of this namespace
-    *("!", "bash", "sh", "sx", "system", "script", "cmd", "powershell", "perl", "ruby", "R", "julia"),
-    *("sql", "bigquery"),
-    *("html", "HTML", "javascript", "js", "latex", "markdown", "svg", "SVG", "writefile", "file", "cython", "ai"),
-    *("python", "python2", "python3", "pypy", "mermaid", "css"),
-}
+OTHERS = frozenset(  # cell magics whose cell is no Python of this namespace
+    "! R SVG ai bash bigquery cmd css cython file html HTML javascript js julia latex markdown "
+    "mermaid perl powershell pypy python python2 python3 ruby script sh sql svg sx system "
+    "writefile".split()
+)
 ON_A_STATEMENT = ("time",)  # line magics that run the rest of their line
 OURS = re.compile(r"%+doctor\b|%(re|un)?load_ext\s+loopdoctor\b")
 MAGIC = re.compile(r"%\s*(?P<name>\w+)\s*(?P<rest>.*)")
 HELP = re.compile(r"\?{1,2}\s*[\w.%*]+|[\w.%*]+\?{1,2}")
 ASSIGNED = re.compile(r"""(?P<to>[A-Za-z_][\w.\[\]'", ]*?)\s*=\s*(?P<what>[!%].*)""")
-SHELL_WORDS = re.compile(
-    r"(pip3?|conda|mamba|uv|cd|ls|ll|mkdir|rmdir|cat|cp|mv|rm|matplotlib|load_ext|env)\s+[\w./~-].*"
-)
+WORDS = "pip|pip3|conda|mamba|uv|cd|ls|ll|mkdir|rmdir|cat|cp|mv|rm|matplotlib|load_ext|env"
+WITHOUT_MARK = re.compile(rf"({WORDS})\s+[\w./~-].*")  # magics to Jupyter, where they are no Python
 LISTINGS = re.compile(r"(ls|ll|pwd)(\s+-\w+)?")
 FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
 class Unreadable(ValueError):
-    """The notebook, or the cell that was named, cannot be run; the text is one sentence that says why."""
+    """The notebook or the cell cannot be run; the text is one sentence that says why."""
 
 
 class Cell(NamedTuple):
@@ -162,7 +163,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
     loop.close()
 
 
-# ------------------------------------------------------------------------------------------------ reading
+# ------------------------------------------------------------------------------------------ reading
 def check(path: Path, chosen: str) -> None:
     """Raise `Unreadable` for what cannot be run, and say nothing else."""
     with warnings.catch_warnings():
@@ -171,7 +172,7 @@ def check(path: Path, chosen: str) -> None:
 
 
 def _texts(path: Path) -> list[str]:
-    """The code cells that are not empty."""
+    """Read the code cells that are not empty."""
     try:
         page = json.loads(path.read_text(encoding="utf-8"))
         about = page.get("metadata", {})
@@ -188,7 +189,7 @@ def _texts(path: Path) -> list[str]:
 
 
 def _compiled(page: str, texts: list[str]) -> Iterator[Cell]:
-    """The cells as code. What one imports from `__future__` holds in the later ones."""
+    """Compile the cells. What one imports from `__future__` holds in the later ones."""
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     for number, text in enumerate(texts, 1):
         name = cells.name(page, number)
@@ -205,7 +206,7 @@ def _compiled(page: str, texts: list[str]) -> Iterator[Cell]:
 
 
 def as_python(text: str) -> tuple[str, list[tuple[int, str]]]:
-    """The text of a cell as Python, line for line, and what was left out: numbers of lines and their text."""
+    """Give a cell as Python, line for line, and what was left out: numbers of lines, their text."""
     lines = text.split("\n")
     python: list[str] = []
     left_out: list[tuple[int, str]] = []
@@ -241,7 +242,7 @@ def as_python(text: str) -> tuple[str, list[tuple[int, str]]]:
 
 
 def _statement(bare: str) -> str:
-    """The statement in a line that may have a magic before it: `x = f()` of `%time x = f()` and of `x = %time f()`."""
+    """Give the statement of a line without a magic in it: `x = f()` of `x = %time f()`."""
     assigned = ASSIGNED.fullmatch(bare)
     magic = MAGIC.fullmatch(assigned["what"] if assigned else bare)
     if magic is None or magic["name"] not in ON_A_STATEMENT or not magic["rest"]:
@@ -250,11 +251,11 @@ def _statement(bare: str) -> str:
 
 
 def _instead(bare: str) -> str | None:
-    """What stands in place of a line that is left out; None where it is Python."""
+    """Give what stands in place of a line that is left out; None where it is Python."""
     bare = _statement(bare)
     if bare.startswith(("%", "!")) or HELP.fullmatch(bare) or LISTINGS.fullmatch(bare):
         return "pass"
-    if SHELL_WORDS.fullmatch(bare) and not _is_python(bare):
+    if WITHOUT_MARK.fullmatch(bare) and not _is_python(bare):
         return "pass"
     # The answer of a shell line is a list of lines; what a magic answers differs.
     assigned = ASSIGNED.fullmatch(bare)

@@ -131,9 +131,3 @@ def _among(module: nn.Module, modules: list[nn.Module]) -> bool:
 
 def _is(call: Call, ids: set[int]) -> bool:
     return id(call.module()) in ids
-
-
-
-
-
-

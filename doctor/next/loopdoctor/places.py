@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from loopdoctor import cells
+
 Place = tuple[str, int]  # file name of the code, number of the line
 
 TORCH = Path(torch.__file__).parent
@@ -77,12 +79,8 @@ def spell(place: Place) -> str:
     """Write a place as a person reads it, with the text of the line where it is at hand."""
     file, line = place
     text = linecache.getline(file, line).strip()
-    where = f"{_name(file)}, line {line}"
+    where = cells.place(file, line)
     return f"{where} `{text[:TEXT]}`" if text else where
-
-
-def _name(file: str) -> str:
-    return Path(file).name if not file.startswith("<") else file
 
 
 def _listen(kind: type) -> None:

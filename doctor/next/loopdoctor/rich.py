@@ -1,12 +1,15 @@
-"""The report as Jupyter shows it under a cell: a piece of HTML, readable in light and in dark themes.
+"""The report as Jupyter shows it under a cell: HTML that is readable in light and dark themes.
 
-A healthy run is one line. A finding has a bar in the colour of its severity, and what follows from it is folded.
+A healthy run is one line. A finding has a bar in the colour of its severity, and what follows from
+it is folded.
 
-All style stands at the elements, and no colour is set but white on a dark badge: text and background are the theme's.
-So nothing of the page around it changes, and a page that removes styles (GitHub, a notebook that is not trusted) shows
-the same words one under the other. The whole page with pictures is `Report.html`.
+All style stands at the elements, and no colour is set but white on a dark badge: text and
+background are the theme's. So nothing of the page around it changes, and a page that removes styles
+(GitHub, a notebook that is not trusted) shows the same words one under the other. The whole page
+with pictures is `Report.html`.
 
-Footgun: names and texts in a finding are the program's own, so each goes through `_text` before it is HTML.
+Footgun: names and texts in a finding are the program's own, so each goes through `_text` before it
+is HTML.
 """
 
 import html
@@ -53,8 +56,9 @@ def _finding(root: Finding, effects: list[Finding]) -> str:
     folded = ""
     if effects:
         lines = "".join(_div(_text(f"{f.check} {f.name}: {f.observed}")) for f in effects)
-        count = f"{len(effects)} more finding{'s' * (len(effects) > 1)} that follow{'s' * (len(effects) == 1)} from it"
-        folded = f"<details style='margin-top:4px'><summary style='{FAINT}'>{count}</summary>{lines}</details>"
+        count = "1 effect of this" if len(effects) == 1 else f"{len(effects)} effects of this"
+        folded = f"<summary style='{FAINT}'>{count}</summary>{lines}"
+        folded = f"<details style='margin-top:4px'>{folded}</details>"
     return _div(head + _div(rows, GRID) + folded, f"{BAR};border-left-color:{colour}")
 
 

@@ -110,4 +110,3 @@ def _line() -> str:
     file, number = frame.f_code.co_filename, frame.f_lineno
     text = linecache.getline(file, number, frame.f_globals).strip()
     return f"{Path(file).name}:{number}" + (f" `{text[:60]}`" if text else "")
-

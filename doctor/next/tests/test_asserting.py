@@ -1,4 +1,5 @@
-"""`assert_trains`: a test of a training step, which fails with the name of the cause and changes nothing."""
+"""`assert_trains`: a test of a training step, which fails with the name of the cause and changes
+nothing."""
 
 import pytest
 import torch

@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/peft/issues/282 https://github.com/mosaicml/llm-foundry/pull/1701
 Names: S1 F1
 """
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/pytorch/issues/124464
 Names: S24
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

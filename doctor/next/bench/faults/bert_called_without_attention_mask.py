@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/transformers/issues/2860 https://github.com/CarryCKW/AES-NPCR/issues/7
 Names: F13
 """
+
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 

@@ -3,6 +3,7 @@
 Threads: https://github.com/yunjey/pytorch-tutorial/issues/149 https://github.com/prabhuomkar/pytorch-cpp/pull/13
 Names: S37
 """
+
 import torch
 import torch.nn as nn
 

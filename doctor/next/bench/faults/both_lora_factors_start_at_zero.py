@@ -3,6 +3,7 @@
 Threads: https://github.com/Guitaricet/relora/issues/18 https://github.com/circle-hit/SAPT/issues/11
 Names: B3 B2
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

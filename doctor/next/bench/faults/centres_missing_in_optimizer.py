@@ -3,6 +3,7 @@
 Threads: https://github.com/KaiyangZhou/pytorch-center-loss/issues/11 https://github.com/KaiyangZhou/pytorch-center-loss/issues/22
 Names: S3
 """
+
 import torch
 import torch.nn.functional as F
 from torch import nn

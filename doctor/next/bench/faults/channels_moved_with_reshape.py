@@ -3,6 +3,7 @@
 Threads: https://github.com/BonnBytes/PyTorch-FWD/issues/16 https://github.com/zamanzadeh/CARLA/issues/16
 Names: F30
 """
+
 import numpy as np
 import torch
 from torch import nn

@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/examples/issues/1029 https://github.com/torchgeo/torchgeo/issues/4036
 Names: S51
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

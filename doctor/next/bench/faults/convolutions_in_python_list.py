@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/pytorch/issues/1053 https://github.com/asyml/texar-pytorch/issues/72
 Names: S19 S3
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/pytorch/issues/2421
 Names: B4 N17
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

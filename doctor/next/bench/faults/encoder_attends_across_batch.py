@@ -3,6 +3,7 @@
 Threads: https://github.com/IBM/TabFormer/pull/14 https://github.com/Exorust/TorchLeet/issues/5
 Names: S21
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/pytorch/issues/16317 https://github.com/pytorch/pytorch/issues/52248
 Names: B4 N17
 """
+
 import torch
 from torch import nn
 

@@ -3,6 +3,7 @@
 Threads: https://github.com/LibreYOLO/libreyolo/pull/444 https://github.com/TNI-playground/Fed_HeLLo/issues/2
 Names: S22 S51
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/ymcui/Chinese-LLaMA-Alpaca-2/pull/578
 Names: S1 F1
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

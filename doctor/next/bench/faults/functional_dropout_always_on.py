@@ -3,6 +3,7 @@
 Threads: https://github.com/delip/PyTorchNLPBook/issues/28 https://github.com/rixwew/pytorch-fm/issues/21
 Names: S24
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

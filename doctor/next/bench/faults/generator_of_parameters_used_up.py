@@ -3,6 +3,7 @@
 Threads: https://github.com/YanaiEliyahu/AdasOptimizer/issues/2 https://github.com/pytorch/pytorch/issues/47594
 Names: S2
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

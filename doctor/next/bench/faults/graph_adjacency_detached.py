@@ -3,6 +3,7 @@
 Threads: https://github.com/queenie88/A-GCN/issues/4
 Names: B1 B7
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

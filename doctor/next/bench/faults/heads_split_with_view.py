@@ -3,6 +3,7 @@
 Threads: https://github.com/zhouhaoyi/Informer2020/issues/59
 Names: F30
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/soumith/net2net.torch/issues/3
 Names: S20
 """
+
 import torch
 from torch import nn
 

@@ -3,6 +3,7 @@
 Threads: https://github.com/alex-matton/causal-transformer-decoder/issues/1 https://github.com/huggingface/transformers/issues/48745
 Names: F11
 """
+
 import torch
 import torch.nn as nn
 from torch.nn import functional as F

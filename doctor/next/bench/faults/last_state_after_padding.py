@@ -3,6 +3,7 @@
 Threads: https://github.com/ray-project/ray/issues/21392 https://github.com/bentrevett/pytorch-sentiment-analysis/issues/86
 Names: S25
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -44,9 +44,7 @@ def augment(images, points):
     return images, points
 
 
-model = nn.Sequential(
-    nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10)
-)
+model = nn.Sequential(nn.Conv2d(1, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 for step in range(16):
     images, points = augment(*make_batch(36))

@@ -3,6 +3,7 @@
 Threads: https://github.com/lich99/ChatGLM-finetune-LoRA/issues/22
 Names: B2 B7
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -4,6 +4,7 @@ Threads: https://github.com/lich99/ChatGLM-finetune-LoRA/issues/22
 Names: B2 B1
 Missed: the doctor takes an adapter factor without a gradient for an inactive one.
 """
+
 import math
 
 import torch

@@ -3,6 +3,7 @@
 Threads: https://github.com/rasbt/LLMs-from-scratch/issues/1061
 Names: F34 F11
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/aipixel/AEMatter/issues/3
 Names: S21
 """
+
 import torch
 import torch.nn as nn
 

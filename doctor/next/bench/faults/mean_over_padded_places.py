@@ -3,6 +3,7 @@
 Threads: https://github.com/ray-project/ray/issues/21392
 Names: S25
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

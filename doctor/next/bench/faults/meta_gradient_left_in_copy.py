@@ -3,6 +3,7 @@
 Threads: https://github.com/RobinLu1209/ST-GFSL/issues/3 https://github.com/skorch-dev/skorch/issues/317
 Names: B8 S3
 """
+
 import copy
 
 import torch

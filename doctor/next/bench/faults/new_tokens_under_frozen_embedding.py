@@ -3,6 +3,7 @@
 Threads: https://github.com/szqwu/Motion-Agent/issues/6 https://github.com/feizc/Visual-LLaMA/issues/2
 Names: S14
 """
+
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM

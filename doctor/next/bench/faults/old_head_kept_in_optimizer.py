@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/transformers/pull/3519 https://github.com/deepspeedai/DeepSpeed/pull/8377
 Names: S4 S3
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

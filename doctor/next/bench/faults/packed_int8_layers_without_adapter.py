@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/peft/issues/1342 https://github.com/AGI-Edgerunners/LLM-Adapters/issues/55
 Names: S8
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

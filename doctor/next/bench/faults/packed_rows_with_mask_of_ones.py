@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/transformers/pull/46634 https://github.com/alex-hh/profam/issues/495
 Names: F12
 """
+
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -3,6 +3,7 @@
 Threads: https://github.com/InseeFrLab/torchTextClassifiers/pull/92
 Names: F34
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

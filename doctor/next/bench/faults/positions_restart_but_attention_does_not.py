@@ -3,6 +3,7 @@
 Threads: https://github.com/huggingface/nanoVLM/pull/204 https://github.com/DeepOpt-com/WrinkleFree-Monorepo/issues/53
 Names: F12
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

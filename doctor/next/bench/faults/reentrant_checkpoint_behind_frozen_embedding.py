@@ -3,6 +3,7 @@
 Threads: https://github.com/cloneofsimo/lora/issues/26 https://github.com/kohya-ss/sd-scripts/issues/91
 Names: S10 B1
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

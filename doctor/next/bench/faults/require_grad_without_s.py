@@ -3,6 +3,7 @@
 Threads: https://github.com/udacity/deep-learning-v2-pytorch/issues/12 https://github.com/NVIDIA/TensorRT/issues/2608
 Names: S18
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/catalyst-team/catalyst/pull/81
 Names: S18
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -3,6 +3,7 @@
 Threads: https://github.com/zalandoresearch/pytorch-vq-vae/issues/2 https://github.com/linkedin/Liger-Kernel/pull/269
 Names: S30
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

@@ -17,9 +17,7 @@ class LabelModel(nn.Module):
     def __init__(self, hidden=30):
         super().__init__()
         self.votes = nn.Embedding(CLASSES + 1, 6)
-        self.layers = nn.Sequential(
-            nn.Linear(6 * SOURCES, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES)
-        )
+        self.layers = nn.Sequential(nn.Linear(6 * SOURCES, hidden), nn.Tanh(), nn.Linear(hidden, CLASSES))
 
     def forward(self, votes):
         return self.layers(self.votes(votes).flatten(1))

@@ -45,9 +45,7 @@ def main():
         scores = model(x)
         with torch.no_grad():
             remembered = old_model(x)[:, :TASK_CLASSES].softmax(-1)
-        forgetting = F.kl_div(
-            scores[:, :TASK_CLASSES].log_softmax(-1), remembered, reduction="batchmean"
-        )
+        forgetting = F.kl_div(scores[:, :TASK_CLASSES].log_softmax(-1), remembered, reduction="batchmean")
         loss = F.cross_entropy(scores, label) + forgetting
         optimizer.zero_grad()
         loss.backward()

@@ -3,6 +3,7 @@
 Threads: https://github.com/snap-stanford/GEARS/issues/36
 Names: B7
 """
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F

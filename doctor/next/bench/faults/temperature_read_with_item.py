@@ -3,6 +3,7 @@
 Threads: https://github.com/isayev/ReLeaSE/issues/39
 Names: B1
 """
+
 import math
 
 import torch

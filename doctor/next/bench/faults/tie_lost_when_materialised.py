@@ -3,6 +3,7 @@
 Threads: https://github.com/verl-project/verl/issues/7834 https://github.com/meta-pytorch/torchtune/issues/616
 Names: S9
 """
+
 from types import SimpleNamespace
 
 import torch

@@ -17,9 +17,7 @@ class Translator(nn.Module):
         super().__init__()
         self.source = nn.Embedding(WORDS, WIDTH)
         self.places = nn.Parameter(0.1 * torch.randn(LENGTH, WIDTH))
-        self.encoder = nn.TransformerEncoderLayer(
-            WIDTH, 4, dim_feedforward=64, dropout=0.1, batch_first=True
-        )
+        self.encoder = nn.TransformerEncoderLayer(WIDTH, 4, dim_feedforward=64, dropout=0.1, batch_first=True)
         self.out = nn.Linear(WIDTH, WORDS)
 
     def forward(self, source):

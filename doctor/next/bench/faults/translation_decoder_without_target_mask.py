@@ -3,6 +3,7 @@
 Threads: https://github.com/alex-matton/causal-transformer-decoder/issues/1
 Names: F11
 """
+
 import torch
 import torch.nn as nn
 

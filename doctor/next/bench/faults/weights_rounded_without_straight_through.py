@@ -3,6 +3,7 @@
 Threads: https://github.com/pytorch/ao/pull/4806
 Names: B7
 """
+
 import torch
 from torch import nn
 from torch.nn import functional as F

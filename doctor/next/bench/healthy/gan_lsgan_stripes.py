@@ -30,8 +30,6 @@ class Generator(nn.Module):
         return self.conv_blocks(self.l1(z).view(z.shape[0], 16, 3, 3))
 
 
-
-
 generator, adversarial_loss = Generator(), nn.MSELoss()
 discriminator = nn.Sequential(
     nn.Conv2d(1, 8, 3, 2, 1), nn.LeakyReLU(0.2), nn.Dropout2d(0.25),

@@ -25,9 +25,17 @@ def group_texts(documents):
 
 lm_datasets = group_texts([write_document() for _ in range(300)])
 config = LlamaConfig(
-    vocab_size=vocab, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=block_size,
-    use_cache=False, bos_token_id=None, eos_token_id=eos, pad_token_id=0,
+    vocab_size=vocab,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=block_size,
+    use_cache=False,
+    bos_token_id=None,
+    eos_token_id=eos,
+    pad_token_id=0,
 )
 model = LlamaForCausalLM(config)
 model.train()

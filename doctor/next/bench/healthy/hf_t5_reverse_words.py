@@ -24,8 +24,16 @@ def make_batch():
 
 def main():
     config = T5Config(
-        vocab_size=vocab, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4,
-        pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, dropout_rate=0.0,
+        vocab_size=vocab,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        pad_token_id=0,
+        eos_token_id=1,
+        decoder_start_token_id=0,
+        dropout_rate=0.0,
     )
     model = T5ForConditionalGeneration(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

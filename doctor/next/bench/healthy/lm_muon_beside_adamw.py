@@ -36,8 +36,14 @@ class Muon(torch.optim.Optimizer):
 
 
 model = nn.Sequential(
-    nn.Embedding(vocab, dim), nn.Flatten(), nn.Linear(length * dim, 64, bias=False), nn.ReLU(),
-    nn.Linear(64, 48, bias=False), nn.RMSNorm(48), nn.GELU(), nn.Linear(48, vocab)
+    nn.Embedding(vocab, dim),
+    nn.Flatten(),
+    nn.Linear(length * dim, 64, bias=False),
+    nn.ReLU(),
+    nn.Linear(64, 48, bias=False),
+    nn.RMSNorm(48),
+    nn.GELU(),
+    nn.Linear(48, vocab),
 )
 hidden = [model[2].weight, model[4].weight]
 others = [p for p in model.parameters() if p.ndim < 2 or p.size(0) == vocab]

@@ -11,8 +11,13 @@ from transformers import BertConfig, BertForSequenceClassification
 torch.manual_seed(7)
 vocab, size, batch_size = 32, 10, 24
 config = BertConfig(
-    vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-    intermediate_size=48, max_position_embeddings=16, num_labels=3,
+    vocab_size=vocab,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=16,
+    num_labels=3,
 )
 
 

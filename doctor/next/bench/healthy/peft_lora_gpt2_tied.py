@@ -11,8 +11,16 @@ from transformers import GPT2Config, GPT2LMHeadModel, get_linear_schedule_with_w
 torch.manual_seed(42)
 vocab, eos, batch_size = 40, 39, 8
 config = GPT2Config(
-    vocab_size=vocab, n_positions=24, n_embd=32, n_layer=2, n_head=4, eos_token_id=eos,
-    bos_token_id=eos, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+    vocab_size=vocab,
+    n_positions=24,
+    n_embd=32,
+    n_layer=2,
+    n_head=4,
+    eos_token_id=eos,
+    bos_token_id=eos,
+    attn_pdrop=0.0,
+    embd_pdrop=0.0,
+    resid_pdrop=0.0,
 )
 
 
@@ -36,7 +44,11 @@ def collate():
 def main():
     model = GPT2LMHeadModel(config)
     peft_config = LoraConfig(
-        task_type="CAUSAL_LM", r=8, lora_alpha=16, lora_dropout=0.05, fan_in_fan_out=True,
+        task_type="CAUSAL_LM",
+        r=8,
+        lora_alpha=16,
+        lora_dropout=0.05,
+        fan_in_fan_out=True,
         target_modules=["c_attn", "c_proj", "c_fc"],
     )
     model = get_peft_model(model, peft_config)

@@ -15,12 +15,24 @@ vocab, prompt_len, answer_len, pairs, beta = 24, 4, 3, 10, 0.2
 
 def build():
     config = GPT2Config(
-        vocab_size=vocab, n_positions=12, n_embd=32, n_layer=2, n_head=4, use_cache=False,
-        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+        vocab_size=vocab,
+        n_positions=12,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        use_cache=False,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
         initializer_range=0.2,
     )
     lora = LoraConfig(
-        task_type="CAUSAL_LM", r=8, lora_alpha=32, fan_in_fan_out=True,
+        task_type="CAUSAL_LM",
+        r=8,
+        lora_alpha=32,
+        fan_in_fan_out=True,
         target_modules=["c_attn", "c_fc"],
     )
     return get_peft_model(GPT2LMHeadModel(config), lora)

@@ -16,8 +16,12 @@ class CRNN(nn.Module):
     def __init__(self, nh=32):
         super().__init__()
         self.cnn = nn.Sequential(
-            nn.Conv2d(1, 12, 3, padding=1), nn.ReLU(True), nn.MaxPool2d(2, 2),
-            nn.Conv2d(12, nh, (4, 3), padding=(0, 1)), nn.BatchNorm2d(nh), nn.ReLU(True),
+            nn.Conv2d(1, 12, 3, padding=1),
+            nn.ReLU(True),
+            nn.MaxPool2d(2, 2),
+            nn.Conv2d(12, nh, (4, 3), padding=(0, 1)),
+            nn.BatchNorm2d(nh),
+            nn.ReLU(True),
         )
         self.rnn = nn.LSTM(nh, nh, bidirectional=True)
         self.embedding = nn.Linear(nh * 2, glyphs + 1)

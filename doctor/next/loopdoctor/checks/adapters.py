@@ -21,24 +21,6 @@ SMALL = 64  # numbers of a tensor
 TWINS, STRAIGHT = 8, 0.8  # trained tensors whose names fit best; cosine of an average's way and the way to its twin
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @check("N12")
 def frozen_moved(e: Evidence) -> Fired | Verdict:
     """Weights that should stay as they are drift.
@@ -134,5 +116,3 @@ def _more_than_rounding(e: Evidence, name: str) -> bool:
     now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
     gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
     return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size
-
-

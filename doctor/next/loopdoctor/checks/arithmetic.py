@@ -66,8 +66,6 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
     return OK
 
 
-
-
 @check("F23")
 def another_draw(e: Evidence) -> Fired | Verdict:
     """A diffusion model's loss stays at the variance of the noise, which is 1.
@@ -90,10 +88,6 @@ def another_draw(e: Evidence) -> Fired | Verdict:
         f"in {len(wrong)} steps the target is a draw that the answer carries nothing of; it carries another one",
         "a target that is in the input",
     )
-
-
-
-
 
 
 @check("F25")
@@ -125,12 +119,6 @@ def slope_without_graph(e: Evidence) -> Fired | Verdict:
         f"in {len(e.slopes)} steps the loss was computed from a derivative that has no graph",
         "create_graph=True for what the loss is computed from",
     )
-
-
-
-
-
-
 
 
 @check("F30")
@@ -167,10 +155,6 @@ def axes_regrouped(e: Evidence) -> Fired | Verdict:
         before=str(before),
         after=str(after),
     )
-
-
-
-
 
 
 @check("F34")
@@ -214,16 +198,6 @@ def mask_inverted(e: Evidence) -> Fired | Verdict:
     if not all(e.hiding.values()) or len(e.hiding) < STEPS:
         return OK
     return fires(f"in {len(e.hiding)} steps the mask showed padding alone, and hid all else", "a mask that hides it")
-
-
-
-
-
-
-
-
-
-
 
 
 @check("F40")
@@ -274,10 +248,6 @@ def divergence_summed(e: Evidence) -> Fired | Verdict:
         "both terms a mean over the rows",
         rows=shape[0],
     )
-
-
-
-
 
 
 @check("S24")
@@ -373,17 +343,3 @@ def data_overwritten(e: Evidence) -> Fired | Verdict:
         "items that are copies",
         name=name,
     )
-
-
-
-
-
-
-
-
-
-
-
-
-
-

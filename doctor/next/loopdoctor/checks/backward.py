@@ -152,12 +152,6 @@ def _leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children())
 
 
-
-
-
-
-
-
 @check("B3")
 def zero_gradients(e: Evidence) -> Fired | Verdict:
     """The loss is printed and differs from batch to batch, and yet all gradients are exactly zero.

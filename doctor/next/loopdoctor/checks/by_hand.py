@@ -24,9 +24,3 @@ def divergence_per_class(e: Evidence) -> Fired | Verdict:
         return verdict
     classes = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps kl_div took the mean over {classes} classes", "batchmean", classes=classes)
-
-
-
-
-
-

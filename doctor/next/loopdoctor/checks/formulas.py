@@ -16,10 +16,6 @@ STEPS = 2
 WIDE, LEAST = 2.5, 3.0  # spread of dot products beside that of their targets, and by itself
 
 
-
-
-
-
 @check("F56")
 def ends_ignored(e: Evidence) -> Fired | Verdict:
     """In Q-learning all values run to one and the same limit, and the policy does not avoid the end of an episode.
@@ -69,12 +65,6 @@ def both_sides_learn(e: Evidence) -> Fired | Verdict:
     return fires(f"in {len(e.both_sides)} steps both sides of each cosine had a gradient", "one side without")
 
 
-
-
-
-
-
-
 @check("D14")
 def moved_apart(e: Evidence) -> Fired | Verdict:
     """A segmentation stays blurred or mirrored, though its network learns well on data without augmentation.
@@ -115,11 +105,3 @@ def moved_apart(e: Evidence) -> Fired | Verdict:
     if targets or pictures < STEPS:
         return OK
     return fires(f"{pictures} of {rows} pictures were moved, and none of their targets", "both, or neither")
-
-
-
-
-
-
-
-

@@ -64,8 +64,6 @@ def _cause(call: Call, kind: str, fact: str) -> str:
     return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
 
 
-
-
 @check("F11")
 def future(e: Evidence) -> Fired | Verdict:
     """The training loss falls far below what is possible, and generated text is senseless.
@@ -208,5 +206,3 @@ def padding_seen(e: Evidence) -> Fired | Verdict:
         "0",
         fault="padding-seen/mask-ignored" if masked else "padding-seen",
     )
-
-

@@ -12,17 +12,3 @@ CIRCLES = {"-pi to pi": (-math.pi, math.pi), "0 to 2 pi": (0.0, 2 * math.pi), "0
 CIRCLES |= {"-180 to 180": (-180.0, 180.0)}
 END, OTHER = 0.016, 0.035  # parts of a circle that lack at one end, and at the other
 SECTORS, SECTOR, LEAST = 8, 0.04, 48  # of a circle, the share of one; targets
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -63,10 +63,6 @@ def _own(module: nn.Module) -> set[str]:
     return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
 
 
-
-
-
-
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEW, GENTLE = 4, 0.6  # groups; the factor from one to the next of a decay by layers
 NOTHING = 2e-4  # of the largest rate
@@ -111,5 +107,3 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
             fault = "group-at-rest/next-to-nothing"
             return fires(what, "rates of one order", fault=fault, rate=low, times=max(means) / low)
     return OK if len(steps) >= 3 else unknown("fewer than three steps were seen")
-
-

@@ -267,12 +267,6 @@ def _hidden(e: Evidence) -> int | None:
     return next(iter(numbers)) if most == {1} or filled else None
 
 
-
-
-
-
-
-
 @check("F17")
 def labels_shifted_twice(e: Evidence) -> Fired | Verdict:
     """The loss is stuck high, text comes out with every second word missing.
@@ -327,7 +321,3 @@ def two_beginnings(e: Evidence) -> Fired | Verdict:
     if twice < 0.9 * rows:
         return OK
     return fires(f"{twice} of {rows} rows begin with token {bos} (bos_token_id) twice", "one beginning-of-text token")
-
-
-
-

@@ -435,10 +435,6 @@ def _targets(name: str, n: Entropy) -> Fired | None:
     return None
 
 
-
-
-
-
 # ------------------------------------------------------------------------------------------------ shapes
 @check("F21")
 def shapes_meet(e: Evidence) -> Fired | Verdict:
@@ -592,5 +588,3 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
         return fires(what, "a mask token there", WARN, "echoed-targets/unmasked")
     fault = f"echoed-targets/{kinds[0]}" if kinds[0] in ("mask", "alias") else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)
-
-

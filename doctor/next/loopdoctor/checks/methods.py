@@ -6,7 +6,6 @@ Footgun: as in arithmetic.py, each of these lines is right in some other program
 left alone.
 """
 
-
 from loopdoctor.check import Fired, check, fires
 from loopdoctor.checks.arithmetic import no_habit
 from loopdoctor.evidence import Evidence
@@ -37,45 +36,3 @@ def blank_among_labels(e: Evidence) -> Fired | Verdict:
         count=count,
         total=total,
     )
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -6,8 +6,6 @@ optimizer for another's. All were noted step by step by watchers; here it is ask
 Footgun: each of these lines is right somewhere (watchers/ says where), so these checks warn.
 """
 
-
-
 from loopdoctor.check import Fired, check, fires
 from loopdoctor.checks.arithmetic import no_habit
 from loopdoctor.evidence import Evidence
@@ -74,26 +72,6 @@ def targets_that_learn(e: Evidence) -> Fired | Verdict:
     )
 
 
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 @check("S37")
 def one_way_hardly_read(e: Evidence) -> Fired | Verdict:
     """A bidirectional network is hardly better than one that reads one way.
@@ -109,63 +87,3 @@ def one_way_hardly_read(e: Evidence) -> Fired | Verdict:
         return verdict
     half = next(iter(seen.values()))
     return fires(f"in {len(seen)} steps the last place of a bidirectional output was taken", "both ends", half=half)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -6,7 +6,6 @@ or the old one, the largest or the least.
 Footgun: every one of them may be meant. So they are warnings, and only values that hardly anybody means are named.
 """
 
-
 from torch import nn
 
 from loopdoctor.check import Fired, check, fires
@@ -17,34 +16,6 @@ MOMENTUM, SHARE, SMOOTHING = 0.9, 0.8, 0.5  # from here on the opposite was mean
 SEEN, RATIO, APART = 64, 3.0, 1.5  # rows; of the counts of classes; of their weights
 EVEN, ALIKE = 1.5, 1.25  # of counts; the ratio of a loss's weights over that of a sampler's
 MANY, NEAR, FAR = 4, 0.2, 0.6  # classes; logarithms that may, and must, lie between weights and what was expected
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 @check("S30")

@@ -102,8 +102,6 @@ def scaler_over_half(e: Evidence) -> Fired | Verdict:
     )
 
 
-
-
 @check("N15")
 def never_accepts(e: Evidence) -> Fired | Verdict:
     """With a GradScaler nothing moves: it finds infinities and skips step after step.

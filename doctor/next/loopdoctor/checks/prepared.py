@@ -6,23 +6,4 @@ are right, and what comes between the data and them is not.
 Footgun: data can be meant as they are. Each watcher says by which numbers it is certain, and these checks warn.
 """
 
-
 EMPTY, CUT = 0.4, 0.02  # shares of heatmaps: that are empty, and whose hill is cut off at the last line or column
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -254,8 +254,6 @@ def _distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-
-
 @check("S13")
 def misplaced_in_muon(e: Evidence) -> Fired | Verdict:
     """A Muon run learns worse than AdamW: embeddings, the output head or vectors are in Muon's group.
@@ -378,5 +376,3 @@ def update_size(e: Evidence) -> Fired | Verdict:
         "roughly 1e-4 to 1e-1",
         fault="update-too-large" if large else "update-too-small",
     )
-
-

@@ -11,13 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from loopdoctor import measures, owners
+from loopdoctor import measures, owners, places
 from loopdoctor.check import Fired, check, fires
 from loopdoctor.evidence import Backward, Entropy, Evidence, Gradients, asked, is_adapter, weight_of
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LONE = 3  # rounds that left gradients on a layer of its own
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
+
+
+def _fires_at_optimizers(e: Evidence, *seen, **blanks) -> Fired:
+    """Say what was seen, and name the lines that made the optimizers."""
+    return fires(*seen, at=[places.made(o.object) for o in e.optimizers], **blanks)
 
 
 @check("S1")
@@ -80,8 +85,8 @@ def empty_optimizer(e: Evidence) -> Fired | Verdict:
         return OK
     groups = sum(len(o.object.param_groups) for o in e.optimizers if o.object is not None)
     where = "torch refused to make an optimizer of an empty list" if refused else f"0 parameters in {groups} groups"
-    return fires(
-        f"{where}; the model has {len(e.trainable())} trainable tensors", "every trainable parameter in an optimizer"
+    return _fires_at_optimizers(
+        e, f"{where}; the model has {len(e.trainable())} trainable tensors", "every trainable parameter in an optimizer"
     )
 
 
@@ -193,7 +198,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     if owners.resting(e):
         return not_applicable("the model rests in eval mode, and the optimizer holds what stands in front of it")
     if (left := owners.forgotten(e)) is not None:
-        return fires(
+        return _fires_at_optimizers(
+            e,
             f"two optimizers hold the same tensors, and {type(left).__name__}, which gets gradients, is in none",
             "each network in an optimizer of its own",
             ERROR,
@@ -203,7 +209,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     if not c.missing:
         weights = loss_weights(e)
         if not weights and (lone := lone_layers(e)):
-            return fires(
+            return _fires_at_optimizers(
+                e,
                 f"{len(lone)} layers of their own got gradients and are in no optimizer: {', '.join(lone[:3])}",
                 "0 missing over all optimizers together",
                 WARN,
@@ -214,10 +221,13 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
         if not weights and (shapes := [shape for p, shape in lone.items() if p not in e.optimized()]):
             what = f"{len(shapes)} parameters of no module got gradients and are in no optimizer"
             needed = "0 missing over all optimizers together"
-            return fires(what, needed, WARN, "optimizer-misses-trainables/lone-parameter", shape=shapes[0])
+            return _fires_at_optimizers(
+                e, what, needed, WARN, "optimizer-misses-trainables/lone-parameter", shape=shapes[0]
+            )
         if not weights:
             return OK
-        return fires(
+        return _fires_at_optimizers(
+            e,
             f"{len(weights)} tensors that got a gradient are in no optimizer: {', '.join(weights[:3])}",
             "0 missing over all optimizers together",
             WARN,
@@ -227,7 +237,8 @@ def optimizer_misses_trainables(e: Evidence) -> Fired | Verdict:
     names = ", ".join(list(c.missing)[:3]) + (" ..." if len(c.missing) > 3 else "")
     total = len(c.held) + len(c.missing)
     stale = f"; it holds {len(c.dead)} tensors of no model seen, none with a gradient" if c.dead else ""
-    return fires(
+    return _fires_at_optimizers(
+        e,
         f"{len(c.missing)} of {total} trainable tensors that got a gradient are in no optimizer: {names}{stale}",
         "0 missing over all optimizers together",
         severity,
@@ -334,12 +345,11 @@ def stale_in_optimizer(e: Evidence) -> Fired | Verdict:
     dead = coverage(e).dead - set().union(*elsewhere)
     if not dead:
         return OK
-    return fires(
+    return _fires_at_optimizers(
+        e,
         f"{len(dead)} of {len(e.optimized())} tensors in the optimizers belong to no model seen and got no gradient",
         "0",
     )
-
-
 
 
 @check("S8")

@@ -351,8 +351,6 @@ def clipped_before_unscale(e: Evidence) -> Fired | Verdict:
     )
 
 
-
-
 @check("N8")
 def clipped_at_wrong_time(e: Evidence) -> Fired | Verdict:
     """Clipping seems to do nothing, or accumulation comes out wrong: it runs before the gradients are complete.
@@ -424,7 +422,3 @@ def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
         if isinstance(event, Step):
             return bool(e.optimizers[event.optimizer].ids & clip.ids) and len(e.optimizers) == 1
     return False
-
-
-
-

@@ -4,8 +4,6 @@ Footgun: each of these is legal, and somewhere somebody means it. So they ask fo
 warn only.
 """
 
-
-
 from loopdoctor import graphs
 from loopdoctor.check import Fired, check, fires
 from loopdoctor.checks.losses import judged
@@ -88,22 +86,8 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
     return OK
 
 
-
-
-
-
-
-
 def _along(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:
     return len(given) == 3 and min(given[:2]) > 1 and bool(loss) and loss[0] == given[0] and given[1] not in loss[1:]
-
-
-
-
-
-
-
-
 
 
 @check("N27")
@@ -154,8 +138,6 @@ def graphs_kept(e: Evidence) -> Fired | Verdict:
     )
 
 
-
-
 @check("F22")
 def sampled_without_gradient(e: Evidence) -> Fired | Verdict:
     """What makes the parameters of a distribution learns from other terms alone, and what is rebuilt stays blurred.
@@ -184,15 +166,3 @@ def sampled_without_gradient(e: Evidence) -> Fired | Verdict:
         "a sample with a gradient",
         kind=entered[0].kind,
     )
-
-
-
-
-
-
-
-
-
-
-
-

@@ -70,8 +70,6 @@ def tie_broken(e: Evidence) -> Fired | Verdict:
     )
 
 
-
-
 def _used(e: Evidence) -> set[int]:
     """Ids in the training batches, padding left out."""
     found: set[int] = set()
@@ -174,7 +172,3 @@ def _drawn_at_the_end(table: Tensor, spread: float) -> int:
     if numbers.numel() < DRAWN or not len(front) or float(front.float().mean()) > FEW:
         return 0
     return count if abs(float(numbers.std()) / spread - 1) < CHANCE / (2 * numbers.numel()) ** 0.5 else 0
-
-
-
-

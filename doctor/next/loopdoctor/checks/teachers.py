@@ -163,10 +163,6 @@ def _related(a: nn.Module, b: nn.Module) -> bool:
     return any(m is b for m in a.modules()) or any(m is a for m in b.modules())
 
 
-
-
-
-
 @check("F9")
 def inference_teacher(e: Evidence) -> Fired | Verdict:
     """RuntimeError: Inference tensors cannot be saved for backward. To work around you can make a clone ...
@@ -236,8 +232,6 @@ def _after(updated: list[int], seen: dict) -> list:
     return [fact for number, fact in seen.items() if number > min(updated)]
 
 
-
-
 @check("N29")
 def average_without_buffers(e: Evidence) -> Fired | Verdict:
     """The average of the weights (EMA) is far worse than the model itself, in eval mode only.
@@ -265,9 +259,3 @@ def average_without_buffers(e: Evidence) -> Fired | Verdict:
         "statistics that follow",
         name=still[0],
     )
-
-
-
-
-
-

@@ -23,10 +23,6 @@ ROWS, CLEAR = 16, 0.25  # of a correlation; how large it is at least
 ALWAYS, ABOUT = 0.95, 0.15  # of the pictures; of the distance of two points
 
 
-
-
-
-
 @check("D19")
 def places_left_behind(e: Evidence) -> Fired | Verdict:
     """Key points, boxes or angles come out near the middle, or on both sides, and a network without augmentation is
@@ -110,19 +106,3 @@ def _correlation(sums: list[float]) -> tuple[float, float]:
     n, x, y, xx, yy, xy = sums
     spread = (xx - x * x / n) * (yy - y * y / n)
     return n, max(-0.9999, min(0.9999, (xy - x * y / n) / math.sqrt(spread))) if spread > 1e-12 else 0.0
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

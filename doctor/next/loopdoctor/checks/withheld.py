@@ -6,41 +6,4 @@ Nothing in the line that is there is wrong; something else is missing.
 Footgun: what is missing may have been left out on purpose. Each watcher says when it is certain, and these checks warn.
 """
 
-
-
-
 FAR, STRANGE, ROWS = 0.02, 2.5, 48  # of a mean; spreads below which rows are strangers; rows that were compared
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -23,6 +23,7 @@ from loopdoctor.watchers.crossed_rows import CrossedRows
 from loopdoctor.watchers.dead_terms import DeadTerms
 from loopdoctor.watchers.detached_terms import DetachedTerms
 from loopdoctor.watchers.divergences import Divergences
+from loopdoctor.watchers.divergences_per_class import DivergencesPerClass
 from loopdoctor.watchers.drawn_anew import DrawnAnew
 from loopdoctor.watchers.dropouts import Dropouts
 from loopdoctor.watchers.dropped import Dropped
@@ -40,7 +41,6 @@ from loopdoctor.watchers.loss_graphs import LossGraphs
 from loopdoctor.watchers.masked_pixels import MaskedPixels
 from loopdoctor.watchers.masked_targets import MaskedTargets
 from loopdoctor.watchers.masks import Masks
-from loopdoctor.watchers.members_alike import MembersAlike
 from loopdoctor.watchers.mirrored import Mirrored
 from loopdoctor.watchers.moved_rows import MovedRows
 from loopdoctor.watchers.never_left import NeverLeft
@@ -60,24 +60,20 @@ from loopdoctor.watchers.rises_alone import RisesAlone
 from loopdoctor.watchers.rounded_weights import RoundedWeights
 from loopdoctor.watchers.row_slopes import RowSlopes
 from loopdoctor.watchers.rows_first import RowsFirst
-from loopdoctor.watchers.same_batches import SameBatches
 from loopdoctor.watchers.same_lists import SameLists
 from loopdoctor.watchers.same_margins import SameMargins
 from loopdoctor.watchers.same_scores import SameScores
 from loopdoctor.watchers.sampled_actions import SampledActions
 from loopdoctor.watchers.skipped_losses import SkippedLosses
 from loopdoctor.watchers.slices_written import SlicesWritten
-from loopdoctor.watchers.slips import Slips
 from loopdoctor.watchers.slopes import Slopes
 from loopdoctor.watchers.soft_targets import SoftTargets
-from loopdoctor.watchers.sorted_labels import SortedLabels
 from loopdoctor.watchers.spreads import Spreads
 from loopdoctor.watchers.stored import Stored
 from loopdoctor.watchers.taken_gradients import TakenGradients
 from loopdoctor.watchers.terms_without_slope import TermsWithoutSlope
 from loopdoctor.watchers.time_first import TimeFirst
 from loopdoctor.watchers.told_tokens import ToldTokens
-from loopdoctor.watchers.views import Views
 from loopdoctor.watchers.weights_as_numbers import WeightsAsNumbers
 from loopdoctor.watchers.zeros_added import ZerosAdded
 
@@ -85,7 +81,6 @@ ALL = (
     Dropped,
     Noise,
     Slopes,
-    Views,
     Axes,
     Masks,
     Ratios,
@@ -132,19 +127,16 @@ ALL = (
     Pooled,
     RowsFirst,
     IgnoredLabels,
-    SortedLabels,
     TakenGradients,
-    Slips,
+    DivergencesPerClass,
     RowSlopes,
     FilledLabels,
     TermsWithoutSlope,
-    MembersAlike,
     Crops,
     SameScores,
     SameLists,
     SameMargins,
     ToldTokens,
-    SameBatches,
     NoisyTargets,
     MaskedPixels,
     GrowingAverages,

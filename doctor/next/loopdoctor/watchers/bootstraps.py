@@ -21,25 +21,9 @@ there is but one state it is the next one as well; and of a few rows all may hav
 that is taken off first, and added again after an exponential, changes nothing.
 """
 
-
-
 KEPT = {
     *("mul", "multiply", "add", "sub", "subtract", "rsub", "__rsub__", "where", "masked_fill", "squeeze", "unsqueeze"),
     *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
 }
 FRAMES, FEW = 60, 200  # of the stack; names in one place
 LEAST, MANY = 2, 8  # sizes of what a maximum is taken of; calls of one shape in a step
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -9,9 +9,4 @@ Footgun: a loader that shuffles may stand beside data that do not come from it. 
 loader's.
 """
 
-
 NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
-
-
-
-

@@ -1,14 +1,11 @@
-"""Cosines that are made smaller before a softmax: a temperature that multiplies where it should divide.
+"""Cosines that are made larger before a cross-entropy, which then begins far from guessing on purpose.
 
-    z = F.normalize(z); F.cross_entropy(z @ z.T * 0.1, target)      logits from -0.1 to 0.1, whatever is learned
+    z = F.normalize(z); F.cross_entropy(16 * z @ w.T, target)       logits from -16 to 16, before anything is learned
 
-A cosine lies between -1 and 1. Divided by a temperature of 0.1 it becomes a logit from -10 to 10. Multiplied by it, the
-softmax over N rows stays flat and the loss near ln N, for ever. So vectors of length one are followed into a product,
-and the product through factors that are plain numbers into a cross-entropy. Cosines as they are do little better where
-there are many rows: of 500 with logits up to 1, the right one can have a share of 1.5 percent.
+Vectors of length one are followed into a product, and the product through factors that are plain numbers into a
+cross-entropy. F4, which asks whether the first loss is that of guessing, leaves such a loss alone.
 
-Footgun: a factor that learns (CLIP's logit_scale) finds its size by itself. Attention with normalised queries may be
-flat on purpose; it has more dimensions, and ends in a softmax.
+Footgun: a factor that learns (CLIP's logit_scale) is no plain number, and is not followed.
 """
 
 import math
@@ -18,8 +15,6 @@ from torch import Tensor
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.watchers.operators import plain_number
 
-LARGEST = 0.5  # a factor above it may be meant
-LEAST, MANY = 4, 64  # rows to choose from; with cosines as they are
 NORMS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 PRODUCTS = {"matmul", "mm", "__matmul__", "linear"}
 VIEWS = {
@@ -71,11 +66,6 @@ class Cosines(Watcher):
             factor = facts[0][1] if facts[0] is not None and facts[0][0] == "cosine" else math.inf
             if 1 < factor < math.inf and name == "cross_entropy":
                 self.note("F4", factor)  # a scale that begins far from guessing on purpose
-            classes = len(op.given) > 1 and not op.given[1].is_floating_point()  # shares may be of cosines as well
-            bare = factor == 1 and name == "cross_entropy" and classes
-            least = LEAST if factor <= LARGEST else MANY if bare else math.inf
-            if first.requires_grad and first.dim() == 2 and first.shape[1] >= least:
-                self.e.cosines.setdefault(self.eye.turn, facts[0][1])
             return None
         if name in PRODUCTS and len(facts) == 2 and facts[0] == facts[1] == ("unit",):
             return "cosine", 1.0

@@ -39,7 +39,6 @@ DATA = {"Addmm", "Mm", "Bmm", "Convolution", "Embedding", "NativeBatchNorm", "In
 MANY = 32  # numbers of a row, of which it is not the same to take the mean or the sum
 TERMS, PIECES = 40, 16  # nodes that are looked through, of the loss and of a term
 LOSSES = {"MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"}
-REDUCED = {"Sum", "Mean", "Mul", "Neg", "Div", "Add", "Sub"}  # from a loss to its terms
 POINTWISE = {"Add", "Sub", "Rsub", "Mul", "Neg", "Pow", "Exp", "Div"}
 
 
@@ -59,8 +58,6 @@ class Divergences(Watcher):
                 shape = shape_of(term) if term is not None else ()
                 if len(shape) < 2 or shape[0] < LEAST or not _is_divergence(term):
                     continue
-                if factor * _sign(term) < 0:
-                    self.e.negated.setdefault(self.eye.turn, shape)
                 if not rows and HALF[0] <= abs(factor) <= HALF[1] and any(_mean(*t, shape[0]) for t in terms):
                     self.e.summed.setdefault(self.eye.turn, shape)
                 factor *= 1 if rows else shape[0]
@@ -179,37 +176,6 @@ def _mean(node, factor: float, rows: int) -> bool:
     if what == "Mean" or what in LOSSES and node._saved_reduction == 1:
         return 0.4 < abs(factor) < 2.1
     return abs(abs(factor) * rows - 1) < 0.5
-
-
-def logarithms(loss: Tensor) -> set:
-    """The nodes of the logarithms of variances: in a divergence once as they are and once in an exponential."""
-    found, queue = set(), [loss.grad_fn]
-    for _ in range(TERMS):
-        node = queue.pop(0) if queue else None
-        if kind(node) not in REDUCED:
-            continue
-        edges = [edge for edge, _ in node.next_functions if edge is not None]
-        sums = kind(node) in ("Sum", "Mean")
-        logs = {log for edge in edges for log, _ in log_variances(edge)} if sums else set()
-        found |= logs
-        queue += edges if not logs else []
-    return found
-
-
-def _sign(node, sign: int = 1, left: int = PIECES) -> int:
-    """Of the exponential in a divergence: it must be more in the loss, not less. 0 where none is found."""
-    what = kind(node)
-    if what == "Exp":
-        return sign
-    if what not in POINTWISE or what == "Pow" or not left:
-        return 0
-    if what in ("Mul", "Div") and sum(edge is not None for edge, _ in node.next_functions) == 1:
-        sign *= -1 if (number_of(node) or 0) < 0 else 1
-    for place, (edge, _) in enumerate(node.next_functions):
-        turned = what == "Neg" or what == "Sub" and place == 1 or what == "Rsub" and place == 0
-        if edge is not None and (found := _sign(edge, -sign if turned else sign, left - 1)):
-            return found
-    return 0
 
 
 def _is_divergence(node) -> bool:

@@ -27,10 +27,8 @@ from loopdoctor.watchers.operators import PLUS, TIMES
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
 LOOKED = 4096
-OPPOSITES = {"rsub", "__rsub__", "__invert__", "bitwise_not", "logical_not"}
 VALUES = {"gather", "squeeze", "view", "reshape", "flatten", "minimum", "min", "detach", "__getitem__", "sub"}
 DISCOUNT = 0.5  # below which a factor is none
-FLAGS, RARE = 16, 0.2  # flags, and the share of ones below which they can't stand for what goes on
 
 
 class EndsOfEpisodes(Watcher):
@@ -41,8 +39,6 @@ class EndsOfEpisodes(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.shares: list[float] = []  # of ones, in flags that met a next value
-        self.opposite = False  # flags were turned into those of what goes on
         self.unused: dict[int, int] = {}  # length of the flags of this step -> 1, or 0 once any of them was used
         self.after(torch, "from_numpy", "made")  # which no mode is told of
 
@@ -63,15 +59,8 @@ class EndsOfEpisodes(Watcher):
             self.unused[op.given[facts.index("flags")].numel()] = 0
         if "next" in facts:
             self._of_the_next(op, facts)
-        if "flags" in facts and op.name in OPPOSITES:
-            self.opposite = True
         if op.name in TIMES and facts == ["flags"] and isinstance(op.result, Tensor):
             self.known.put(op.result, "flags")  # times a discount
-        if op.name in TIMES and "flags" in facts and "next" in facts:
-            flags = op.given[facts.index("flags")]
-            share = float(flags.float().mean())
-            if flags.numel() >= FLAGS and share < RARE:
-                self.shares.append(share)
         if op.name in MAKES:
             self.made(op.result)
 
@@ -99,9 +88,7 @@ class EndsOfEpisodes(Watcher):
                     self.known.put(r, "next")
 
     def backward(self, loss: Tensor) -> None:
-        if self.shares and not self.opposite:
-            self.note("F64", self.shares[0])
-        self.unused, self.shares, self.opposite = {}, [], False
+        self.unused = {}
 
     def close(self) -> None:
         self.known.by_id.clear()

@@ -11,10 +11,4 @@ Footgun: with two directions the first place holds the end of the way back. And 
 that are read.
 """
 
-
-
 BOTH, BATCH_FIRST, LEAST = 7, 8, 3  # places of two arguments of the function; steps of a row
-
-
-
-

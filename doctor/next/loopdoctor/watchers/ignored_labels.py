@@ -22,22 +22,18 @@ end.
 import torch
 from torch import Tensor
 
-from loopdoctor.eye import Eye, Known, Op, Watcher
+from loopdoctor.eye import Eye, Op, Watcher
 from loopdoctor.probes import tail
 
-FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
-CLASSES, SHARE, MOST = 64, 0.2, 0.5  # of classes, at most; of the labels that stand in the midst; of a map
+LOSSES = {"cross_entropy", "nll_loss"}
 PADDED, RUN, WORDS = 0.1, 3, 16  # share of the labels that stand at padding; its length in some rows; rows of a table
 
 
 class IgnoredLabels(Watcher):
-    """Known are the rows from which labels were flattened."""
-
-    names = FLAT | LOSSES | {"embedding"}
+    names = begins = LOSSES | {"embedding"}
 
     def __init__(self, eye: Eye):
         super().__init__(eye)
-        self.known = Known(self)
         self.words: list[tuple[Tensor, int]] = []  # ids (B, T) and the rows of their table, since the last backward
 
     def saw(self, op: Op) -> None:
@@ -46,33 +42,10 @@ class IgnoredLabels(Watcher):
             if ids.dim() == 2 and rows >= WORDS and self.eye.grad and len(self.words) < 4:
                 self.words.append((ids, rows))
             return
-        if op.name in FLAT:
-            x = op.given[0]
-            if x.dim() == 2 and not x.is_floating_point() and op.results and op.results[0].dim() == 1:
-                self.known.put(op.results[0], x)
-            return
         ignored = op.kwargs.get("ignore_index", -100)
         if len(op.given) == 2 and op.kwargs.get("reduction", "mean") != "none":
             for ids, rows in self.words:
                 self._at_padding(ids, rows, op.given[0], op.given[1], ignored)
-        if not 0 <= ignored < CLASSES or len(op.given) < 2 or op.given[0].dim() < 2 or op.given[0].shape[1] > CLASSES:
-            return
-        if op.given[1].dim() == 3 and op.given[0].dim() == 4 and ignored < op.given[0].shape[1]:
-            share = float((op.given[1] == ignored).float().mean())
-            if share > MOST and len(op.given[1].unique()) > 1:
-                self.note("F98", (int(ignored), share))
-            return
-        labels = op.given[1] if op.given[1].dim() == 2 else self.known.get(op.given[1])
-        if isinstance(labels, Tensor) and labels.dim() == 2 and ignored < op.given[0].shape[1]:
-            self._look(labels.detach(), int(ignored))
-
-    def _look(self, labels: Tensor, ignored: int) -> None:
-        kept = labels != ignored
-        begun, left = kept.long().cumsum(1) > 0, kept.long().flip(1).cumsum(1).flip(1) > 0
-        within, ends = begun & left, bool((~left).any())
-        share = float((within & ~kept).sum() / within.sum().clamp(min=1))
-        if ends and share > SHARE:
-            self.note("F98", (ignored, share))
 
     def _at_padding(self, ids: Tensor, rows: int, logits: Tensor, labels: Tensor, ignored: int) -> None:
         if labels.numel() != ids.numel() or labels.is_floating_point() or logits.shape[1] in (rows, rows + 1):
@@ -88,7 +61,6 @@ class IgnoredLabels(Watcher):
         self.words = []
 
     def close(self) -> None:
-        self.known.by_id.clear()
         self.words = []
 
 

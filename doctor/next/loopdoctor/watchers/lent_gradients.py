@@ -20,21 +20,7 @@ Footgun: two losses of one network are meant to be added. Only an answer that is
 held to a target, is taken for this.
 """
 
-
-
 NODES, PATHS = 3000, 60
 PLAIN = set("Mean Sum Neg Sub Add Rsub Minimum Min Mul Div".split())
 PLAIN |= set("Squeeze Unsqueeze View UnsafeView Reshape ReshapeAlias Select Slice Permute T Cat Stack".split())
 LAYERS = {"Addmm", "Mm", "Linear", "Convolution"}
-
-
-
-
-
-
-
-
-
-
-
-

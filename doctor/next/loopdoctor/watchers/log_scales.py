@@ -18,24 +18,4 @@ Footgun: a logarithm that is multiplied by what has several numbers (a mask, a w
 scale that stretches several numbers (of a row, or in all rows) counts once for each of them.
 """
 
-
-
 NODES, KEY = 3000, "loopdoctor_factor"
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

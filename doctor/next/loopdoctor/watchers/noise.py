@@ -32,7 +32,6 @@ SAME = {  # scaled, or in another shape
     *("permute", "transpose", "bfloat16", "requires_grad", "cuda"),
 }
 LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"}
-LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 POWERS = {"pow", "square", "abs", "norm", "linalg_norm", "vector_norm", "__pow__"}
 NONE: frozenset[int] = frozenset()
 
@@ -52,9 +51,6 @@ class Noise(Watcher):
         self.known = Known(self)
         self.sizes: dict[int, int] = {}  # of each draw
         self.uniform: set[int] = set()
-        self.like: set[int] = set()  # those that were drawn like another tensor, as noise for it is
-        self.noisy = Known(self)  # what such noise was added to, as it is: [the draw, whether a layer was given it]
-        self.gaps = Known(self)  # differences of an answer and its own input
 
     def close(self) -> None:
         self.known.by_id.clear()
@@ -69,14 +65,10 @@ class Noise(Watcher):
             self.sizes[number] = result.numel()
             if op.name in UNIFORM:
                 self.uniform.add(number)
-            elif op.name == "randn_like":
-                self.like.add(number)
             return self.known.put(result, Draws(frozenset({number}), number))
         facts = [self.known.get(t) for t in op.given]
         if not any(facts):
             return
-        if op.name in LAYERS and (noisy := self.noisy.get(op.given[0])):
-            noisy[1] = True
         if op.name in LOSSES:
             self._judge(*op.given[:2]) if len(op.given) > 1 else None
             return
@@ -91,8 +83,6 @@ class Noise(Watcher):
                     others = [o for o in op.given if o is not t and o.numel() == t.numel()]
                     if any(fact.pure not in self._of(o) for o in others):
                         mixed |= {fact.pure}
-                        if fact.pure in self.like:
-                            self.noisy.put(result, [fact.pure, False])
         pure = -1
         if op.name in SAME and result is not None and facts[0] is not None or len(op.given) == 2 and op.name in SAME:
             large = [f for t, f in zip(op.given, facts) if result is not None and t.numel() == result.numel()]
@@ -100,8 +90,6 @@ class Noise(Watcher):
         right = None
         if op.name in ("sub", "subtract", "add") and len(op.given) == 2 and result is not None and result.requires_grad:
             right = self._right(*op.given)
-            if self._its_own(*op.given) or self._its_own(*op.given[::-1]):
-                self.gaps.put(result, True)
         for r in op.results or ([result] if result is not None else []):
             self.known.put(r, Draws(of, pure if not r.requires_grad else -1, mixed, right))
 
@@ -117,8 +105,6 @@ class Noise(Watcher):
                 continue
             has = self.known.get(answer) or Draws(NONE)
             if wanted.pure in self.uniform:
-                if wanted.pure in has.mixed:
-                    self.e.uniform_noise.add(self.eye.turn)
                 continue
             if wanted.pure in has.of:
                 return True
@@ -127,15 +113,7 @@ class Noise(Watcher):
                 return False
         return None
 
-    def _its_own(self, answer: Tensor, target: Tensor) -> bool:
-        """A target that is what went in, with the noise that was to be taken out of it. A model may also take its
-        answer from its input; so a difference must be squared to be an error."""
-        draw, fed = self.noisy.get(target) or (None, False)
-        return fed and answer.requires_grad and draw in self._of(answer) and answer.numel() == target.numel()
-
     def _judge(self, answer: Tensor, target: Tensor) -> None:
-        if self._its_own(answer, target):
-            self.note("F73", tuple(target.shape))
         self._note(self._right(answer, target))
         for t in (answer, target):  # one side may be a difference, the other zeros
             fact = self.known.get(t)
@@ -147,8 +125,6 @@ class Noise(Watcher):
         )
         if squared and facts[0] is not None:
             self._note(facts[0].right)
-            if self.gaps.get(op.given[0]):
-                self.note("F73", tuple(op.given[0].shape))
 
     def _note(self, right: bool | None) -> None:
         if right is not None:

@@ -7,8 +7,3 @@
 Footgun: a nearest and a second nearest are taken by topk or sort; the minimum of one tensor over one dim is one number,
 so there is no reason to take it twice. Only what learns, from both, is looked at.
 """
-
-
-
-
-

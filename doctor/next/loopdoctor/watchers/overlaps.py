@@ -99,9 +99,6 @@ class Overlaps(Watcher):
         return None
 
     def backward(self, loss: Tensor) -> None:
-        fact = self.known.get(loss)
-        if fact is not None and fact[0] == "score" and not self.eye.rising:
-            self.note("F71", "overlap")
         self.known.by_id.clear()
 
     def close(self) -> None:

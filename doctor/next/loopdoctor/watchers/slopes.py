@@ -10,8 +10,6 @@ it is a weight of a term, and where it is detached on purpose; so it is followed
 with what has a gradient, a sign or a detach. Several inputs with the shapes of weights are those of an inner loop.
 """
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from loopdoctor import graphs
@@ -54,7 +52,7 @@ class Slopes(Watcher):
         if not all(isinstance(t, Tensor) for t in (*inputs, *outputs)):
             return
         if create:
-            return self._flat(inputs, op.result)
+            return
         self.shapes = self.shapes or {p.shape for p in self.e.parameters().values()}
         weights = self.e.optimized()
         if any(isinstance(t, nn.Parameter) or id(t) in weights for t in inputs):
@@ -65,12 +63,6 @@ class Slopes(Watcher):
             for r in op.result:
                 if isinstance(r, Tensor) and not r.requires_grad:
                     self.known.put(r, True)
-
-    def _flat(self, inputs: Sequence[Tensor], results: tuple) -> None:
-        """A derivative with a graph that is zero in every place is none that a loss could ask anything of."""
-        there = [r for t, r in zip(inputs, results) if isinstance(r, Tensor) and not isinstance(t, nn.Parameter)]
-        if there and all(r.numel() > 1 and not r.any() for r in there):
-            self.e.flat.add(self.eye.turn)
 
     def backward(self, loss: Tensor) -> None:
         if self.known.get(loss):
