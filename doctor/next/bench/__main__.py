@@ -6,7 +6,7 @@
 
 Each program runs twice in a process of its own, plain and watched, forked from one that has imported torch. A fault
 counts as named where the first error or warning is one of its `Names:`. For a twin and a healthy program nothing is
-right to say. The last numbers a program leaves (weights and the next draw) must be the same with and without the doctor.
+right to say. The numbers that a program leaves (weights, the next draw) must be the same with and without the doctor.
 
 Footgun: CPU seconds are those of this process alone; run it on a quiet machine before a figure is quoted.
 """
