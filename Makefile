@@ -21,8 +21,7 @@ PITFALLS = tests/lessons/test_pitfalls.py
 FACTS = --facts=outputs/tests/facts
 # nbval is for them alone: to import it takes each process a second.
 PYTEST = env OMP_NUM_THREADS=1 $(BIN)/python -m pytest -p no:nbval -n $(WORKERS) --dist worksteal
-# Of the doctor's tests those of one file share the networks that they train first.
-DOCTOR = --dist loadfile doctor/tests
+DOCTOR = doctor/tests
 export JUPYTER_PREFER_ENV_PATH := 1
 export HF_HUB_DISABLE_TELEMETRY := 1
 # Containers like to set it. Each of hundreds of processes would then compile all of our sources anew.
@@ -63,18 +62,18 @@ $(BOOK):
 test: env  ## after each change, minutes: units, properties, parity, the doctor, hygiene of notebooks
 	$(PYTEST) -m "not slow and not base and not kernel and not browser and not gpu"
 
-test-doctor: env  ## the tests of the doctor alone, with all programs of its judged sets
+test-doctor: env  ## the tests of the doctor alone, with every program of its bench
 	$(PYTEST) $(DOCTOR)
 
 test-notebooks: env  ## run notebooks again and compare their checked cells: those changed since BASE=HEAD, or NOTEBOOKS="01 10"
 	$(BIN)/python tests/validate.py $(NOTEBOOKS)
 
-test-all: env $(BOOK)  ## before a merge: all but test-doctor's judged programs beyond four per cause; ends with the ten slowest
+test-all: env $(BOOK)  ## before a merge: everything; ends with the ten slowest
 	rm -rf outputs/tests && mkdir -p outputs/tests
 	$(BIN)/python -m nblib.base
 	beside() { \
 	  nice -n 19 $(BIN)/python tests/validate.py --all $(FACTS) --junit-xml=outputs/tests/notebooks.xml; local one=$$?; \
-	  nice -n 19 $(PYTEST) $(DOCTOR) -m "not again" --junit-xml=outputs/tests/doctor.xml && return $$one; \
+	  nice -n 19 $(PYTEST) $(DOCTOR) --junit-xml=outputs/tests/doctor.xml && return $$one; \
 	}; \
 	status=0; \
 	$(PYTEST) $(FACTS) --junit-xml=outputs/tests/pitfalls.xml $(PITFALLS) || status=1; \

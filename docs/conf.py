@@ -7,12 +7,13 @@ and documents work here as they do in JupyterLab and on a forge. No notebook is 
 import shutil
 from pathlib import Path
 
+from loopdoctor import pages
+
 project, author, copyright = "The workbook", "", ""
 extensions = ["myst_nb", "sphinx-mathjax-offline"]
 root_doc = "README"
 include_patterns = ["docs/*.md", "docs/*.ipynb", "notebooks/*.ipynb", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"]
 include_patterns += [f"{folder}/README.md" for folder in ("doctor", "nblib", "outputs", "parameters", "tests")]
-include_patterns += ["doctor/CHECKS.md"]
 
 nb_execution_mode = "off"
 nb_mime_priority_overrides = [("html", "text/html", 0), ("html", "image/png", 1), ("html", "text/plain", 9)]
@@ -58,7 +59,7 @@ docs/claims
 docs/glossary
 docs/solutions
 doctor/README
-doctor/CHECKS
+docs/checks
 nblib/README
 tests/README
 parameters/README
@@ -76,9 +77,11 @@ def setup(app) -> None:
 
 
 def _contents(app, name: str, source: list[str]) -> None:
-    """The README is the first page; what the site lists at its side stands in no file that a forge shows."""
+    """Add what stands in no file that a forge shows: the list at the side, and the pages of the doctor's checks."""
     if name == root_doc:
         source[0] += CONTENTS
+    if name == "docs/checks":
+        source[0] += "\n" + pages.page()
 
 
 def _complete(app, failure) -> None:

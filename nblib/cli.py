@@ -37,10 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # names of files may be in another encoding
     given = list(sys.argv[1:] if arguments is None else arguments)
-    given, others = _split(given) if given[:1] == ["doctor"] else (given, [])
-    options = argparse.Namespace(others=others, ran=False)
+    options = argparse.Namespace(ran=False)
     try:
         try:
+            if given[:1] == ["doctor"]:
+                return _doctor(given[1:])
             return _parser().parse_args(given, options).command(options)
         finally:
             print(end="", flush=True)  # here and not when Python ends, where an error can no longer be told
@@ -104,12 +105,6 @@ def _import(module: str, how: str) -> ModuleType:
         if error.name not in (package, module):  # it is there and lacks something itself
             raise
         raise ParameterError(f"{package} is not installed; {how}") from None
-
-
-def _split(given: list[str]) -> tuple[list[str], list[str]]:
-    """What stands before `--` and after it: argparse loses the latter behind an option."""
-    at = given.index("--") if "--" in given else len(given)
-    return given[:at], given[at + 1 :]
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -298,12 +293,9 @@ def _gpu_check(options: argparse.Namespace) -> int:
     return _import("lessons.gpu_check", INSTALL).main()
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    script = _import("train_doctor.script", "run `make env` (or: pip install ./doctor)")
-    try:
-        return script.main(options.target, options.others, steps=options.steps, as_json=options.json, stop=options.stop)
-    except script.BadInput as error:
-        raise ParameterError(str(error)) from error
+def _doctor(given: Sequence[str]) -> int:
+    """Hand everything to the doctor's own command, which has its own options and its own errors."""
+    return _import("loopdoctor.script", "run `make env` (or: pip install ./doctor)").command(given, prog="nblib doctor")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -428,17 +420,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--optimizer", default="adamw", help="adamw, momentum or sgd")
     command.add_argument("--logits", default="chunked", help="chunked, or full for the plain loss")
 
-    command = add(
-        "doctor",
-        _doctor,
-        help="run a training script and name what is wrong with its loop",
-        epilog="Arguments of the script itself come last, after --. Exit code 0: no error found; 1: an error was found "
-        "or the script raised; 2: it could not be run. `train-doctor --help` has more ways to ask and to be told.",
-    )
-    command.add_argument("target", metavar="FILE.py[:function]", help="a script, or one function of it")
-    command.add_argument("--steps", type=_positive, default=10, metavar="N", help="steps to watch (default 10)")
-    command.add_argument("--json", action="store_true", help="the report as JSON; the script prints to stderr")
-    command.add_argument("--stop", action="store_true", help="end the script after the watched steps")
+    commands.add_parser("doctor", help="run a training script and name what is wrong with its loop", add_help=False)
     add("gpu-check", _gpu_check, help="a minute on your card: driver, waits, speed, memory; outputs/gpu-check.json")
     return parser
 

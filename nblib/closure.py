@@ -23,7 +23,7 @@ from typing import NamedTuple
 from nblib import paths
 
 # a package by the name it is imported under, and its folder in the project
-PACKAGES = {"nblib": "nblib", "lessons": "notebooks/lessons", "train_doctor": "doctor/train_doctor"}
+PACKAGES = {"nblib": "nblib", "lessons": "notebooks/lessons", "loopdoctor": "doctor/loopdoctor"}
 PITFALLS, ALL = "lessons.pitfalls", "lessons.pitfalls.catalogue"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 LOOKED_AT = (*DOCUMENTED, ast.Import, ast.ImportFrom, ast.Attribute, ast.Constant, ast.Raise, ast.Assert, ast.Assign)

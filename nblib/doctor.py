@@ -1,25 +1,25 @@
-"""The doctor, under the name that the notebooks use. It is a package of its own, `train_doctor`, in the folder doctor/.
+"""The doctor, under the name that the notebooks use. It is a package of its own, `loopdoctor`, in the folder doctor/.
 
     with doctor.watch(model, optimizer=optimizer) as report: ...
 
 Footgun: names are passed on when they are asked for. So `from nblib.doctor import watch` works, but
-`import nblib.doctor.checks` does not. Import what is not a public name from `train_doctor`.
+`import nblib.doctor.checks` does not. Import what is not a public name from `loopdoctor`.
 """
 
 from typing import Any
 
 try:
-    import train_doctor
+    import loopdoctor
 except ModuleNotFoundError as error:
-    if error.name != "train_doctor":
+    if error.name != "loopdoctor":
         raise
     raise ModuleNotFoundError(
         "The doctor is not installed here: run `make env`, or `pip install ./doctor` in the repository.",
-        name="train_doctor",
+        name="loopdoctor",
     ) from error
 
-__all__ = list(train_doctor.__all__)
+__all__ = list(loopdoctor.__all__)
 
 
 def __getattr__(name: str) -> Any:
-    return getattr(train_doctor, name)
+    return getattr(loopdoctor, name)

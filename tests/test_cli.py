@@ -117,7 +117,7 @@ def test_list_and_an_empty_report(workbook, capsys):
     "command, package, said",
     [
         ("list --pitfalls", "lessons", "lessons is not installed; run `make env` (or: pip install -e .)"),
-        ("doctor a.py", "train_doctor", "train_doctor is not installed; run `make env` (or: pip install ./doctor)"),
+        ("doctor a.py", "loopdoctor", "loopdoctor is not installed; run `make env` (or: pip install ./doctor)"),
     ],
 )
 def test_a_missing_package_says_how_to_install_it(monkeypatch, capsys, command, package, said):

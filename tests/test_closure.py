@@ -13,7 +13,7 @@ from nblib import base, closure, paths, runtime, text
 from nblib.run import jobs
 from nblib.run.parameters import ParameterError
 
-SOURCES = ("nblib", "notebooks", "doctor/train_doctor", "parameters")
+SOURCES = ("nblib", "notebooks", "doctor/loopdoctor", "parameters")
 METHODS = {path.stem for path in paths.notebooks().glob("[12]*.ipynb")} - {"21_scale_out"}  # which needs no base
 FIRST = {
     "00_setup",
@@ -113,7 +113,7 @@ def test_comments_in_cells_repeat_nothing(project):
         ("notebooks/lessons/pitfalls/four_bit.py", {"01_freeze_and_adapters", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/lrc.py", {"10_lrc", "05_doctor"}, None),
         ("notebooks/lessons/pitfalls/bench.py", FIRST - {"00_setup"} | METHODS - {"20_compare"}, None),
-        ("doctor/train_doctor/causes.py", {"05_doctor"} | METHODS, None),
+        ("doctor/loopdoctor/causes.py", {"05_doctor"} | METHODS, None),
         ("notebooks/lessons/jamba.py", {"12_moe_muon", "14_sparse_depth"}, None),
         ("notebooks/lessons/skipping.py", {"14_sparse_depth"}, None),
         ("notebooks/lessons/short_runs.py", {"20_compare"}, None),

@@ -1,13 +1,13 @@
-"""`nblib.doctor` is `train_doctor` under another name, and `nblib doctor` its command."""
+"""`nblib.doctor` is `loopdoctor` under another name, and `nblib doctor` its command."""
 
 import pytest
 
-import train_doctor
+import loopdoctor
 from nblib import cli, doctor
 
 
 def test_every_public_name_is_passed_on():
-    assert all(getattr(doctor, name) is getattr(train_doctor, name) for name in train_doctor.__all__)
+    assert all(getattr(doctor, name) is getattr(loopdoctor, name) for name in loopdoctor.__all__)
     with pytest.raises(AttributeError, match="nothing_of_the_kind"):
         doctor.nothing_of_the_kind  # noqa: B018
 

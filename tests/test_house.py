@@ -16,7 +16,7 @@ LINES, FILES = 11_000, 60  # nblib may never have more
 HOMES = {
     "nblib": ROOT / "nblib",
     "lessons": ROOT / "notebooks" / "lessons",
-    "train_doctor": ROOT / "doctor/train_doctor",
+    "loopdoctor": ROOT / "doctor/loopdoctor",
 }
 # Modules without a test file of their own name, and where they are tested. To become fewer.
 TESTED_ELSEWHERE = {
@@ -125,13 +125,13 @@ def test_nblib_stands_without_the_lessons_and_without_the_doctors_inside():
         package = each.imported.split(".")[0]
         if package == "lessons":
             return each.importer != "nblib.cli" or not each.inside
-        return package == "train_doctor" and each.importer not in ("nblib.doctor", "nblib.cli")
+        return package == "loopdoctor" and each.importer not in ("nblib.doctor", "nblib.cli")
 
     assert written(list(filter(wrong, arrows("nblib")))) == []
 
 
 def test_the_doctor_stands_alone():
-    wrong = [each for each in arrows("train_doctor") if each.imported.split(".")[0] in ("nblib", "lessons")]
+    wrong = [each for each in arrows("loopdoctor") if each.imported.split(".")[0] in ("nblib", "lessons")]
     assert written(wrong) == []
 
 

@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
-import train_doctor as doctor
+import loopdoctor as doctor
 from tests.test_report import FULL, finding, made
-from train_doctor import ERROR, NOTE, WARN, script
-from train_doctor.control import control
+from loopdoctor import ERROR, NOTE, WARN, script
+from loopdoctor.control import control
 
 
 def frozen_part(**how):
@@ -53,12 +53,12 @@ def test_severity(text, meant):
 @pytest.mark.parametrize(
     "ignore, severity, said",
     [
-        ({"b6": "x"}, None, "names 'b6', and no check has that id; did you mean 'B6'? Allowed are S1, S2"),
-        ({"clip-saturatd": "x"}, None, "did you mean 'B6'"),
+        ({"s3": "x"}, None, "names 's3', and no check has that id; did you mean 'S3'? Allowed are S1, S2"),
+        ({"optimizer-misses-trainable": "x"}, None, "did you mean 'S3'"),
         (None, {"zzzzzzzz": "note"}, "severity names 'zzzzzzzz', and no check has that id. Allowed are"),
-        ({"B6": ""}, None, "ignore['B6'] = '': must be a text"),
-        (["B6"], None, "must name checks"),
-        (None, {"B6": "fatal"}, "severity['B6'] = 'fatal': allowed are error, warn, note"),
+        ({"S3": ""}, None, "ignore['S3'] = '': must be a text"),
+        (["S3"], None, "must name checks"),
+        (None, {"S3": "fatal"}, "severity['S3'] = 'fatal': allowed are error, warn, note"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(ignore, severity, said):
@@ -73,14 +73,14 @@ def test_the_same_in_pyproject(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(inner)
     (inner / "pyproject.toml").write_text("[project]\nname = 'x'\n")  # without a table: the search goes on
     file = tmp_path / "pyproject.toml"
-    file.write_text("[tool.train_doctor]\nignore = { S3 = 'a probe' }\nseverity = { N5 = 'note' }\n")
+    file.write_text("[tool.loopdoctor]\nignore = { S3 = 'a probe' }\nseverity = { N5 = 'note' }\n")
     assert [reason for _, reason in frozen_part().ignored] == ["a probe"]
     assert frozen_part(ignore={"S3": "said here"}).ignored[0][1] == "said here", "the code wins"
     for text, said in [
-        ("[tool.train_doctor]\nignore = { S330 = 'x' }", "did you mean 'S3"),
-        ("[tool.train_doctor]\nsteps = 3", "'steps' is no option; allowed are ignore and severity"),
-        ("[tool]\ntrain_doctor = 3", "must be a table"),
-        ("[tool.train_doctor\n", "cannot be read"),
+        ("[tool.loopdoctor]\nignore = { S330 = 'x' }", "did you mean 'S3"),
+        ("[tool.loopdoctor]\nsteps = 3", "'steps' is no option; allowed are ignore and severity"),
+        ("[tool]\nloopdoctor = 3", "must be a table"),
+        ("[tool.loopdoctor\n", "cannot be read"),
     ]:
         file.write_text(text)
         with pytest.raises(ValueError, match=said):
@@ -97,7 +97,7 @@ def test_an_ignored_error_does_not_decide_the_exit_code(tmp_path, monkeypatch, c
         "import torch\nm = torch.nn.Linear(4, 4)\no = torch.optim.SGD(m.parameters(), 0.0)\n"
         "for _ in range(6):\n    o.zero_grad(); m(torch.randn(8, 4)).square().mean().backward(); o.step()\n"
     )
-    table = "[tool.train_doctor]\nseverity = { N11 = 'error' }\n"
+    table = "[tool.loopdoctor]\nseverity = { N11 = 'error' }\n"
     (tmp_path / "pyproject.toml").write_text(table)
     assert script.command(["train.py"]) == 1
     (tmp_path / "pyproject.toml").write_text(table + "ignore = { N11 = 'a dry run' }\n")

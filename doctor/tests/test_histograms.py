@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train_doctor as doctor
-from train_doctor import histograms
-from train_doctor.histograms import BINS, COLUMNS, GIVEN, GRADIENTS, LOW, NUMBERS, TENSORS, WIDTH
+import loopdoctor as doctor
+from loopdoctor import histograms
+from loopdoctor.histograms import BINS, COLUMNS, GIVEN, GRADIENTS, LOW, NUMBERS, TENSORS, WIDTH
 
 
 def train(steps: int = 10, depth: int = 2, scale: float = 1.0, dtype=torch.float32):

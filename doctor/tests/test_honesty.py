@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train_doctor as doctor
-from tests.bench import assert_healthy, assert_root, batches, lm, quiet
+import loopdoctor as doctor
+from tests.loops import assert_healthy, assert_root, batches, lm, quiet
 
 BUILD = {
     "S1",

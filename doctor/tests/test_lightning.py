@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import train_doctor as doctor
+import loopdoctor as doctor
 
 
 def fit(callback, model, optimizer, fails: bool = False):

@@ -14,11 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train_doctor as doctor
-from tests.bench import quiet
-from tests.test_arithmetic import said
-from train_doctor import loads
-from train_doctor.checks.loaded import fitting
+import loopdoctor as doctor
+from tests.loops import quiet, said
+from loopdoctor import loads
+from loopdoctor.checks.loaded import fitting
 
 PLAIN = inspect.unwrap(nn.Module.load_state_dict)
 
@@ -464,7 +463,7 @@ def test_a_model_carries_nothing_of_it():
     torch.save(model, buffer)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert vars(other).keys() == vars(model).keys()
-    assert b"train_doctor" not in buffer.getvalue() + pickle.dumps(model) + pickle.dumps(model.state_dict())
+    assert b"loopdoctor" not in buffer.getvalue() + pickle.dumps(model) + pickle.dumps(model.state_dict())
 
 
 def test_it_is_put_on_once():

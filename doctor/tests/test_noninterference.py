@@ -20,8 +20,8 @@ from torch.optim import optimizer as optimizer_module
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-import train_doctor as doctor
-from tests import bench
+import loopdoctor as doctor
+from tests import loops
 
 
 class Stop(Exception):
@@ -159,7 +159,7 @@ def run(program, reentrant, watching):
     m, losses = Net(reentrant=reentrant), []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program(m, bench.batches(4), watching, losses)
+        program(m, loops.batches(4), watching, losses)
     return m.state_dict(), losses, torch.get_rng_state()
 
 
@@ -248,7 +248,7 @@ def test_weights_that_a_call_takes_out_and_puts_back_stay_where_they_are():
         o = torch.optim.AdamW([p for p in m.parameters() if p.requires_grad], 1e-2)
         names = {name for name, _ in m.named_parameters()}
         with watching(m, o) as report:
-            for x in bench.batches(4):
+            for x in loops.batches(4):
                 m(x[:, :-1], x[:, 1:])[1].backward()
                 o.step(), o.zero_grad()
         assert {name for name, _ in m.named_parameters()} == names and type(m.blocks[0].base) is nn.Linear
@@ -263,7 +263,7 @@ def test_no_hook_is_left(wrong):
     try:
         with doctor.watch(m, say=False):
             assert hooks_of(m) > 0
-            plain(m, bench.batches(1), lambda *_: nullcontext(), [])
+            plain(m, loops.batches(1), lambda *_: nullcontext(), [])
             if wrong:
                 raise Stop
     except Stop:
@@ -274,7 +274,7 @@ def test_no_hook_is_left(wrong):
 def test_hooks_are_gone_when_the_steps_are_over():
     m, before = Net(), world()
     with doctor.watch(m, say=False, steps=2):
-        plain(m, bench.batches(3), lambda *_: nullcontext(), [])
+        plain(m, loops.batches(3), lambda *_: nullcontext(), [])
         assert hooks_of(m) == 0 and world()[:-1] == before[:-1]
         assert world()[-1] == before[-1] + 1, "the counter of after.py"
     assert world() == before
@@ -286,7 +286,7 @@ def test_watches_that_overlap_put_back_both(order):
     outer, inner = (doctor.watch(m, say=False, steps=1 if order == "outer first" else 9) for _ in range(2))
     first = outer.__enter__()
     second = inner.__enter__()
-    plain(m, bench.batches(2), lambda *_: nullcontext(), [])
+    plain(m, loops.batches(2), lambda *_: nullcontext(), [])
     for one in (outer, inner) if order == "outer first" else (inner, outer):
         one.__exit__(None, None, None)
     assert world() == before and first.done and second.done and not first.faults + second.faults
@@ -311,7 +311,7 @@ def test_the_report_keeps_nothing_alive(program):
     def go():
         m = Net()
         kept.extend(weakref.ref(x) for x in (m, m.head.weight))
-        program(m, bench.batches(3), watching, [])
+        program(m, loops.batches(3), watching, [])
 
     go()
     gc.collect()
@@ -320,8 +320,8 @@ def test_the_report_keeps_nothing_alive(program):
 
 def per_step(family: str, hidden: int, layers: int, vocab: int, rows: int, length: int, accumulated: int):
     """A function that makes one training step and returns its seconds of the processor, and its model and optimizer."""
-    m = bench.lm(family, hidden=hidden, layers=layers, vocab=vocab)
-    ids = bench.batches(1, rows=rows, length=length)[0]
+    m = loops.lm(family, hidden=hidden, layers=layers, vocab=vocab)
+    ids = loops.batches(1, rows=rows, length=length)[0]
     o = torch.optim.AdamW(m.parameters(), 1e-4)
 
     def step() -> float:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from train_doctor import overfit, script
+from loopdoctor import overfit, script
 
 HEAD = """
 import random, torch

@@ -6,11 +6,11 @@ import warnings
 import pytest
 import torch
 
-import train_doctor as doctor
-from tests import bench
-from train_doctor.finding import ERROR, NOTE, OK, WARN, Finding
-from train_doctor.observe import Optimizers
-from train_doctor.report import Report, Unhealthy
+import loopdoctor as doctor
+from tests import loops
+from loopdoctor.finding import ERROR, NOTE, OK, WARN, Finding
+from loopdoctor.observe import Optimizers
+from loopdoctor.report import Report, Unhealthy
 
 
 def made(*findings) -> Report:
@@ -77,10 +77,10 @@ def test_after_a_fault_in_watching_no_check_says_ok(monkeypatch):
         raise RuntimeError("seen wrongly")
 
     monkeypatch.setattr(Optimizers, "_note_step", fails)
-    model = bench.lm(hidden=32)
+    model = loops.lm(hidden=32)
     optimizer = torch.optim.AdamW(model.parameters())
     with doctor.watch(model, optimizer=optimizer, say=False) as report:
-        for ids in bench.batches(3):
+        for ids in loops.batches(3):
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -89,6 +89,6 @@ def test_after_a_fault_in_watching_no_check_says_ok(monkeypatch):
 
 
 def test_an_option_that_does_not_exist_is_named():
-    model = bench.lm(hidden=32)
+    model = loops.lm(hidden=32)
     with pytest.raises(TypeError, match="tokeniser = 3: no such option; allowed are tokenizer, untied"):
         doctor.preflight(model, lambda: None, tokeniser=3)

@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-import train_doctor as doctor
+import loopdoctor as doctor
 from tests.test_report import FULL, finding, made
-from train_doctor import ERROR, NOTE, WARN, reports, script
+from loopdoctor import ERROR, NOTE, WARN, reports, script
 
 EVIL = "<script>alert('a')</script> & \"b\" ]]> `c` | *d* \x00\x1b[0m 100%\n::error::e"
 OPEN = {"meta", "polyline", "rect", "br"}

@@ -1,4 +1,4 @@
-"""`train-doctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes tell apart."""
+"""`loopdoctor FILE.py`: a script runs as Python would run it, its report comes after it, exit codes tell apart."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from train_doctor.script import command
+from loopdoctor.script import command
 
 SCRIPT = """
 import sys, torch, helper
@@ -62,12 +62,12 @@ def test_a_script_runs_as_python_runs_it(script, capsys):
 
 @pytest.mark.slow
 def test_json_on_stdout_is_nothing_but_json(script):
-    line = [sys.executable, "-m", "train_doctor", str(script), "--json", "--", "frozen"]
+    line = [sys.executable, "-m", "loopdoctor", str(script), "--json", "--", "frozen"]
     done = subprocess.run(line, capture_output=True, text=True)
     report = json.loads(done.stdout)
     assert done.returncode == 1 and report["raised"].startswith("RuntimeError") and not report["healthy"]
     assert [f["check"] for f in report["findings"]][:1] == ["S1"]
-    assert "script speaks" in done.stderr and "Traceback" in done.stderr and "train_doctor/script.py" not in done.stderr
+    assert "script speaks" in done.stderr and "Traceback" in done.stderr and "loopdoctor/script.py" not in done.stderr
 
 
 def test_a_function_alone(script, capsys):
@@ -124,7 +124,7 @@ def test_bad_steps(script, capsys):
 
 
 def test_the_package_needs_torch_alone():
-    line = "import sys, train_doctor; print({'transformers', 'peft', 'bitsandbytes', 'accelerate'} & set(sys.modules))"
+    line = "import sys, loopdoctor; print({'transformers', 'peft', 'bitsandbytes', 'accelerate'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train_doctor as doctor
-from tests.bench import quiet
-from train_doctor import NOTE
+import loopdoctor as doctor
+from tests.loops import quiet
+from loopdoctor import NOTE
 
 LENGTH = 16
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import train_doctor as doctor
-from tests import bench
-from train_doctor import checks
-from train_doctor.evidence import Backward, Call, Clip, Schedule, Step
+import loopdoctor as doctor
+from tests import loops
+from loopdoctor import checks
+from loopdoctor.evidence import Backward, Call, Clip, Schedule, Step
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -27,7 +27,7 @@ class Failing(transformers.Trainer):
 
 
 def trainer(kind, folder, accumulation=1, **how):
-    rows = [{"input_ids": row, "labels": row} for x in bench.batches(8) for row in x]
+    rows = [{"input_ids": row, "labels": row} for x in loops.batches(8) for row in x]
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=2,
@@ -39,7 +39,7 @@ def trainer(kind, folder, accumulation=1, **how):
         disable_tqdm=True,
     )
     callback = doctor.TrainerCallback(say=False, **how)
-    return kind(bench.lm(hidden=32), arguments, train_dataset=rows, callbacks=[callback]), callback
+    return kind(loops.lm(hidden=32), arguments, train_dataset=rows, callbacks=[callback]), callback
 
 
 @pytest.fixture

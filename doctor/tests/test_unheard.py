@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import train_doctor as doctor
-from train_doctor import replays, unheard
+import loopdoctor as doctor
+from loopdoctor import replays, unheard
 
 WORDS = 32
 

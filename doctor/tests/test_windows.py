@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import optimizer as torch_optimizer
 
-import train_doctor as doctor
+import loopdoctor as doctor
 from tests.test_noninterference import hooks, world
-from train_doctor import NOTE, record, script
+from loopdoctor import NOTE, record, script
 
 
 def net(width: int = 16, kind=torch.optim.SGD, rate: float = 0.05):

@@ -20,7 +20,7 @@ from lessons.bf16_adamw import BF16AdamW
 from lessons.programs import Program
 from nblib import doctor, models
 from nblib.run import show
-from train_doctor.checks import ALL
+from loopdoctor.checks import ALL
 
 SYMPTOMS = {  # what is seen: words of the checks' own symptoms
     "the loss does not fall": ("stays where it is", "flat", "never falls", "nothing moves", "nothing changes"),

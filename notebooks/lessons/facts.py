@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("lessons", "nblib", "train_doctor")
+PACKAGES = ("lessons", "nblib", "loopdoctor")
 VERSIONS = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 
 

@@ -36,7 +36,7 @@ from lessons.pitfalls import (
 )
 from nblib import doctor, hf, models
 from nblib.methods import param_groups
-from train_doctor import Report
+from loopdoctor import Report
 
 CATALOGUE = {p.id: p for p in pitfalls.catalogue()}
 Run = Callable[[], object]

@@ -2,7 +2,7 @@
 
 from lessons.drawings import LOSS, STORED, TRAINED, Sketch
 from nblib.run import show
-from train_doctor.causes import CAUSES
+from loopdoctor.causes import CAUSES
 
 FOUND = {  # what the checks of one program could find, with an independent second fault
     "S10": "S10 reentrant-checkpoint-cut",
