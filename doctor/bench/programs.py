@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-FIELD = re.compile(r"^(Threads|Names|Missed|After):\s*(.*(?:\n[ \t]+\S.*)*)", re.M)
+FIELD = re.compile(r"^(Threads|Names|Missed|After):[ \t]*(.*(?:\n[ \t]+\S.*)*)", re.M)
 
 
 class Program(NamedTuple):

@@ -47,6 +47,7 @@ class After:
         self.rates = {id(o.object): _largest(e, n) for n, o in enumerate(e.optimizers) if o.object is not None}
         self.outside = {id(p) for p in e.trainable().values()} - e.optimized()  # told already
         self.names = {id(p): name for name, p in e.parameters().items()}
+        self.going_on: dict[int, bool] = {}  # by id of an optimizer
         self.asleep: list[int] = []  # steps made while all parts were in eval mode; the same for the rates
         self.zero: list[int] = []
         self.tiny: list[int] = []
@@ -66,7 +67,7 @@ class After:
         if entry[1] <= self.steps:
             return  # of several optimizers the one that steps most often counts
         self.steps = entry[1]
-        one = self.parts[0]() if self.parts else None
+        one = self.parts[0]() if self.parts and self._goes_on(optimizer) else None
         if one is not None and not one.training and not any(m.training for ref in self.parts if (m := ref())):
             self.asleep.append(self.steps)
         rate, usual = optimizer.param_groups[0].get("lr"), self.rates.get(id(optimizer))
@@ -85,6 +86,17 @@ class After:
         if self.steps == self.look:
             self.look *= 2
             self._look_at_gradients()
+
+    def _goes_on(self, optimizer: Any) -> bool:
+        """Whether it trains the model whose parts were awake. A new optimizer is another phase of training, in which a
+        part may rest on purpose."""
+        if id(optimizer) not in self.going_on:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            parts = {id(m) for ref in self.parts if (m := ref())}
+            awake = [m for ref in self.models if (m := ref()) and any(id(part) in parts for part in m.modules())]
+            mine = any(id(p) in held for m in awake for p in m.parameters())
+            self.going_on[id(optimizer)] = id(optimizer) in self.rates and mine
+        return self.going_on[id(optimizer)]
 
     def _look_at_gradients(self) -> None:
         refs = (*self.holding, *(entry[0] for entry in self.known.values()))

@@ -98,8 +98,9 @@ def _factor(node, kind: str) -> float | None:
     other = node._saved_other
     if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad:
         return None
-    with (
-        torch._C._DisableTorchDispatch()
-    ):  # inside a mode of the program's, torch cannot read a number of its own graph
+    # inside a mode of the program's, torch cannot read a number of its own graph
+    with torch._C._DisableTorchDispatch():
         number = float(other)
-    return number if kind == "MulBackward0" else 1.0 / number
+    if kind == "MulBackward0":
+        return number
+    return 1.0 / number if number else None

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     gc.disable()

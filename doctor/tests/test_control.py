@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import loopdoctor as doctor
-from tests.test_report import FULL, finding, made
 from loopdoctor import ERROR, NOTE, WARN, script
 from loopdoctor.control import control
+from tests.test_report import FULL, finding, made
 
 
 def frozen_part(**how):

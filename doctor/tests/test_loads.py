@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import loopdoctor as doctor
-from tests.loops import quiet, said
 from loopdoctor import loads
 from loopdoctor.checks.loaded import fitting
+from tests.loops import quiet, said
 
 PLAIN = inspect.unwrap(nn.Module.load_state_dict)
 

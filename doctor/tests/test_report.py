@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import loopdoctor as doctor
-from tests import loops
 from loopdoctor.finding import ERROR, NOTE, OK, WARN, Finding
 from loopdoctor.observe import Optimizers
 from loopdoctor.report import Report, Unhealthy
+from tests import loops
 
 
 def made(*findings) -> Report:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import loopdoctor as doctor
-from tests.test_report import FULL, finding, made
 from loopdoctor import ERROR, NOTE, WARN, reports, script
+from tests.test_report import FULL, finding, made
 
 EVIL = "<script>alert('a')</script> & \"b\" ]]> `c` | *d* \x00\x1b[0m 100%\n::error::e"
 OPEN = {"meta", "polyline", "rect", "br"}

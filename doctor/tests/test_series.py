@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import loopdoctor as doctor
-from tests.loops import quiet
 from loopdoctor import NOTE
+from tests.loops import quiet
 
 LENGTH = 16
 

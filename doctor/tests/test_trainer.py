@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import loopdoctor as doctor
-from tests import loops
 from loopdoctor import checks
 from loopdoctor.evidence import Backward, Call, Clip, Schedule, Step
+from tests import loops
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

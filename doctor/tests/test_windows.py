@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from torch.optim import optimizer as torch_optimizer
 
 import loopdoctor as doctor
-from tests.test_noninterference import hooks, world
 from loopdoctor import NOTE, record, script
+from tests.test_noninterference import hooks, world
 
 
 def net(width: int = 16, kind=torch.optim.SGD, rate: float = 0.05):

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from lessons import programs
 from lessons.bf16_adamw import BF16AdamW
 from lessons.programs import Program
+from loopdoctor.checks import ALL
 from nblib import doctor, models
 from nblib.run import show
-from loopdoctor.checks import ALL
 
 SYMPTOMS = {  # what is seen: words of the checks' own symptoms
     "the loss does not fall": ("stays where it is", "flat", "never falls", "nothing moves", "nothing changes"),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from lessons.pitfalls import Pitfall
-from nblib import doctor
 from loopdoctor import ERROR, NOTE, Report
+from nblib import doctor
 
 # One watch can stand around these runs whole: the broken one is named, and the others are clean.
 NAMED = ("P01", "P02", "P03", "P04", "P06", "P08", "P12", "P21", "P22", "P26", "P27", "P29", "P49")

@@ -34,9 +34,9 @@ from lessons.pitfalls import (
     recomputation,
     rollback,
 )
+from loopdoctor import Report
 from nblib import doctor, hf, models
 from nblib.methods import param_groups
-from loopdoctor import Report
 
 CATALOGUE = {p.id: p for p in pitfalls.catalogue()}
 Run = Callable[[], object]

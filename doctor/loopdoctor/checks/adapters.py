@@ -42,7 +42,9 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
     """
     if not e.stepped or not e.first:
         return unknown("no optimizer step was seen")
-    every, mine = e.parameters(), e.optimized()
+    # an average may be in the optimizer and never get a gradient: no step writes to it
+    live = set().union(*(o.live for o in e.optimizers))
+    every, mine = e.parameters(), e.optimized() & live
     shared = {measures.values_of(p).data_ptr() for p in e.trainable().values()}
     thawed = {n for g in e.of(Gradients) for n in g.norms}  # layers may take turns
     frozen = {n: p for n, p in every.items() if n in e.frozen_at_start - thawed and not p.requires_grad}
@@ -58,8 +60,7 @@ def frozen_moved(e: Evidence) -> Fired | Verdict:
         )
     if not drifted:
         return OK if frozen else not_applicable("nothing is frozen")
-    live = set().union(*(o.live for o in e.optimizers))  # an average may be in the optimizer and get no gradient
-    held = [n for n in drifted if id(every[n]) in mine & live]
+    held = [n for n in drifted if id(every[n]) in mine]
     return fires(
         f"{len(drifted)} of {len(frozen)} frozen tensors that were followed changed in {len(e.of(Step))} steps "
         f"({(held or drifted)[0]})",

@@ -282,7 +282,8 @@ def does_not_move(e: Evidence) -> Fired | Verdict:
         return unknown("no fp32 tensor was stepped three times with a gradient and a rate above zero")
     ps = e.parameters()
     stuck = [n for n, shares in tried.items() if max(shares) == 0.0 and id(ps.get(n)) not in tables]
-    back = [n for n, shares in tried.items() if n in ps and max(shares) > 0.5 and _as_at_start(e, n, ps[n])]
+    often = [n for n in tried if n in ps and e.returned.get(n, 0) > 1]  # once may be a new round of training
+    back = [n for n in often if max(tried[n]) > 0.5 and _as_at_start(e, n, ps[n])]
     rows = {n for n, p in ps.items() if id(p) in tables} | {n for n, m in e.owners().items() if isinstance(m, TABLES)}
     undone = [
         n for n, shares in tried.items() if max(shares) > 0.5 and {2, 3} <= e.as_before.get(n, set()) and n not in rows

@@ -87,6 +87,9 @@ def batch_as_time(e: Evidence) -> Fired | Verdict:
 
 
 def _along(given: tuple[int, ...], loss: tuple[int, ...]) -> bool:
+    """Whether the rows of the loss stand first in what was given, and could not be its length."""
+    if given[:1] == given[1:2]:
+        return False
     return len(given) == 3 and min(given[:2]) > 1 and bool(loss) and loss[0] == given[0] and given[1] not in loss[1:]
 
 

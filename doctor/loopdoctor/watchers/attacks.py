@@ -16,6 +16,7 @@ from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.watchers.operators import OVER, TIMES, plain_number
 
 CLEARS = {"zero", "grad="}
+CARRIES_ON = {"backward"}  # the gradient of a cut goes on below it: z.backward(cut.grad)
 
 
 class Attacks(Watcher):
@@ -32,7 +33,7 @@ class Attacks(Watcher):
 
     def saw(self, op: Op) -> None:
         if op.name != "grad":
-            if op.name not in CLEARS and any(map(self.known.get, op.given)) and not self.share:
+            if op.name not in CLEARS | CARRIES_ON and any(map(self.known.get, op.given)) and not self.share:
                 self.note("N1 attack", True)
             if op.name in TIMES | OVER and _is_share(op):
                 self.shares.put(op.result, True)

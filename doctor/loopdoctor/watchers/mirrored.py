@@ -23,7 +23,6 @@ from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import LOSSES, kind
-from loopdoctor.watchers.log_scales import KEY as FACTOR
 from loopdoctor.watchers.operators import MINUS
 
 FLIPS = {"flip", "fliplr", "flipud", "hflip", "vflip"}
@@ -135,10 +134,12 @@ def _axis(op: Op) -> int:
 
 
 def _turned_back(answer: Tensor) -> bool:
-    """A sign or a complement after the last layer, one for each number."""
+    """A sign or a complement after the last layer, one for each number. A unit (a factor above 0) is none."""
     node = answer.grad_fn
-    factor = kind(node) == "Mul" and sum(edge is not None for edge, _ in node.next_functions) == 1
-    return kind(node) in ("Neg", "Rsub", "Sub", "Where", "Stack", "Cat") or factor and FACTOR not in node.metadata
+    if kind(node) == "Mul" and sum(edge is not None for edge, _ in node.next_functions) == 1:
+        factor = getattr(node, "_saved_other", None)
+        return not (isinstance(factor, Tensor) and factor.numel() == 1 and float(factor) > 0)
+    return kind(node) in ("Neg", "Rsub", "Sub", "Where", "Stack", "Cat")
 
 
 def _middle(x: Tensor) -> Tensor:

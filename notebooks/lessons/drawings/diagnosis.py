@@ -1,8 +1,8 @@
 """Drawings of notebook 05: where the doctor looks into a training step, and how findings fold under their cause."""
 
 from lessons.drawings import LOSS, STORED, TRAINED, Sketch
-from nblib.run import show
 from loopdoctor.causes import CAUSES
+from nblib.run import show
 
 FOUND = {  # what the checks of one program could find, with an independent second fault
     "S10": "S10 reentrant-checkpoint-cut",
