@@ -34,4 +34,5 @@ def test_exit_codes_of_the_command(tmp_path, capsys):
     assert "give the path of an existing FILE.py" in capsys.readouterr().err
     with pytest.raises(SystemExit) as left:
         cli.main(["doctor", str(script), "--steps", "0"])
-    assert left.value.code == 2 and "nblib: argument --steps: '0' is not a whole number above 0" in capsys.readouterr().err
+    assert left.value.code == 2
+    assert "nblib: argument --steps: '0' is not a whole number above 0" in capsys.readouterr().err

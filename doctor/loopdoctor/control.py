@@ -70,12 +70,12 @@ def known(id: object) -> None:
 
 
 def _known(where: str, id: object) -> None:
-    from loopdoctor import checks, logs  # both are read when they are asked for: they take time to import
+    from loopdoctor import checks, log_faults  # both are read when they are asked for: they take time to import
 
-    ids = {c.id: c.id for c in checks.ALL} | {fault.id: fault.id for fault in logs.FAULTS}
+    ids = {c.id: c.id for c in checks.ALL} | {fault.id: fault.id for fault in log_faults.FAULTS}
     if id in ids:
         return
-    names = {f.name: c.id for c in checks.ALL for f in c.faults.values()} | {f.name: f.id for f in logs.FAULTS}
+    names = {f.name: c.id for c in checks.ALL for f in c.faults.values()} | {f.name: f.id for f in log_faults.FAULTS}
     upper = {name.lower(): id for name, id in (ids | names).items()}
     near = difflib.get_close_matches(str(id).lower(), upper, n=1, cutoff=0.5)
     meant = f"; did you mean {upper[near[0]]!r}?" if near else "."

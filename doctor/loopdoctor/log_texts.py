@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 from loopdoctor import checks
 from loopdoctor.finding import ERROR, WARN, Finding
+from loopdoctor.log_faults import LIVE
 from loopdoctor.log_lines import Message
 
-LIVE = "Run `loopdoctor train.py`"
 AROUND = 400  # characters of a line before and behind the words of a message
 HITS = 200  # of one message in a block
 OVERFLOWS = 20  # skipped steps from which on a scaler is not just finding its scale

@@ -31,8 +31,8 @@ def noisy_teacher(e: Evidence) -> Fired | Verdict:
 
     Asks each teacher the first batch twice, without gradients: the answers must agree. A teacher is a model that is
     called where the student learns, in at least half of the steps; one that was shown once and left is none. Differing
-    answers mean live dropout, so the teacher was left in train mode. A teacher that changes during the run (an average of
-    the student, as in Mean Teacher) is noisy on purpose, and left alone.
+    answers mean live dropout, so the teacher was left in train mode. A teacher that changes during the run (an average
+    of the student, as in Mean Teacher) is noisy on purpose, and left alone.
 
     ERROR or WARN teacher-not-deterministic: The teacher (or reference model) is in train mode, so its dropout makes
     other targets at every call. Fix: Call teacher.eval() before the loop, and after anything that calls .train() on a
