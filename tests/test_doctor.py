@@ -1,9 +1,10 @@
 """`nblib.doctor` is `loopdoctor` under another name, and `nblib doctor` its command."""
 
 import pytest
+import torch
 
 import loopdoctor
-from nblib import cli, doctor
+from nblib import cli, doctor, models, text, train
 
 
 def test_every_public_name_is_passed_on():
@@ -36,3 +37,34 @@ def test_exit_codes_of_the_command(tmp_path, capsys):
         cli.main(["doctor", str(script), "--steps", "0"])
     assert left.value.code == 2
     assert "nblib: argument --steps: '0' is not a whole number above 0" in capsys.readouterr().err
+
+
+TOKENS = torch.randint(1, 4, (20_000,), generator=torch.Generator().manual_seed(0)).cumsum(0) % 96  # steps of 1 to 3
+
+
+def prompts_left_out(batch: dict) -> dict:
+    labels = batch["labels"].clone()
+    labels[:, :12] = -100
+    return {**batch, "labels": labels}
+
+
+def shifted_by_hand(batch: dict) -> dict:
+    labels = torch.full_like(batch["labels"], -100)
+    labels[:, :-1] = batch["input_ids"][:, 1:]
+    return {**batch, "labels": labels}
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [(dict, None), (prompts_left_out, None), (shifted_by_hand, "F17")],
+    ids=["all tokens", "prompts left out", "shifted twice"],
+)
+def test_the_loss_of_the_loop_is_judged_though_it_makes_no_logits(change, named):
+    torch.manual_seed(0)
+    model = models.tiny(96, hidden=32, layers=2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    batches = map(change, text.Batches(TOKENS, rows=8, length=32))
+    with doctor.watch(model, optimizer=optimizer, steps=5, say=False) as report:
+        train.fit(model, batches, optimizer, total=6)
+    assert "not judged" not in report.headline()
+    assert (report.root.check if report.root else None) == named

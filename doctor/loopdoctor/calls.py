@@ -61,6 +61,7 @@ class Calls(Part):
         self.roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked as whole models
         self.covered: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # hooked to be counted
         self.heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self.norms: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # the last of each model
         self.kept = Counter()  # calls by role and gradient mode: the arguments of the first are kept for the probes
         self.counted: dict[int, tuple[weakref.ref, RemovableHandle]] = {}  # hooks that count calls, by id of the module
         self.always: set[int] = set()  # ids of those that are counted throughout
@@ -105,13 +106,16 @@ class Calls(Part):
     def complete(self) -> None:
         """Before each backward: a model that was compiled in place meanwhile, one that was called past its hooks."""
         self._see_compiled()
-        if not any(c.role == "model" and c.grad for c in self.calls):
+        learning = [c for c in self.calls if c.role == "model" and c.grad and not c.raised]
+        if not learning:
             self._call_from_ends()
+        elif learning[-1].logits is None and learning[-1].ids is not None:  # of a backbone whose head the loss applies
+            self._head_of_its_own(learning[-1])
 
     def let_go(self) -> None:
         """Of logits and losses, which a program may have let go of already: backward needs the memory."""
         for call in self.calls:
-            call.logits = call.loss = None
+            call.logits = call.loss = call.hidden = call.head = None
         for entropy in self.entropies:
             entropy.input = entropy.target = entropy.value = entropy.weight = None
         self.ends = {}
@@ -303,6 +307,10 @@ class Calls(Part):
         if is_compiled(model):
             return
         hidden = {m for c in model.modules() if is_compiled(c) for m in c.modules()}
+        norm = _last_norm(model)
+        if norm is not None and norm not in hidden and norm not in self.norms:
+            self.norms.add(norm)
+            self.at.hook(norm, norm.register_forward_hook(self._normed))
         tables = {m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)}
         self.layers.meet(model)
         self.laid |= graphs.sequences(model)
@@ -389,6 +397,14 @@ class Calls(Part):
     @quietly
     def _note_headed(self, output) -> None:
         self.ends["logits"] = output
+
+    def _normed(self, module, args, output) -> None:
+        if torch.is_grad_enabled() and not self.at.depth and readable(output) and output.dim() == 3:
+            self._note_normed(output)
+
+    @quietly
+    def _note_normed(self, output) -> None:
+        self.ends["hidden"] = output
 
     def _role(self, module: nn.Module) -> str:
         e = self.e
@@ -538,12 +554,29 @@ class Calls(Part):
         call.module = weakref.ref(self.e.models[0]) if self.e.models else nothing
         if logits is None:  # a head that was given chunks
             call.ids, call.requires_grad = on_cpu(ids), True
+            self._head_of_its_own(call)
         else:
             call.ids = on_cpu(ids) if ids is not None and ids.shape == logits.shape[:2] else None
             call.logits, call.vocabulary, call.requires_grad = logits, logits.shape[-1], logits.requires_grad
             call.finite = finite(logits)
         if self.e.note(call):
             self.calls.append(call)
+
+
+    def _head_of_its_own(self, call: Call) -> None:
+        """A loss that applies the head itself, by chunks, makes no logits: note what it makes them of."""
+        hidden, weight = self.ends.get("hidden"), self.e.head()
+        if hidden is None or weight is None:
+            return
+        if hidden.shape[:2] == call.ids.shape and weight.dim() == 2 and hidden.shape[2] == weight.shape[1]:
+            call.hidden, call.head, call.vocabulary = hidden.detach(), weight.detach(), weight.shape[0]
+
+
+def _last_norm(model: nn.Module) -> nn.Module | None:
+    """The last module with one row of weights as wide as the embedding: what the head is given comes out of it."""
+    widths = {m.embedding_dim for m in model.modules() if isinstance(m, nn.Embedding)}
+    rows = [m for m in model.modules() if isinstance(getattr(m, "weight", None), Tensor) and m.weight.dim() == 1]
+    return next((m for m in reversed(rows) if m.weight.numel() in widths), None)
 
 
 def _is_criterion(module: nn.Module, output: Any) -> bool:

@@ -52,6 +52,8 @@ class Call(Event):
     labels: Tensor | None = None  # (B, T) on the CPU, when given to the model
     decoder: Tensor | None = None  # (B, T) on the CPU, decoder_input_ids of an encoder-decoder
     logits: Tensor | None = None  # (B, T, V), live until the next backward begins, then None
+    hidden: Tensor | None = None  # (B, T, D) after the last norm, where no logits were seen; live as long as these
+    head: Tensor | None = None  # (V, D), what would make logits of it
     vocabulary: int | None = None  # V
     loss: Tensor | None = None  # what the model itself calls its loss; live as long as logits
     requires_grad: bool = False  # some output does

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from loopdoctor.evidence import Backward, Call, Evidence
-from loopdoctor.targets import IGNORED, Part, ahead_of, each_of, from_graph, given_to, recorded, shifted
+from loopdoctor.targets import IGNORED, Part, ahead_of, each_of, from_graph, given_to, picked_rows, recorded, shifted
 
 ROUNDS = 4  # for how long values are tried
+NEAR = 2e-6  # of a loss: what sums in another order differ by
 
 
 @dataclass
@@ -56,7 +57,7 @@ def read(e: Evidence, event: Backward, loss: Tensor | None = None) -> Reading | 
     for part in parts:
         part.offset = ahead_of(part.targets, part.call.ids, part.call)
     if not parts:
-        return _enumerated(event, calls[-1]) if event.round < ROUNDS else None
+        return _enumerated(event, calls[-1], loss) if event.round < ROUNDS else None
     return _conclude(event, parts, how)
 
 
@@ -134,13 +135,15 @@ def simple(ratio: float, loose: float) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ by trying
-def _enumerated(event: Backward, call: Call) -> Reading | None:
+def _enumerated(event: Backward, call: Call, loss: Tensor | None) -> Reading | None:
     """Which shift, mask, reduction and scale of a cross-entropy gives the value? None when nothing does."""
-    if call.logits is None or event.value is None or not math.isfinite(event.value) or event.value == 0:
+    states = call.logits if call.logits is not None else call.hidden
+    if states is None or event.value is None or not math.isfinite(event.value) or event.value == 0:
         return None
     given = given_to(call)
-    loose = 2e-4 if call.autocast is None and call.logits.dtype == torch.float32 else 2e-3
-    best: Reading | None = None
+    loose = 2e-4 if call.autocast is None and states.dtype == torch.float32 else 2e-3
+    picked = picked_rows(loss, call) if call.logits is None and loss is not None and event.requires_grad else None
+    found: list[tuple[float, Reading]] = []  # how far off, relative, and what
     for k in (1, 0, 2):
         targets = shifted(call.ids, k, IGNORED)
         if call.labels is not None and given is not None:
@@ -152,17 +155,27 @@ def _enumerated(event: Backward, call: Call) -> Reading | None:
         masks = {"labels": asked}
         if call.mask is not None:
             masks["attention"] = asked & shifted(call.mask != 0, k, False)
+        if picked is not None:
+            masks = {"picked": asked & picked}
         for name, mask in masks.items():
             n = int(mask.sum())
             if n < 32:
                 continue
             mean = float(each[mask].mean())
             for reduction, made in (("mean", mean), ("sum", mean * n)):
-                if not simple(event.value / made, loose):
+                ratio = event.value / made
+                if not simple(ratio, loose):
                     continue
-                if best is None:
-                    best = Reading("enumerated", k, given, n, mean, event.value / mean, reduction, name)
-                    best.targets = torch.where(mask, targets, IGNORED)
-                    best.ids, best.mask, best.offsets = call.ids, call.mask, [k]
-                best.hits.append(f"{k} ahead, {reduction} over {name}")
+                reading = Reading("enumerated", k, given, n, mean, event.value / mean, reduction, name)
+                reading.targets = torch.where(mask, targets, IGNORED)
+                reading.ids, reading.mask, reading.offsets = call.ids, call.mask, [k]
+                reading.hits = [f"{k} ahead, {reduction} over {name}"]
+                found.append((abs(ratio * round(1 / ratio) - 1), reading))
+    if not found:
+        return None
+    # near the start all tokens cost about the same and several ways fit: the nearest counts, and one ahead in doubt
+    least = min(off for off, _ in found)
+    near = [reading for off, reading in found if off <= max(3 * least, NEAR)]
+    best = next((reading for reading in near if reading.offset == 1), near[0])
+    best.hits = [hit for _, reading in found for hit in reading.hits]
     return best

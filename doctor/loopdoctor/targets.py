@@ -151,6 +151,38 @@ def from_graph(loss: Tensor, calls: list[Call]) -> list[Part]:
     return parts
 
 
+def picked_rows(loss: Tensor, call: Call) -> Tensor | None:
+    """Which positions (B, T) of the hidden states a loss took, `hidden[:, :-1].flatten(0, 1)[rows]`, by its graph."""
+    many, length = call.ids.shape
+    queue, seen = [loss.grad_fn], set()
+    while queue and len(seen) < 300:
+        node = queue.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        kind = type(node).__name__
+        if kind.startswith(INSIDE):
+            continue
+        if kind == "IndexBackward0":
+            rows = _rows_of(node)
+            if rows is not None and rows.numel() and int(rows.max()) < many * (length - 1):
+                mask = torch.zeros(many * (length - 1), dtype=torch.bool)
+                mask[rows] = True
+                return torch.cat([mask.view(many, length - 1), torch.zeros(many, 1, dtype=torch.bool)], 1)
+        queue += [edge for edge, _ in node.next_functions]
+    return None
+
+
+def _rows_of(node) -> Tensor | None:
+    try:
+        found = [x for x in node._saved_indices if x is not None]
+    except (AttributeError, RuntimeError):  # freed, or another version's name
+        return None
+    if len(found) != 1 or found[0].dtype != torch.int64 or found[0].dim() != 1:
+        return None
+    return found[0].cpu()
+
+
 def _index(node, kind: str) -> Tensor | None:
     try:
         if kind == "GatherBackward0":
@@ -207,14 +239,20 @@ def _gathered(index: Tensor, calls: list[Call], factor: Tensor | None = None) ->
 
 
 def each_of(call: Call, targets: Tensor) -> Tensor | None:
-    """Cross-entropy at each position, by chunks of rows so that large logits are never copied."""
-    logits = call.logits
-    if logits is None or logits.shape[:2] != targets.shape or not 0 < logits.numel() <= LARGEST:
+    """Cross-entropy at each position, by chunks of rows so that large logits are never copied. Where the loss has made
+    no logits, they are made here of the hidden states."""
+    states = call.logits if call.logits is not None else call.hidden
+    if states is None or call.vocabulary is None or states.shape[:2] != targets.shape:
         return None
-    flat, wanted = logits.detach().reshape(-1, logits.shape[-1]), targets.reshape(-1)
+    if not 0 < targets.numel() * call.vocabulary <= LARGEST:
+        return None
+    flat, wanted = states.detach().reshape(-1, states.shape[-1]), targets.reshape(-1)
     found = []
     for at in range(0, len(flat), 1024):
-        rows, index = flat[at : at + 1024].float(), wanted[at : at + 1024].clamp(min=0).to(flat.device)
+        rows = flat[at : at + 1024]
+        if call.logits is None:
+            rows = rows @ call.head.T.to(rows.dtype)
+        rows, index = rows.float(), wanted[at : at + 1024].clamp(min=0).to(flat.device)
         picked = rows.gather(-1, index.clamp(max=rows.shape[-1] - 1)[:, None])[:, 0]
         found.append((rows.logsumexp(-1) - picked).cpu())
     return torch.cat(found).view(targets.shape)
