@@ -57,7 +57,7 @@ def read(e: Evidence, event: Backward, loss: Tensor | None = None) -> Reading | 
     for part in parts:
         part.offset = ahead_of(part.targets, part.call.ids, part.call)
     if not parts:
-        return _enumerated(event, calls[-1], loss) if event.round < ROUNDS else None
+        return _tried(event, calls[-1], loss) if event.round < ROUNDS else None
     return _conclude(event, parts, how)
 
 
@@ -135,14 +135,25 @@ def simple(ratio: float, loose: float) -> bool:
 
 
 # ------------------------------------------------------------------------------------------------ by trying
-def _enumerated(event: Backward, call: Call, loss: Tensor | None) -> Reading | None:
+def _tried(event: Backward, call: Call, loss: Tensor | None) -> Reading | None:
+    """The loss read by its value; a sum of terms by that of the first of its named terms that is a cross-entropy."""
+    picked = picked_rows(loss, call) if call.logits is None and loss is not None and event.requires_grad else None
+    reading = _enumerated(event.value, call, picked)
+    for value, alive in event.declared.values():
+        if reading is None and alive:
+            reading = _enumerated(value, call, picked)
+            if reading is not None:
+                reading.ratio = None  # of the term, not of the loss
+    return reading
+
+
+def _enumerated(value: float | None, call: Call, picked: Tensor | None) -> Reading | None:
     """Which shift, mask, reduction and scale of a cross-entropy gives the value? None when nothing does."""
     states = call.logits if call.logits is not None else call.hidden
-    if states is None or event.value is None or not math.isfinite(event.value) or event.value == 0:
+    if states is None or value is None or not math.isfinite(value) or value == 0:
         return None
     given = given_to(call)
     loose = 2e-4 if call.autocast is None and states.dtype == torch.float32 else 2e-3
-    picked = picked_rows(loss, call) if call.logits is None and loss is not None and event.requires_grad else None
     found: list[tuple[float, Reading]] = []  # how far off, relative, and what
     for k in (1, 0, 2):
         targets = shifted(call.ids, k, IGNORED)
@@ -163,10 +174,10 @@ def _enumerated(event: Backward, call: Call, loss: Tensor | None) -> Reading | N
                 continue
             mean = float(each[mask].mean())
             for reduction, made in (("mean", mean), ("sum", mean * n)):
-                ratio = event.value / made
+                ratio = value / made
                 if not simple(ratio, loose):
                     continue
-                reading = Reading("enumerated", k, given, n, mean, event.value / mean, reduction, name)
+                reading = Reading("enumerated", k, given, n, mean, value / mean, reduction, name)
                 reading.targets = torch.where(mask, targets, IGNORED)
                 reading.ids, reading.mask, reading.offsets = call.ids, call.mask, [k]
                 reading.hits = [f"{k} ahead, {reduction} over {name}"]
