@@ -10,6 +10,7 @@ nearly so; two faults that merely may occur together both stay roots.
 from loopdoctor.finding import SEVERITIES, Finding
 
 CAUSES: dict[str, tuple[str, ...]] = {
+    "R1": (),
     "N25": ("N17", "B4", "F5", "N3", "N5", "S7"),
     "F5": ("N17", "B4", "N15", "F3", "N5", "N3", "N7"),
     "S10": ("B8", "F1", "B1", "B2", "B3", "N3", "S1"),

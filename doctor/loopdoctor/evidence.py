@@ -353,6 +353,7 @@ class Evidence:
         self.tied_at_start: bool | None = None
         self.alike_at_start: bool | None = None  # two matrices of equal values
         self.exception: BaseException | None = None  # what left the block
+        self.raised: Any = None  # what is known of it, see raising.py
         self.opaque: str = ""  # why the inside was not visible (compiled, sharded)
         self.faults: list[str] = []  # what went wrong in watching itself
         self.rounds = 0  # complete ones, and so the number of the one under way

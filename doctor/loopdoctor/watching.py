@@ -163,7 +163,7 @@ def end(
 ) -> None:
     """Stop observing and write the report. A later call adds what was seen since, where something stayed `on`, and
     notes an error."""
-    from loopdoctor import checks, record
+    from loopdoctor import checks, raising, record
     from loopdoctor.after import After
     from loopdoctor.evidence import Backward, Call, Step
     from loopdoctor.windows import Windows
@@ -174,9 +174,10 @@ def end(
         observer.eye.leave()
     report.exception = _bare(error)
     if report.done:
-        _add(report, observer, say=say)
+        _add(report, observer, error, say=say)
         return
     e = observer.e
+    e.raised = raising.read(error, e)
     observer.stop()
     e.exception = error
     e.rounds = len({s.round for s in e.of(Step)} | {b.round for b in e.of(Backward)})
@@ -197,14 +198,20 @@ def end(
         _print(report)
 
 
-def _add(report: Report, observer: "Observer | Windows", *, say: bool) -> None:
-    """What the steps after the watched ones have shown."""
-    from loopdoctor import checks
+def _add(report: Report, observer: "Observer | Windows", error: BaseException | None, *, say: bool) -> None:
+    """What the steps after the watched ones have shown, and an error that ended them."""
+    from loopdoctor import checks, raising
+    from loopdoctor.evidence import Evidence
 
     after, observer.after = getattr(observer, "after", None), None
     known = {f.check for f in report.findings} | {f.check for f, _ in report.ignored}
     pages = {c.id: c for c in checks.ALL}
-    seen = [pages[check].finding(*fired) for check, fired in (after.findings() if after else ()) if check not in known]
+    later = list(after.findings() if after else ())
+    e = getattr(observer, "e", None) or Evidence()
+    e.raised = raising.read(error, e)
+    if e.raised is not None:
+        later.append(("R1", pages["R1"].function(e)))
+    seen = [pages[check].finding(*fired) for check, fired in later if check not in known]
     if seen:
         found, ignored = report.control.sort([f._replace(because="") for f in (*report.findings, *seen)])
         report.findings, report.ignored = found, report.ignored + ignored

@@ -31,6 +31,7 @@ from loopdoctor.checks import (
     opposites,
     parallel,
     precision,
+    raised,
     prepared,
     schedules,
     static,
@@ -50,7 +51,7 @@ from loopdoctor.looked import Looked
 
 MODULES = (static, loaded, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
+MODULES += (raised, opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 
