@@ -440,7 +440,10 @@ class Calls(Part):
             return
         grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         self.eye.called(self.backwards)
+        if grad and module.training:
+            self.e.evaluated = 0
         if not grad and not module.training and any(module is m for m in self.e.models):
+            self.e.evaluated += _rows((*args, *kwargs.values()))
             self.eye.evaluation()
             self.evaluations += 1
             if self.evaluations > KEPT:  # of an evaluation, the first calls tell enough
@@ -570,6 +573,11 @@ class Calls(Part):
             return
         if hidden.shape[:2] == call.ids.shape and weight.dim() == 2 and hidden.shape[2] == weight.shape[1]:
             call.hidden, call.head, call.vocabulary = hidden.detach(), weight.detach(), weight.shape[0]
+
+
+def _rows(given: Sequence[Any]) -> int:
+    """How many rows a model is given."""
+    return next((x.shape[0] for x in given if isinstance(x, Tensor) and x.dim()), 0)
 
 
 def _last_norm(model: nn.Module) -> nn.Module | None:

@@ -94,6 +94,7 @@ class Fed:
     again: bool = False  # what each row has there stands in another column too
     softmax_over: int | None = None  # dimension of the log_softmax of a matrix
     cut: float | None = None  # share of its numbers at their ends, where it comes from a clamp
+    right: float | None = None  # share of rows whose largest answer is that of their class
     own: bool = False  # a square matrix whose diagonal is one number, the largest of its row, and no target
     exchanged: bool = False  # the target learns, and what is given does not
     doubled: float = 0.0  # share of a batch's other rows that are the same partner as a row's own
@@ -188,6 +189,8 @@ class Schedule(Event):
     past: bool = False  # a cosine has made more steps than its T_max
     mode: str = ""  # of ReduceLROnPlateau
     metric: float | None = None  # what it was given
+    evaluated: int = 0  # rows that the model was given to be evaluated, since it last trained
+    warm_up: tuple[int, int] | None = None  # steps of a warm-up and of the whole run, as the schedule was told
     peak: float | None = None  # the largest factor that a LambdaLR will give
 
 
@@ -329,7 +332,9 @@ class Evidence:
         self.few: dict[int, tuple[tuple[int, ...], int]] = {}  # round -> shape that was normalised, numbers per feature
         self.overlaps: dict[int, tuple[str, float, float]] = {}  # round -> formula, least and largest answer in it
         self.both_sides: set[int] = set()  # rounds whose loss pulls two views together from both sides
-        self.outer: dict[int, tuple[str, int]] = {}  # round -> what a column and a row of the batch went into, rows
+        self.cut_off: dict[Place, list[tuple[Place, frozenset[int]]]] = {}  # line of a backward -> cuts before it
+        self.evaluated = 0  # rows that the model was given to be evaluated, since it last trained
+        self.outer: dict[int, Any] = {}  # round -> what a column and a row of the batch went into (outer_products.py)
         self.starving: dict[str, set[int]] = {}  # function without a slope -> ids of what is below it
         self.moved: dict[int, list[int]] = {}  # round -> pictures that were moved, targets that were, rows
         self.valued: set[int] = set()  # rounds with a loss that is the value of a draw without a gradient

@@ -119,6 +119,8 @@ def look(name: str, given: Tensor, target: Tensor | None) -> Fed:
     if name in CLASSES and readable(target) and target.dim() == 1 and target.numel() and not target.is_floating_point():
         low, high = torch.stack(torch.aminmax(target.detach())).tolist()
         fed.only = low if low == high else None
+        if x.dim() == 2 and len(x) == len(target):
+            fed.right = float((x.argmax(1) == target).float().mean())
         if fed.only is not None and x.dim() == 2 and 2 < x.shape[1] <= 4096 and 0 <= low < x.shape[1]:
             fed.again = _again(x.float(), int(low))
     if name == "kl_div" and isinstance(target, Tensor):

@@ -559,10 +559,11 @@ class Optimizers(Part):
             self.e.cosines_of[id(scheduler)] = weakref.ref(scheduler)
             made.past = scheduler.last_epoch > getattr(scheduler, "T_max", math.inf)
         if epochal and isinstance(metric, int | float | Tensor):
-            made.mode, made.metric = scheduler.mode, float(metric)
+            made.mode, made.metric, made.evaluated = scheduler.mode, float(metric), self.e.evaluated
         if kind == "LambdaLR" and not self.e.of(Schedule, scheduler=id(scheduler)):
             peaks = [_peak(factor) for factor in {id(f): f for f in scheduler.lr_lambdas}.values()]  # of all groups
             made.peak = None if None in peaks else max(peaks)
+            made.warm_up = next(filter(None, map(_warm_up, scheduler.lr_lambdas)), None)
         self.e.note(made)
 
 
@@ -769,6 +770,13 @@ def _hundredth(scheduler) -> int | None:
         places = sorted(scheduler.milestones.elements())
         return places[factors - 1] if len(places) >= factors else None
     return factors if isinstance(scheduler, ExponentialLR) else None
+
+
+def _warm_up(factor: Callable) -> tuple[int, int] | None:
+    """Steps of the warm-up and of the run that a schedule of transformers was told."""
+    told = getattr(factor, "keywords", None) or {}
+    numbers = told.get("num_warmup_steps"), told.get("num_training_steps")
+    return numbers if all(isinstance(n, int) for n in numbers) else None
 
 
 def _peak(factor: Callable) -> float | None:

@@ -1,9 +1,9 @@
 """Programs that raise: which line of the program did it, with which sizes.
 
-Python's traceback ends inside torch, and often at a line that is not to blame: a tensor is changed in place in one line,
-another line had kept it for the backward pass, and a third one, `loss.backward()`, raises. What an error says is in its
-message; which tensors it means is in the frames of the traceback, in the syntax tree of the program, and in the events
-of the watch (which line made a step, which line called a model).
+Python's traceback ends inside torch, and often at a line that is not to blame: a tensor is changed in place in one
+line, another line had kept it for the backward pass, and a third one, `loss.backward()`, raises. What an error says is
+in its message; which tensors it means is in the frames of the traceback, in the syntax tree of the program, and in the
+events of the watch (which line made a step, which line called a model).
 
     read(error, e)      an error that people meet often, as a Raised; None for any other
 

@@ -495,6 +495,7 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             f"the difference in the loss is {after}, of predictions {before}",
             f"a difference of {before}",
             fault="shapes-broadcast/by-hand",
+            at=[square.place for square in list(e.outer.values())[:1]],
         )
     if len(laid := e.habits["F21"]) >= FEW:
         shape, rows = next(iter(laid.values()))
@@ -508,11 +509,12 @@ def shapes_meet(e: Evidence) -> Fired | Verdict:
             sizes=", ".join(("-1", *(len(shape) - 1) * ("1",))),
         )
     if len(e.outer) >= FEW:
-        name, rows = next(iter(e.outer.values()))
+        name, rows, place = next(iter(e.outer.values()))
         return fires(
             f"in {len(e.outer)} steps {name} made ({rows}, {rows}) of a column ({rows}, 1) and a row ({rows})",
             "the same shape",
             fault="shapes-broadcast/product",
+            at=[place],
         )
     if any(n.fed.target_shape is not None for calls in losses.values() for n in calls):
         return OK

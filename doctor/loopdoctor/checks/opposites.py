@@ -31,9 +31,10 @@ def one_layer_many_times(e: Evidence) -> Fired | Verdict:
     if not e.models:
         return unknown("no model was seen")
     for name, m in e.modules():
-        if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > 2:
+        if isinstance(m, nn.ModuleList | nn.Sequential):
             parts = [part for part in m._modules.values() if part is not None]
-            if len({id(p) for p in parts}) == 1 and any(p.requires_grad for p in parts[0].parameters()):
+            one = len(parts) > 2 and len({id(p) for p in parts}) == 1
+            if one and any(p.requires_grad for p in parts[0].parameters()):
                 times = len(parts)
                 return fires(f"{times} places of {name}, one layer", "a layer for each", name=name, times=times)
     return OK

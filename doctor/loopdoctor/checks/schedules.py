@@ -1,9 +1,10 @@
-"""Learning rates and the optimizers they are meant for: S13, N5b, N5, N9, N10, N11, B6.
+"""Learning rates and the optimizers they are meant for: S13, N5b, N5, N9, N11.
 
 Footgun: a scheduler that is called rarely may be one per epoch, and one that is called often may be sized so. A rate
 of zero at the start is a warm-up. So the severe verdicts rest on what the rates were, not on how they came about.
 """
 
+import math
 from statistics import median
 
 import torch
@@ -13,6 +14,7 @@ from loopdoctor.check import Fired, check, fires
 from loopdoctor.evidence import (
     Backward,
     Call,
+    Entropy,
     Evidence,
     ScalerStep,
     Schedule,
@@ -27,6 +29,8 @@ EPOCHAL = {"StepLR", "MultiStepLR", "ExponentialLR", "MultiplicativeLR"}
 SOON, VERY_SOON = 100, 50  # steps
 LOW, AGAIN = 0.1, 3.0  # of the highest rate; of the lowest one
 PASSES = 10  # over the data
+LEAST_ROWS, WHOLE = 16, 1e-3  # evaluated; how far from a whole number of them
+LIKE, UNLIKE = 0.2, 0.3  # how near a share is to that of the training rows, and how far from its opposite
 
 
 def _by_round(e: Evidence) -> list[float]:
@@ -91,8 +95,18 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     data and a hundred steps; where no loader tells of passes, within fifty steps, each on other data. Of a LambdaLR it
     is asked whether its factor is the learning rate itself and does not rise from there, neither in these steps nor,
     where its function can be asked, in later ones or for another group; and of a CosineAnnealingLR whether the rate has
-    come down and goes up again, in the steps watched or after them.
+    come down and goes up again, in the steps watched or after them. Of a warm-up it is asked whether it is longer than
+    the run that the schedule was told; of ReduceLROnPlateau, whether what it is given is a share of the rows that were
+    evaluated, and whether it is near the share of training rows that are right (mode "min") or wrong (mode "max").
 
+    WARN plateau-mode: ReduceLROnPlateau is given an accuracy and its mode is "min": each time the accuracy rises, it
+    counts a step without progress, and lowers the rate when the model learns best. Fix: mode="max" for what should
+    rise; or give it the validation loss.
+    WARN plateau-mode/max: ReduceLROnPlateau is given an error rate and its mode is "max": it lowers the rate when the
+    model learns best. Fix: mode="min" for what should fall; or give it the accuracy.
+    WARN warm-up-outlasts-run: The warm-up takes {warm} steps and the run {steps}: the rate never reaches the value that
+    it was given, and ends at {share:.2g} of it. Fix: Let the warm-up be a few hundredths of the steps of the run, both
+    counted in optimizer steps.
     WARN scheduler-steps-too-often: The scheduler is stepped per micro-batch (inside gradient accumulation), so the
     learning rate decays that many times too fast. Fix: Call scheduler.step() once, right after optimizer.step().
     WARN scheduler-before-optimizer: The scheduler is stepped before the optimizer, so the first value of the schedule
@@ -110,6 +124,8 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     (num_training_steps counts optimizer steps). Fix: Give the scheduler the number of optimizer steps of the whole run,
     and step it once per optimizer step.
     """
+    if (told := _plateau(e) or _long_warm_up(e)) is not None:
+        return told
     begun, calls, steps, early = False, {}, 0, False
     for event in e.events:
         begun = begun or isinstance(event, Backward)
@@ -146,6 +162,53 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
         f"{ratio:.2g} scheduler steps per optimizer step ({backwards:.2g} backwards per optimizer step)",
         "one scheduler step after each optimizer step",
     )
+
+
+def _plateau(e: Evidence) -> Fired | None:
+    """A share of the rows that were evaluated, and whether it is of those that are right or of those that are wrong."""
+    right = [n.fed.right for n in e.of(Entropy) if n.fed is not None and n.fed.right is not None]
+    if not right:
+        return None
+    accuracy = sum(right) / len(right)
+    for given in (s for s in e.of(Schedule) if s.mode in ("min", "max") and s.metric is not None):
+        share = _share(given.metric, given.evaluated)
+        if share is None:
+            continue
+        gaps = abs(share - accuracy), abs(share - (1 - accuracy))
+        if given.mode == "max":
+            gaps = gaps[::-1]
+        if gaps[0] < LIKE and gaps[1] > UNLIKE:
+            return fires(
+                f"in mode {given.mode!r} it was given {given.metric:.4g}, a whole share of the {given.evaluated} rows "
+                f"that were evaluated; of the training rows {accuracy:.2g} are right",
+                'mode="max" for an accuracy, mode="min" for an error or a loss',
+                fault="plateau-mode" if given.mode == "min" else "plateau-mode/max",
+            )
+    return None
+
+
+def _share(metric: float, rows: int) -> float | None:
+    """The share of rows that a number is, as such or in hundredths; None where it is none, or all or nothing."""
+    for share in (metric, metric / 100):
+        count = share * rows
+        if rows >= LEAST_ROWS and 0 < share < 1 and abs(count - round(count)) < WHOLE:
+            return share
+    return None
+
+
+def _long_warm_up(e: Evidence) -> Fired | None:
+    told = [s.warm_up for s in e.of(Schedule) if s.warm_up is not None]
+    for warm, steps in told:
+        if 0 < steps <= warm:
+            return fires(
+                f"the schedule was told {warm} steps of warm-up in a run of {steps}",
+                "a warm-up that is a part of the run",
+                fault="warm-up-outlasts-run",
+                warm=warm,
+                steps=steps,
+                share=steps / warm,
+            )
+    return None
 
 
 def _ended_early(e: Evidence) -> Fired | None:
@@ -337,7 +400,8 @@ def update_size(e: Evidence) -> Fired | Verdict:
 
     Looked at in the matrices of the later half of the steps that were measured: a change above 0.3 of the tensor's own
     norm per step, or one that AdamW would make at a rate below 1e-7, or of SGD's below a millionth of the norm.
-    Adapters and tensors that began at zero are left out: what is new is small, and a step is a large part of it.
+    Adapters and tensors that began at zero are left out: what is new is small, and a step is a large part of it. So
+    are matrices of fewer than 16 numbers: one of them may cross zero.
 
     WARN update-too-large: The learning rate (lr) is far too large (too high) for these weights. Fix: Lower the learning
     rate by a factor of ten or more.
@@ -353,7 +417,8 @@ def update_size(e: Evidence) -> Fired | Verdict:
         for s in e.of(Step)
         if s.round in later
         for u in s.updates
-        if len(u.shape) >= 2 and u.gradient and u.lr > 0 and not is_adapter(u.name) and u.name not in new
+        if len(u.shape) >= 2 and math.prod(u.shape) >= 16 and u.gradient and u.lr > 0
+        if not is_adapter(u.name) and u.name not in new
     ]
     if any(issubclass(o.kind, torch.optim.LBFGS) for o in e.optimizers):
         return not_applicable("a line search chooses the size of a step")

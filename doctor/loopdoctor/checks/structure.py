@@ -9,6 +9,7 @@ from loopdoctor.check import Fired, check, fires
 from loopdoctor.checks.losses import judged
 from loopdoctor.evidence import Backward, Evidence, Step
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+from loopdoctor.places import Place
 
 STEPS = 3
 OF_ROWS, ROWS, SELDOM, PULLED = 5e-3, 32, 0.2, 5e-3  # weight_decay; rows; of these not asked for; taken in a step
@@ -20,12 +21,15 @@ def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
     """Losses are differentiated and the optimizer steps, and the weights stay exactly as they were.
 
     Fires when an optimizer made steps, and no tensor of it had a gradient at any of them. An error where there is no
-    other that had some.
+    other that had some. Where what hangs on its tensors was cut off before the loss, the line of the cut is named.
 
     ERROR or WARN no-gradient-at-the-steps: No tensor in the optimizer got a gradient: the losses were computed with
     other tensors (a deep copy, an adapted copy, weights that were replaced), and their gradients stay there. Fix:
     Compute the loss with the tensors that the optimizer holds, or carry the gradients over (p.grad = copy.grad) before
     the step.
+    ERROR or WARN no-gradient-at-the-steps/cut-off: What hangs on the tensors of {kind} was cut off by detach() (or
+    .data) before the loss, so the loss does not reach them. Fix: Take the loss on the tensor itself, without detach().
+    The detach belongs where the other network learns.
     WARN no-gradient-at-the-steps/held-twice: {kind} holds the very tensors of another optimizer and steps after a loss
     that does not reach them; what that loss does reach is in no optimizer (copy and paste). Fix: Give each optimizer
     the parameters of its own network, here critic.parameters().
@@ -37,16 +41,30 @@ def nothing_for_the_optimizer(e: Evidence) -> Fired | Verdict:
         mine = [s for s in steps if s.optimizer == number]
         if len(mine) < 2 or not optimizer.ids or optimizer.live or any(s.own is not None for s in mine):
             continue
+        cuts = _cut_off(e, number, optimizer.ids)
         twice = any(optimizer.ids <= other.ids for n, other in enumerate(e.optimizers) if n != number)
         return fires(
             f"none of the {len(optimizer.ids)} tensors of {optimizer.kind.__name__} had a gradient in its {len(mine)} "
             f"steps, and {len(backwards)} losses were differentiated",
             "gradients on the tensors that an optimizer holds",
-            ERROR if len(mine) == len(steps) else WARN,
-            "no-gradient-at-the-steps/held-twice" if twice else "",
+            WARN if twice or len(mine) < len(steps) else ERROR,
+            f"no-gradient-at-the-steps{'/held-twice' if twice else '/cut-off' if cuts else ''}",
+            at=cuts,
             kind=optimizer.kind.__name__,
         )
     return OK
+
+
+def _cut_off(e: Evidence, optimizer: int, ids: set[int]) -> list[Place]:
+    """Lines that cut something off from the tensors of an optimizer, before the backward that its step follows."""
+    found: dict[Place, None] = {}
+    loss = None
+    for event in e.events:
+        if isinstance(event, Backward):
+            loss = event.place
+        elif isinstance(event, Step) and event.optimizer == optimizer and loss is not None:
+            found |= dict.fromkeys(place for place, weights in e.cut_off.get(loss, ()) if weights & ids)
+    return list(found)
 
 
 @check("S21")

@@ -20,6 +20,7 @@ from loopdoctor.watchers.cosines import Cosines
 from loopdoctor.watchers.crops import Crops
 from loopdoctor.watchers.crossed_maps import CrossedMaps
 from loopdoctor.watchers.crossed_rows import CrossedRows
+from loopdoctor.watchers.cut_off import CutOff
 from loopdoctor.watchers.dead_terms import DeadTerms
 from loopdoctor.watchers.detached_terms import DetachedTerms
 from loopdoctor.watchers.divergences import Divergences
@@ -118,6 +119,7 @@ ALL = (
     PaddedDivergences,
     CrossedMaps,
     CrossedRows,
+    CutOff,
     NeverLeft,
     SkippedLosses,
     OverBatch,

@@ -10,11 +10,12 @@ What came about so, or by arithmetic on it, is left alone. But logarithms of pro
 where they are the row, a column that was made on purpose is wrong as well.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, distributions
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
+from loopdoctor.places import Place, here
 from loopdoctor.watchers.operators import OVER, PLUS
 
 MADE = {"mul", "multiply", "__mul__", "__rmul__", "sub", "subtract", "__sub__", "rsub", "__rsub__"}
@@ -30,9 +31,18 @@ COLUMNS = {  # functions that can make a column on purpose
 KEPT = MADE | {"neg", "__neg__", "__getitem__", "view", "flatten", "reshape", "squeeze", "exp", "clamp"}
 ARITHMETIC = MADE | PLUS | OVER
 JOINED = {"cat", "concat", "stack"}
+CUT = {"detach", "data"}
 SUMMED = {"sum", "mean", "einsum"}
 MEANS_IT = {"cross_entropy", "softmax", "log_softmax", "logsumexp", "diagonal", "diag", "topk", "argmax"}
 MEANT, SCORES, ANSWER, LOOKED_UP, PAIRED, SQUARE = range(1, 7)
+
+
+class Square(NamedTuple):
+    """A table that a column and a row of the batch went into."""
+
+    name: str  # of the function
+    rows: int
+    place: Place | None
 
 
 class OuterProducts(Watcher):
@@ -44,7 +54,7 @@ class OuterProducts(Watcher):
     def __init__(self, eye: Eye):
         super().__init__(eye)
         self.known = Known(self)
-        self.squares: tuple[str, int] | None = None  # a table of such a column and a row, since the last backward
+        self.squares: Square | None = None  # a table of such a column and a row, since the last backward
         self.of_distributions("log_prob", "score", after=True)
 
     def score(self, result: Any, of: distributions.Distribution, value: Any) -> None:
@@ -69,7 +79,7 @@ class OuterProducts(Watcher):
             return
         if result.shape[1] == 1 and op.name == "embedding":
             self.known.put(result, LOOKED_UP)
-        elif result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC):
+        elif result.shape[1] == 1 and (op.name == "linear" or ANSWER in facts and op.name in ARITHMETIC | CUT):
             self.known.put(result, ANSWER)
         elif result.shape[1] == 1:
             meant = op.kwargs.get("keepdim") or any(a is True for a in op.args[1:]) or op.given[0].dim() != 2
@@ -78,16 +88,18 @@ class OuterProducts(Watcher):
                 self.known.put(result, MEANT)
         elif op.name in ARITHMETIC and len(op.given) == 2 and result.shape[0] == result.shape[1] > 1:
             if {LOOKED_UP, PAIRED} == set(facts):
-                self.known.put(result, SQUARE)
-                self.squares = op.name, len(result)
+                self._square(op, result)
             if ANSWER not in facts and (op.name not in MADE or not result.requires_grad):
                 return
             for column, row in (op.given, op.given[::-1]):
                 meant = self.known.get(column) == MEANT and self.known.get(row) != SCORES
                 answers = self.known.get(column) == ANSWER and (row.requires_grad or self.known.get(row) == ANSWER)
                 if column.shape == (len(result), 1) and row.shape == (len(result),) and not meant and not answers:
-                    self.known.put(result, SQUARE)
-                    self.squares = op.name, len(result)
+                    self._square(op, result)
+
+    def _square(self, op: Op, result: Tensor) -> None:
+        self.known.put(result, SQUARE)
+        self.squares = Square(op.name, len(result), here())
 
     def _of_a_square(self, op: Op, facts: list) -> None:
         """What meets a table of its size, or is asked for a place of each row, is one on purpose."""
