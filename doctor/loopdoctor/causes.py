@@ -84,6 +84,8 @@ CAUSES: dict[str, tuple[str, ...]] = {
     "S19": ("S1", "S2", "S3", "F1", "N3"),
     "N24": ("N3", "S20", "B7"),
     "N14": ("B3",),
+    "M1": (),
+    "M2": ("B3", "N3"),
 }
 
 # of a log alone (logs.py)

@@ -27,6 +27,7 @@ from loopdoctor.checks import (
     losses,
     methods,
     mixed_up,
+    mixtures,
     modes,
     opposites,
     parallel,
@@ -51,7 +52,7 @@ from loopdoctor.looked import Looked
 
 MODULES = (static, loaded, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
 MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (raised, opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
+MODULES += (raised, mixtures, opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

@@ -59,6 +59,7 @@ from loopdoctor.watchers.pooled import Pooled
 from loopdoctor.watchers.ratios import Ratios
 from loopdoctor.watchers.rises_alone import RisesAlone
 from loopdoctor.watchers.rounded_weights import RoundedWeights
+from loopdoctor.watchers.routers import Routers
 from loopdoctor.watchers.row_slopes import RowSlopes
 from loopdoctor.watchers.rows_first import RowsFirst
 from loopdoctor.watchers.same_lists import SameLists
@@ -149,4 +150,5 @@ ALL = (
     OneSidedJudges,
     TimeFirst,
     PlacesRunOn,
+    Routers,
 )
