@@ -15,6 +15,7 @@ import pytest
 import safetensors.torch
 import torch
 import torture
+from magics import plain
 
 from nblib import files
 from nblib.run import parameters
@@ -134,7 +135,7 @@ def test_no_cell_of_a_short_notebook_needs_a_name_that_was_cut(name, tmp_path):
     torture.write_short(torture.NOTEBOOKS / f"{name}.ipynb", tmp_path)
     known, missing = {*dir(builtins), "display"}, []
     for cell in parameters.cells(tmp_path / f"{name}.ipynb"):
-        table = symtable.symtable(_without_await(cell["source"]), name, "exec")
+        table = symtable.symtable(_without_await(plain(cell["source"])), name, "exec")
         here = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported() or s.is_namespace()}
         known |= here
         missing += [s.get_name() for s in table.get_symbols() if s.is_referenced() and s.get_name() not in known]

@@ -13,6 +13,7 @@ from pathlib import Path
 import browser
 import pytest
 from IPython.display import display
+from magics import plain
 from test_continue import NO_MODEL, SHORT, small  # noqa: F401
 
 from nblib import paths
@@ -41,7 +42,7 @@ AT = 5  # the step at which Stop is pressed
 
 def cells(name: str) -> list[ast.Module]:
     notebook = json.loads((paths.notebooks() / f"{name}.ipynb").read_text())
-    return [ast.parse("".join(c["source"])) for c in notebook["cells"] if c["cell_type"] == "code"]
+    return [ast.parse(plain("".join(c["source"]))) for c in notebook["cells"] if c["cell_type"] == "code"]
 
 
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:

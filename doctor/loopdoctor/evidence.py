@@ -311,7 +311,6 @@ class Evidence:
         self.habits: dict[str, dict[int, Any]] = defaultdict(dict)  # id of a check -> round -> what was seen
         self.places: dict[str, dict[int, Place]] = defaultdict(dict)  # the same, and where the program was then
         self.dropped: dict[tuple, list[tuple[int, frozenset[str]]]] = {}  # place -> rounds, of weights or gradients
-        self.noise: dict[bool, set[int]] = {}  # whether the answer carries the draw that is its target -> rounds
         self.slopes: set[int] = set()  # rounds in which a derivative without a graph was part of the loss
         self.echoed: dict[int, str] = {}  # round -> which targets went in at their own place, see echoes.py
         self.lookups: list[Tensor] = []  # ids given to embeddings since the last backward

@@ -216,7 +216,9 @@ def execute(source: str, number: int, names: dict) -> None:
     """One cell, with `await` at its top level; its last expression is shown as a kernel shows it."""
     file = f"<cell {number}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    body = ast.parse(source, file)
+    from magics import plain
+
+    body = ast.parse(plain(source), file)
     last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
     for part, mode in ((body, "exec"), (last and ast.Expression(last.value), "eval")):
         if part is None:
@@ -279,7 +281,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.instead:
         INSTEAD.setdefault(options.name, []).append((*options.instead, "a planted fault"))
-    sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor")]
+    sys.path[:0] = [str(ROOT / part) for part in ("", "notebooks", "doctor", "tests")]
     import card_values  # before torch
 
     with tempfile.TemporaryDirectory(prefix="nblib-card-") as folder:

@@ -2,6 +2,7 @@
 
 Threads:
 Names: F23
+Missed: no check asks which draw a target is; none was admitted, for no public thread was found.
 """
 
 import torch

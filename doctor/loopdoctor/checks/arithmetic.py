@@ -66,30 +66,6 @@ def update_dropped(e: Evidence) -> Fired | Verdict:
     return OK
 
 
-@check("F23")
-def another_draw(e: Evidence) -> Fired | Verdict:
-    """A diffusion model's loss stays at the variance of the noise, which is 1.
-
-    Fires when a regression asks for a normal draw, scaled perhaps, that nothing in the answer was computed from, and
-    the answer was computed from something to which another draw of the same size was added. A random target for data
-    without noise is left alone.
-
-    WARN another-draw: The model is asked for noise that is not in its input: the noise was drawn twice, once for the
-    input and once for the target. Fix: Draw it once and use that tensor for both (q_sample(x0, t, noise)).
-    """
-    if len(e.shown) < STEPS:
-        return BLIND
-    wrong, right = e.noise.get(False, set()), e.noise.get(True, set())
-    if not wrong and not right:
-        return not_applicable("no regression asks for a normal draw")
-    if len(wrong) < STEPS or right:
-        return OK
-    return fires(
-        f"in {len(wrong)} steps the target is a draw that the answer carries nothing of; it carries another one",
-        "a target that is in the input",
-    )
-
-
 @check("F25")
 def slope_without_graph(e: Evidence) -> Fired | Verdict:
     """A network that should solve a differential equation, or a gradient penalty, does not do what its loss asks for.

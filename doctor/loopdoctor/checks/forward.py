@@ -64,6 +64,38 @@ def _cause(call: Call, kind: str, fact: str) -> str:
     return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
 
 
+@check("F10")
+def cache_on(e: Evidence) -> Fired | Verdict:
+    """Training takes more memory than it should: each forward keeps keys and values for a generation.
+
+    A note, because the result is right. With packed documents it is wrong, and F12 says so. Under checkpointing written
+    by hand the gradients are wrong without a message: the recomputation in backward appends to the cache that the
+    forward has filled. That is seen by the cache's length, and an error.
+
+    ERROR cache-on/recomputed: A key-value cache is on under activation checkpointing: when backward recomputes a block,
+    it appends to the keys and values of the first time, so attention and all gradients through it are wrong. Fix: Pass
+    use_cache=False (or set model.config.use_cache = False) while training.
+    NOTE cache-on/kept: The key-value cache of generation is on while training, which costs memory. Fix: Set
+    model.config.use_cache = False (or pass use_cache=False).
+    """
+    calls = e.forwards
+    if not calls:
+        return unknown("no forward of the model was seen")
+    if not any(c.cached for c in calls):
+        return OK
+    if grown := next((c for c in calls if c.recached), None):
+        return fires(
+            f"the key-value cache held {grown.kept} positions after the forward, {grown.recached} after the backward",
+            "no cache, or one that backward leaves alone",
+            fault="cache-on/recomputed",
+        )
+    return fires(
+        f"{sum(c.cached for c in calls)} of {len(calls)} training forwards returned a key-value cache",
+        "none",
+        fault="cache-on/kept",
+    )
+
+
 @check("F11")
 def future(e: Evidence) -> Fired | Verdict:
     """The training loss falls far below what is possible, and generated text is senseless.

@@ -75,6 +75,6 @@ def router_of_a_mixture(e: Evidence) -> Fired | Verdict:
     ):
         if len(seen := e.habits[key]) >= STEPS:
             return fires(f"in {len(seen)} steps {what}", "a router that learns from the loss", WARN, fault)
-    if not e.shown:
-        return unknown("no step was seen function by function")
+    if len(e.shown) < STEPS:
+        return unknown("fewer than three steps were seen function by function")
     return OK

@@ -4,6 +4,7 @@ Footgun: most elements of a bf16 tensor not changing in a step proves nothing; s
 """
 
 import math
+from statistics import median
 
 import torch
 
@@ -99,6 +100,46 @@ def scaler_over_half(e: Evidence) -> Fired | Verdict:
     return fires(
         f"{len(half)} trainable tensors are float16 ({half[0]} ...), under an enabled GradScaler",
         "trainable parameters in fp32; autocast makes the fp16 copies",
+    )
+
+
+@check("B5")
+def underflow(e: Evidence) -> Fired | Verdict:
+    """Training in fp16 learns less than it should: small gradients have become exactly zero.
+
+    Looked at when fp16 autocast or fp16 parameters are differentiated without an effective scaler. More than half of
+    the gradients' elements at zero is an error; otherwise it is a warning. A scaler made for another device switches
+    itself off and only warns.
+
+    ERROR or WARN fp16-without-a-scaler: fp16 gradients without loss scaling: what is below 6e-8 becomes zero. Fix: Use
+    torch.amp.GradScaler(device) of the device in use around backward and step, or bfloat16.
+    ERROR fp16-without-a-scaler/switched-off: The GradScaler is switched off (made for another device, or
+    enabled=False): small fp16 gradients become zero. Fix: Use torch.amp.GradScaler(device) of the device in use around
+    backward and step, or bfloat16.
+    """
+    half = any(c.autocast == torch.float16 for c in e.forwards)
+    half = half or any(p.dtype == torch.float16 for p in e.trainable().values())
+    if not half:
+        return not_applicable("no fp16 in the training forward pass")
+    if not e.of(Backward):
+        return unknown("no backward was seen")
+    if any(b.scale for b in e.of(Backward)):
+        return OK
+    tables = {n for n, p in e.parameters().items() if p is e.embedding() or p is e.head()}
+    shares = [
+        u.silent
+        for s in e.of(Step)
+        for u in s.updates
+        if u.silent is not None and len(u.shape) >= 2 and u.name not in tables
+    ]
+    zero = median(shares) if shares else 0.0
+    off = any(not s.enabled for s in e.of(ScalerStep))
+    return fires(
+        f"fp16, {'a GradScaler that is disabled' if off else 'no scaled loss'}; "
+        f"{zero:.0%} of the gradients' elements are exactly 0",
+        "a loss scaled by an enabled GradScaler, and few zeros",
+        ERROR if zero > 0.5 or off else WARN,
+        "fp16-without-a-scaler/switched-off" if off else "fp16-without-a-scaler",
     )
 
 

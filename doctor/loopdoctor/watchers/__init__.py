@@ -45,7 +45,6 @@ from loopdoctor.watchers.masks import Masks
 from loopdoctor.watchers.mirrored import Mirrored
 from loopdoctor.watchers.moved_rows import MovedRows
 from loopdoctor.watchers.never_left import NeverLeft
-from loopdoctor.watchers.noise import Noise
 from loopdoctor.watchers.noisy_targets import NoisyTargets
 from loopdoctor.watchers.one_sided_judges import OneSidedJudges
 from loopdoctor.watchers.outer_products import OuterProducts
@@ -81,7 +80,6 @@ from loopdoctor.watchers.zeros_added import ZerosAdded
 
 ALL = (
     Dropped,
-    Noise,
     Slopes,
     Axes,
     Masks,
