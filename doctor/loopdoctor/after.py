@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim import optimizer as torch_optimizer
 
 from loopdoctor.check import Fired, fires
-from loopdoctor.checks.schedules import AGAIN, LOW
+from loopdoctor.checks.rates import AGAIN, LOW
 from loopdoctor.evidence import Evidence, Step
 from loopdoctor.finding import WARN
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import loopdoctor as doctor
 from loopdoctor import loads
-from loopdoctor.checks.loaded import fitting
+from loopdoctor.checks.checkpoints import fitting
 from tests.loops import quiet, said
 
 PLAIN = inspect.unwrap(nn.Module.load_state_dict)

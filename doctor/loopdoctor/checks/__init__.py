@@ -11,48 +11,34 @@ import traceback
 
 from loopdoctor.check import Check
 from loopdoctor.checks import (
-    adapters,
-    arithmetic,
-    backward,
-    by_hand,
-    compiling,
-    formulas,
-    forward,
-    given,
-    idle,
+    attention,
+    augmentation,
+    axes,
+    checkpoints,
+    embeddings,
+    errors,
+    gradients,
     kinds,
     labels,
-    loaded,
-    loss,
-    losses,
+    loss_graph,
+    loss_inputs,
+    loss_value,
     methods,
-    mixed_up,
-    mixtures,
     modes,
-    opposites,
-    parallel,
     precision,
-    prepared,
-    raised,
-    schedules,
-    static,
+    processes,
+    rates,
+    speed,
     steps,
-    structure,
-    tables,
     teachers,
-    tensors,
-    terms,
-    turned,
-    waits,
-    withheld,
+    trainables,
 )
 from loopdoctor.evidence import Evidence
 from loopdoctor.finding import Finding, Verdict, unknown
 from loopdoctor.looked import Looked
 
-MODULES = (static, loaded, modes, tables, adapters, teachers, forward, labels, terms, loss, losses)
-MODULES += (backward, steps, schedules, precision, parallel, compiling, waits, idle, tensors, structure, arithmetic)
-MODULES += (raised, mixtures, opposites, formulas, methods, turned, mixed_up, by_hand, withheld, prepared, given)
+MODULES = (trainables, checkpoints, modes, embeddings, teachers, attention, labels, loss_graph, loss_value, loss_inputs)
+MODULES += (gradients, steps, rates, precision, processes, speed, axes, augmentation, methods, errors)
 ALL = tuple(check for module in MODULES for check in vars(module).values() if isinstance(check, Check))
 
 

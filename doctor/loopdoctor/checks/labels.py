@@ -1,4 +1,4 @@
-"""What the loss asks for: F14 to F19, F127, F130, F131 and D8, from the targets laid over the ids that went in.
+"""What the loss of a text asks for: F14 to F18, from the targets laid over the ids that went in.
 
 Footgun: a token counts as supervised where it is a target, which is one position before it is read. All tables here
 are at the position of the token itself.
@@ -22,7 +22,6 @@ PADDED = 0.05  # share of padding
 ENDS, LEFT = 4, 0.05  # padding without a name: length of a run; runs that a text follows, for each that ends a row
 FEW = 8  # different tokens, below which one in which rows end may be a state that is not left
 SAME, STEPS = " (pad_token and eos_token are one, and the collator masks padding by its id)", 2
-ROWS, VARIED = 16, 3  # rows; different tokens in front of their first targets
 
 
 class Batch(NamedTuple):

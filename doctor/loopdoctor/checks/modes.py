@@ -1,4 +1,4 @@
-"""Train or eval: S11 and N16.
+"""Train or eval, and dropout that does not ask which: S11, N16, S24.
 
 Footgun: each module has a flag of its own, and the root's says nothing of the rest. A model that was loaded in eval
 mode and then wrapped (peft) is a root in train mode around modules in eval mode.
@@ -10,7 +10,7 @@ from torch import nn
 
 from loopdoctor import owners
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.seen import hidden
+from loopdoctor.checks.seen import BLIND, HABIT, hidden
 from loopdoctor.evidence import Backward, Call, Evidence
 from loopdoctor.finding import NOTE, OK, WARN, Verdict, not_applicable, unknown
 
@@ -145,3 +145,26 @@ def mode_flip(e: Evidence) -> Fired | Verdict:
         WARN if drops or stateful else NOTE,
         after=after,
     )
+
+
+@check("S24")
+def dropout_unaware(e: Evidence) -> Fired | Verdict:
+    """The finished model gives another answer each time, though model.eval() was called.
+
+    Reads the line that calls a dropout of torch.nn.functional. Fires when it does not say whether the model trains and
+    nothing in the function around it asks for that. nn.Dropout knows it by itself. The dropout of an attention is asked
+    about as well; and it is seen when a model in eval mode is called during the first steps.
+
+    WARN dropout-unaware: A functional dropout is called without training=self.training, and its default is True: it
+    drops numbers after model.eval() as well. Fix: F.dropout(x, p, training=self.training), or nn.Dropout in
+    __init__.
+    WARN dropout-unaware/attention: scaled_dot_product_attention is given a dropout_p in eval mode as well, and it drops
+    whatever it is given, so answers and validations are random. Fix: dropout_p=self.dropout if self.training else 0.0.
+    """
+    if len(e.shown) < HABIT:
+        return BLIND
+    if seen := e.habits["S24 attention"]:
+        return fires(f"in {next(iter(seen.values()))}", "dropout_p=0 in eval mode", fault="dropout-unaware/attention")
+    if not e.unaware:
+        return OK
+    return fires(f"in {next(iter(e.unaware.values()))}", "training=self.training")

@@ -1,18 +1,23 @@
-"""Numbers of 16 bits: updates that are rounded away, gradients that vanish, scalers that refuse. N4, S7, B5, N15.
+"""Numbers of 16 bits: updates that are rounded away, gradients that vanish, scalers that refuse. N4, N15, N25, S7, B5.
 
 Footgun: most elements of a bf16 tensor not changing in a step proves nothing; see shadow.py.
 """
 
 import math
+from inspect import signature
 from statistics import median
 
 import torch
 
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.evidence import Backward, Evidence, ScalerStep, Step
+from loopdoctor.checks.seen import spoilt
+from loopdoctor.evidence import Backward, Evidence, Optimizer, ScalerStep, Step
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 MOST = 0.75  # of the numbers, that a settled step can't change
+FEW = 3  # steps from which on zeros are no start
+LARGE = 0.01  # an epsilon of Adam that may be a slip
+USUAL, RAISED = 0.02, 0.05  # rates of Adam; one that was raised with the epsilon, as a share of it
 
 
 @check("N4")
@@ -166,3 +171,73 @@ def never_accepts(e: Evidence) -> Fired | Verdict:
         "a few skips at the beginning",
         ERROR if skipped == len(steps) else WARN,
     )
+
+
+@check("N25")
+def epsilon_vanishes(e: Evidence) -> Fired | Verdict:
+    """Weights in 16 bits turn to NaN at the first step, or those with a gradient of 0 do.
+
+    Fires when an optimizer of torch adds an epsilon to a root in the dtype of the weights, and in that dtype the
+    epsilon is 0: 1e-8 is less than half of what fp16 can hold (6e-8). It is an error when weights are NaN by now.
+    Also when the epsilon of Adam or AdamW is a hundredth or more, and most gradients are ten times smaller (half of
+    them four times, where the decay is the default and the betas are not: they were given by their places); but not
+    where the rate was raised with it, to a twentieth of it or more: that is a descent with momentum.
+
+    ERROR or WARN epsilon-vanishes: The optimizer's eps = {eps} is 0 in {dtype}, so where a gradient is 0 it divides 0
+    by 0. Fix: Keep the weights in fp32 and use autocast, or give eps=1e-4.
+    WARN epsilon-vanishes/decides: {kind} divides gradients by their own size plus eps = {eps}, which is far larger than
+    they are: updates are {times} times too small, and it hardly learns. The fourth argument of {kind} is eps, and not
+    weight_decay. Fix: {kind}(parameters, lr, betas, weight_decay={eps}), with names; eps=1e-8.
+    """
+    if not e.stepped:
+        return unknown("no optimizer step was seen")
+    if (large := _decides(e)) is not None:
+        return large
+    low = False
+    for o in e.optimizers:
+        if o.object is None or not o.kind.__module__.startswith("torch.optim"):
+            continue
+        for group in o.object.param_groups:
+            eps = group.get("eps")
+            if group.get("fused") or not isinstance(eps, float):
+                continue
+            for dtype in {p.dtype for p in group["params"] if p.is_floating_point() and p.dtype.itemsize < 4}:
+                low = True
+                if eps > 0 and not float(torch.tensor(eps, dtype=dtype)):
+                    name, info = str(dtype).removeprefix("torch."), torch.finfo(dtype)
+                    return fires(
+                        f"{o.kind.__name__} has eps = {eps:g} for weights in {name}, where the smallest number is "
+                        f"{info.smallest_normal * info.eps:.1g}",
+                        "an epsilon that is not 0 in the dtype of the weights",
+                        ERROR if spoilt(e) else WARN,
+                        eps=f"{eps:g}",
+                        dtype=name,
+                    )
+    return OK if low else not_applicable("no optimizer of torch with an epsilon holds weights below 32 bits")
+
+
+def _decides(e: Evidence) -> Fired | None:
+    """An epsilon next to which the gradients of Adam are nothing."""
+    for number, o in enumerate(e.optimizers):
+        if o.object is None or not issubclass(o.kind, torch.optim.Adam | torch.optim.AdamW):
+            continue
+        eps, rate = (max(float(group[of]) for group in o.object.param_groups) for of in ("eps", "lr"))
+        updates = [u for step in e.of(Step, optimizer=number) for u in step.updates if u.gradient]
+        sizes = sorted(u.gradient / math.prod(u.shape) ** 0.5 for u in updates)
+        raised = rate > USUAL and rate >= RAISED * eps
+        if eps < LARGE or raised or len(sizes) < FEW:
+            continue
+        middle, kind = sizes[len(sizes) // 2], o.kind.__name__
+        if sizes[len(sizes) * 3 // 4] < eps / 10 or _by_place(o) and middle < eps / 4:
+            what = f"{kind} has eps = {eps:g}, and the middle gradient is {middle:.2g}"
+            fault, times = "epsilon-vanishes/decides", f"{1 + eps / middle:.0f}"
+            return fires(what, "an epsilon next to nothing", WARN, fault, kind=kind, eps=f"{eps:g}", times=times)
+    return None
+
+
+def _by_place(o: Optimizer) -> bool:
+    """Whether Adam looks as if its betas and its decay were given by their places: the decay, which came out as the
+    epsilon, is the default itself."""
+    usual = signature(o.kind).parameters
+    betas, decay = ({group[of] for group in o.object.param_groups} for of in ("betas", "weight_decay"))
+    return decay == {usual["weight_decay"].default} and betas.isdisjoint({usual["betas"].default})

@@ -5,11 +5,16 @@ seen, and silence about the rest must not read as health.
 """
 
 import math
+from collections.abc import Sized
 
 import torch
 from torch import nn
 
 from loopdoctor.evidence import Clip, Evidence, Step
+from loopdoctor.finding import OK, Verdict, unknown
+
+HABIT = 2  # steps in which a thing must have been seen
+BLIND = unknown("no step was seen function by function: fewer than three steps, or something is compiled")
 
 
 def hidden(e: Evidence) -> set[int]:
@@ -37,3 +42,10 @@ def clipped_away(e: Evidence) -> set[int]:
     """Rounds whose gradients were all made 0 by a clip that saw an infinite norm: it divides by it."""
     infinite = {c.round for c in e.of(Clip) if c.total == math.inf}
     return {s.round for s in e.of(Step) if s.round in infinite and s.own == 0}
+
+
+def no_habit(e: Evidence, seen: Sized) -> Verdict | None:
+    """Say what is said where a fault was not seen in several steps; None where it was."""
+    if len(e.shown) < HABIT:
+        return BLIND
+    return OK if len(seen) < HABIT else None

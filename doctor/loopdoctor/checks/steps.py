@@ -1,21 +1,25 @@
-"""The order of a step: clear, backward, unscale, clip, step. N1, N2, N3, N7, N8, S17.
+"""The order of a step: clear, backward, unscale, clip, step, and nothing put back. N1 to N3, N7, N8, N28.
 
 Footgun: what looks like disorder may be on purpose: GAN-like loops clear one optimizer while another's gradients wait,
 SAM clears between its two backwards. So everything here is asked of the optimizer that steps, and of its own tensors.
 """
 
+import linecache
 import math
+from pathlib import Path
 
 from torch import nn, optim
 
 from loopdoctor import measures
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.seen import clipped_away
+from loopdoctor.checks.seen import BLIND, HABIT, clipped_away
 from loopdoctor.evidence import Backward, Clip, Event, Evidence, Gradients, ScalerStep, Step, ZeroGrad
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
+from loopdoctor.watchers.dropped import GRADIENT
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
 ROUNDING = 1e-6  # of all gradients: what is left in fp32 of numbers that cancel each other
+TABLES = (nn.Embedding, nn.EmbeddingBag)  # of which a step may leave most rows as they are
 
 
 @check("N1")
@@ -233,9 +237,6 @@ def _other_batch(a: Backward, b: Backward) -> bool:
     return ids[0].shape != ids[1].shape or not bool((ids[0] == ids[1]).all())
 
 
-TABLES = (nn.Embedding, nn.EmbeddingBag)  # of which a step may leave most rows as they are
-
-
 @check("N3")
 def does_not_move(e: Evidence) -> Fired | Verdict:
     """Gradients are there, the rate is above zero, and still some weights are exactly what they were.
@@ -423,3 +424,44 @@ def _clipped_later(e: Evidence, backward: Event, clip: Clip) -> bool:
         if isinstance(event, Step):
             return bool(e.optimizers[event.optimizer].ids & clip.ids) and len(e.optimizers) == 1
     return False
+
+
+@check("N28")
+def update_dropped(e: Evidence) -> Fired | Verdict:
+    """Weight clipping, an average of weights or gradient clipping that was written down has no effect.
+
+    Fires when arithmetic on weights or gradients, between a backward and the next forward, gave a tensor of the same
+    shape that was never used by anything and is gone, at the same place in two steps. Norms and other numbers for a log
+    are left alone, and so are copies and differences of weights.
+
+    WARN update-dropped: The result of `{name}` on {what} is thrown away, and {what} stay as they are: the function
+    gives a new tensor, and the name that it was given is only the loop's. Fix: Write into the tensor, under
+    torch.no_grad(): {fix}.
+    WARN update-dropped/adapted: Adapted weights (a weight minus a derivative) are computed and nothing is computed with
+    them: the loss uses the weights as they were. Fix: torch.func.functional_call(model, adapted, (x,)).
+    """
+    if len(e.shown) < HABIT:
+        return BLIND
+    for (file, line, _, name), seen in e.dropped.items():
+        if len({round for round, _ in seen}) < HABIT:
+            continue
+        kinds = frozenset().union(*(of for _, of in seen))
+        what = "gradients" if kinds == {GRADIENT} else "weights"
+        text = linecache.getline(file, line).strip()
+        how = {"gradients": "p.grad.mul_(...), p.grad.clamp_(...)", "weights": "p.mul_(...).add_(...), p.clamp_(...)"}
+        return fires(
+            f"{len(seen)} results of {Path(file).name}:{line}"
+            + (f" `{text[:60]}`" if text else "")
+            + " were never used",
+            "results that are used",
+            name=name,
+            what=what,
+            fix=how[what] + ", or p.copy_(result)",
+        )
+    if len(seen := e.habits["N28"]) >= HABIT:
+        return fires(
+            f"in {len(seen)} steps {next(iter(seen.values()))} weights minus a derivative were never used",
+            "results that are used",
+            fault="update-dropped/adapted",
+        )
+    return OK

@@ -1,4 +1,4 @@
-"""Teachers and reference models: F6 and S12, F7, F8, F9, N14, F103.
+"""Teachers, reference models, averages, and what else should stay as it is: F6, F7, F9, S12, N12, N14, N29.
 
 A teacher is a model that is called in the loop and not trained. Nothing in the loss shows that it is noisy, or that it
 is the student itself.
@@ -7,22 +7,24 @@ Footgun: an average of the student (EMA) is a teacher that moves, and its noise 
 which an optimizer of its own steps, is no teacher.
 """
 
+import itertools
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from loopdoctor import measures, owners, replays
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.arithmetic import STEPS
+from loopdoctor.checks.seen import HABIT
+from loopdoctor.checks.trainables import moved
 from loopdoctor.evidence import Backward, Call, Evidence, Gradients, Step
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 NOISE = 1e-3  # of the standard deviation of the logits
 EXACT = 2e-6  # how near to ln 2 a loss is that no gradient ever moved
-RENAMED_ROWS, AGREE, RENAMED = 48, 0.3, 0.8  # rows that labels and answers are compared in; shares of them
-STRANGE_ROWS, FEWER, DOUBTLESS = 80, 64, 0.9  # rows that tell; of a teacher without a doubt; what that says
 FEW = 3  # steps
+SMALL = 64  # numbers of a tensor
+TWINS, STRAIGHT = 8, 0.8  # trained tensors whose names fit best; cosine of an average's way and the way to its twin
 
 
 @check("F6")
@@ -211,12 +213,12 @@ def constant_ln2(e: Evidence) -> Fired | Verdict:
     later = [v for r, v in rounds.items() if updated and r > min(updated)]
     if len(later) < 2:
         return unknown("fewer than two steps after the first update")
-    if len(lists := _after(updated, e.habits["N14 lists"])) >= STEPS:
+    if len(lists := _after(updated, e.habits["N14 lists"])) >= HABIT:
         what = f"in {len(lists)} steps {lists[0][1]} scores of each of {lists[0][0]} lists were the same"
         return fires(what, "scores that differ", fault="constant-ln2/same-lists")
     values = [later[0] / k for k in (1, len(e.of(Backward, round=0)) or 1)]
     still = max(later) - min(later) <= EXACT * max(1.0, abs(later[0]))
-    if still and abs(later[0]) > EXACT and len(margins := _after(updated, e.habits["N14 margins"])) >= STEPS:
+    if still and abs(later[0]) > EXACT and len(margins := _after(updated, e.habits["N14 margins"])) >= HABIT:
         what = f"the loss was {later[0]:.6g} at {len(later)} steps after an update, and in {len(margins)} steps "
         return fires(what + "the margins of policy and reference were the same", "margins that come apart")
     if not any(abs(v - math.log(2)) < EXACT for v in values) or max(later) - min(later) > EXACT:
@@ -260,3 +262,101 @@ def average_without_buffers(e: Evidence) -> Fired | Verdict:
         "statistics that follow",
         name=still[0],
     )
+
+
+@check("N12")
+def frozen_moved(e: Evidence) -> Fired | Verdict:
+    """Weights that should stay as they are drift.
+
+    Fires when a frozen parameter changed between the first backward and the end. In an optimizer that means it was
+    frozen after it had a gradient, and is stepped with what is left of it (an error); outside of one it may be a
+    codebook that the loop keeps on purpose. An average is left alone: what goes straight towards a tensor that trains,
+    of the same shape, whose name ends alike. The statistics of a batch normalisation whose weights are
+    frozen are looked at as well.
+
+    ERROR frozen-moved/stepped: Frozen weights (requires_grad=False) change: they were frozen after a backward and the
+    optimizer still has their gradient or momentum. Fix: Freeze before the optimizer is built, and set the gradients of
+    what is frozen to None.
+    WARN frozen-moved/statistics: The layers are frozen, and their batch normalisation is in train mode: it goes on
+    averaging its running mean and variance, so the frozen part changes. Fix: Put the frozen part in eval mode, and
+    again after each model.train(). If its statistics should follow the new data, this is right.
+    WARN frozen-moved/written: Frozen weights (requires_grad=False) change: something other than the optimizer writes to
+    them. Fix: If it is no average that is meant to move, look for what writes to them (copy_, load_state_dict).
+    """
+    if not e.stepped or not e.first:
+        return unknown("no optimizer step was seen")
+    # an average may be in the optimizer and never get a gradient: no step writes to it
+    live = set().union(*(o.live for o in e.optimizers))
+    every, mine = e.parameters(), e.optimized() & live
+    shared = {measures.values_of(p).data_ptr() for p in e.trainable().values()}
+    thawed = {n for g in e.of(Gradients) for n in g.norms}  # layers may take turns
+    frozen = {n: p for n, p in every.items() if n in e.frozen_at_start - thawed and not p.requires_grad}
+    frozen = {n: p for n, p in frozen.items() if p.data_ptr() not in shared and id(p) == e.first[n][0]}
+    drifted = [n for n, p in frozen.items() if p.is_floating_point() and moved(e, n)]
+    drifted = [n for n in drifted if id(every[n]) in mine or _more_than_rounding(e, n)]
+    drifted = _without_averages(e, drifted, mine)
+    if not drifted and (moving := _statistics(e, thawed)):
+        return fires(
+            f"{len(moving)} normalisations whose weights are frozen have counted more batches ({moving[0]} ...)",
+            "statistics that stay as they are where the weights do",
+            fault="frozen-moved/statistics",
+        )
+    if not drifted:
+        return OK if frozen else not_applicable("nothing is frozen")
+    held = [n for n in drifted if id(every[n]) in mine]
+    return fires(
+        f"{len(drifted)} of {len(frozen)} frozen tensors that were followed changed in {len(e.of(Step))} steps "
+        f"({(held or drifted)[0]})",
+        "0",
+        fault="frozen-moved/stepped" if held else "frozen-moved/written",
+    )
+
+
+def _statistics(e: Evidence, thawed: set[str]) -> list[str]:
+    """Batch normalisations with frozen weights, in a model that trains others, whose statistics are updated all the
+    same. A copy that is averaged (a momentum encoder) is called without gradients and is left alone."""
+    now = measures.tracked(e)
+    frozen = {id(p) for n, p in e.parameters().items() if n not in thawed and not p.requires_grad}
+    layers = [(n, m) for n, m in e.modules() if id(m) in now and id(m) in e.tracked and m.affine]
+    layers = [(n, m) for n, m in layers if all(id(p) in frozen for p in m.parameters(recurse=False))]
+    others = frozen - {id(p) for _, m in layers for p in m.parameters(recurse=False)}
+    moving = [n for n, m in layers if now[id(m)] > e.tracked[id(m)] + 1 and e.called_with_grad.get(id(m))]
+    return moving if others and e.trainable() else []
+
+
+def _without_averages(e: Evidence, drifted: list[str], mine: set[int]) -> list[str]:
+    """What follows a tensor that trains is left out. A small one has too few numbers to tell, and goes with others."""
+    every = e.parameters()
+    follow = {n for n in drifted if id(every[n]) not in mine and _follows(e, n)}
+    rest = [n for n in drifted if n not in follow]
+    large = [n for n in rest if id(every[n]) in mine or every[n].numel() >= SMALL]
+    return rest if large or all(every[n].numel() < SMALL for n in follow) else []
+
+
+def _follows(e: Evidence, name: str) -> bool:
+    """Whether a frozen tensor has gone towards one that trains, and has not become its copy: an average of it."""
+    p = e.parameters()[name]
+    first = e.first[name][1].float().to(p.device)
+    common = {n: _common(n, name) for n, t in e.trainable().items() if t.shape == p.shape}
+    most = max(common.values(), default=0)
+    twins = [e.trainable()[n] for n, many in common.items() if many == most > 0][:TWINS]
+    gone = measures.strided(p).float() - first
+    return any(_along(gone, measures.strided(t).float().to(p.device) - first) for t in twins)
+
+
+def _common(one: str, other: str) -> int:
+    """How many parts the ends of two names share."""
+    pairs = zip(reversed(one.split(".")), reversed(other.split(".")))
+    return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _along(gone: Tensor, way: Tensor) -> bool:
+    length = float(gone.norm()) * float(way.norm())
+    return length > 0 and float(gone @ way) > STRAIGHT * length and not torch.equal(gone, way)
+
+
+def _more_than_rounding(e: Evidence, name: str) -> bool:
+    """An adapter that was merged and taken out again leaves rounding behind."""
+    now, (_, first) = measures.strided(e.parameters()[name]), e.first[name]
+    gap, size = float((now.float() - first.to(now.device).float()).norm()), float(first.float().norm())
+    return gap > (1e-4 if now.dtype.itemsize >= 4 else 2e-2) * size

@@ -1,4 +1,4 @@
-"""The loss itself: what it asks for and what it is divided by: F3, F4, N6, N17. F1 and F2 are in terms.py.
+"""What the number stands for that the loop differentiates: F3 to F5, F40, N6, N17.
 
 Footgun: at the start of training every token costs about ln(vocabulary), so values alone separate little; where the
 targets were seen, they decide.
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from loopdoctor import fed
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks import losses
-from loopdoctor.checks.seen import spoilt
-from loopdoctor.evidence import Backward, Call, Clip, Evidence, Gradients, Step, weight_of
+from loopdoctor.checks.loss_inputs import judged, raised
+from loopdoctor.checks.seen import HABIT, no_habit, spoilt
+from loopdoctor.evidence import Backward, Call, Clip, Evidence, Fed, Gradients, Step, weight_of
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from loopdoctor.fingerprint import Reading
 from loopdoctor.targets import IGNORED, shifted
@@ -23,6 +23,13 @@ FAR, LEAST = 20.0, 5.0  # times as far as the targets, from which first answers 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 DRAWN = 0.5  # spread of a table that was left as it was drawn, with one of 1
 WIDE, WEIGHTS = 3.0, 64  # spread of weights in 1/sqrt(inputs), as N(0, 1) has; fewer tell nothing
+PASSED = 3  # losses that are not finite, from where on it is no accident
+SQUASHED = {"Sigmoid": "a sigmoid", "Relu": "a ReLU", "Tanh": "a tanh"}
+MISSING = {  # faults where logits stand for log-probabilities
+    "nll_loss": "wrong-loss/no-softmax",
+    "kl_div": "wrong-loss/no-softmax-before-kl",
+    "ctc_loss": "wrong-loss/no-softmax-before-ctc",
+}
 
 
 @check("F3")
@@ -83,7 +90,7 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     """
     backwards = e.of(Backward)
     readings = [b.reading for b in backwards if b.reading is not None]
-    if (found := losses.odd_input(e)) is not None:
+    if (found := odd_input(e)) is not None:
         return found
     if len(crossed := e.habits["F3 crossed"]) > 1:
         first, second = next(iter(crossed.values()))
@@ -101,9 +108,9 @@ def wrong_target(e: Evidence) -> Fired | Verdict:
     for test in (_probabilities, _told, _offset, _divergence, _summed, _summed_over_batch):
         if (found := test(e, backwards, readings)) is not None:
             return found
-    if (found := losses.divided_twice(e)) is not None:
+    if (found := divided_twice(e)) is not None:
         return found
-    if losses.judged(e):
+    if judged(e):
         return OK
     if not any(r.offset is not None for r in readings):
         return not_applicable("the loss is none that is known") if readings else unknown("no loss could be read")
@@ -510,9 +517,6 @@ def _adds_means(backwards: list[Backward]) -> bool:
     )
 
 
-PASSED = 3  # losses that are not finite, from where on it is no accident
-
-
 @check("N17")
 def hidden_nan(e: Evidence) -> Fired | Verdict:
     """The log reads 0.0, or nan, and the model answers nonsense.
@@ -574,3 +578,262 @@ def _why(e: Evidence, event: Backward) -> str:
 
 def _broken(event: Gradients) -> bool:
     return any(norm is not None and not math.isfinite(norm) for norm in event.norms.values())
+
+
+@check("F5")
+def not_finite(e: Evidence) -> Fired | Verdict:
+    """The loss is NaN from the first step, or from one special batch on.
+
+    Fires when a loss was not finite and the logits it came from were not either, while the weights were. The batch is
+    run again, and the first module whose output is not finite though its input was is named, with the range of what
+    went into it; so it is where a model gives no logits. Logits that are minus infinity on purpose (a vocabulary
+    filled up, a mask) give a finite loss and are left alone.
+
+    ERROR or WARN output-not-finite: The model's own output is NaN or infinite: something in this module divides by 0 or
+    takes the logarithm or root of what is not positive. Fix: Add a small number inside the division, logarithm or root.
+    ERROR or WARN output-not-finite/overflow: The model's own output is NaN or infinite: an overflow: float16 (fp16)
+    ends at 65504 and an activation went over it. Fix: Use bfloat16, or keep this module in float32.
+    ERROR or WARN output-not-finite/masked-row: The model's own output is NaN or infinite: rows of the attention mask
+    are masked from end to end (padding at the left), and a softmax over nothing is NaN. Fix: Let padding attend to
+    itself, use a large negative number in place of -inf, or pad at the right.
+    """
+    wrong = [b for b in e.of(Backward) if b.value is not None and not math.isfinite(b.value)]
+    if not e.forwards:
+        return unknown("no forward of the model was seen")
+    if not wrong:
+        return OK
+    calls = [c for c in wrong[0].calls if c.role == "model" and c.finite is False]
+    name, kind, fact, inputs = e.probes.get("broken") or ("", "", "", "")
+    if not calls and kind:
+        calls = [c for c in wrong[0].calls if c.role == "model"]
+    if fact == "weights":
+        return not_applicable("the weights themselves are not finite")
+    if not calls:
+        seen = any(c.finite for c in wrong[0].calls) or "broken" in e.probes
+        return OK if seen else unknown("no logits were seen, and the batch could not be run again")
+    if not kind and wrong[0].round > 0:
+        return unknown("the batch could not be run again")
+    where = f"the first is the output of {name or kind} ({kind}, {fact.split(' ')[0]})" if kind else "in the logits"
+    where += f", into which went {inputs}" if inputs else ""
+    return fires(
+        f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
+        "finite activations",
+        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
+        _cause(calls[0], kind, fact),
+    )
+
+
+def _cause(call: Call, kind: str, fact: str) -> str:
+    if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
+        return "output-not-finite/overflow"
+    left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
+    return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
+
+
+@check("F40")
+def divergence_summed(e: Evidence) -> Fired | Verdict:
+    """A VAE gives the same blurred answer to all data, and its divergence falls to zero at once.
+
+    Knows the divergence from a standard normal by its graph. Fires when it is a sum over all rows with its usual factor
+    of one half, and another term of the loss is a mean over the same rows. Fires as well when each row's divergence is
+    a sum, and the reconstruction a mean over 64 numbers of a row or more, or when the divergence is a mean over all of
+    its numbers and another term a sum over all of its own. Or when a divergence of a thousand weights or more is added
+    as it is to a mean over rows. A weight in front of it, and sums (or means) in both terms, are left alone.
+
+    WARN divergence-summed: The divergence (KL) is summed over the {rows} rows of the batch and the other term is a mean
+    over them, so it weighs {rows} times too much, and the posterior collapses. Fix: Sum it over its dimensions and take
+    the mean over the rows: kl.sum(1).mean().
+    WARN divergence-summed/over-numbers: The reconstruction is a mean over the {numbers} numbers of a row and the
+    divergence (KL) is their sum in each row, so it weighs {numbers} times too much, and the posterior collapses. Fix:
+    Sum the reconstruction over a row's numbers too (reduction="sum", divided by the rows), or give the divergence a
+    weight.
+    WARN divergence-summed/averaged: The reconstruction is a sum over the batch and the divergence (KL) a mean over all
+    its {numbers} numbers, so it costs that many times too little, and samples from the prior are nothing like the data.
+    Fix: Sum both: -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp()).
+    WARN divergence-summed/weights: The divergence (KL) of {numbers} weights is added as it is to a mean over rows, so
+    it weighs as much as the whole data, and the weights stay at their prior. Fix: loss = nll.mean() + kl /
+    len(train_data).
+    """
+    if len(seen := e.habits["F40"]) >= HABIT:
+        what, numbers = next(iter(seen.values()))
+        told = {
+            "averaged": f"a divergence was a mean over its {numbers} numbers, beside a sum",
+            "weights": f"a divergence of {numbers} weights was added as it is, beside a mean",
+        }[what]
+        wanted = {"averaged": "both a sum over the rows", "weights": "divided by the rows of all data"}[what]
+        return fires(f"in {len(seen)} steps {told}", wanted, fault=f"divergence-summed/{what}", numbers=numbers)
+    if (verdict := no_habit(e, e.summed)) is not None:
+        if no_habit(e, e.over_numbers) is not None:
+            return verdict
+        numbers = next(iter(e.over_numbers.values()))
+        return fires(
+            f"in {len(e.over_numbers)} steps a divergence was summed in each row, beside a mean over {numbers} numbers",
+            "both terms a sum in each row",
+            fault="divergence-summed/over-numbers",
+            numbers=numbers,
+        )
+    shape = next(iter(e.summed.values()))
+    return fires(
+        f"in {len(e.summed)} steps a divergence of {shape} was summed over all rows, beside a mean over them",
+        "both terms a mean over the rows",
+        rows=shape[0],
+    )
+
+
+# ------------------------------------------------------------------------------------------------ what is fed in
+def odd_input(e: Evidence) -> Fired | None:
+    """A loss that is given something else than it asks for."""
+    n = raised(e, "all elements of input should be between 0 and 1")
+    if n is not None and n.fed is not None and n.fed.low is not None and math.isfinite(n.fed.low + n.fed.high):
+        return fires(
+            f"numbers from {n.fed.low:.3g} to {n.fed.high:.3g} given to {n.name}",
+            "probabilities, from 0 to 1",
+            fault="wrong-loss/logits-into-bce",
+        )
+    for (name, _), losses in judged(e).items():
+        found = [_odd(name, n.fed) for n in losses if name != fed.COUNTS or n.log_input] or [None]
+        if None not in found:
+            return found[0]
+    return None
+
+
+def _odd(name: str, f: Fed) -> Fired | None:
+    if name in fed.CLASSES and f.mixed:
+        return fires(
+            f"{f.mixed} was reshaped to {f.shape}, so a row has neighbouring numbers of one class",
+            f"a row with one number of each of the {f.classes} classes",
+            fault="wrong-loss/mixed",
+        )
+    if name == "cross_entropy":
+        return _into_cross_entropy(f)
+    if name in ("nll_loss", *fed.LOGGED):
+        return _into_logarithms(name, f)
+    if name in fed.BINARY:
+        return _into_binary(name, f)
+    if name == fed.COUNTS and f.makers[:1] and f.makers[0] in ("Exp", "Softplus"):
+        return fires(
+            f"the output of {f.makers[0].lower()} is given to {name}, which takes its exponential",
+            "the logarithm of a rate",
+            fault="wrong-loss/exponential-twice",
+        )
+    return _over_the_batch(name, f) if name in fed.PLAIN else None
+
+
+def _sum_to_one(f: Fed) -> bool:
+    return f.sums is not None and f.rows > 3 and (f.classes or 0) > 1 and f.low >= 0 and f.sums < f.tolerance
+
+
+def _told_of(f: Fed, what: str = "every row") -> str:
+    numbers = f"{what} is positive and sums to 1" if _sum_to_one(f) else ""
+    made = f"they come straight from a {f.makers[0].lower()}" if f.makers[:1] in (["Softmax"], ["Sigmoid"]) else ""
+    return "; ".join(text for text in (numbers, made) if text)
+
+
+def _into_cross_entropy(f: Fed) -> Fired | None:
+    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
+        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
+    if f.makers[:1] == ["Softmax"] or _sum_to_one(f):
+        return fires(f"rows given to cross_entropy: {_told_of(f)}", "logits", fault="wrong-loss/double-softmax")
+    if f.makers[:1] and f.makers[0] in SQUASHED and (f.classes or 0) > 1:
+        return fires(
+            f"numbers from {f.low:.3g} to {f.high:.3g}, straight from {SQUASHED[f.makers[0]]}, given to cross_entropy",
+            "logits, which may be any number",
+            fault="wrong-loss/squashed-logits",
+            by=SQUASHED[f.makers[0]],
+        )
+    return None
+
+
+def _into_logarithms(name: str, f: Fed) -> Fired | None:
+    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
+        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
+    if f.makers[:1] == ["Softmax"] or (_sum_to_one(f) and not f.logged):
+        return fires(
+            f"rows given to {name}: {_told_of(f)}",
+            "log-probabilities, which are negative",
+            fault="wrong-loss/no-logarithm",
+            name=name,
+        )
+    if name == "ctc_loss" and not f.logged and f.over_classes is not None and f.over_classes > 0.05:
+        return fires(
+            f"the exponentials of rows given to ctc_loss do not sum to 1 (logarithm of a sum: {f.over_classes:.3g})",
+            "log-probabilities",
+            fault=MISSING[name],
+        )
+    if f.high is not None and math.isfinite(f.high) and f.high > 1e-3 and not f.logged:
+        return fires(
+            f"rows given to {name} hold positive numbers (up to {f.high:.3g}), which no logarithm of a probability is",
+            "log-probabilities",
+            fault=MISSING[name],
+        )
+    if f.softmax_over == 0 and len(f.shape) == 2:
+        return fires(
+            f"{name} is given a log_softmax with dim=0 of a matrix whose rows it judges",
+            f"log_softmax over the {f.classes} classes, dim=1",
+            fault="wrong-loss/over-the-batch",
+        )
+    if f.over_rows is not None and f.over_rows < 1e-3 and f.over_classes > 0.05:
+        return fires(
+            f"the probabilities given to {name} sum to 1 over the batch, not over the {f.classes} classes",
+            "log_softmax over the classes",
+            fault="wrong-loss/over-the-batch",
+        )
+    return None
+
+
+def _over_the_batch(name: str, f: Fed) -> Fired | None:
+    if f.softmax_over != 0:
+        return None
+    return fires(
+        f"{name} is given a softmax with dim=0 of a matrix whose rows it judges",
+        "a softmax over the classes, dim=1",
+        fault="wrong-loss/over-the-batch",
+    )
+
+
+def _into_binary(name: str, f: Fed) -> Fired | None:
+    if f.makers[:1] == ["Softmax"] and (found := _over_the_batch(name, f)):
+        return found
+    twice = f.makers[:2] == ["Sigmoid", "Sigmoid"]
+    if twice or (name.endswith("logits") and f.makers[:1] in (["Sigmoid"], ["Softmax"])):
+        what = "a sigmoid of a sigmoid" if twice else f"the output of a {f.makers[0].lower()}"
+        return fires(
+            f"{what} is given to {name}" + (f", from {f.low:.3g} to {f.high:.3g}" if f.low is not None else ""),
+            "probabilities" if not name.endswith("logits") else "logits, which may be any number",
+            fault="wrong-loss/double-sigmoid",
+        )
+    if name.endswith("logits") and f.makers[:1] in (["Relu"], ["Tanh"]):
+        return fires(
+            f"numbers straight from {SQUASHED[f.makers[0]]} are given to {name}",
+            "logits, which may be any number",
+            fault="wrong-loss/squashed-logits",
+            by=SQUASHED[f.makers[0]],
+        )
+    cut = f.low is not None and (f.low == 0.0 or f.high == 1.0)
+    if not name.endswith("logits") and cut and f.makers[:1] == ["Clamp"] and f.makers[1:2] in (["Addmm"], ["Add"]):
+        return fires(
+            f"logits cut to 0 and 1 (clamp) are given to {name}", "a sigmoid", fault="wrong-loss/logits-into-bce"
+        )
+    return None
+
+
+def divided_twice(e: Evidence) -> Fired | None:
+    """A mean over the batch that is divided by the batch once more. As many micro-batches as rows are no sign of it."""
+    rounds = e.by_round(Backward).values()
+    seen = [found for among in rounds for b in among if (found := _rows_and_whether_twice(b, len(among)))]
+    if len(seen) < 3 or not all(wrong for _, wrong in seen):
+        return None
+    return fires(
+        f"the loss is a mean over the batch, divided by its {seen[0][0]} rows again",
+        "a mean, divided once",
+        fault="wrong-loss/divided-twice",
+    )
+
+
+def _rows_and_whether_twice(b: Backward, micro_batches: int) -> tuple[int, bool] | None:
+    """The rows of the one mean that this backward's loss was made of, and whether the loss is that mean over them."""
+    losses = [n for n in b.entropies if n.fed is not None and n.used and n.number]
+    if len(losses) != 1 or not b.value or losses[0].reduction != "mean" or not losses[0].fed.shape:
+        return None
+    rows = losses[0].fed.shape[0]
+    return rows, rows >= 8 and rows != micro_batches and abs(b.value * rows / losses[0].number - 1) < 1e-3

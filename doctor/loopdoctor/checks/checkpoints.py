@@ -1,7 +1,7 @@
-"""What a checkpoint has left where it was, and what it has brought that nobody wanted: S51, S52.
+"""What a checkpoint has left where it was: S51. Which loads there were is in loads.py.
 
 Names carry prefixes of who saved them ("module." of DistributedDataParallel, "_orig_mod." of torch.compile, "model." of
-a trainer), and load_state_dict(strict=False) leaves out what it does not know. Which loads there were is in loads.py.
+a trainer), and load_state_dict(strict=False) leaves out what it does not know.
 
 Footgun: to leave out much is common and right: a new head, a decoder, the base under an adapter. So what was left out
 must have a place in the model, of its shape, under a name that differs by a prefix.
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 
 from loopdoctor import measures
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.static import LAYERS, LEAST, within_bound
+from loopdoctor.checks.trainables import within_bound
 from loopdoctor.evidence import Evidence, is_adapter, weight_of
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from loopdoctor.loads import Load, Shapes
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names of their only part
 ASKED, TRIED, ALIKE = 64, 64, 4  # names, prefixes, names of one ending
-LOWER, SAME, STEPS = 10.0, 1e-6, 3  # times, by which a rate came down; by how much it may still move; steps to see that
+LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+LEAST = 256  # elements, from which on a uniform distribution can be told from others
 
 
 @check("S51")
@@ -210,6 +211,3 @@ def _as_drawn(e: Evidence, module: nn.Module) -> int:
 
 def _readable(p: Tensor) -> bool:
     return p.is_floating_point() and p.layout == torch.strided and not p.is_meta
-
-
-# -------------------------------------------------------------------------------------------------------- rates

@@ -1,4 +1,4 @@
-"""Learning rates and the optimizers they are meant for: S13, N5b, N5, N9, N11.
+"""Learning rates, schedules, and the optimizers that they are meant for: N5, N5b, N9, N11, S13, M1.
 
 Footgun: a scheduler that is called rarely may be one per epoch, and one that is called often may be sized so. A rate
 of zero at the start is a warm-up. So the severe verdicts rest on what the rates were, not on how they came about.
@@ -441,3 +441,40 @@ def update_size(e: Evidence) -> Fired | Verdict:
         "roughly 1e-4 to 1e-1",
         fault="update-too-large" if large else "update-too-small",
     )
+
+
+@check("M1")
+def muon_overwrites_its_momentum(e: Evidence) -> Fired | Verdict:
+    """Muon learns worse with weights in bf16 than in fp32, and its momentum seems to have no effect.
+
+    Fires for torch's own Muon with nesterov=False on weights of bf16, where the installed torch overwrites the momentum
+    (its bf16 copy of the buffer is the buffer itself, and is divided in place): a step on a small matrix is tried.
+
+    WARN momentum-overwritten: torch.optim.Muon with nesterov=False normalises the momentum of bf16 weights in place, so
+    each step keeps a direction and forgets its size. Fix: nesterov=True, or weights in fp32 under autocast.
+    """
+    kind = getattr(torch.optim, "Muon", None)
+    mine = [o for o in e.optimizers if kind is not None and o.kind is kind and o.object is not None]
+    if not mine:
+        return not_applicable("no Muon of torch's")
+    if not e.of(Step):
+        return unknown("no step was seen")
+    groups = [group for o in mine for group in o.object.param_groups if not group.get("nesterov", True)]
+    halves = [p for group in groups for p in group["params"] if p.dtype is torch.bfloat16]
+    if not halves or not _overwrites(kind):
+        return OK
+    return fires(
+        f"{len(halves)} matrices in bfloat16, nesterov=False, torch {torch.__version__}",
+        "a momentum that is kept from step to step",
+        WARN,
+    )
+
+
+def _overwrites(kind: type) -> bool:
+    """Whether this torch does: the first momentum of a gradient g is (1 - momentum) g, or g, but never of norm 1."""
+    weight = torch.nn.Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    weight.grad = 8 * torch.eye(4, dtype=torch.bfloat16)
+    optimizer = kind([weight], lr=0.0, momentum=0.5, nesterov=False, weight_decay=0.0)
+    optimizer.step()
+    held = [t for t in optimizer.state[weight].values() if isinstance(t, torch.Tensor) and t.shape == weight.shape]
+    return bool(held) and float(held[0].float().norm()) < 1.5

@@ -1,67 +1,15 @@
-"""What replays of the first batch showed: F5, F10 to F13 and F121.
+"""What a place sees that it should not, or does not see: F10 to F13, F34, S25. Mostly asked by replays (probes.py).
 
 Footgun: a probe that could not be made (a model that cannot be called again as it was) is UNKNOWN, not OK.
 """
 
-import math
-
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.seen import spoilt
+from loopdoctor.checks.seen import BLIND, HABIT, no_habit
 from loopdoctor.documents import resets
-from loopdoctor.evidence import Backward, Call, Evidence
+from loopdoctor.evidence import Backward, Evidence
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 CLEAR = 0.02  # smaller shifts may come of numbers scaled together over a batch (8-bit activations)
-
-
-@check("F5")
-def not_finite(e: Evidence) -> Fired | Verdict:
-    """The loss is NaN from the first step, or from one special batch on.
-
-    Fires when a loss was not finite and the logits it came from were not either, while the weights were. The batch is
-    run again, and the first module whose output is not finite though its input was is named, with the range of what
-    went into it; so it is where a model gives no logits. Logits that are minus infinity on purpose (a vocabulary
-    filled up, a mask) give a finite loss and are left alone.
-
-    ERROR or WARN output-not-finite: The model's own output is NaN or infinite: something in this module divides by 0 or
-    takes the logarithm or root of what is not positive. Fix: Add a small number inside the division, logarithm or root.
-    ERROR or WARN output-not-finite/overflow: The model's own output is NaN or infinite: an overflow: float16 (fp16)
-    ends at 65504 and an activation went over it. Fix: Use bfloat16, or keep this module in float32.
-    ERROR or WARN output-not-finite/masked-row: The model's own output is NaN or infinite: rows of the attention mask
-    are masked from end to end (padding at the left), and a softmax over nothing is NaN. Fix: Let padding attend to
-    itself, use a large negative number in place of -inf, or pad at the right.
-    """
-    wrong = [b for b in e.of(Backward) if b.value is not None and not math.isfinite(b.value)]
-    if not e.forwards:
-        return unknown("no forward of the model was seen")
-    if not wrong:
-        return OK
-    calls = [c for c in wrong[0].calls if c.role == "model" and c.finite is False]
-    name, kind, fact, inputs = e.probes.get("broken") or ("", "", "", "")
-    if not calls and kind:
-        calls = [c for c in wrong[0].calls if c.role == "model"]
-    if fact == "weights":
-        return not_applicable("the weights themselves are not finite")
-    if not calls:
-        seen = any(c.finite for c in wrong[0].calls) or "broken" in e.probes
-        return OK if seen else unknown("no logits were seen, and the batch could not be run again")
-    if not kind and wrong[0].round > 0:
-        return unknown("the batch could not be run again")
-    where = f"the first is the output of {name or kind} ({kind}, {fact.split(' ')[0]})" if kind else "in the logits"
-    where += f", into which went {inputs}" if inputs else ""
-    return fires(
-        f"non-finite values in the forward of step {wrong[0].round + 1}; {where}",
-        "finite activations",
-        ERROR if spoilt(e) or len(wrong) > 1 or len(e.of(Backward)) == 1 else WARN,
-        _cause(calls[0], kind, fact),
-    )
-
-
-def _cause(call: Call, kind: str, fact: str) -> str:
-    if fact.startswith("float16") or call.autocast is not None and str(call.autocast) == "torch.float16":
-        return "output-not-finite/overflow"
-    left = call.mask is not None and bool((call.mask[:, 0] == 0).any())
-    return "output-not-finite/masked-row" if left or "ttention" in kind else "output-not-finite"
 
 
 @check("F10")
@@ -237,4 +185,87 @@ def padding_seen(e: Evidence) -> Fired | Verdict:
         f"changing the padding moved the logits of attended tokens by {moved:.2g} of their spread",
         "0",
         fault="padding-seen/mask-ignored" if masked else "padding-seen",
+    )
+
+
+@check("F34")
+def mask_inverted(e: Evidence) -> Fired | Verdict:
+    """The model answers all texts of one length alike, and learns little more than the shares of the classes.
+
+    Lays masks that become minus infinity on attention scores over the ids that went in. Fires when all ids that a mask
+    shows are one and the same, the padding, and all others are hidden. Masks that show text are left alone, but where
+    the first token of all rows is hidden and a table is asked for the padding in place of the types of the tokens.
+
+    ERROR mask-inverted: The attention mask is inverted: it hides the text and shows the padding. Fix: For torch's
+    key_padding_mask True means hidden: pass ids == pad_id. For scores by hand: masked_fill(~keep, -inf).
+    ERROR mask-inverted/past: The mask hides each place from itself and from all before it, and shows what comes later:
+    in nn.MultiheadAttention and nn.Transformer True hides. Fix: torch.ones(T, T).triu(1).bool(), or
+    nn.Transformer.generate_square_subsequent_mask(length).
+    WARN mask-inverted/ones: An attention of torch is given a mask of the numbers 0 and 1, which it adds to the scores:
+    it hides nothing. Fix: A mask of bools (in nn.MultiheadAttention and nn.Transformer True hides, in
+    scaled_dot_product_attention it shows), or 0 and float("-inf").
+    WARN mask-inverted/first-tokens: The attention mask hides the first token of each row, which is no padding:
+    something else was given in its place (the types of the tokens, without a name). Fix: Give it by its name,
+    model(input_ids=ids, attention_mask=mask, token_type_ids=types).
+    """
+    calls = [c for c in e.forwards if c.ids is not None and c.mask is not None and c.mask.shape == c.ids.shape]
+    if len(calls) >= HABIT and (pad := e.token("pad")) is not None:
+        if all(bool(((c.mask[:, 0] == 0) & (c.ids[:, 0] != pad)).all()) for c in calls):
+            what = f"in {len(calls)} calls the mask was 0 at the first token of all rows, which is not the padding"
+            return fires(what, "1 there", WARN, "mask-inverted/first-tokens")
+    if len(e.shown) < HABIT:
+        return BLIND
+    if len(past := e.habits["F34 past"]) >= HABIT:
+        what = f"in {len(past)} steps a mask {next(iter(past.values()))} hid the past and showed the future"
+        return fires(what, "a mask that hides the future", fault="mask-inverted/past")
+    if len(ones := e.habits["F34 ones"]) >= HABIT:
+        what = f"in {len(ones)} steps {next(iter(ones.values()))} was given a mask of 0 and 1 in floating point"
+        return fires(what, "bools, or 0 and minus infinity", WARN, "mask-inverted/ones")
+    if len(exchanged := e.habits["F34 exchanged"]) >= HABIT:
+        what = f"in {len(exchanged)} steps attention hid the first token of all rows, and a table was given the padding"
+        return fires(what, "the padding as the mask", WARN, "mask-inverted/first-tokens")
+    if not e.hiding:
+        return not_applicable("no attention mask with a place for each token was seen")
+    if not all(e.hiding.values()) or len(e.hiding) < HABIT:
+        return OK
+    return fires(f"in {len(e.hiding)} steps the mask showed padding alone, and hid all else", "a mask that hides it")
+
+
+@check("S25")
+def state_after_padding(e: Evidence) -> Fired | Verdict:
+    """A recurrent model is good with rows of full length and poor with short ones.
+
+    Looks at what recurrent networks are given and what is taken of their answers. Fires when rows end in one and the
+    same vector, in runs of several lengths, and the last state or output[:, -1] is used. Packed sequences, and states
+    that are taken at the rows' own lengths, are left alone.
+
+    A mean over all places of such rows is looked for as well, where no mask has multiplied them, and h[:, -1] of them.
+
+    WARN state-after-padding: Rows are filled up at their ends, and the state that is used comes after the filling: it
+    has gone through as many steps of padding as the row was short. Fix: pack_padded_sequence(x, lengths, ...,
+    enforce_sorted=False), or output[torch.arange(len(x)), lengths - 1].
+    WARN state-after-padding/last: Rows are filled up at their ends, and what is read is the last place, which is
+    padding in most rows. Fix: h[torch.arange(len(h)), mask.sum(1) - 1].
+    WARN state-after-padding/mean: Rows are filled up at their ends, and the mean over places takes the filling along,
+    so a short row is mostly that. Fix: (h * mask[..., None]).sum(1) / mask.sum(1, keepdim=True).
+    """
+    lasts = e.habits["S25 last"]
+    if len(e.endings) < HABIT <= len(lasts):
+        padded, rows = next(iter(lasts.values()))
+        what = f"in {len(lasts)} steps {padded} of {rows} rows ended in padding, and the last place was read"
+        return fires(what, "the last place of each row's own", fault="state-after-padding/last")
+    pooled = e.habits["S25"]
+    if len(e.endings) < HABIT <= len(pooled):
+        padded, rows = next(iter(pooled.values()))
+        return fires(
+            f"in {len(pooled)} steps {padded} of {rows} rows ended in padding, and the mean was over all places",
+            "a mean over each row's own places",
+            fault="state-after-padding/mean",
+        )
+    if (verdict := no_habit(e, e.endings)) is not None:
+        return verdict
+    padded, rows = next(iter(e.endings.values()))
+    return fires(
+        f"in {len(e.endings)} steps {padded} of {rows} rows ended in padding, and the last state was used",
+        "the state at each row's own end",
     )

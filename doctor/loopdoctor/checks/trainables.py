@@ -1,23 +1,33 @@
-"""Who trains, and which optimizer holds it: S1 to S4, S6, S8, S22.
+"""Who trains, and which optimizer holds it: S1 to S4, S8, S18, S19, S22, S30, N24.
 
 Footgun: several optimizers are normal (Muon for matrices, AdamW for the rest). What counts is the union of all that
-stepped.
+stepped. A group may rest on purpose until a schedule wakes it, so only one that rests in every step is named.
 """
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from loopdoctor import measures, owners, places
+from loopdoctor import graphs, measures, owners, places
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.evidence import Backward, Entropy, Evidence, Gradients, asked, is_adapter, weight_of
+from loopdoctor.evidence import Backward, Entropy, Evidence, Gradients, Step, asked, is_adapter, weight_of
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 LONE = 3  # rounds that left gradients on a layer of its own
 PACKED = ("Linear4bit", "LinearNF4", "LinearFP4", "Linear8bitLt", "QuantLinear", "WQLinear_GEMM", "HQQLinear")
+LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
+PLAIN = (torch.nn.Parameter, Tensor)
+LEAST = 256  # elements, from which on a uniform distribution can be told from others
+MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
+CHECKED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FEW, GENTLE = 4, 0.6  # groups; the factor from one to the next of a decay by layers
+NOTHING = 2e-4  # of the largest rate
+NEAR = 5  # nodes of what a module keeps of a parameter
+INSIDE, LISTED = 2, 1024  # lists in lists that are looked into; things in one and those in it
 
 
 def _fires_at_optimizers(e: Evidence, *seen, **blanks) -> Fired:
@@ -392,11 +402,6 @@ def _floats(module: torch.nn.Module) -> bool:
     return type(weight) is torch.nn.Parameter and weight.is_floating_point() and weight.requires_grad
 
 
-LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-PLAIN = (torch.nn.Parameter, Tensor)
-LEAST = 256  # elements, from which on a uniform distribution can be told from others
-
-
 @check("S22")
 def frozen_at_start(e: Evidence) -> Fired | Verdict:
     """Transfer from a pretrained model gives no more than a random one; or adapters train and change nothing.
@@ -518,3 +523,212 @@ def within_bound(values: Tensor, inputs: int) -> bool:
     bound = inputs**-0.5
     most, spread = float(values.abs().max()), float(values.std())
     return 0.97 * bound < most <= bound * (1 + 1e-6) and abs(spread * 3**0.5 / bound - 1) < 0.1
+
+
+@check("S18")
+def misspelt_flag(e: Evidence) -> Fired | Verdict:
+    """Layers that were frozen go on learning; or layers that were set to learn stay as they are.
+
+    Fires when a parameter carries a flag whose name is nearly requires_grad, or a module carries requires_grad itself,
+    and the parameters do the opposite of what it says.
+
+    ERROR misspelt-flag/parameter: `{name}` is no flag of a parameter: setting it does nothing. Fix: Write
+    p.requires_grad = {value}, or p.requires_grad_({value}).
+    ERROR misspelt-flag/module: requires_grad is no flag of a module: setting it does nothing to its parameters. Fix:
+    Write module.requires_grad_({value}).
+    """
+    if not e.models:
+        return unknown("no model was seen")
+    for name, p in e.parameters().items():
+        for flag, value in vars(p).items():
+            if isinstance(value, bool) and MISSPELT.fullmatch(flag) and value != p.requires_grad:
+                return fires(
+                    f"{name}.{flag} = {value}, and {name}.requires_grad = {p.requires_grad}",
+                    "flags that parameters have",
+                    fault="misspelt-flag/parameter",
+                    name=flag,
+                    value=value,
+                )
+    for name, module in e.modules():
+        ps = list(module.parameters())
+        for flag, value in vars(module).items():
+            against = isinstance(value, bool) and ps and all(p.requires_grad != value for p in ps)
+            if against and MISSPELT.fullmatch(flag) and flag not in _own(module):
+                return fires(
+                    f"{name or type(module).__name__}.{flag} = {value}, and its {len(ps)} parameters do the opposite",
+                    "module.requires_grad_()",
+                    fault="misspelt-flag/module",
+                    value=value,
+                )
+    return OK
+
+
+def _own(module: nn.Module) -> set[str]:
+    """Names that the module's own code reads: an option of that name is its author's business."""
+    kinds = [kind for kind in type(module).__mro__ if kind not in (nn.Module, object)]
+    codes = [f.__code__ for kind in kinds for f in vars(kind).values() if hasattr(f, "__code__")]
+    return {name for code in codes for name in (*code.co_names, *code.co_varnames)}
+
+
+@check("N24")
+def group_at_rest(e: Evidence) -> Fired | Verdict:
+    """Part of the model does not change at all, while the rest learns.
+
+    Fires when the rate of one group of an optimizer was exactly zero in all steps, three or more, while another
+    group's was not; or less than a five-thousandth of the largest one's.
+
+    WARN group-at-rest: A group of parameters has the learning rate 0 in every step, so what is in it does not learn.
+    Fix: Give the group a rate; if it should rest, freeze it with requires_grad_(False) and leave it out.
+    WARN group-at-rest/next-to-nothing: A group of parameters has the rate {rate:.2g}, {times:.2g} times less than
+    another one: what is in it hardly moves. Fix: Look at how the rates are made; a decay by layers is 0.65 or more a
+    layer.
+    """
+    steps = e.of(Step)
+    weights = {id(weight_of(m)) for _, m in e.modules() if isinstance(m, (*CHECKED_LAYERS, nn.Embedding))}
+    for number, optimizer in enumerate(e.optimizers):
+        mine = [s.rates for s in steps if s.optimizer == number]
+        if len(mine) < 3 or len({len(rates) for rates in mine}) > 1:
+            continue
+        columns = list(zip(*mine))
+        resting = [k for k, rates in enumerate(columns) if all(r == 0 for r in rates)]
+        if resting and any(any(r > 0 for r in rates) for rates in columns):
+            return fires(
+                f"group {resting[0]} of {optimizer.kind.__name__} had the rate 0 in all {len(mine)} steps",
+                "a rate above zero",
+            )
+        groups = optimizer.object.param_groups if optimizer.object is not None else ()
+        held = [any(id(p) in weights for p in group["params"]) for group in groups]
+        means = [sum(rates) / len(rates) for rates in columns]
+        low = min(means, default=0.0)
+        if not 0 < low < NOTHING * max(means) or len(held) != len(means) or not held[means.index(low)]:
+            continue
+        even = len(means) > FEW and (low / max(means)) ** (1 / (len(means) - 1)) > GENTLE
+        if not even and not any(rates[-1] > rates[0] or 0 in rates for rates in columns):
+            what = f"group {means.index(low)} of {optimizer.kind.__name__} has {low:.2g}, another one {max(means):.2g}"
+            fault = "group-at-rest/next-to-nothing"
+            return fires(what, "rates of one order", fault=fault, rate=low, times=max(means) / low)
+    return OK if len(steps) >= 3 else unknown("fewer than three steps were seen")
+
+
+@check("S19")
+def not_registered(e: Evidence) -> Fired | Verdict:
+    """A layer or tensor of the model is used and never learns, it is missing in the saved file, or .to() leaves it.
+
+    Fires when a module holds a tensor that requires a gradient as a plain attribute, as a buffer, or in a Python list
+    or dict (also inside modules in such a list), so that model.parameters() does not have it, and it got a gradient.
+    Also when a plain attribute of zeros is added to what learns, in each step that is looked at.
+
+    WARN not-registered: model.parameters() does not have this tensor, because it is {how}; so no optimizer is given it.
+    Fix: {fix}.
+    WARN not-registered/unsaved: An optimizer trains this tensor, but the model does not have it in its state_dict,
+    because it is {how}; a saved model loses it. Fix: {fix}.
+    WARN not-registered/zeros: {name} is a plain tensor of zeros, which nothing trains, so adding it changes nothing.
+    Fix: self.pos_embed = nn.Parameter(torch.zeros(1, n, d)).
+    """
+    if not e.models:
+        return unknown("no model was seen")
+    held = e.optimized()
+    listed = [m for _, holder in e.modules() for m in _listed(holder)]
+    parts = {id(m) for m in listed if not any(id(p) in held for p in m.parameters())}
+    known = {id(p) for m in (*e.models, *e.teachers) if id(m) not in parts for p in m.parameters()}
+    teaching = {id(m) for m in e.teachers if id(m) not in parts}
+    found: dict[int, tuple[str, str, Tensor]] = {}
+    for prefix, module in e.modules():
+        for name, how, t in _loose(module, teaching):
+            if t.requires_grad and t.grad_fn is not None and how == "a plain tensor":
+                t, how = _made_of(t), "made of an nn.Parameter and no longer one"
+            if t is not None and id(t) not in known and t.requires_grad and t.is_leaf and t.is_floating_point():
+                found.setdefault(id(t), (f"{prefix}.{name}".removeprefix("."), how, t))
+    zeros = set(e.habits["S19"].values())
+    still = [
+        f"{prefix}.{name}".removeprefix(".")
+        for prefix, module in e.modules()
+        for name, how, t in _loose(module, teaching)
+        if how == "a plain tensor" and t is not None and id(t) in zeros and not t.requires_grad and not t.any()
+    ]  # an id alone may be a later tensor's
+    if still:
+        what = f"{still[0]} was added in {len(e.habits['S19'])} steps, and is 0 everywhere"
+        return fires(what, "an nn.Parameter, or other numbers", fault="not-registered/zeros", name=still[0])
+    used = [each for each in found.values() if each[2].grad is not None or not e.trainable()]
+    if not used:
+        return OK
+    missing = [each for each in used if id(each[2]) not in held]
+    name, how, _ = (missing or used)[0]
+    names = [each[0] for each in missing or used]
+    fixes = {
+        "a plain tensor": "Make it an nn.Parameter",
+        "made of an nn.Parameter and no longer one": "Make it whole first: nn.Parameter(torch.zeros(1, n, d))",
+        "a buffer": "Make it an nn.Parameter: a buffer is no parameter even if it requires a gradient",
+        "in a Python list": "Use nn.ModuleList, nn.ModuleDict, nn.ParameterList or nn.ParameterDict",
+    }
+    return fires(
+        f"{len(names)} tensors that require a gradient are held by the model and are none of its parameters: "
+        f"{', '.join(names[:3])}{' ...' if len(names) > 3 else ''}",
+        "every tensor that should learn in model.parameters()",
+        fault="not-registered" if missing else "not-registered/unsaved",
+        how=how if how != "in a Python list" else "in a Python list or dict, into which torch does not look",
+        fix=fixes[how],
+    )
+
+
+def _made_of(t: Tensor) -> Tensor | None:
+    """The one parameter that a tensor was made of in a few steps (unsqueeze, a factor, to)."""
+    nodes = list(graphs.walk(t, NEAR + 1))
+    ways = [n.variable for n in nodes if hasattr(n, "variable")]
+    return ways[0] if len(nodes) <= NEAR and len(ways) == 1 and isinstance(ways[0], nn.Parameter) else None
+
+
+def _loose(module: nn.Module, teaching: set[int]) -> Iterator[tuple[str, str, Tensor]]:
+    """Tensors that a module holds past its registers: name, how, tensor."""
+    for name, value in module._buffers.items():
+        if value is not None:
+            yield name, "a buffer", value
+    for name, value in vars(module).items():
+        if name.startswith("_") and name in vars(nn.Module()):
+            continue
+        if isinstance(value, Tensor):
+            yield name, "a plain tensor", value
+        elif isinstance(value, (list, tuple, dict)):
+            for path, t in _inside(value, teaching, INSIDE, iter(range(LISTED))):
+                yield f"{name}{path}", "in a Python list", t
+
+
+def _listed(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules in its lists of several, which were found as models of their own where it is not called by its name."""
+    for value in vars(module).values():
+        if isinstance(value, list | tuple) and len(value) > 1:
+            parts = [m for m in value if isinstance(m, nn.Module)]
+            yield from (m for m in parts if any(p.grad is not None for p in m.parameters()))
+
+
+def _inside(holder, teaching: set[int], depth: int, left: Iterator[int]) -> Iterator[tuple[str, Tensor]]:
+    items = holder.items() if isinstance(holder, dict) else enumerate(holder)
+    for (key, value), _ in zip(items, left):
+        if isinstance(value, Tensor):
+            yield f"[{key!r}]", value
+        elif isinstance(value, nn.Module) and id(value) not in teaching:
+            yield from ((f"[{key!r}].{n}", p) for n, p in value.named_parameters())
+        elif isinstance(value, (list, tuple, dict)) and depth:
+            yield from ((f"[{key!r}]{path}", t) for path, t in _inside(value, teaching, depth - 1, left))
+
+
+@check("S30")
+def one_layer_many_times(e: Evidence) -> Fired | Verdict:
+    """A model has far fewer parameters than it should, and more layers hardly help.
+
+    Fires when a ModuleList or Sequential holds one and the same module with weights at all of its places, three or
+    more. Weights that are shared by name (ALBERT, a loop over one layer) are left alone.
+
+    WARN one-layer-many-times: {name} holds one layer {times} times, and not {times} layers: [layer] * {times} repeats a
+    reference. Fix: nn.ModuleList([make_layer() for _ in range({times})]).
+    """
+    if not e.models:
+        return unknown("no model was seen")
+    for name, m in e.modules():
+        if isinstance(m, nn.ModuleList | nn.Sequential):
+            parts = [part for part in m._modules.values() if part is not None]
+            one = len(parts) > 2 and len({id(p) for p in parts}) == 1
+            if one and any(p.requires_grad for p in parts[0].parameters()):
+                times = len(parts)
+                return fires(f"{times} places of {name}, one layer", "a layer for each", name=name, times=times)
+    return OK

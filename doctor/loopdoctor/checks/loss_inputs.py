@@ -1,4 +1,4 @@
-"""Losses of every kind: what they are fed (for F3), their targets and the shapes that meet: F20, F21.
+"""What a loss is given: F20, F21, F33, F66, F89.
 
 Every loss of torch asks for one of three things: logits, probabilities or their logarithms. It takes the wrong one
 without a word, trains a little, and stays there. What was given is read from its numbers and from the graph (fed.py).
@@ -14,19 +14,13 @@ import torch
 
 from loopdoctor import fed, measures
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.evidence import Backward, Entropy, Evidence, Fed
+from loopdoctor.checks.seen import no_habit
+from loopdoctor.evidence import Backward, Entropy, Evidence
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 
 SIZES = re.compile(r"target size \(torch\.Size\(\[([\d, ]*)\]\)\).*input size \(torch\.Size\(\[([\d, ]*)\]\)\)")
 SQUASHED = {"Sigmoid": "a sigmoid", "Relu": "a ReLU", "Tanh": "a tanh"}
 OUTSIDE = 0.5  # how far beyond 0 and 1 the targets of a binary loss may be: noisy labels of a GAN reach 1.2
-
-
-MISSING = {  # faults where logits stand for log-probabilities
-    "nll_loss": "wrong-loss/no-softmax",
-    "kl_div": "wrong-loss/no-softmax-before-kl",
-    "ctc_loss": "wrong-loss/no-softmax-before-ctc",
-}
 ENDS = {
     "Sigmoid": (0.0, 1.0),
     "Softmax": (0.0, 1.0),
@@ -53,165 +47,6 @@ def raised(e: Evidence, *texts: str) -> Entropy | None:
     if not any(text in e.complaint for text in texts):
         return None
     return next((n for n in reversed(e.of(Entropy)) if any(text in n.raised for text in texts)), None)
-
-
-# ------------------------------------------------------------------------------------------------ what is fed in
-def odd_input(e: Evidence) -> Fired | None:
-    """A loss that is given something else than it asks for."""
-    n = raised(e, "all elements of input should be between 0 and 1")
-    if n is not None and n.fed is not None and n.fed.low is not None and math.isfinite(n.fed.low + n.fed.high):
-        return fires(
-            f"numbers from {n.fed.low:.3g} to {n.fed.high:.3g} given to {n.name}",
-            "probabilities, from 0 to 1",
-            fault="wrong-loss/logits-into-bce",
-        )
-    for (name, _), losses in judged(e).items():
-        found = [_odd(name, n.fed) for n in losses if name != fed.COUNTS or n.log_input] or [None]
-        if None not in found:
-            return found[0]
-    return None
-
-
-def _odd(name: str, f: Fed) -> Fired | None:
-    if name in fed.CLASSES and f.mixed:
-        return fires(
-            f"{f.mixed} was reshaped to {f.shape}, so a row has neighbouring numbers of one class",
-            f"a row with one number of each of the {f.classes} classes",
-            fault="wrong-loss/mixed",
-        )
-    if name == "cross_entropy":
-        return _into_cross_entropy(f)
-    if name in ("nll_loss", *fed.LOGGED):
-        return _into_logarithms(name, f)
-    if name in fed.BINARY:
-        return _into_binary(name, f)
-    if name == fed.COUNTS and f.makers[:1] and f.makers[0] in ("Exp", "Softplus"):
-        return fires(
-            f"the output of {f.makers[0].lower()} is given to {name}, which takes its exponential",
-            "the logarithm of a rate",
-            fault="wrong-loss/exponential-twice",
-        )
-    return _over_the_batch(name, f) if name in fed.PLAIN else None
-
-
-def _sum_to_one(f: Fed) -> bool:
-    return f.sums is not None and f.rows > 3 and (f.classes or 0) > 1 and f.low >= 0 and f.sums < f.tolerance
-
-
-def _told(f: Fed, what: str = "every row") -> str:
-    numbers = f"{what} is positive and sums to 1" if _sum_to_one(f) else ""
-    made = f"they come straight from a {f.makers[0].lower()}" if f.makers[:1] in (["Softmax"], ["Sigmoid"]) else ""
-    return "; ".join(text for text in (numbers, made) if text)
-
-
-def _into_cross_entropy(f: Fed) -> Fired | None:
-    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
-        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
-    if f.makers[:1] == ["Softmax"] or _sum_to_one(f):
-        return fires(f"rows given to cross_entropy: {_told(f)}", "logits", fault="wrong-loss/double-softmax")
-    if f.makers[:1] and f.makers[0] in SQUASHED and (f.classes or 0) > 1:
-        return fires(
-            f"numbers from {f.low:.3g} to {f.high:.3g}, straight from {SQUASHED[f.makers[0]]}, given to cross_entropy",
-            "logits, which may be any number",
-            fault="wrong-loss/squashed-logits",
-            by=SQUASHED[f.makers[0]],
-        )
-    return None
-
-
-def _into_logarithms(name: str, f: Fed) -> Fired | None:
-    if f.makers[:2] == ["LogSoftmax", "Softmax"]:
-        return fires("the log_softmax is taken of a softmax", "one softmax", fault="wrong-loss/double-softmax")
-    if f.makers[:1] == ["Softmax"] or (_sum_to_one(f) and not f.logged):
-        return fires(
-            f"rows given to {name}: {_told(f)}",
-            "log-probabilities, which are negative",
-            fault="wrong-loss/no-logarithm",
-            name=name,
-        )
-    if name == "ctc_loss" and not f.logged and f.over_classes is not None and f.over_classes > 0.05:
-        return fires(
-            f"the exponentials of rows given to ctc_loss do not sum to 1 (logarithm of a sum: {f.over_classes:.3g})",
-            "log-probabilities",
-            fault=MISSING[name],
-        )
-    if f.high is not None and math.isfinite(f.high) and f.high > 1e-3 and not f.logged:
-        return fires(
-            f"rows given to {name} hold positive numbers (up to {f.high:.3g}), which no logarithm of a probability is",
-            "log-probabilities",
-            fault=MISSING[name],
-        )
-    if f.softmax_over == 0 and len(f.shape) == 2:
-        return fires(
-            f"{name} is given a log_softmax with dim=0 of a matrix whose rows it judges",
-            f"log_softmax over the {f.classes} classes, dim=1",
-            fault="wrong-loss/over-the-batch",
-        )
-    if f.over_rows is not None and f.over_rows < 1e-3 and f.over_classes > 0.05:
-        return fires(
-            f"the probabilities given to {name} sum to 1 over the batch, not over the {f.classes} classes",
-            "log_softmax over the classes",
-            fault="wrong-loss/over-the-batch",
-        )
-    return None
-
-
-def _over_the_batch(name: str, f: Fed) -> Fired | None:
-    if f.softmax_over != 0:
-        return None
-    return fires(
-        f"{name} is given a softmax with dim=0 of a matrix whose rows it judges",
-        "a softmax over the classes, dim=1",
-        fault="wrong-loss/over-the-batch",
-    )
-
-
-def _into_binary(name: str, f: Fed) -> Fired | None:
-    if f.makers[:1] == ["Softmax"] and (found := _over_the_batch(name, f)):
-        return found
-    twice = f.makers[:2] == ["Sigmoid", "Sigmoid"]
-    if twice or (name.endswith("logits") and f.makers[:1] in (["Sigmoid"], ["Softmax"])):
-        what = "a sigmoid of a sigmoid" if twice else f"the output of a {f.makers[0].lower()}"
-        return fires(
-            f"{what} is given to {name}" + (f", from {f.low:.3g} to {f.high:.3g}" if f.low is not None else ""),
-            "probabilities" if not name.endswith("logits") else "logits, which may be any number",
-            fault="wrong-loss/double-sigmoid",
-        )
-    if name.endswith("logits") and f.makers[:1] in (["Relu"], ["Tanh"]):
-        return fires(
-            f"numbers straight from {SQUASHED[f.makers[0]]} are given to {name}",
-            "logits, which may be any number",
-            fault="wrong-loss/squashed-logits",
-            by=SQUASHED[f.makers[0]],
-        )
-    cut = f.low is not None and (f.low == 0.0 or f.high == 1.0)
-    if not name.endswith("logits") and cut and f.makers[:1] == ["Clamp"] and f.makers[1:2] in (["Addmm"], ["Add"]):
-        return fires(
-            f"logits cut to 0 and 1 (clamp) are given to {name}", "a sigmoid", fault="wrong-loss/logits-into-bce"
-        )
-    return None
-
-
-def divided_twice(e: Evidence) -> Fired | None:
-    """A mean over the batch that is divided by the batch once more. As many micro-batches as rows are no sign of it."""
-    rounds = e.by_round(Backward).values()
-    seen = [found for among in rounds for b in among if (found := _rows_and_whether_twice(b, len(among)))]
-    if len(seen) < 3 or not all(wrong for _, wrong in seen):
-        return None
-    return fires(
-        f"the loss is a mean over the batch, divided by its {seen[0][0]} rows again",
-        "a mean, divided once",
-        fault="wrong-loss/divided-twice",
-    )
-
-
-def _rows_and_whether_twice(b: Backward, micro_batches: int) -> tuple[int, bool] | None:
-    """The rows of the one mean that this backward's loss was made of, and whether the loss is that mean over them."""
-    losses = [n for n in b.entropies if n.fed is not None and n.used and n.number]
-    if len(losses) != 1 or not b.value or losses[0].reduction != "mean" or not losses[0].fed.shape:
-        return None
-    rows = losses[0].fed.shape[0]
-    return rows, rows >= 8 and rows != micro_batches and abs(b.value * rows / losses[0].number - 1) < 1e-3
 
 
 # ------------------------------------------------------------------------------------------------ targets
@@ -590,3 +425,44 @@ def echoed_targets(e: Evidence) -> Fired | Verdict:
         return fires(what, "a mask token there", WARN, "echoed-targets/unmasked")
     fault = f"echoed-targets/{kinds[0]}" if kinds[0] in ("mask", "alias") else ""
     return fires(f"in {len(kinds)} of {len(kinds)} steps the targets went in at their own places", "none", fault=fault)
+
+
+@check("F66")
+def blank_among_labels(e: Evidence) -> Fired | Verdict:
+    """A speech or handwriting model never writes one of its labels, and leaves gaps.
+
+    Fires when ctc_loss is given labels one of which is its blank, 0 unless it says otherwise. What lies behind the
+    length of a row is padding, and left alone.
+
+    ERROR blank-among-labels: {count} of {total} labels are {blank}, which ctc_loss takes for the blank: that label can
+    never be told from nothing. Fix: Begin labels at 1 and give the model one output more, or CTCLoss(blank=number of
+    labels).
+    WARN blank-among-labels/lengths: The lengths of the targets are those of the filled rows, so the {count} blanks at
+    their ends (of {total} labels) count as text. Fix: target_lengths hold how many labels each row really has.
+    """
+    if (verdict := no_habit(e, seen := e.habits["F66"])) is not None:
+        return verdict
+    blank, count, total, at_ends = next(iter(seen.values()))
+    return fires(
+        f"in {len(seen)} steps the labels held the index of the blank, {blank}",
+        "no blank among the labels",
+        fault="blank-among-labels" + ("/lengths" if at_ends else ""),
+        blank=blank,
+        count=count,
+        total=total,
+    )
+
+
+@check("F89")
+def divergence_per_class(e: Evidence) -> Fired | Verdict:
+    """Distillation hardly differs from training without a teacher.
+
+    Fires when kl_div of rows of several classes has the reduction "mean".
+
+    WARN divergence-per-class: kl_div's "mean" divides by the {classes} classes as well as by the rows, so the
+    divergence counts {classes} times less than it says. Fix: reduction="batchmean".
+    """
+    if (verdict := no_habit(e, seen := e.habits["F89"])) is not None:
+        return verdict
+    classes = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps kl_div took the mean over {classes} classes", "batchmean", classes=classes)

@@ -1,9 +1,7 @@
-"""Embeddings, output layers and positions: S9, N13, S14, S15.
+"""The table of the tokens and the output layer: S9, S14.
 
 Footgun: peft keeps a trained copy beside the original (modules_to_save). Only the active one counts, which is what
-`Evidence.embedding` and `Evidence.head` return. And a buffer with "cos" in its name may hold costs or likenesses of
-items: a table of angles begins with that of place 0, whose cosines are 1; places that share an angle on purpose
-(SelfExtend) do so in groups of one size, and rounding, to even, never.
+`Evidence.embedding` and `Evidence.head` return.
 """
 
 from torch import Tensor
@@ -17,7 +15,6 @@ NEAR = 0.05  # of the usual distance from the mean: a row that close was made fr
 LEARNED = 1.5  # times the spread at the start, or a part of it: rows that learned
 CHANCE, DRAWN = 4.0, 256  # standard errors within which numbers are as drawn; the least number of them
 FRONT, FEW = 16, 0.2  # rows in front of those, and the share that may look like them
-LONG, EXACT = 256, 128  # positions from which on rounded frequencies tell; those that no 8 bits round to one
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

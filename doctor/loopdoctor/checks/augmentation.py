@@ -1,8 +1,4 @@
-"""What is turned round: told by the data (F74, D19), by the gradient of an answer (F75), or by a formula (F76 to F80).
-
-Which label means "the same", and whether a number is a place in a picture, is written down nowhere. But pairs of one
-kind are more alike than pairs of two kinds, and a place moves with what it is the place of. Both are asked of the rows
-of three steps, as a difference of two means or of two correlations, in standard errors.
+"""Pictures and targets that were moved apart, and data that an augmentation wrote into: D13, D14, D19.
 
 Footgun: a difference that is not there in a hundred rows is not seen, and data can be picked so that it is the other
 way round. So these checks warn.
@@ -12,15 +8,87 @@ import math
 from collections.abc import Iterable
 
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.arithmetic import no_habit
+from loopdoctor.checks.seen import HABIT, no_habit
 from loopdoctor.evidence import Evidence
 from loopdoctor.finding import OK, Verdict
 
 PAIRS, GAP, ERRORS = 32, 0.1, 4.5  # of each kind, at least; of their means, as a share and in standard errors
-STEPS, NARROWER = 3, 0.1
-FAR, NEAR = 0.93, 0.95  # of the distance of rows that are paired at random
 ROWS, CLEAR = 16, 0.25  # of a correlation; how large it is at least
 ALWAYS, ABOUT = 0.95, 0.15  # of the pictures; of the distance of two points
+
+
+@check("D13")
+def data_overwritten(e: Evidence) -> Fired | Verdict:
+    """The first epoch goes well, and then the model gets worse from epoch to epoch, on the training data too.
+
+    Watches DataLoaders that fetch in this process. Fires when numbers were written into a tensor that the data set
+    keeps, or arithmetic was done on it in place, and an item of the same batch lies in that tensor. Copies, and data
+    sets that keep what they have read, are left alone; workers are not seen. Without a DataLoader, it fires when
+    numbers that were drawn in this step are written into a slice of a tensor that stays, and then the model is given
+    that slice; buffers that are filled anew, chains of a sampler, and what is read once from one end to the other (it
+    may be a copy for one epoch) are left alone.
+
+    WARN data-overwritten: The augmentation of {name} writes into the data that are stored, for an item is a view of
+    them: what one epoch has masked or shifted stays so in the next. Fix: x = self.data[index].clone() before anything
+    in place.
+    WARN data-overwritten/slices: Noise or a mask is written into the data themselves: the batch {shape} is a slice of
+    them, and no copy, so what one step has changed stays so, and the next visit adds to it. Fix: x * a + noise * b in
+    place of x.mul_(a).add_(noise * b), or data[i:j].clone().
+    """
+    if len(slices := e.habits["D13 slices"]) >= HABIT and e.habits["D13 elsewhere"]:
+        shape = next(iter(slices.values()))
+        what = f"in {len(slices)} steps drawn numbers were written into a slice {shape} of a tensor that stays"
+        return fires(what, "a copy of the slice", fault="data-overwritten/slices", shape=shape)
+    if (verdict := no_habit(e, e.stored)) is not None:
+        return verdict
+    name = next(iter(e.stored.values()))
+    return fires(
+        f"in {len(e.stored)} steps items of a {name} were changed in place where they are stored",
+        "items that are copies",
+        name=name,
+    )
+
+
+@check("D14")
+def moved_apart(e: Evidence) -> Fired | Verdict:
+    """A segmentation stays blurred or mirrored, though its network learns well on data without augmentation.
+
+    Fires when pictures of a batch were flipped, turned or rolled before they were put together, and their targets of
+    the same height and width (or all of it some times as large) never were, or others of them were. Also when pieces of
+    a batch were cut out of larger pictures at other places than the pieces of their targets, or the frames of films one
+    by one. Targets that were drawn in sight (of zeros, of a grid), and such as many pictures share, are left alone.
+    Data that worker processes load are not seen.
+
+    WARN moved-apart: Pictures are flipped or turned and their targets are not, so a part of the targets is in the wrong
+    place. Fix: Draw once, and move both in the same way.
+    WARN moved-apart/drawn-twice: Some pictures are flipped or turned without their target, and some targets without
+    their picture: each of the two draws its own number. Fix: Draw once, and move both in the same way.
+    WARN moved-apart/crops: {apart} of {rows} pieces {size} of a batch were cut out of their pictures at another place
+    than those of their targets: the corner was drawn twice. Fix: Draw one corner, and cut both there (times the factor
+    of a finer target).
+    WARN moved-apart/frames: {moved} of the {frames} frames of a film were cut at another place than the one before, so
+    all that is seen in it jumps. Fix: Draw one corner for a film, and cut all of its frames there.
+    """
+    if len(films := e.habits["D14 frames"]) >= HABIT:
+        moved, frames = next(iter(films.values()))
+        what = f"in {len(films)} steps the frames of films were cut at other places"
+        return fires(what, "one place", fault="moved-apart/frames", moved=moved, frames=frames)
+    if len(crops := e.habits["D14 crops"]) >= HABIT:
+        apart, rows, size, _ = next(iter(crops.values()))
+        what = f"in {len(crops)} steps pieces of pictures and of their targets were cut at other places"
+        return fires(what, "the same places", fault="moved-apart/crops", apart=apart, rows=rows, size=size)
+    if (verdict := no_habit(e, e.moved)) is not None:
+        return verdict
+    pictures, targets, rows, apart = (sum(told[n] for told in e.moved.values()) for n in range(4))
+    if apart >= HABIT:
+        return fires(
+            f"of {rows} rows, {apart} pictures or more were moved alone, and as many targets alone",
+            "both, or neither",
+            fault="moved-apart/drawn-twice",
+        )
+    if targets or pictures < HABIT:
+        return OK
+    return fires(f"{pictures} of {rows} pictures were moved, and none of their targets", "both, or neither")
 
 
 @check("D19")

@@ -1,4 +1,4 @@
-"""Who receives a gradient in the backward pass: S10, B1, B3, B2, B4.
+"""Who receives a gradient in the backward pass: S10, S20, S37, B1 to B4, B7.
 
 Footgun: no gradient is not a fault by itself. Experts that no token went to, a pooler that nothing uses, an adapter
 that is switched off have none and are healthy. What counts is a module that took part and was cut off.
@@ -9,15 +9,18 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.seen import clipped_away, hidden, spoilt
-from loopdoctor.checks.static import moved
+from loopdoctor.checks.seen import clipped_away, hidden, no_habit, spoilt
+from loopdoctor.checks.trainables import moved
 from loopdoctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from loopdoctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
 
 POOLER = re.compile(r"(^|\.)pooler\.(dense|\d+)\.(weight|bias)$")  # of transformers' encoders
+SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
+FEW = 3  # steps from which on zeros are no start
 
 
 def _norms(e: Evidence) -> dict[str, list[float | None]]:
@@ -282,3 +285,146 @@ def non_finite_gradients(e: Evidence) -> Fired | Verdict:
                 ERROR if spoilt(e) else WARN,
             )
     return OK
+
+
+def _norms_of_each(e: Evidence) -> dict[str, list[float]]:
+    """Gradient norms of each trainable tensor, of the rounds in which it had a gradient."""
+    found: dict[str, list[float]] = {}
+    for event in e.of(Gradients):
+        for name, norm in event.norms.items():
+            if norm is not None:
+                found.setdefault(name, []).append(norm)
+    return found
+
+
+@check("B7")
+def always_zero(e: Evidence) -> Fired | Verdict:
+    """Some layers stay exactly as they began while others learn, and nothing is frozen.
+
+    Fires for trainable tensors whose gradient was there and exactly zero in every step, three or more with a rate above
+    zero, while others had one. Left alone are experts, adapters (B2), a bias whose weight learns, for behind it a
+    normalisation may take out its mean, and what only a term of the loss teaches that stands at its floor (free nats).
+
+    WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: {look}
+    {name}.
+    WARN some-gradients-zero/flat: The gradient of these tensors is exactly zero because {function} stands between them
+    and the loss, and has no slope. Fix: A straight-through step: w + ({function}(w) - w).detach().
+    WARN some-gradients-zero/rounded: A layer multiplies with what a {function} gave, which has no slope: what stands
+    before it learns by its scale alone, if it learns at all. Fix: A straight-through step: w + (q - w).detach().
+    """
+    norms, steps = _norms_of_each(e), [s for s in e.of(Step) if any(rate != 0 for rate in s.rates)]
+    if not norms:
+        return unknown("no gradients were seen")
+    rounds = {s.round for s in steps}
+    if len(rounds) < FEW:
+        return unknown("fewer than three steps with a rate above zero were seen")
+    live = {n for n, each in norms.items() if any(x != 0 for x in each)}
+    dead = [n for n, each in norms.items() if n not in live and len(each) >= FEW]
+    if not live:
+        return not_applicable("all gradients are zero, or there are none: see B3")
+    ps = e.trainable()
+    dead = [n for n in dead if n in ps and not is_adapter(n) and not SPARSE.search(n) and ps[n].numel()]
+    dead = [n for n in dead if not (ps[n].dim() < 2 and f"{_stem(n)}weight" in live and n.endswith("bias"))]
+    if len(floors := e.habits["B7 floor"]) >= FEW:
+        dead = [n for n in dead if not all(id(ps[n]) in resting for resting in floors.values())]
+    if not dead and len(rounded := e.habits["B7 rounded"]) >= FEW:
+        function = next(iter(rounded.values()))
+        what = f"in {len(rounded)} steps a layer was given what came out of a {function} with a graph"
+        return fires(what, "a straight-through step", fault="some-gradients-zero/rounded", function=function)
+    if not dead:
+        return OK
+    last = dead[-1]
+    starved = all(f"{_stem(n)}bias" in live for n in dead)
+    where = "in front of" if starved else "behind"
+    nothing = [n for n in dead if not n.endswith("bias") and not ps[n].detach().any()]
+    pair = next(
+        ((a, b) for a in nothing for b in nothing if a != b and _stem(a) and _stem(b).startswith(_stem(a))), None
+    )
+    whole = len(dead) > 1 and all(ps[n].dim() > 1 for n in dead) and len(nothing) == len(dead)
+    factors = pair is not None or whole
+    flat = next((name for name, below in e.starving.items() if all(id(ps[n]) in below for n in dead)), None)
+    if flat is not None:
+        return fires(
+            f"{len(dead)} tensors below {flat} have a gradient of exactly 0 in all {len(e.of(Gradients))} steps: "
+            f"{', '.join(dead[:3])}{' ...' if len(dead) > 3 else ''}",
+            "a gradient other than zero in some step",
+            fault="some-gradients-zero/flat",
+            function=flat,
+        )
+    if factors:
+        first, second = pair or nothing[:2]
+        why = f"{first} and {second} are zero and multiplied with each other, so none of them ever leaves zero"
+    elif starved:
+        why = "what goes into them is zero (a branch of zeros, units in front of them that are dead, a mask of zeros)"
+    else:
+        why = (
+            "nothing comes back to them (a factor of zero, units that are dead or saturated, a flat function such as "
+            "round, sign or clamp, a term of the loss that does not depend on them)"
+        )
+    return fires(
+        f"{len(dead)} of {len(norms)} trainable tensors have a gradient of exactly 0 in all {len(e.of(Gradients))} "
+        f"steps: {', '.join(dead[:3])}{' ...' if len(dead) > 3 else ''}",
+        "a gradient other than zero in some step",
+        why=why,
+        look="Begin with small random numbers in" if factors else f"Look at what stands {where}",
+        name=nothing[0] if factors else _stem(last).rstrip(".") or last,
+    )
+
+
+def _stem(name: str) -> str:
+    """The module's name with its dot, of a parameter's name."""
+    return name[: name.rfind(".") + 1]
+
+
+@check("S20")
+def units_alike(e: Evidence) -> Fired | Verdict:
+    """A wide layer learns no more than one with a single unit, and a larger one does not help.
+
+    Fires when the units of a layer (the rows of its weight) began alike and are alike to the last bit after three steps
+    or more with gradients. A last layer of zeros, a gate of zeros and the second factor of an adapter begin alike too,
+    and are not after a step.
+
+    WARN units-alike: All units of this layer are the same and get the same gradient, so they stay the same for ever: it
+    began with a constant (zeros, ones, fill_). Fix: Begin with random numbers (nn.init.kaiming_uniform_, or leave
+    torch's own), and keep constants for biases, gains and last layers.
+    """
+    norms = _norms_of_each(e)
+    if not norms:
+        return unknown("no gradients were seen")
+    ps, owners = e.trainable(), e.owners()
+    learnt = [n for n in ps if sum(x > 0 for x in norms.get(n, ())) >= FEW and ps[n].dim() >= 2 and len(ps[n]) > 1]
+    learnt = [n for n in learnt if not isinstance(owners[n], nn.Embedding) and not is_adapter(n)]
+    if not learnt:
+        return unknown("no matrix with a gradient in three steps was seen")
+    alike = [n for n in learnt if _alike(ps[n].detach())]
+    if not alike:
+        return OK
+    name, size = alike[0], tuple(ps[alike[0]].shape)
+    return fires(
+        f"all {size[0]} rows of {name} {size} are equal after {len(norms[name])} steps with a gradient"
+        + (f", and so are those of {', '.join(alike[1:3])}" if alike[1:] else ""),
+        "units that differ",
+    )
+
+
+def _alike(p: Tensor) -> bool:
+    if p.is_meta or p.is_sparse or not torch.equal(p[0], p[1]):  # nearly always already here
+        return False
+    return bool(torch.isfinite(p[0]).all()) and bool((p == p[:1]).all())
+
+
+@check("S37")
+def one_way_hardly_read(e: Evidence) -> Fired | Verdict:
+    """A bidirectional network is hardly better than one that reads one way.
+
+    Fires when output[:, -1] (output[-1] where time comes first), whole, is taken of a recurrent network that reads both
+    ways.
+
+    WARN one-way-hardly-read: The last place of the output holds the last state of the forward half, and of the backward
+    half its first one, which has read a single place ({half} numbers). Fix: torch.cat([h_n[-2], h_n[-1]], dim=1), or a
+    mean over all places.
+    """
+    if (verdict := no_habit(e, seen := e.habits["S37"])) is not None:
+        return verdict
+    half = next(iter(seen.values()))
+    return fires(f"in {len(seen)} steps the last place of a bidirectional output was taken", "both ends", half=half)
