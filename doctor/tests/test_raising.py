@@ -4,6 +4,7 @@ import re
 import textwrap
 
 import pytest
+import torch
 
 from loopdoctor.script import command
 
@@ -126,6 +127,12 @@ CASES = {
     "dtypes-differ": (DTYPE + STEP, ["double"]),
     "derivative-is-nan": (ANOMALY + STEP, []),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_anomaly_mode():
+    yield
+    torch.autograd.set_detect_anomaly(False)  # one of the programs has switched it on
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -39,7 +39,8 @@ model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, cl
 x, y = batch(800, torch.eye(inputs))
 with torch.no_grad():
     features = torch.cat([model[:2](x), torch.ones(len(x), 1)], dim=1)
-    solved = torch.linalg.lstsq(features, F.one_hot(y, classes) * 6.0 - 1.2).solution
+    wanted = F.one_hot(y, classes) * 6.0 - 1.2
+    solved = torch.linalg.lstsq(features.double(), wanted.double()).solution.float()
     model[2].weight.copy_(solved[:-1].T)
     model[2].bias.copy_(solved[-1])
 model[0], model[2] = LoRALinear(model[0]), LoRALinear(model[2])
