@@ -71,7 +71,7 @@ from loopdoctor.measures import SAMPLED
 from loopdoctor.reading import readable
 from loopdoctor.shadow import Shadow
 from loopdoctor.waits import Waits
-from loopdoctor.watchers.rounded_weights import of_few_levels
+from loopdoctor.watchers.weights.rounded_weights import of_few_levels
 
 BACKWARDS = 256  # without a step, for each step to be watched; then the watch ends
 EARLY = 4  # steps before which it is looked whether the last one was undone

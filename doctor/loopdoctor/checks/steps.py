@@ -15,7 +15,7 @@ from loopdoctor.check import Fired, check, fires
 from loopdoctor.checks.seen import BLIND, HABIT, clipped_away
 from loopdoctor.evidence import Backward, Clip, Event, Evidence, Gradients, ScalerStep, Step, ZeroGrad
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
-from loopdoctor.watchers.dropped import GRADIENT
+from loopdoctor.watchers.weights.dropped import GRADIENT
 
 LOGGING = 1e6  # a clip at so high a norm is there for the number it returns
 ROUNDING = 1e-6  # of all gradients: what is left in fp32 of numbers that cancel each other

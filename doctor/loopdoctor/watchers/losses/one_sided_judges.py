@@ -17,7 +17,7 @@ from loopdoctor import graphs
 from loopdoctor.evidence import Step
 from loopdoctor.eye import Eye, Op, Watcher
 from loopdoctor.fed import chain, kind
-from loopdoctor.watchers.lent_gradients import LAYERS
+from loopdoctor.watchers.losses.lent_gradients import LAYERS
 
 KEY, BOTH = "loopdoctor_judged", "both"
 JUDGES = {"binary_cross_entropy_with_logits", "binary_cross_entropy"}

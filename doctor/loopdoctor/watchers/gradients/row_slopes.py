@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from loopdoctor import graphs
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import kind
+from loopdoctor.watchers.gradients.slopes import FOLLOWED, NODES
 from loopdoctor.watchers.operators import MINUS, OVER, PLUS, TIMES, written
-from loopdoctor.watchers.slopes import FOLLOWED, NODES
 
 LENGTHS = {"norm", "linalg_norm", "vector_norm", "linalg_vector_norm"}
 COLUMNS = {"__getitem__", "select", "narrow", "split", "chunk", "unbind", "index_select"}

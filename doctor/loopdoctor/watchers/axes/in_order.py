@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from loopdoctor.eye import Known, Op, Watcher
-from loopdoctor.watchers.carried_states import NETWORKS
+from loopdoctor.watchers.axes.carried_states import NETWORKS
 from loopdoctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
 
 FLAT = {"reshape", "view", "flatten"}

@@ -21,7 +21,7 @@ from torch import Tensor
 from loopdoctor import graphs
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import VIEWS, kind
-from loopdoctor.watchers import signs
+from loopdoctor.watchers.losses import signs
 from loopdoctor.watchers.operators import TIMES
 
 DISTANCES = {"MseLoss", "SmoothL1Loss", "L1Loss", "HuberLoss"}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import PLAIN
-from loopdoctor.watchers.bootstraps import KEPT
+from loopdoctor.watchers.methods.bootstraps import KEPT
 from loopdoctor.watchers.operators import PLUS, TIMES
 
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}

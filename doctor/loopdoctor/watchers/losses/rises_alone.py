@@ -14,7 +14,7 @@ from torch import Tensor
 from loopdoctor import graphs
 from loopdoctor.eye import Eye, Watcher
 from loopdoctor.fed import kind
-from loopdoctor.watchers.divergences import terms_of_loss
+from loopdoctor.watchers.losses.divergences import terms_of_loss
 
 NEAR, NODES = 12, 2000  # nodes below the score in which a difference is looked for; of a loss
 

@@ -14,7 +14,7 @@ number for each row multiplies the mean, by which zeros in the padding can be ma
 from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
-from loopdoctor.watchers.endings import RUN, SHARE, runs_at_end
+from loopdoctor.watchers.layers.endings import RUN, SHARE, runs_at_end
 from loopdoctor.watchers.operators import OVER, TIMES
 
 FIRST = {"linear", "embedding", "conv1d", "gru", "lstm"}

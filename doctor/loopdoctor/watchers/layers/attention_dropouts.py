@@ -26,7 +26,7 @@ from torch import nn
 
 from loopdoctor.eye import Eye, Op, Watcher
 from loopdoctor.places import whose
-from loopdoctor.watchers.dropouts import _name
+from loopdoctor.watchers.layers.dropouts import _name
 
 ATTENDS = "scaled_dot_product_attention"
 BETWEEN = ("loopdoctor/eye.py", "loopdoctor/watchers/attention_dropouts.py", "torch/overrides.py")

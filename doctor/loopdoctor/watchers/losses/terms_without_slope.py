@@ -15,7 +15,7 @@ from torch import Tensor
 
 from loopdoctor.eye import Watcher
 from loopdoctor.fed import kind
-from loopdoctor.watchers.loss_graphs import FLAT
+from loopdoctor.watchers.losses.loss_graphs import FLAT
 
 SUMS = {"Add", "Sub", "Rsub", "Stack", "Cat"}
 THROUGH = {"Mul", "Div", "Neg", "Mean", "Sum", "View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone"}

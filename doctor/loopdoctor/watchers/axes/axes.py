@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from loopdoctor.eye import Eye, Op, Watcher, place
 from loopdoctor.fed import VIEWS, kind, shape_of
-from loopdoctor.watchers.in_order import InOrder
+from loopdoctor.watchers.axes.in_order import InOrder
 
 NAMES = {"reshape", "view", "view_as", "reshape_as"}
 SERIES, LOOKED = 8, 2**21  # places; numbers

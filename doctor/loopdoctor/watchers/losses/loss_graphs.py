@@ -14,7 +14,7 @@ from torch import Tensor
 from loopdoctor import graphs
 from loopdoctor.eye import Watcher
 from loopdoctor.fed import kind
-from loopdoctor.watchers.divergences import terms_of_loss
+from loopdoctor.watchers.losses.divergences import terms_of_loss
 
 LIMIT = 600  # nodes that are looked at
 FLAT = {"Round": "round", "Floor": "floor", "Ceil": "ceil", "Sign": "sign", "Trunc": "trunc"}

@@ -1,0 +1,1 @@
+"""One axis taken for another."""

@@ -1,0 +1,1 @@
+"""Where gradients come from, and where they are cut off."""

@@ -1,0 +1,1 @@
+"""What is fed in: data, pictures, ids, and targets beside them."""

@@ -1,0 +1,1 @@
+"""What the parts of a model see: masks, padding, documents, dropout."""

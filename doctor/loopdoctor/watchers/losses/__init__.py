@@ -1,0 +1,1 @@
+"""What a loss is made of, and what it asks for."""

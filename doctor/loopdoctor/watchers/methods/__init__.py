@@ -1,0 +1,1 @@
+"""Formulas of methods: Q-learning, mixtures of experts."""

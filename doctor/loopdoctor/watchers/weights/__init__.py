@@ -1,0 +1,1 @@
+"""What becomes of weights between the steps."""
