@@ -29,7 +29,7 @@ from loopdoctor.places import whose
 from loopdoctor.watchers.layers.dropouts import _name
 
 ATTENDS = "scaled_dot_product_attention"
-BETWEEN = ("loopdoctor/eye.py", "loopdoctor/watchers/attention_dropouts.py", "torch/overrides.py")
+BETWEEN = ("loopdoctor/eye.py", "layers/attention_dropouts.py", "torch/overrides.py")
 MODES = {"training", "train", "eval", "is_training"}
 FIFTH = 4  # dropout_p, where it is given without its name
 DISTINCT = 0.75  # of the rows that are asked for, where each is drawn once
