@@ -12,6 +12,7 @@ Footgun: another watch may be open at the same time and may end first. So a patc
 it is still on, and attributes come back right in either order.
 """
 
+import contextlib
 import functools
 import sys
 import threading
@@ -252,22 +253,32 @@ class Part:
 
 
 def quietly(method: Callable) -> Callable:
-    """Observing must never end the run that is observed: a fault in it is noted and makes verdicts UNKNOWN."""
+    """Observing must never end the run that is observed: a fault in it is noted and makes verdicts UNKNOWN. What is
+    asked of tensors meanwhile is shown to no mode, neither ours (eye.py) nor one of the program's."""
+    return _guarded(method, torch._C.DisableTorchFunction)
 
+
+def quietly_calling(method: Callable) -> Callable:
+    """The same for what calls the program's own functions again, which may need the program's modes."""
+    return _guarded(method, contextlib.nullcontext)
+
+
+def _guarded(method: Callable, aside: Callable) -> Callable:
     @functools.wraps(method)
     def guarded(self: Part, *args, **kwargs):
         if self.at.blind:
             return None
         grad = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(False)  # what no_grad does, at a tenth of its cost
-        try:
-            return method(self, *args, **kwargs)
-        except Exception:
-            if len(self.e.faults) < FAULTS:
-                self.e.faults.append(f"{method.__name__}: {traceback.format_exc(limit=-3)}")
-            return None
-        finally:
-            torch._C._set_grad_enabled(grad)
+        with aside():
+            torch._C._set_grad_enabled(False)  # what no_grad does, at a tenth of its cost
+            try:
+                return method(self, *args, **kwargs)
+            except Exception:
+                if len(self.e.faults) < FAULTS:
+                    self.e.faults.append(f"{method.__name__}: {traceback.format_exc(limit=-3)}")
+                return None
+            finally:
+                torch._C._set_grad_enabled(grad)
 
     return guarded
 

@@ -8,6 +8,7 @@ else of the last events that it asked for.
 Footgun: a check that asks for nothing here (it looks at modules alone) has no line to name, and then says so.
 """
 
+import functools
 from collections import Counter
 from typing import Any
 
@@ -18,11 +19,19 @@ QUIET = {"shown", "rounds", "faults", "declared", "stepped", "tree", "opaque"}  
 LINES, LETTERS = 3, 160  # places of one kind of event; length of a value
 
 
+class Written:
+    """What is written of the events and places of one Evidence, once for all checks that ask for them."""
+
+    def __init__(self):
+        self.spell = functools.cache(spell)
+        self.events: dict[tuple, tuple[str, list[Place]]] = {}  # name, first, last, number of events -> text and places
+
+
 class Looked:
     """An Evidence that keeps what was asked of it."""
 
-    def __init__(self, e: Evidence):
-        self._e = e
+    def __init__(self, e: Evidence, written: Written):
+        self._e, self._written = e, written
         self._said: dict[str, str] = {}  # question -> answer, in the order they were asked
         self._facts: list[Place] = []  # where the facts were noted that were asked for and are there
         self._events: list[Place] = []  # where the events happened that were asked for last
@@ -61,14 +70,20 @@ class Looked:
 
     def _kept(self, kind: type[Event] | str, events: list[Event]) -> list[Event]:
         name = kind if isinstance(kind, str) else f"{kind.__name__} events"
+        key = name, id(events[0]) if events else 0, id(events[-1]) if events else 0, len(events)
+        if key not in self._written.events:
+            self._written.events[key] = self._summary(events)
+        self._said[name], places = self._written.events[key]
+        if places:
+            self._events = places
+        return events
+
+    def _summary(self, events: list[Event]) -> tuple[str, list[Place]]:
         counts = Counter(event.place for event in events if event.place is not None)
         places = [place for place, _ in counts.most_common(LINES)]
         rounds = sorted({event.round + 1 for event in events})
         when = f" in steps {rounds[0]} to {rounds[-1]}" if rounds else ""
-        self._said[name] = f"{len(events)}{when}" + "".join(f"\n    at {spell(place)}" for place in places)
-        if places:
-            self._events = places
-        return events
+        return f"{len(events)}{when}" + "".join(f"\n    at {self._written.spell(place)}" for place in places), places
 
 
 class Habits:
@@ -81,7 +96,7 @@ class Habits:
         facts = self._looked._e.habits[key]
         places = self._looked._e.places.get(key, {})
         there = list(dict.fromkeys(places[turn] for turn in facts if turn in places))
-        at = "".join(f"\n    at {spell(place)}" for place in there[:LINES])
+        at = "".join(f"\n    at {self._looked._written.spell(place)}" for place in there[:LINES])
         self._looked._said[f"noted as {key!r}"] = (f"in {len(facts)} steps" if facts else "nothing") + at
         if there:
             self._looked._facts = there

@@ -51,7 +51,7 @@ from loopdoctor import (
     series,
     watchers,
 )
-from loopdoctor.attach import Attachments, Part, quietly, spoken_before, with_own
+from loopdoctor.attach import Attachments, Part, quietly, quietly_calling, spoken_before, with_own
 from loopdoctor.calls import Calls
 from loopdoctor.evidence import (
     Backward,
@@ -276,7 +276,7 @@ class Optimizers(Part):
         return self.seen[id(optimizer)]
 
     # ---------------------------------------------------------------- steps
-    @quietly
+    @quietly_calling
     def _before_step(self, optimizer, args, kwargs) -> None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         came = self.count > self.backwards.get(self.seen.get(id(optimizer), -1), 0)
@@ -331,7 +331,7 @@ class Optimizers(Part):
         self.e.note(event)
         self.e.optimizers[index].live.update(map(id, live))
 
-    @quietly
+    @quietly_calling
     def _after_step(self, optimizer, args, kwargs) -> None:
         self.stepped = True
         if self.closure:

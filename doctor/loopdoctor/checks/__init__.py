@@ -35,7 +35,7 @@ from loopdoctor.checks import (
 )
 from loopdoctor.evidence import Evidence
 from loopdoctor.finding import Finding, Verdict, unknown
-from loopdoctor.looked import Looked
+from loopdoctor.looked import Looked, Written
 
 MODULES = (trainables, checkpoints, modes, embeddings, teachers, attention, labels, loss_graph, loss_value, loss_inputs)
 MODULES += (gradients, steps, rates, precision, processes, speed, axes, augmentation, methods, errors)
@@ -46,9 +46,10 @@ def examine(e: Evidence) -> tuple[list[Finding], dict[str, Verdict], dict[str, l
     """Ask every check. One that fails itself is UNKNOWN, with the reason: it must not end the run it looks at. After a
     fault in watching something may not have been seen, so no check may say OK."""
     findings, verdicts, others, asked = [], {}, kinds.of(e), {}
+    written = Written()
     for check in ALL:
         try:
-            looked = Looked(e)
+            looked = Looked(e, written)
             outcome = check.look(looked)
             if isinstance(outcome, Verdict) and outcome.state == "UNKNOWN":
                 outcome = others.get(check.id, outcome)
