@@ -169,9 +169,10 @@ class Report:
             looked = f"{self.calls} calls of a model but " if self.calls else ""
             nothing = f"doctor: nothing was watched, {looked}no backward and no optimizer step came by"
             return f"{nothing}; {', '.join(said)}" if said else f"{nothing}. This says nothing about the run."
-        raised = f", then {type(self.exception).__name__}" if self.exception is not None else ""
+        stopped = isinstance(self.exception, KeyboardInterrupt)
+        raised = f", then {'interrupted' if stopped else type(self.exception).__name__}" if self.exception else ""
         nothing = "nothing found" if self._judged() else "nothing found, but its loss was not judged"
-        found = ", ".join(said) or ("the cause was not found" if raised else nothing)
+        found = ", ".join(said) or ("the cause was not found" if raised and not stopped else nothing)
         windows = f" in {len(self.windows)} windows" if len(self.windows) > 1 else ""
         return f"doctor, {self.rounds} steps watched{windows}{raised}: {found}; {counts}"
 

@@ -9,6 +9,7 @@ Markdown and in a line of annotations other characters mean something, so each w
 
 import html as escapes
 import math
+import os
 import re
 from typing import Any
 from xml.etree import ElementTree
@@ -35,7 +36,8 @@ figcaption { font-weight: 600 } svg { max-width: 100% } svg text { font: 10px sy
 
 
 def _parts(f: Finding) -> list[tuple[str, str]]:
-    return [("observed", f.observed), ("expected", f.expected), ("cause", f.diagnosis), ("fix", f.fix)]
+    where = [("where", place) for place in f.where]
+    return [*where, ("observed", f.observed), ("expected", f.expected), ("cause", f.diagnosis), ("fix", f.fix)]
 
 
 def ends(report: Any) -> list[str]:
@@ -224,17 +226,23 @@ def annotations(report: Any, file: str = "") -> str:
     for f in report.findings:
         if not f.because:
             text = f"{f.diagnosis} Observed: {f.observed}. Fix: {f.fix}"
-            lines.append(_annotation(LEVELS[f.severity], f"{f.check} {f.name}", text, file))
+            lines.append(_annotation(LEVELS[f.severity], f"{f.check} {f.name}", text, file, _line_in(f, file)))
     for f, reason in report.ignored:
         lines.append(_annotation("notice", f"ignored {f.check} {f.name}", reason, file))
     return "".join(line + "\n" for line in lines)
 
 
-def _annotation(level: str, title: str, text: str, file: str) -> str:
+def _line_in(f: Finding, file: str) -> str:
+    """The number of the line that is to blame, where it is one of this file."""
+    places = [re.match(r"(.*), line (\d+)(?: |$)", place) for place in f.where]
+    return next((m[2] for m in places if m and file and os.path.abspath(m[1]) == os.path.abspath(file)), "")
+
+
+def _annotation(level: str, title: str, text: str, file: str, line: str = "") -> str:
     def kept(part: str, more: str = "") -> str:
         for mark in "%\r\n" + more:
             part = part.replace(mark, f"%{ord(mark):02X}")
         return part
 
-    where = f"file={kept(file, ':,')}," if file else ""
+    where = f"file={kept(file, ':,')}," + (f"line={line}," if line else "") if file else ""
     return f"::{level} {where}title={kept(title, ':,')}::{kept(text)}"
