@@ -425,7 +425,7 @@ class Watcher:
         """The eye is shut for good."""
 
 
-PLAIN = (Tensor, nn.Parameter, nn.Buffer, type(None))
+PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor), type(None))  # torch 2.4 has no Buffer
 
 
 def _negative(given: Any) -> bool:

@@ -145,7 +145,8 @@ def _held(module: nn.Module, names: Iterable[str]) -> dict[str, list[float]]:
 
 
 def _readable(t: Any) -> bool:
-    if type(t) not in (Tensor, nn.Parameter, nn.Buffer) or not t.is_floating_point() or t.layout != torch.strided:
+    plain = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor))  # torch 2.4 has no Buffer
+    if type(t) not in plain or not t.is_floating_point() or t.layout != torch.strided:
         return False
     if t.is_meta or t.is_nested or not t.numel() or not t.untyped_storage().nbytes():
         return False

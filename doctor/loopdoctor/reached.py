@@ -40,7 +40,8 @@ from loopdoctor.places import whose
 OWN = {*nn.Module().__dict__, "_flat_weights"}  # of a module; functional_call swaps what counts of it
 HELD = ("_parameters", "_buffers", "_modules")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-PLAIN = (Tensor, nn.Parameter, nn.Buffer)  # a packed weight (bitsandbytes) cannot be copied so; nothing writes to it
+# A packed weight (bitsandbytes) cannot be copied so; nothing writes to it. torch 2.4 has no Buffer.
+PLAIN = (Tensor, nn.Parameter, getattr(nn, "Buffer", Tensor))
 ATOMS = {int, float, bool, str, bytes, types.NoneType}
 QUEUES = {"queue", "_queue", "multiprocessing"}  # where the classes come from of what is shared with others
 LOCKS = {"threading", "_thread", *QUEUES}
