@@ -228,11 +228,11 @@ def test_the_report_comes_under_the_cell_which_runs_as_ever(shell, run):
 
 def test_an_error_or_an_interrupt_ends_the_cell_as_ever(shell, run):
     before = attached(shell)
-    for raised in ("KeyboardInterrupt", "ZeroDivisionError"):
+    for raised, told in (("KeyboardInterrupt", "interrupted"), ("ZeroDivisionError", "ZeroDivisionError")):
         result, said, shown = run(f"%%doctor\n{TRAIN}\n    if step == 3:\n        raise {raised}")
         assert type(result.error_in_exec).__name__ == raised and raised in said
         assert result.error_in_exec.__traceback__ is not None
-        assert f"4 steps watched, then {raised}" in shown[-1]["text/plain"]
+        assert f"4 steps watched, then {told}" in shown[-1]["text/plain"]
         assert attached(shell) == before
     place = cells.place(result.error_in_exec.__traceback__.tb_next.tb_frame.f_code.co_filename, 10)
     assert place.endswith(", line 10")
