@@ -10,9 +10,11 @@ Footgun: an import at the top of this file is paid by every `--help`; heavy ones
 
 import argparse
 import contextlib
+import difflib
 import errno
 import importlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +29,17 @@ from nblib.run.parameters import ParameterError, clip
 REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 INSTALL = "run `make env` (or: pip install -e .)"  # where the lessons are missing
+EXAMPLES = {  # shown by --help of a command
+    "run": "  nblib run 00_setup -p steps=40 -p corpus=code\n  nblib run --all --profile full --keep-going",
+    "train": "  nblib train 10_lrc --processes 2 -p mesh=fsdp",
+    "sweep": "  nblib sweep 10_lrc\n  nblib sweep 10_lrc -f my.sweep.yaml --on slurm --resources gpus=1,hours=2",
+    "search": "  nblib search 10_lrc --trials 20 --prune",
+    "report": "  nblib report",
+    "compare": "  nblib compare 10 10~1",
+    "estimate": "  nblib estimate --rows 16 --length 1024\n  nblib estimate --model folder/of/model --rank 16",
+    "audit": "  nblib audit 12\n  nblib audit my.yaml",
+    "export": "  nblib export 10 --to tensorboard --follow",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = argparse.Namespace(ran=False)
     try:
         try:
+            if not given:
+                _parser().print_help()
+                return 0
             if given[:1] == ["doctor"]:
                 return _doctor(given[1:])
             return _parser().parse_args(given, options).command(options)
@@ -300,9 +316,13 @@ def _doctor(given: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="nblib", description="Run the notebooks of this workbook.")
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and end")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], int], **options: Any) -> argparse.ArgumentParser:
+        if name in EXAMPLES:
+            options["epilog"] = "\n\n".join(filter(None, [options.get("epilog"), f"examples:\n{EXAMPLES[name]}"]))
+            options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         added = commands.add_parser(name, **options)
         added.set_defaults(command=command)
         return added
@@ -319,8 +339,10 @@ def _parser() -> argparse.ArgumentParser:
     detail.add_argument("--verbose", dest="detail", action="store_const", const="all", help="a line for every cell")
     both.set_defaults(detail="some")
     given = argparse.ArgumentParser(add_help=False)
-    given.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value")
-    given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml")
+    told = "set a parameter of the notebook; may be given again"
+    given.add_argument("-p", dest="parameters", action="append", default=[], metavar="name=value", help=told)
+    told = "take parameters from a file; -p wins; may be given again"
+    given.add_argument("-f", dest="files", action="append", default=[], metavar="file.yaml", help=told)
     given.add_argument("--profile", metavar="P", help="take parameters/<notebook>.P.yaml")
     engine = argparse.ArgumentParser(add_help=False)
     engine.add_argument("--on", choices=("local", "slurm", "ray"), default="local", help="where the runs are made")
@@ -425,9 +447,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class _Version(argparse.Action):
+    """Asks for the version only where it is wanted: importlib.metadata would cost each --help a moment."""
+
+    def __call__(self, *given: Any) -> NoReturn:
+        metadata = importlib.import_module("importlib.metadata")
+        try:
+            print(f"nblib {metadata.version('nblib')}")
+        except metadata.PackageNotFoundError:
+            print("nblib, of a folder that is not installed")
+        sys.exit(0)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        sys.exit(_say(clip(message, 1000), code=2))  # one sentence, without the usage that --help shows
+        """End with one sentence, without the usage that --help shows; of a command that does not exist, the nearest."""
+        wrong = re.match(r"argument COMMAND: invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong is not None:
+            known = re.findall(r"[a-z-]+", wrong[2])
+            near = difflib.get_close_matches(wrong[1], known, n=3, cutoff=0.5)
+            near.sort(key=lambda name: abs(len(name) - len(wrong[1])))  # of run and rm, "rum" is nearer to run
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            message = f"there is no command {wrong[1]!r}{meant} The commands are {', '.join(known)}."
+        sys.exit(_say(clip(message, 1000), code=2))
 
 
 def _names(text: str) -> list[str]:

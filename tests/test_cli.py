@@ -13,7 +13,7 @@ import pytest
 import small_notebooks
 from small_notebooks import nblib, write
 
-from nblib import files
+from nblib import cli, files
 from nblib.run import runs
 
 TEN = """rank: int = 2  # rank [1 .. 8]
@@ -62,7 +62,7 @@ def workbook(tmp_path, monkeypatch):
         ("run 00 --all", "either names of notebooks or --all"),
         ("run 00 --jobs 0", "'0' is not a whole number from 1 to 999,999,999"),
         ("run 00 --jobz 2", "unrecognized arguments: --jobz 2"),
-        ("rum", "invalid choice: 'rum'"),
+        ("rum", "there is no command 'rum'; did you mean 'run'?"),
         ("refresh 99", "Unknown notebook '99'"),
         ("run 00 --dry-run -p stepps=3", "did you mean 'steps'"),
         ("run 00 --quiet --verbose", "not allowed with argument"),
@@ -330,3 +330,17 @@ def _main(arguments, capsys, out=False):
         code = leaving.code
     captured = capsys.readouterr()
     return code, captured.out if out else captured.err
+
+
+def test_nblib_alone_and_its_version(capsys):
+    code, out = _main([], capsys, out=True)
+    assert code == 0 and all(f"\n    {name} " in out for name in ("list", "run", "report"))
+    with pytest.raises(SystemExit) as left:
+        cli.main(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out.startswith("nblib ")
+
+
+@pytest.mark.parametrize("typed, meant", [("lsit", "list"), ("reprot", "report"), ("sweeep", "sweep")])
+def test_a_misspelt_command_is_told_the_nearest(typed, meant, capsys):
+    code, err = _main([typed], capsys)
+    assert code == 2 and f"did you mean {meant!r}?" in err and len(err.strip().splitlines()) == 1

@@ -30,9 +30,8 @@ def _run(text: str, notebook: str = "00") -> list[str]:
 
 
 COMMANDS = [
-    ([], "required: COMMAND"),
-    ([""], "invalid choice: ''"),
-    (["\udcff"], "invalid choice"),
+    ([""], "there is no command ''"),
+    (["\udcff"], "there is no command"),
     (["run", ""], "Unknown notebook ''"),
     (["run", " "], "Unknown notebook"),
     (["run", "."], "Unknown notebook"),
