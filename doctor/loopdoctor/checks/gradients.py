@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from loopdoctor.evidence import Backward, Evidence, Gradients, Step, is_adapter
 from loopdoctor.finding import ERROR, NOTE, OK, WARN, Verdict, not_applicable, unknown
 
 POOLER = re.compile(r"(^|\.)pooler\.(dense|\d+)\.(weight|bias)$")  # of transformers' encoders
+ROUNDED = 1e-7  # of the median gradient
 SPARSE = re.compile(r"expert|moe\b|router", re.IGNORECASE)  # parts that a batch may leave out
 FEW = 3  # steps from which on zeros are no start
 
@@ -304,11 +306,16 @@ def always_zero(e: Evidence) -> Fired | Verdict:
     Fires for trainable tensors whose gradient was there and exactly zero in every step, three or more with a rate above
     zero, while others had one. Left alone are experts, adapters (B2), a bias whose weight learns, for behind it a
     normalisation may take out its mean, and what only a term of the loss teaches that stands at its floor (free nats).
+    Also for matrices whose gradient is not zero and, in every step, ten million times smaller than the median of the
+    others': what rounding leaves of a formula that has no slope in them.
 
     WARN some-gradients-zero: The gradient of these tensors is exactly zero in every step: {why}. Fix: {look}
     {name}.
     WARN some-gradients-zero/flat: The gradient of these tensors is exactly zero because {function} stands between them
     and the loss, and has no slope. Fix: A straight-through step: w + ({function}(w) - w).detach().
+    WARN some-gradients-zero/next-to-nothing: The gradient of {name} is what rounding leaves of zero: the loss does not
+    depend on it (a score divided by itself, a softmax over one number, a mean that is taken out again). Fix: Look at
+    what the output of {name} is divided by or normalised with; leave that out, or {name}.
     WARN some-gradients-zero/rounded: A layer multiplies with what a {function} gave, which has no slope: what stands
     before it learns by its scale alone, if it learns at all. Fix: A straight-through step: w + (q - w).detach().
     """
@@ -331,6 +338,11 @@ def always_zero(e: Evidence) -> Fired | Verdict:
         function = next(iter(rounded.values()))
         what = f"in {len(rounded)} steps a layer was given what came out of a {function} with a graph"
         return fires(what, "a straight-through step", fault="some-gradients-zero/rounded", function=function)
+    if not dead and (tiny := _next_to_nothing(norms, ps)):
+        name, least, usual = tiny
+        rounds = len(e.of(Gradients))
+        what = f"the gradient of {name} is at most {least:.2g} in all {rounds} steps, the median {usual:.2g}"
+        return fires(what, "gradients of one order", fault="some-gradients-zero/next-to-nothing", name=name)
     if not dead:
         return OK
     last = dead[-1]
@@ -369,6 +381,20 @@ def always_zero(e: Evidence) -> Fired | Verdict:
         look="Begin with small random numbers in" if factors else f"Look at what stands {where}",
         name=nothing[0] if factors else _stem(last).rstrip(".") or last,
     )
+
+
+def _next_to_nothing(norms: dict[str, list[float]], ps: dict) -> tuple[str, float, float] | None:
+    """A matrix whose gradient is there and, in every step, what rounding leaves of nothing: its name, the largest norm
+    of it, and the median of all in the step of that norm."""
+    steps = [[x for x in column if x] for column in zip(*norms.values())]
+    if len(steps) < FEW or not all(len(column) > FEW for column in steps):
+        return None
+    usual = [median(column) for column in steps]
+    for name, each in norms.items():
+        matrix = name in ps and ps[name].dim() > 1 and not is_adapter(name) and len(each) == len(usual)
+        if matrix and all(0 < x < ROUNDED * y for x, y in zip(each, usual)):
+            return name, max(each), usual[each.index(max(each))]
+    return None
 
 
 def _stem(name: str) -> str:
