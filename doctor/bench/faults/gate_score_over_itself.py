@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-torch.manual_seed(6)
+torch.manual_seed(1)
 SENSORS, WIDTH, BRANCHES, STATES = 12, 24, 4, 5
 
 
@@ -27,7 +27,7 @@ class Branches(nn.Module):
         # broken
         weight = score / (score + 1e-12)
         # mended
-        # weight = score / (score + 1)
+        # weight = self.gate(h).softmax(dim=-1).amax(dim=-1)
         # end
         every = torch.stack([branch(h) for branch in self.branch], dim=1)
         return self.leave(h + weight[:, None] * every[torch.arange(len(h)), chosen])
