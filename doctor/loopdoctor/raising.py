@@ -184,8 +184,6 @@ def _in_place_lines(e: Evidence) -> tuple[Place, ...]:
         forward = getattr(type(module), "forward", None)
         code = getattr(forward, "__code__", None)
         if code is None or whose(code.co_filename) != "program":
-            if getattr(module, "inplace", False) is True and isinstance(module, nn.Module):
-                continue  # nn.ReLU(inplace=True): named by its owner's line below, if at all
             continue
         for node in _statements_of(code):
             names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
