@@ -40,6 +40,7 @@ def run(text: str, name: str, *, watched: bool) -> dict:
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     linecache.checkcache()
+    sys.argv = [str(path)]  # a program may read its arguments
     space = {"__name__": "__main__", "__file__": str(path)}
     code = compile(text, str(path), "exec")
     told: dict = {"said": [], "raised": ""}

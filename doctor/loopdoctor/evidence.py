@@ -317,13 +317,11 @@ class Evidence:
         self.cosines_of: dict[int, Any] = {}  # id of a CosineAnnealingLR -> weak reference to it
         self.hiding: dict[int, bool] = {}  # round -> whether a mask hides the text and shows the padding
         self.flat: set[int] = set()  # rounds in which a derivative with respect to an input was zero everywhere
-        self.ratios: dict[int, tuple[int, ...]] = {}  # round -> shape of a difference of a score and itself
         self.cosines: dict[int, float] = {}  # round -> what cosines were multiplied by before a cross-entropy
         self.chosen: dict[int, str] = {}  # round -> layer that was given the nearest rows of a table as they are
         self.stored: dict[int, str] = {}  # round -> data set that was written into while it was read
         self.summed: dict[int, tuple[int, ...]] = {}  # round -> shape of a divergence that is summed over its rows
         self.over_numbers: dict[int, int] = {}  # round -> numbers of a row that a reconstruction is a mean over
-        self.spreads: dict[int, str] = {}  # round -> what is wrong with the noise of a latent: "variance", "uniform"
         self.unaware: dict[Any, str] = {}  # code that calls a dropout without saying whether it trains -> where
         self.endings: dict[
             int, tuple[int, int]

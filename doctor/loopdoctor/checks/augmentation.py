@@ -12,7 +12,7 @@ from loopdoctor.checks.seen import HABIT, no_habit
 from loopdoctor.evidence import Evidence
 from loopdoctor.finding import OK, Verdict
 
-PAIRS, GAP, ERRORS = 32, 0.1, 4.5  # of each kind, at least; of their means, as a share and in standard errors
+ERRORS = 4.5  # standard errors between two correlations
 ROWS, CLEAR = 16, 0.25  # of a correlation; how large it is at least
 ALWAYS, ABOUT = 0.95, 0.15  # of the pictures; of the distance of two points
 

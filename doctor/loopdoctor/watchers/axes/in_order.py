@@ -16,8 +16,9 @@ from typing import Any
 from torch import Tensor
 
 from loopdoctor.eye import Known, Op, Watcher
-from loopdoctor.watchers.axes.carried_states import NETWORKS
 from loopdoctor.watchers.operators import MINUS, OVER, PLUS, POWERS, TIMES, TURNS
+
+NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 
 FLAT = {"reshape", "view", "flatten"}
 ATTENTION = "multi_head_attention_forward"

@@ -25,9 +25,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
-from loopdoctor.watchers.axes.carried_states import NETWORKS
 from loopdoctor.watchers.axes.crossed_rows import TURNS
-from loopdoctor.watchers.axes.first_states import BATCH_FIRST, BOTH
+
+NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
+BOTH, BATCH_FIRST = 7, 8  # places of two arguments of the function of a recurrent network
 
 FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
 MOVES = {"flip", "flipud", "roll", "index_select", "gather", "take_along_dim"}  # places, and keep the shape

@@ -21,8 +21,12 @@ from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.fed import PLAIN
-from loopdoctor.watchers.methods.bootstraps import KEPT
 from loopdoctor.watchers.operators import PLUS, TIMES
+
+KEPT = {
+    *("mul", "multiply", "add", "sub", "subtract", "rsub", "__rsub__", "where", "masked_fill", "squeeze", "unsqueeze"),
+    *("view", "reshape", "detach", "flatten", "__getitem__", "clamp", "float", "to", "neg", "div", "minimum"),
+}
 
 MAKES = {"tensor", "as_tensor", "from_numpy", "stack", "cat", "__getitem__", "index_select", "float", "to", "unsqueeze"}
 MAKES |= {"bool", "view", "reshape", "squeeze", "flatten"}
