@@ -206,6 +206,7 @@ class Calls(Part):
             number=float(value) if name == "kl_div" and isinstance(value, Tensor) and value.numel() == 1 else None,
             width=args[0].shape[-1] if args and isinstance(args[0], Tensor) and args[0].dim() else None,
             shape=tuple(args[0].shape) if args and isinstance(args[0], Tensor) else (),
+            dtypes=tuple(t.dtype for t in (given.get("input"), given.get("target")) if _of_numbers(t)),
             raised=raised,
             log_target=bool(kwargs.get("log_target", False)),
             log_input=bool(kwargs.get("log_input", args[2] if len(args) > 2 and name.startswith("poisson") else True)),
@@ -565,7 +566,6 @@ class Calls(Part):
         if self.e.note(call):
             self.calls.append(call)
 
-
     def _head_of_its_own(self, call: Call) -> None:
         """A loss that applies the head itself, by chunks, makes no logits: note what it makes them of."""
         hidden, weight = self.ends.get("hidden"), self.e.head()
@@ -573,6 +573,11 @@ class Calls(Part):
             return
         if hidden.shape[:2] == call.ids.shape and weight.dim() == 2 and hidden.shape[2] == weight.shape[1]:
             call.hidden, call.head, call.vocabulary = hidden.detach(), weight.detach(), weight.shape[0]
+
+
+def _of_numbers(x: Any) -> bool:
+    """Whether it is a tensor of numbers, and not of indices."""
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _rows(given: Sequence[Any]) -> int:

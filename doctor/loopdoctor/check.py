@@ -12,7 +12,7 @@
 The last paragraph has one fault or several, each on a line of its own: severities, name, cause, fix. Faults that share
 a name are told apart after a slash (wrong-loss/summed). The function returns `fires(observed, expected, ...)` or a
 Verdict. It fires with the figures of this run; name, cause and fix are quoted from the page, so that each text stands
-once, for the report, CHECKS.md and the README.
+once, for the report, the page of the checks and the README.
 
 Footgun: `python -OO` removes docstrings, so there this package cannot be imported, and says so.
 """

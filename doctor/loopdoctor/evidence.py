@@ -116,6 +116,7 @@ class Entropy(Event):
     width: int | None = None  # size of the input's last dimension
     number: float | None = None  # its value, of a divergence or of a loss that is used
     shape: tuple[int, ...] = ()  # of the input
+    dtypes: tuple[torch.dtype, ...] = ()  # of input and target, where these are no indices
     fed: Fed | None = None  # in the first rounds
     used: bool = False  # the differentiated loss hangs on it
     raised: str = ""

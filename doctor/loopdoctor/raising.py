@@ -13,6 +13,7 @@ Footgun: a traceback holds all tensors of the program. Nothing here keeps a fram
 import ast
 import linecache
 import re
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
@@ -63,6 +64,14 @@ def read(error: BaseException | None, e: Evidence) -> Raised | None:
     """Read an error that ended the program, while its traceback is still there."""
     if not isinstance(error, (RuntimeError, IndexError, ValueError)):
         return None
+    try:
+        return _read(error, e)
+    except Exception:  # the program's own error must come out, whatever is wrong with reading it
+        e.faults.append(f"raising: {traceback.format_exc(limit=-3)}")
+        return None
+
+
+def _read(error: BaseException, e: Evidence) -> Raised | None:
     frames = list(_frames(error))
     own = [(frame, line) for frame, line in frames if whose(frame.f_code.co_filename) == "program"]
     if not own:
@@ -78,10 +87,10 @@ def read(error: BaseException | None, e: Evidence) -> Raised | None:
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     """The frames of a traceback and their lines, the outermost first."""
-    traceback = error.__traceback__
-    while traceback is not None:
-        yield traceback.tb_frame, traceback.tb_lineno
-        traceback = traceback.tb_next
+    here = error.__traceback__
+    while here is not None:
+        yield here.tb_frame, here.tb_lineno
+        here = here.tb_next
 
 
 def _first_line(text: str) -> str:
@@ -121,7 +130,7 @@ def _weights_moved(shape: tuple[int, ...], version: int, e: Evidence) -> tuple[P
     for step in reversed(e.of(Step)):
         optimizer = e.optimizers[step.optimizer].object
         held = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
-        mine = {id(p) for p in held if p._version == version and sorted(p.shape) == sorted(shape)}
+        mine = {id(p) for p in held if _written(p) == version and sorted(p.shape) == sorted(shape)}
         if not mine:
             continue
         before = e.events[: next(n for n, event in enumerate(e.events) if event is step)]
@@ -137,7 +146,12 @@ def _tensors_named(frame: FrameType, shape: tuple[int, ...], version: int) -> li
     """Names in a frame of tensors with this shape that were changed so often."""
     space = {**frame.f_globals, **frame.f_locals}
     tensors = {name: value for name, value in space.items() if isinstance(value, Tensor)}
-    return [name for name, t in tensors.items() if tuple(t.shape) == shape and t._version == version]
+    return [name for name, t in tensors.items() if tuple(t.shape) == shape and _written(t) == version]
+
+
+def _written(t: Tensor) -> int | None:
+    """How often a tensor was written to; one that was made under inference_mode does not count that."""
+    return None if t.is_inference() else t._version
 
 
 def _changed_and_kept(frame: FrameType, line: int, name: str, made_by: str) -> tuple[int, int] | None:
@@ -314,12 +328,11 @@ def _dtypes(text: str, frames: list, frame: FrameType, line: int, e: Evidence) -
     if DTYPES.search(text) is None:
         return None
     at, observed = (_file(frame), line), _first_line(text)
-    # a loss takes two dtypes, and only its backward raises: the line of the loss is to blame
-    for loss in reversed(e.of(Entropy)):
-        kinds = [t.dtype for t in (loss.input, loss.target) if isinstance(t, Tensor)]
-        if "Found dtype" in text and len(set(kinds)) == 2 and loss.place is not None:
-            at, observed = loss.place, f"{observed}: {loss.name} was given {kinds[0]} and {kinds[1]}"
-            break
+    # some versions of torch let a loss take two dtypes, and its backward raises: the line of the loss is to blame
+    mixed = [loss for loss in e.of(Entropy) if len(set(loss.dtypes)) > 1 and loss.place is not None]
+    if "Found dtype" in text and mixed:
+        at = mixed[-1].place
+        observed = f"{observed}: {mixed[-1].name} was given {' and '.join(map(str, mixed[-1].dtypes))}"
     layer = _layer(frames, frame, e)
     return Raised("dtypes-differ", f"{observed}{f', in {layer}' if layer else ''}", (at,))
 

@@ -9,6 +9,9 @@ import gc
 import sys
 
 import pytest
+import torch
+
+import loopdoctor
 
 
 @pytest.hookimpl(wrapper=True)
@@ -27,3 +30,13 @@ def nothing_was_compiled():
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None:
         utils.counters["frames"].clear()
+
+
+@pytest.fixture(scope="module")
+def imported():
+    """What the programs of the bench import is imported once, before their processes are forked."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("peft")
+    torch.set_num_threads(1)
+    with loopdoctor.watch(say=False):
+        pass

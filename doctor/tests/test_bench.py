@@ -5,25 +5,14 @@ as a miss. Whatever is said, the program leaves the same numbers with the doctor
 """
 
 import pytest
-import torch
 
-import loopdoctor
 from bench.__main__ import apart, verdict
 from bench.programs import programs
 
 ALL = programs()
 FAULTS = [p for p in ALL if p.fault]
 HEALTHY = [p for p in ALL if not p.fault]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def imported():
-    """What all programs import is imported once, before their processes are forked."""
-    pytest.importorskip("transformers")
-    pytest.importorskip("peft")
-    torch.set_num_threads(1)
-    with loopdoctor.watch(say=False):
-        pass
+pytestmark = pytest.mark.usefixtures("imported")
 
 
 def named(p) -> str:

@@ -77,6 +77,10 @@ optimizer = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
     loss = net(torch.randn(8, 4)).pow(2).mean()
 """
+SEEN = """
+with torch.inference_mode():
+    seen = torch.zeros(8, 4)  # has the shape of the tensor that was changed, and counts no changes
+"""
 TABLE = """
 net = nn.Sequential(nn.Embedding(10, 8), nn.Flatten(), nn.Linear(40, 3))
 optimizer = torch.optim.Adam(net.parameters())
@@ -119,6 +123,7 @@ CASES = {
     "stepped-before-backward": (GAN, []),
     "graph-carried-on": (CARRIED + STEP, ["state = state.detach()"]),
     "changed-in-place": (GATE + STEP, ["gate was changed in place"]),
+    "changed-in-place, beside a tensor of inference_mode": (SEEN + GATE + STEP, ["gate was changed in place"]),
     "changed-in-place, an input": (INPUT + STEP, ["x was changed in place"]),
     "changed-in-place/somewhere": (INSIDE + STEP, []),
     "id-outside-table, after the watched steps": (TABLE + STEP, ["12", "10 rows"]),

@@ -15,15 +15,13 @@ from torch import Tensor, nn
 
 from loopdoctor import measures
 from loopdoctor.check import Fired, check, fires
-from loopdoctor.checks.trainables import within_bound
+from loopdoctor.checks.trainables import LAYERS, LEAST, within_bound
 from loopdoctor.evidence import Evidence, is_adapter, weight_of
 from loopdoctor.finding import ERROR, OK, WARN, Verdict, not_applicable, unknown
 from loopdoctor.loads import Load, Shapes
 
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # names of their only part
 ASKED, TRIED, ALIKE = 64, 64, 4  # names, prefixes, names of one ending
-LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
-LEAST = 256  # elements, from which on a uniform distribution can be told from others
 
 
 @check("S51")

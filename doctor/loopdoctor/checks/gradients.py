@@ -291,12 +291,8 @@ def non_finite_gradients(e: Evidence) -> Fired | Verdict:
 
 def _norms_of_each(e: Evidence) -> dict[str, list[float]]:
     """Gradient norms of each trainable tensor, of the rounds in which it had a gradient."""
-    found: dict[str, list[float]] = {}
-    for event in e.of(Gradients):
-        for name, norm in event.norms.items():
-            if norm is not None:
-                found.setdefault(name, []).append(norm)
-    return found
+    there = {name: [norm for norm in each if norm is not None] for name, each in _norms(e).items()}
+    return {name: each for name, each in there.items() if each}
 
 
 @check("B7")

@@ -30,6 +30,7 @@ SOON, VERY_SOON = 100, 50  # steps
 LOW, AGAIN = 0.1, 3.0  # of the highest rate; of the lowest one
 PASSES = 10  # over the data
 LEAST_ROWS, WHOLE = 16, 1e-3  # evaluated; how far from a whole number of them
+JUST_BEFORE = 3  # rounds
 LIKE, UNLIKE = 0.2, 0.3  # how near a share is to that of the training rows, and how far from its opposite
 
 
@@ -97,7 +98,8 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
     where its function can be asked, in later ones or for another group; and of a CosineAnnealingLR whether the rate has
     come down and goes up again, in the steps watched or after them. Of a warm-up it is asked whether it is longer than
     the run that the schedule was told; of ReduceLROnPlateau, whether what it is given is a share of the rows that were
-    evaluated, and whether it is near the share of training rows that are right (mode "min") or wrong (mode "max").
+    evaluated, and whether it is near the share of training rows that are right (mode "min") or wrong (mode "max"). That
+    can be seen only where an epoch ends within the steps watched.
 
     WARN plateau-mode: ReduceLROnPlateau is given an accuracy and its mode is "min": each time the accuracy rises, it
     counts a step without progress, and lowers the rate when the model learns best. Fix: mode="max" for what should
@@ -165,26 +167,38 @@ def scheduler_rate(e: Evidence) -> Fired | Verdict:
 
 
 def _plateau(e: Evidence) -> Fired | None:
-    """A share of the rows that were evaluated, and whether it is of those that are right or of those that are wrong."""
-    right = [n.fed.right for n in e.of(Entropy) if n.fed is not None and n.fed.right is not None]
-    if not right:
-        return None
-    accuracy = sum(right) / len(right)
+    """A share of the rows that were evaluated, and whether it is of those that are right or of those that are wrong.
+
+    A model that learns fast is soon far from where it was. So a share is compared with the training rows of the last
+    rounds before it, and one share that speaks for the mode is enough to say nothing.
+    """
+    told = []
     for given in (s for s in e.of(Schedule) if s.mode in ("min", "max") and s.metric is not None):
-        share = _share(given.metric, given.evaluated)
-        if share is None:
+        share, accuracy = _share(given.metric, given.evaluated), _right_before(given.round, e)
+        if share is None or accuracy is None:
             continue
-        gaps = abs(share - accuracy), abs(share - (1 - accuracy))
-        if given.mode == "max":
-            gaps = gaps[::-1]
-        if gaps[0] < LIKE and gaps[1] > UNLIKE:
-            return fires(
-                f"in mode {given.mode!r} it was given {given.metric:.4g}, a whole share of the {given.evaluated} rows "
-                f"that were evaluated; of the training rows {accuracy:.2g} are right",
-                'mode="max" for an accuracy, mode="min" for an error or a loss',
-                fault="plateau-mode" if given.mode == "min" else "plateau-mode/max",
-            )
-    return None
+        of_right, of_wrong = abs(share - accuracy), abs(share - (1 - accuracy))
+        if min(of_right, of_wrong) >= LIKE or max(of_right, of_wrong) <= UNLIKE:
+            continue
+        if (of_right < of_wrong) == (given.mode == "max"):
+            return None
+        told.append((given, accuracy))
+    if not told:
+        return None
+    given, accuracy = told[0]
+    return fires(
+        f"in mode {given.mode!r} it was given {given.metric:.4g}, a whole share of the {given.evaluated} rows "
+        f"that were evaluated; of the training rows {accuracy:.2g} are right",
+        'mode="max" for an accuracy, mode="min" for an error or a loss',
+        fault="plateau-mode" if given.mode == "min" else "plateau-mode/max",
+    )
+
+
+def _right_before(number: int, e: Evidence) -> float | None:
+    """The share of training rows that were right in the last rounds before this one, where one of them was measured."""
+    recent = [n.fed.right for n in e.of(Entropy) if n.fed is not None and number - JUST_BEFORE <= n.round <= number]
+    right = [share for share in recent if share is not None]
+    return sum(right) / len(right) if right else None
 
 
 def _share(metric: float, rows: int) -> float | None:

@@ -23,7 +23,7 @@ LAYERS = (torch.nn.Linear, torch.nn.modules.conv._ConvNd)
 PLAIN = (torch.nn.Parameter, Tensor)
 LEAST = 256  # elements, from which on a uniform distribution can be told from others
 MISSPELT = re.compile(r"requires?d?_?(grad|gard|gradient)s?_?", re.IGNORECASE)
-CHECKED_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+NOT_TRANSPOSED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 FEW, GENTLE = 4, 0.6  # groups; the factor from one to the next of a decay by layers
 NOTHING = 2e-4  # of the largest rate
 NEAR = 5  # nodes of what a module keeps of a parameter
@@ -584,7 +584,7 @@ def group_at_rest(e: Evidence) -> Fired | Verdict:
     layer.
     """
     steps = e.of(Step)
-    weights = {id(weight_of(m)) for _, m in e.modules() if isinstance(m, (*CHECKED_LAYERS, nn.Embedding))}
+    weights = {id(weight_of(m)) for _, m in e.modules() if isinstance(m, (*NOT_TRANSPOSED, nn.Embedding))}
     for number, optimizer in enumerate(e.optimizers):
         mine = [s.rates for s in steps if s.optimizer == number]
         if len(mine) < 3 or len({len(rates) for rates in mine}) > 1:

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from loopdoctor.eye import Eye, Known, Op, Watcher
 from loopdoctor.watchers.axes.crossed_rows import TURNS
+from loopdoctor.watchers.axes.in_order import NETWORKS
 
-NETWORKS = {"lstm", "gru", "rnn_tanh", "rnn_relu"}
 BOTH, BATCH_FIRST = 7, 8  # places of two arguments of the function of a recurrent network
 
 FLAT, LOSSES = {"view", "reshape", "flatten"}, {"cross_entropy", "nll_loss"}
