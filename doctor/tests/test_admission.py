@@ -6,6 +6,8 @@ That the doctor is silent on the healthy programs and the twins is asked by test
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import bench
 from bench.__main__ import apart
 from bench.programs import programs
@@ -36,6 +38,7 @@ def test_every_check_has_two_public_threads():
     assert few == {}
 
 
+@pytest.mark.slow
 def test_every_check_names_one_of_its_programs(imported):
     def is_named(id: str, name: str) -> bool:
         told = apart(FAULTS[name].text, name, watched=True)
